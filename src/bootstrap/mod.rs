@@ -1,0 +1,1 @@
+//! Bootstrap: who am I, where are the others, are they still alive.

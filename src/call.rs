@@ -1,0 +1,151 @@
+//! A collective call as ranks tell it to each other, so that they can agree before they use each other's data.
+//!
+//! Owns the words of that agreement. Must not know how they travel.
+
+use crate::dtype::{DType, ReduceOp};
+use std::fmt;
+
+/// Which collective is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[repr(u8)]
+pub enum Collective {
+    /// Every rank ends with the reduction of all ranks' vectors.
+    AllReduce = 1,
+}
+
+/// One rank's view of one collective call.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Call {
+    /// The how-manieth call of this communicator, from 1.
+    pub sequence: u64,
+    /// Which collective.
+    pub collective: Collective,
+    /// The element type.
+    pub dtype: DType,
+    /// The operation, as [`ReduceOp::code`] numbers it.
+    pub op: u8,
+    /// Elements.
+    pub count: u64,
+    /// A digest of the program that will run: schedule, lowering and sub-chunk size.
+    pub program: u64,
+    /// What this rank's own elements are multiplied with. Ranks may differ in it.
+    pub factor: f64,
+}
+
+/// A [`Call`] packed into words, as it lies in shared memory and in frames.
+pub type CallWords = [u64; 5];
+
+impl Call {
+    /// Packs the call.
+    #[must_use]
+    pub fn to_words(self) -> CallWords {
+        let kinds =
+            u64::from(self.collective as u8) | u64::from(self.dtype as u8) << 8 | u64::from(self.op) << 16;
+        [
+            self.sequence,
+            kinds,
+            self.count,
+            self.program,
+            self.factor.to_bits(),
+        ]
+    }
+
+    /// Unpacks a call, or `None` if the words are no call.
+    #[must_use]
+    pub fn from_words(words: CallWords) -> Option<Self> {
+        let [sequence, kinds, count, program, factor] = words;
+        if kinds & 0xff != u64::from(Collective::AllReduce as u8) || kinds >> 24 != 0 {
+            return None;
+        }
+        Some(Self {
+            sequence,
+            collective: Collective::AllReduce,
+            dtype: DType::from_code((kinds >> 8) as u8)?,
+            op: (kinds >> 16) as u8,
+            count,
+            program,
+            factor: f64::from_bits(factor),
+        })
+    }
+
+    /// Whether two ranks mean the same call: everything but the factor must be equal.
+    #[must_use]
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        (Self { factor: 0.0, ..*self })
+            == (Self {
+                factor: 0.0,
+                ..*other
+            })
+    }
+
+    /// Says in which way `theirs`, made by rank `them`, differs from this call, made by rank `me`.
+    #[must_use]
+    pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
+        if (Self {
+            program: 0,
+            factor: 0.0,
+            ..*self
+        }) == (Self {
+            program: 0,
+            factor: 0.0,
+            ..*theirs
+        }) {
+            return format!(
+                "ranks {me} and {them} run different programs for {self}: do they see the same topology, \
+                 settings and version?"
+            );
+        }
+        format!("rank {me} called {self} and rank {them} called {theirs}")
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Collective::AllReduce = self.collective;
+        let (count, dtype, op) = (self.count, self.dtype.name(), ReduceOp::name_of(self.op));
+        write!(f, "all_reduce #{} ({count} x {dtype}, {op})", self.sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Call {
+        Call {
+            sequence: 7,
+            collective: Collective::AllReduce,
+            dtype: DType::BF16,
+            op: ReduceOp::Avg.code(),
+            count: 1 << 40,
+            program: 99,
+            factor: 1.5,
+        }
+    }
+
+    #[test]
+    fn survives_packing() {
+        assert_eq!(Call::from_words(call().to_words()), Some(call()));
+        assert_eq!(Call::from_words([0; 5]), None);
+        assert_eq!(Call::from_words([1, u64::MAX, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn factors_may_differ_and_nothing_else() {
+        assert!(call().agrees_with(&Call {
+            factor: -2.0,
+            ..call()
+        }));
+        assert!(!call().agrees_with(&Call { count: 3, ..call() }));
+        let words = call().difference(0, &Call { count: 3, ..call() }, 2);
+        assert_eq!(
+            words,
+            "rank 0 called all_reduce #7 (1099511627776 x bfloat16, avg) and rank 2 called all_reduce #7 (3 x bfloat16, avg)"
+        );
+        assert!(
+            call()
+                .difference(0, &Call { program: 1, ..call() }, 2)
+                .contains("different programs")
+        );
+    }
+}

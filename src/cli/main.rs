@@ -1,0 +1,3 @@
+//! The `flexring` command.
+
+fn main() {}

@@ -1,0 +1,233 @@
+//! The element types and the operations, and nothing of how they are computed.
+
+use crate::error::{Error, ErrorKind, Result};
+use half::{bf16, f16};
+
+/// The type of one element. The numbers are those of the C ABI (and of NCCL) and never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[repr(u8)]
+pub enum DType {
+    /// Signed 8-bit integer.
+    I8 = 0,
+    /// Unsigned 8-bit integer.
+    U8 = 1,
+    /// Signed 32-bit integer.
+    I32 = 2,
+    /// Unsigned 32-bit integer.
+    U32 = 3,
+    /// Signed 64-bit integer.
+    I64 = 4,
+    /// Unsigned 64-bit integer.
+    U64 = 5,
+    /// IEEE 754 binary16.
+    F16 = 6,
+    /// IEEE 754 binary32.
+    F32 = 7,
+    /// IEEE 754 binary64.
+    F64 = 8,
+    /// The upper half of a binary32.
+    BF16 = 9,
+}
+
+impl DType {
+    /// Every element type, in the order of their numbers.
+    pub const ALL: [Self; 10] = [
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F16,
+        Self::F32,
+        Self::F64,
+        Self::BF16,
+    ];
+
+    /// The type with this number, if there is one.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Bytes per element; also its alignment.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// Whether its arithmetic rounds.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
+    }
+
+    /// Its name in tables, messages and flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::I8 => "int8",
+            Self::U8 => "uint8",
+            Self::I32 => "int32",
+            Self::U32 => "uint32",
+            Self::I64 => "int64",
+            Self::U64 => "uint64",
+            Self::F16 => "half",
+            Self::F32 => "float",
+            Self::F64 => "double",
+            Self::BF16 => "bfloat16",
+        }
+    }
+}
+
+/// How elements of the ranks are combined.
+///
+/// Integer arithmetic wraps. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
+/// any rank gives NaN, and -0 is less than +0. f16 and bf16 accumulate in f32 within a pass and are rounded
+/// once per pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ReduceOp {
+    /// The sum over all ranks.
+    Sum,
+    /// The product over all ranks.
+    Prod,
+    /// The largest element.
+    Max,
+    /// The smallest element.
+    Min,
+    /// The sum divided by the number of ranks (integers truncate toward zero).
+    Avg,
+    /// The sum of each rank's elements times that rank's own factor; ranks may give different factors.
+    /// For integer types the factor must be a whole number that the type can hold.
+    PreMulSum(f64),
+}
+
+impl ReduceOp {
+    /// The number of this operation in the C ABI (and of NCCL, whose pre-multiplied sums are numbered from 5).
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Sum => 0,
+            Self::Prod => 1,
+            Self::Max => 2,
+            Self::Min => 3,
+            Self::Avg => 4,
+            Self::PreMulSum(_) => 5,
+        }
+    }
+
+    /// Its name in tables, messages and flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::name_of(self.code())
+    }
+
+    /// The name of the operation with this number.
+    #[must_use]
+    pub fn name_of(code: u8) -> &'static str {
+        ["sum", "prod", "max", "min", "avg", "premulsum"]
+            .get(usize::from(code))
+            .copied()
+            .unwrap_or("unknown")
+    }
+
+    /// The factor that this rank's own elements are multiplied with; 1 for all but `PreMulSum`.
+    #[must_use]
+    pub fn factor(self) -> f64 {
+        if let Self::PreMulSum(factor) = self {
+            factor
+        } else {
+            1.0
+        }
+    }
+
+    /// Checks that this operation makes sense for `dtype`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a factor that an integer type cannot hold exactly.
+    pub fn check(self, dtype: DType) -> Result<()> {
+        let Self::PreMulSum(factor) = self else {
+            return Ok(());
+        };
+        let (low, high) = match dtype {
+            DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
+            DType::U8 => (0.0, f64::from(u8::MAX)),
+            DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
+            DType::U32 => (0.0, f64::from(u32::MAX)),
+            // Whole numbers are exact in f64 up to 2^53, so that is as far as a factor can be trusted.
+            DType::I64 => (-9_007_199_254_740_992.0, 9_007_199_254_740_992.0),
+            DType::U64 => (0.0, 9_007_199_254_740_992.0),
+            DType::F16 | DType::F32 | DType::F64 | DType::BF16 => return Ok(()),
+        };
+        if factor.fract() == 0.0 && (low..=high).contains(&factor) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!(
+                "a pre-multiplied sum over {} takes a whole factor from {low} to {high}, not {factor}",
+                dtype.name()
+            ),
+        ))
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that flexring can reduce. Sealed: the kernels know these ten and no others.
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+    /// The element type's name in the rest of the crate.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($ty:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $ty {}
+        impl Element for $ty {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+
+elements! {
+    i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+    f16 => F16, f32 => F32, f64 => F64, bf16 => BF16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_types_name_each_other() {
+        for (code, dtype) in (0u8..).zip(DType::ALL) {
+            assert_eq!(dtype as u8, code);
+            assert_eq!(DType::from_code(code), Some(dtype));
+        }
+        assert_eq!(DType::from_code(10), None);
+    }
+
+    #[test]
+    fn integer_factors_must_be_whole_and_fit() {
+        assert!(ReduceOp::PreMulSum(2.0).check(DType::I8).is_ok());
+        assert!(ReduceOp::PreMulSum(0.5).check(DType::F32).is_ok());
+        for (factor, dtype) in [
+            (0.5, DType::I32),
+            (200.0, DType::I8),
+            (-1.0, DType::U64),
+            (f64::NAN, DType::I64),
+        ] {
+            let error = ReduceOp::PreMulSum(factor)
+                .check(dtype)
+                .expect_err("must be refused");
+            assert!(error.message().contains(dtype.name()), "{error}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! flexring: an all-reduce engine for clusters that are not symmetric.
+//!
+//! ARCHITECTURE.md tells how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
+//! `call`, `fault`; (2) `plan`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
+//! (5) `communicator`; (6) `c_api` and the `flexring` command.
+
+pub mod bootstrap;
+pub mod call;
+pub mod config;
+#[allow(unsafe_code, reason = "the working wing touches memory")]
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod fault;
+#[allow(unsafe_code, reason = "the working wing touches memory")]
+pub mod memory;
+#[allow(unsafe_code, reason = "the working wing touches memory")]
+pub mod transport;
+
+pub use dtype::{DType, Element, ReduceOp};
+pub use error::{Error, ErrorKind, Result};

@@ -1,0 +1,74 @@
+//! A stretch of memory that an operation may touch.
+
+use std::ptr::NonNull;
+
+/// Bytes that are valid for as long as the operation they belong to runs.
+///
+/// A piece is a pointer with a length that was checked where it was made. Whoever makes one promises that
+/// the bytes stay valid (readable, and writable if it is used as a destination) until the operation is over;
+/// in return the executor promises that no link and no device holds a piece after the operation's end,
+/// however it ends. Below that line nobody does arithmetic on raw pointers: a piece can only be narrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a piece is an address with a length. What is done with the bytes is governed by the contract above,
+// which holds whichever thread drives the operation.
+unsafe impl Send for Piece {}
+
+impl Piece {
+    /// A piece of no bytes.
+    pub const EMPTY: Self = Self {
+        start: NonNull::dangling(),
+        len: 0,
+    };
+
+    /// The `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The bytes must be valid for reads until the operation that this piece is handed to is over, valid for
+    /// writes if the piece is a destination there, and not written by anybody else meanwhile.
+    #[must_use]
+    pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// The first byte's address.
+    #[must_use]
+    pub fn as_ptr(self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// The `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If they reach beyond this piece.
+    #[must_use]
+    pub fn narrow(self, offset: usize, len: usize) -> Self {
+        let end = offset
+            .checked_add(len)
+            .expect("a piece's end fits in the address space");
+        assert!(
+            end <= self.len,
+            "{offset}+{len} reaches beyond a piece of {} bytes",
+            self.len
+        );
+        // SAFETY: offset <= self.len was just checked, so the result stays within the same allocation or one past it.
+        let start = unsafe { self.start.add(offset) };
+        Self { start, len }
+    }
+}
