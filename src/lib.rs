@@ -14,6 +14,7 @@ pub mod error;
 pub mod fault;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;
+pub mod plan;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod transport;
 

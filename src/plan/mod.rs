@@ -1,0 +1,18 @@
+//! The thinking wing: which part of the vector goes where, in which order, added by whom.
+//!
+//! topology ──planner──> schedule ──lowering──> program ──> pipeline. Everything here is pure: no I/O, no
+//! clock, no pointer, no thread. What the executor runs, the tests run with a random order of completions.
+
+#![forbid(unsafe_code)]
+
+pub mod fraction;
+pub mod lowering;
+pub mod pipeline;
+pub mod program;
+pub mod ring;
+pub mod schedule;
+mod span_map;
+pub mod topology;
+
+/// A rank's number, from 0.
+pub type Rank = usize;

@@ -1,0 +1,909 @@
+//! The pipeline's brain: which sub-chunk moves next, through which stage, into which slot, and what a
+//! completion sets free. A state machine without I/O: events in, actions out.
+//!
+//! Owns all decisions between a bound program and its end. Must not know pointers, bytes or clocks: it speaks
+//! of elements, slots by number and messages by their place on their link. The executor drives it with real
+//! links and devices; the tests drive it with random orders of completion.
+//!
+//! # Why it ends
+//!
+//! Messages of a link are sent, landed and released in the order of the program, which is one order for the
+//! whole world. So the earliest unfinished message of the world has nothing unfinished before it: it is at
+//! the head of its link, what it depends on is done, and since slots are counted per link (a staged message
+//! to several peers counts on each of their links) none of its link's slots is held by a later message.
+//! It can always move, with any window and any number of slots from one per link.
+
+use super::Rank;
+use super::program::{LinkEntry, Operand, Program, Source, Step, StepId};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A slot of the pool, by number.
+pub type Slot = u32;
+
+/// How one link hands messages over; what the transport of the link says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkProfile {
+    /// Whether received messages are read where they are; otherwise they land where this rank says.
+    pub in_place: bool,
+    /// Messages under way at most, in each direction.
+    pub window: usize,
+    /// Slots that this link may hold.
+    pub slots: usize,
+}
+
+/// What a call is about, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Elements of the vector.
+    pub count: u64,
+    /// Elements of a sub-chunk, at least 1.
+    pub subchunk: u64,
+    /// Span boundaries are multiples of this many elements.
+    pub align: u64,
+    /// Whether input and output are the same memory.
+    pub in_place: bool,
+    /// Whether links that hand over in place can not be given the input as it lies.
+    pub stage_input: bool,
+    /// The same for the output.
+    pub stage_output: bool,
+}
+
+/// Where a message's bytes are, on the side that has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a vector of the caller.
+    Vector(Source),
+    /// In a slot of the pool, from its start.
+    Slot(Slot),
+    /// Where the peer has it: the `message`-th of this call on the link from `peer`.
+    View {
+        /// From whom.
+        peer: Rank,
+        /// Its place on its link, from 0.
+        message: u64,
+    },
+}
+
+/// What the executor shall do. Elements are ranges of the vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`] with the same step and sub-chunk.
+    Stage {
+        /// The send that this is for.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+        /// From which vector.
+        source: Source,
+        /// Where to.
+        slot: Slot,
+    },
+    /// Send these elements as the next message to the peer.
+    Send {
+        /// To whom.
+        peer: Rank,
+        /// Where they are.
+        place: Place,
+        /// The step and sub-chunk that they belong to.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Have the peer's next message that has no landing yet written here.
+    Land {
+        /// From whom.
+        peer: Rank,
+        /// Where to: the output or a slot.
+        place: Place,
+        /// The step and sub-chunk that it belongs to.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Add the operands of the step, then say [`Pipeline::combined`].
+    Combine {
+        /// The step.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Tell the peer that its oldest message is no longer read.
+    Release {
+        /// Who.
+        peer: Rank,
+    },
+}
+
+/// A step's elements in this call, and how far it has come.
+#[derive(Clone, Debug, Default)]
+struct Bound {
+    start: u64,
+    end: u64,
+    subs: u64,
+    /// Combines: sub-chunks handed to the device.
+    issued: u64,
+    /// Combines: sub-chunks done.
+    done: u64,
+}
+
+/// A message's entry in its link's list, bound to this call.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    entry: LinkEntry,
+    /// The number on the link of the message that carries its first sub-chunk.
+    first: u64,
+}
+
+/// Walks along a link's list, skipping entries that are empty in this call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    entry: usize,
+    sub: u64,
+    /// Messages passed.
+    passed: u64,
+}
+
+/// What is remembered of a message that was planned to be sent and not yet reported as sent.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    step: StepId,
+    sub: u64,
+    /// Whether its bytes are where they are sent from; false while they are being staged.
+    ready: bool,
+    slot: Option<Slot>,
+}
+
+/// What is remembered of a message that was landed or has arrived and is still needed.
+#[derive(Clone, Copy, Debug)]
+struct Incoming {
+    slot: Option<Slot>,
+    consumed: bool,
+}
+
+/// One link's traffic in this call. Messages are numbered from 0 in each direction.
+#[derive(Debug)]
+struct Link {
+    profile: LinkProfile,
+    sends: Vec<Stretch>,
+    receives: Vec<Stretch>,
+    /// Next message to be planned for sending.
+    planned: Cursor,
+    /// Messages handed to the transport.
+    posted: u64,
+    /// Next message whose sending will be reported.
+    sent: Cursor,
+    /// Next message to be given a landing.
+    landing: Cursor,
+    /// Next message that will arrive or land.
+    arrived: Cursor,
+    /// Messages given back to the sender.
+    released: u64,
+    slots_held: usize,
+    outgoing: Ring<Outgoing>,
+    incoming: Ring<Incoming>,
+    send_queued: bool,
+    land_queued: bool,
+}
+
+/// Entries by message number, as many as the window admits.
+#[derive(Debug)]
+struct Ring<T>(Vec<Option<T>>);
+
+impl<T: Copy> Ring<T> {
+    fn new(window: usize) -> Self {
+        Self(vec![None; window])
+    }
+    fn set(&mut self, message: u64, entry: T) {
+        let at = self.index(message);
+        self.0[at] = Some(entry);
+    }
+    fn get(&mut self, message: u64) -> &mut T {
+        let at = self.index(message);
+        self.0[at].as_mut().expect("the message is within the window")
+    }
+    fn index(&self, message: u64) -> usize {
+        (message % self.0.len() as u64) as usize
+    }
+}
+
+/// The state machine. Made once per program; [`start`](Self::start) binds it to a call without allocating.
+#[derive(Debug)]
+pub struct Pipeline {
+    program: Arc<Program>,
+    binding: Binding,
+    steps: Vec<Bound>,
+    exec_queued: Vec<bool>,
+    /// By peer; `None` where there is no traffic.
+    links: Vec<Option<Box<Link>>>,
+    free: Vec<Slot>,
+    slots: usize,
+    /// How many links still send from a slot.
+    slot_users: Vec<u32>,
+    /// Work that may have become possible, each entry queued at most once.
+    to_send: VecDeque<Rank>,
+    to_land: VecDeque<Rank>,
+    to_combine: VecDeque<StepId>,
+    to_release: VecDeque<Rank>,
+    /// Combine sub-chunks and messages that are not done yet.
+    left: u64,
+}
+
+/// An event that does not fit the program: a bug, or a peer that does not play by the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+impl Pipeline {
+    /// A pipeline for `program` on links that `profile` describes, with as many slots as they may hold together.
+    pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
+        let stretches = |entries: &[LinkEntry]| -> Vec<Stretch> {
+            entries
+                .iter()
+                .map(|entry| Stretch {
+                    entry: *entry,
+                    first: 0,
+                })
+                .collect()
+        };
+        let mut slots = 0;
+        let mut window = 0;
+        let links: Vec<_> = (0..program.world)
+            .map(|peer| {
+                let (sends, receives) = (&program.sends[peer], &program.receives[peer]);
+                if sends.is_empty() && receives.is_empty() {
+                    return None;
+                }
+                let profile = profile(peer);
+                slots += profile.slots;
+                window += profile.window;
+                Some(Box::new(Link {
+                    profile,
+                    sends: stretches(sends),
+                    receives: stretches(receives),
+                    planned: Cursor::default(),
+                    posted: 0,
+                    sent: Cursor::default(),
+                    landing: Cursor::default(),
+                    arrived: Cursor::default(),
+                    released: 0,
+                    slots_held: 0,
+                    outgoing: Ring::new(profile.window),
+                    incoming: Ring::new(profile.window),
+                    send_queued: false,
+                    land_queued: false,
+                }))
+            })
+            .collect();
+        let steps = program.steps.len();
+        Self {
+            binding: Binding {
+                count: 0,
+                subchunk: 1,
+                align: 1,
+                in_place: false,
+                stage_input: false,
+                stage_output: false,
+            },
+            steps: vec![Bound::default(); steps],
+            exec_queued: vec![false; steps],
+            to_send: VecDeque::with_capacity(links.len()),
+            to_land: VecDeque::with_capacity(links.len()),
+            to_combine: VecDeque::with_capacity(steps),
+            to_release: VecDeque::with_capacity(window),
+            links,
+            free: Vec::with_capacity(slots),
+            slots,
+            slot_users: vec![0; slots],
+            left: 0,
+            program,
+        }
+    }
+
+    /// The program that this pipeline runs.
+    #[must_use]
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    /// How many slots it uses.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Begins a call; whatever was under way is forgotten.
+    pub fn start(&mut self, binding: Binding) {
+        self.binding = binding;
+        self.left = 0;
+        self.free.clear();
+        self.free.extend((0..self.slots as Slot).rev());
+        self.slot_users.fill(0);
+        self.to_send.clear();
+        self.to_land.clear();
+        self.to_combine.clear();
+        self.to_release.clear();
+        for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
+            let Range { start, end } = step.span().elements(binding.count, binding.align);
+            let subs = (end - start).div_ceil(binding.subchunk);
+            *bound = Bound {
+                start,
+                end,
+                subs,
+                issued: 0,
+                done: 0,
+            };
+            if matches!(step, Step::Combine { .. }) {
+                self.left += subs;
+            }
+        }
+        for (peer, link) in self.links.iter_mut().enumerate() {
+            let Some(link) = link else { continue };
+            self.left += number(&mut link.sends, &self.steps);
+            number(&mut link.receives, &self.steps);
+            (link.planned, link.sent) = (Cursor::default(), Cursor::default());
+            (link.landing, link.arrived) = (Cursor::default(), Cursor::default());
+            (link.posted, link.released, link.slots_held) = (0, 0, 0);
+            link.planned.settle(&link.sends, &self.steps);
+            link.sent.settle(&link.sends, &self.steps);
+            link.landing.settle(&link.receives, &self.steps);
+            link.arrived.settle(&link.receives, &self.steps);
+            link.send_queued = true;
+            self.to_send.push_back(peer);
+            link.land_queued = !link.profile.in_place;
+            if link.land_queued {
+                self.to_land.push_back(peer);
+            }
+        }
+        for (step, body) in (0..).zip(&self.program.steps) {
+            let local = matches!(body, Step::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })));
+            self.exec_queued[step as usize] = local;
+            if local {
+                self.to_combine.push_back(step);
+            }
+        }
+    }
+
+    /// Whether nothing is left to do and nobody reads this rank's memory any more.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.left == 0 && self.to_release.is_empty()
+    }
+
+    /// The elements of a sub-chunk of a step.
+    #[must_use]
+    pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
+        let bound = &self.steps[step as usize];
+        let start = bound.start + sub * self.binding.subchunk;
+        start..(start + self.binding.subchunk).min(bound.end)
+    }
+
+    /// Where the operand of a combine is for this sub-chunk.
+    #[must_use]
+    pub fn operand_place(&self, step: StepId, part: usize, sub: u64) -> Place {
+        let Step::Combine { operands, .. } = &self.program.steps[step as usize] else {
+            unreachable!("only combines have operands");
+        };
+        match operands[part] {
+            Operand::Own { source, .. } => Place::Vector(source),
+            Operand::From { peer } => {
+                let message = self.message_of(peer, step, part as u32, sub);
+                let link = self.links[peer].as_ref().expect("the operand's link exists");
+                let at = link.incoming.index(message);
+                match link.incoming.0[at].and_then(|incoming| incoming.slot) {
+                    Some(slot) => Place::Slot(slot),
+                    None => Place::View { peer, message },
+                }
+            }
+        }
+    }
+
+    /// The next thing to do, if there is anything to do now.
+    pub fn next(&mut self) -> Option<Action> {
+        // Releases and messages first: they keep peers and wires busy while this rank adds.
+        if let Some(peer) = self.to_release.pop_front() {
+            return Some(Action::Release { peer });
+        }
+        while let Some(&peer) = self.to_send.front() {
+            if let Some(action) = self.try_send(peer) {
+                return Some(action);
+            }
+            self.to_send.pop_front();
+            self.link(peer).send_queued = false;
+        }
+        while let Some(&peer) = self.to_land.front() {
+            if let Some(action) = self.try_land(peer) {
+                return Some(action);
+            }
+            self.to_land.pop_front();
+            self.link(peer).land_queued = false;
+        }
+        while let Some(&step) = self.to_combine.front() {
+            if let Some(action) = self.try_combine(step) {
+                return Some(action);
+            }
+            self.to_combine.pop_front();
+            self.exec_queued[step as usize] = false;
+        }
+        None
+    }
+
+    /// The transport has sent the oldest message to `peer`: its bytes may change.
+    ///
+    /// # Errors
+    /// A violation if nothing was under way.
+    pub fn sent(&mut self, peer: Rank) -> Result<(), Violation> {
+        let link = self.links[peer].as_mut().ok_or_else(|| surprise("sent", peer))?;
+        if link.sent.passed >= link.posted {
+            return Err(surprise("sent", peer));
+        }
+        let step = link.sends[link.sent.entry].entry.step;
+        let outgoing = *link.outgoing.get(link.sent.passed);
+        link.sent.advance(&link.sends, &self.steps);
+        if let Some(slot) = outgoing.slot {
+            link.slots_held -= 1;
+            let users = &mut self.slot_users[slot as usize];
+            *users -= 1;
+            if *users == 0 {
+                self.free.push(slot);
+            }
+        }
+        self.left -= 1;
+        self.queue_send(peer);
+        self.wake_dependents(step);
+        Ok(())
+    }
+
+    /// The next message of `peer` can be read where it is.
+    ///
+    /// # Errors
+    /// A violation if the program expects none.
+    pub fn arrived(&mut self, peer: Rank) -> Result<u64, Violation> {
+        let link = self.links[peer]
+            .as_mut()
+            .ok_or_else(|| surprise("arrived", peer))?;
+        if !link.profile.in_place || link.arrived.entry >= link.receives.len() {
+            return Err(surprise("arrived", peer));
+        }
+        let message = link.arrived.passed;
+        if message - link.released >= link.profile.window as u64 {
+            return Err(surprise("arrived beyond the window", peer));
+        }
+        link.incoming.set(
+            message,
+            Incoming {
+                slot: None,
+                consumed: false,
+            },
+        );
+        let step = link.receives[link.arrived.entry].entry.step;
+        link.arrived.advance(&link.receives, &self.steps);
+        self.queue_combine(step);
+        Ok(message)
+    }
+
+    /// The elements that the next message of `peer` carries, if the program expects one.
+    #[must_use]
+    pub fn next_arrival(&self, peer: Rank) -> Option<Range<u64>> {
+        let link = self.links[peer].as_ref()?;
+        let stretch = link.receives.get(link.arrived.entry)?;
+        Some(self.elements(stretch.entry.step, link.arrived.sub))
+    }
+
+    /// The oldest landing of `peer` is filled.
+    ///
+    /// # Errors
+    /// A violation if none was under way.
+    pub fn landed(&mut self, peer: Rank) -> Result<(), Violation> {
+        let link = self.links[peer]
+            .as_mut()
+            .ok_or_else(|| surprise("landed", peer))?;
+        if link.arrived.passed >= link.landing.passed {
+            return Err(surprise("landed", peer));
+        }
+        let message = link.arrived.passed;
+        let step = link.receives[link.arrived.entry].entry.step;
+        link.arrived.advance(&link.receives, &self.steps);
+        if link.incoming.get(message).slot.is_none() {
+            // It landed where it belongs: nothing is left to be done with it.
+            link.incoming.get(message).consumed = true;
+            link.release_consumed(peer, None);
+            self.steps[step as usize].issued += 1;
+            self.finish_sub(step);
+        } else {
+            self.queue_combine(step);
+        }
+        self.queue_land(peer);
+        Ok(())
+    }
+
+    /// A slot holds what [`Action::Stage`] asked for.
+    pub fn staged(&mut self, step: StepId, sub: u64) {
+        for part in 0..self.peers_of(step).len() {
+            let peer = self.peers_of(step)[part];
+            if self.needs_staging(peer, step) {
+                let message = self.sent_message_of(peer, step, part as u32, sub);
+                self.link(peer).outgoing.get(message).ready = true;
+                self.queue_send(peer);
+            }
+        }
+    }
+
+    /// The device has done the oldest sub-chunk of the step that was under way.
+    ///
+    /// # Errors
+    /// A violation if none was under way.
+    pub fn combined(&mut self, step: StepId) -> Result<(), Violation> {
+        let bound = &self.steps[step as usize];
+        if bound.done >= bound.issued {
+            return Err(Violation(format!(
+                "a sum of step {step} was reported that nobody asked for"
+            )));
+        }
+        let sub = bound.done;
+        let program = Arc::clone(&self.program);
+        let Step::Combine { operands, .. } = &program.steps[step as usize] else {
+            return Err(Violation(format!("step {step} adds nothing")));
+        };
+        for (part, operand) in operands.iter().enumerate() {
+            let Operand::From { peer } = *operand else {
+                continue;
+            };
+            let message = self.message_of(peer, step, part as u32, sub);
+            let link = self.links[peer].as_mut().expect("the operand's link exists");
+            let incoming = link.incoming.get(message);
+            incoming.consumed = true;
+            if let Some(slot) = incoming.slot.take() {
+                link.slots_held -= 1;
+                self.free.push(slot);
+            }
+            let releases = link.profile.in_place.then_some(&mut self.to_release);
+            link.release_consumed(peer, releases);
+            self.queue_land(peer);
+        }
+        self.finish_sub(step);
+        Ok(())
+    }
+
+    fn finish_sub(&mut self, step: StepId) {
+        self.steps[step as usize].done += 1;
+        self.left -= 1;
+        self.queue_combine(step);
+        self.wake_dependents(step);
+    }
+
+    /// Whatever waited for `step` may be possible now.
+    fn wake_dependents(&mut self, step: StepId) {
+        let program = Arc::clone(&self.program);
+        for dependent in program.dependents(step) {
+            match &program.steps[*dependent as usize] {
+                Step::Send { peers, .. } => peers.iter().for_each(|peer| self.queue_send(*peer)),
+                body @ Step::Combine { operands, .. } => {
+                    self.queue_combine(*dependent);
+                    if body.is_copy() {
+                        for operand in operands {
+                            if let Operand::From { peer } = operand {
+                                self.queue_land(*peer);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn try_send(&mut self, peer: Rank) -> Option<Action> {
+        loop {
+            let link = self.links[peer].as_mut()?;
+            if link.posted < link.planned.passed {
+                let outgoing = *link.outgoing.get(link.posted);
+                if outgoing.ready {
+                    link.posted += 1;
+                    let Step::Send { source, .. } = &self.program.steps[outgoing.step as usize] else {
+                        unreachable!("only sends are planned");
+                    };
+                    let place = outgoing.slot.map_or(Place::Vector(*source), Place::Slot);
+                    return Some(Action::Send {
+                        peer,
+                        place,
+                        step: outgoing.step,
+                        sub: outgoing.sub,
+                    });
+                }
+            }
+            let stretch = link.sends.get(link.planned.entry)?;
+            let (step, sub) = (stretch.entry.step, link.planned.sub);
+            if !self.may_touch(step, sub) {
+                return None;
+            }
+            if self.needs_staging(peer, step) {
+                return self.try_stage(step, sub);
+            }
+            let link = self.link(peer);
+            if link.planned.passed - link.sent.passed >= link.profile.window as u64 {
+                return None;
+            }
+            self.plan_send(
+                peer,
+                Outgoing {
+                    step,
+                    sub,
+                    ready: true,
+                    slot: None,
+                },
+            );
+        }
+    }
+
+    fn plan_send(&mut self, peer: Rank, outgoing: Outgoing) {
+        let link = self.links[peer].as_mut().expect("the link exists");
+        link.outgoing.set(link.planned.passed, outgoing);
+        link.planned.advance(&link.sends, &self.steps);
+    }
+
+    /// Stages a sub-chunk once for all peers that need it staged. All of them must be ready for it, so that a
+    /// slot is only held by messages that are on their way.
+    fn try_stage(&mut self, step: StepId, sub: u64) -> Option<Action> {
+        let mut users = 0;
+        for peer in self.peers_of(step) {
+            if !self.needs_staging(*peer, step) {
+                continue;
+            }
+            let link = self.links[*peer].as_ref()?;
+            let head = link
+                .sends
+                .get(link.planned.entry)
+                .map(|stretch| (stretch.entry.step, link.planned.sub));
+            let full = link.planned.passed - link.sent.passed >= link.profile.window as u64;
+            if head != Some((step, sub)) || full || link.slots_held >= link.profile.slots {
+                return None;
+            }
+            users += 1;
+        }
+        let slot = self
+            .free
+            .pop()
+            .expect("slots suffice for all that links may hold");
+        self.slot_users[slot as usize] = users;
+        let program = Arc::clone(&self.program);
+        let Step::Send { source, peers, .. } = &program.steps[step as usize] else {
+            unreachable!("only sends are staged");
+        };
+        for peer in peers {
+            if self.needs_staging(*peer, step) {
+                self.link(*peer).slots_held += 1;
+                self.plan_send(
+                    *peer,
+                    Outgoing {
+                        step,
+                        sub,
+                        ready: false,
+                        slot: Some(slot),
+                    },
+                );
+                self.queue_send(*peer);
+            }
+        }
+        Some(Action::Stage {
+            step,
+            sub,
+            source: *source,
+            slot,
+        })
+    }
+
+    fn try_land(&mut self, peer: Rank) -> Option<Action> {
+        let link = self.links[peer].as_ref()?;
+        let stretch = link.receives.get(link.landing.entry)?;
+        let (step, sub) = (stretch.entry.step, link.landing.sub);
+        if link.landing.passed - link.released >= link.profile.window as u64 {
+            return None;
+        }
+        let slot = if self.program.steps[step as usize].is_copy() {
+            if !self.may_touch(step, sub) {
+                return None;
+            }
+            None
+        } else {
+            if link.slots_held >= link.profile.slots {
+                return None;
+            }
+            Some(
+                self.free
+                    .pop()
+                    .expect("slots suffice for all that links may hold"),
+            )
+        };
+        let link = self.links[peer].as_mut()?;
+        link.slots_held += usize::from(slot.is_some());
+        link.incoming.set(
+            link.landing.passed,
+            Incoming {
+                slot,
+                consumed: false,
+            },
+        );
+        link.landing.advance(&link.receives, &self.steps);
+        let place = slot.map_or(Place::Vector(Source::Output), Place::Slot);
+        Some(Action::Land {
+            peer,
+            place,
+            step,
+            sub,
+        })
+    }
+
+    fn try_combine(&mut self, step: StepId) -> Option<Action> {
+        let sub = self.steps[step as usize].issued;
+        if sub >= self.steps[step as usize].subs {
+            return None;
+        }
+        let Step::Combine { operands, .. } = &self.program.steps[step as usize] else {
+            return None;
+        };
+        for (part, operand) in operands.iter().enumerate() {
+            let Operand::From { peer } = *operand else {
+                continue;
+            };
+            let link = self.links[peer].as_ref()?;
+            if !link.profile.in_place && self.program.steps[step as usize].is_copy() {
+                // It lands where it belongs and needs no device.
+                return None;
+            }
+            if self.message_of(peer, step, part as u32, sub) >= link.arrived.passed {
+                return None;
+            }
+        }
+        if !self.may_touch(step, sub) {
+            return None;
+        }
+        self.steps[step as usize].issued += 1;
+        Some(Action::Combine { step, sub })
+    }
+
+    /// Whether all that the sub-chunk waits for is done.
+    fn may_touch(&self, step: StepId, sub: u64) -> bool {
+        let Range { end, .. } = self.elements(step, sub);
+        self.program.dependencies(step).iter().all(|dependency| {
+            if dependency.in_place_only && !self.binding.in_place {
+                return true;
+            }
+            let bound = &self.steps[dependency.on as usize];
+            // Steps go upwards, so all below the watermark is done; nothing above `end` matters.
+            end <= bound.start || self.watermark(dependency.on) >= end.min(bound.end)
+        })
+    }
+
+    /// The element up to which a step is done.
+    fn watermark(&self, step: StepId) -> u64 {
+        let bound = &self.steps[step as usize];
+        let done = match &self.program.steps[step as usize] {
+            Step::Combine { .. } => bound.done,
+            Step::Send { peers, .. } => {
+                let acknowledged = |(part, peer): (u32, &Rank)| {
+                    let link = self.links[*peer].as_ref().expect("a send's links exist");
+                    let first = link.sends[find(&link.sends, step, part)].first;
+                    link.sent.passed.saturating_sub(first)
+                };
+                (0..)
+                    .zip(peers)
+                    .map(acknowledged)
+                    .min()
+                    .unwrap_or(bound.subs)
+                    .min(bound.subs)
+            }
+        };
+        (bound.start + done * self.binding.subchunk).min(bound.end)
+    }
+
+    fn needs_staging(&self, peer: Rank, step: StepId) -> bool {
+        let Step::Send { source, .. } = &self.program.steps[step as usize] else {
+            return false;
+        };
+        let stage = match source {
+            Source::Input => self.binding.stage_input,
+            Source::Output => self.binding.stage_output,
+        };
+        stage
+            && self.links[peer]
+                .as_ref()
+                .is_some_and(|link| link.profile.in_place)
+    }
+
+    fn peers_of(&self, step: StepId) -> &[Rank] {
+        match &self.program.steps[step as usize] {
+            Step::Send { peers, .. } => peers,
+            Step::Combine { .. } => &[],
+        }
+    }
+
+    fn message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
+        let link = self.links[peer].as_ref().expect("the operand's link exists");
+        link.receives[find(&link.receives, step, part)].first + sub
+    }
+
+    fn sent_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
+        let link = self.links[peer].as_ref().expect("the send's link exists");
+        link.sends[find(&link.sends, step, part)].first + sub
+    }
+
+    fn link(&mut self, peer: Rank) -> &mut Link {
+        self.links[peer].as_mut().expect("the link exists")
+    }
+
+    fn queue_send(&mut self, peer: Rank) {
+        let link = self.links[peer].as_mut().expect("the link exists");
+        if !std::mem::replace(&mut link.send_queued, true) {
+            self.to_send.push_back(peer);
+        }
+    }
+
+    fn queue_land(&mut self, peer: Rank) {
+        let link = self.links[peer].as_mut().expect("the link exists");
+        if !link.profile.in_place && !std::mem::replace(&mut link.land_queued, true) {
+            self.to_land.push_back(peer);
+        }
+    }
+
+    fn queue_combine(&mut self, step: StepId) {
+        if !std::mem::replace(&mut self.exec_queued[step as usize], true) {
+            self.to_combine.push_back(step);
+        }
+    }
+}
+
+impl Link {
+    /// Gives consumed messages back, oldest first.
+    fn release_consumed(&mut self, peer: Rank, mut releases: Option<&mut VecDeque<Rank>>) {
+        while self.released < self.arrived.passed && self.incoming.get(self.released).consumed {
+            self.released += 1;
+            if let Some(releases) = releases.as_deref_mut() {
+                releases.push_back(peer);
+            }
+        }
+    }
+}
+
+impl Cursor {
+    /// Skips entries that have no sub-chunks in this call.
+    fn settle(&mut self, list: &[Stretch], steps: &[Bound]) {
+        while list
+            .get(self.entry)
+            .is_some_and(|stretch| steps[stretch.entry.step as usize].subs == 0)
+        {
+            self.entry += 1;
+        }
+    }
+
+    fn advance(&mut self, list: &[Stretch], steps: &[Bound]) {
+        self.passed += 1;
+        self.sub += 1;
+        if self.sub == steps[list[self.entry].entry.step as usize].subs {
+            self.sub = 0;
+            self.entry += 1;
+            self.settle(list, steps);
+        }
+    }
+}
+
+/// Numbers the messages of a link in this call and returns how many there are.
+fn number(list: &mut [Stretch], steps: &[Bound]) -> u64 {
+    let mut next = 0;
+    for stretch in list {
+        stretch.first = next;
+        next += steps[stretch.entry.step as usize].subs;
+    }
+    next
+}
+
+/// A step stands in a link's list in the order of steps.
+fn find(list: &[Stretch], step: StepId, part: u32) -> usize {
+    list.binary_search_by_key(&(step, part), |stretch| (stretch.entry.step, stretch.entry.part))
+        .expect("the step is in the list of its link")
+}
+
+fn surprise(what: &str, peer: Rank) -> Violation {
+    Violation(format!(
+        "a message of rank {peer} was {what} that this program does not expect"
+    ))
+}

@@ -1,0 +1,424 @@
+//! The state machine alone, in worlds that are made up: a seeded order of completions drives the pipelines of
+//! all ranks of a world, with every delay that links and devices may have. A million seeds look for deadlock,
+//! lost slots, memory that is reused too early, and contributions that are lost or counted twice.
+
+use flexring::plan::Rank;
+use flexring::plan::lowering::{Form, lower};
+use flexring::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place};
+use flexring::plan::program::{Operand, Source, Step, StepId};
+use flexring::plan::ring;
+use flexring::plan::topology::Topology;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// xorshift64*: a stream of numbers for a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
+    }
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+}
+
+/// What rank `rank` gives for element `at`: a digit per rank in base 4, so that a wrong sum tells which rank was
+/// lost or doubled, and the element's number above them, so that it tells what was misplaced.
+fn contribution(rank: Rank, at: u64) -> u64 {
+    (1 << (2 * rank)) + (at << 32)
+}
+
+fn factor(rank: Rank, prescale: bool) -> u64 {
+    if prescale { rank as u64 % 3 + 1 } else { 1 }
+}
+
+/// A message between two ranks.
+#[derive(Clone)]
+struct Message {
+    place: Place,
+    elements: Range<u64>,
+    /// What a landing link has read of it.
+    bytes: Option<Vec<u64>>,
+}
+
+/// A job of a rank's device; some read when they are submitted, some when they end.
+struct Job {
+    step: StepId,
+    sub: u64,
+    stage: Option<(Source, u32)>,
+    read_early: Option<Vec<u64>>,
+}
+
+struct Machine {
+    pipeline: Pipeline,
+    input: Vec<u64>,
+    output: Vec<u64>,
+    slots: Vec<Vec<u64>>,
+    jobs: VecDeque<Job>,
+    in_place: bool,
+}
+
+impl Machine {
+    fn vector(&mut self, source: Source) -> &mut Vec<u64> {
+        if self.in_place || source == Source::Output {
+            &mut self.output
+        } else {
+            &mut self.input
+        }
+    }
+    fn read(&mut self, place: Place, elements: Range<u64>) -> Vec<u64> {
+        let len = (elements.end - elements.start) as usize;
+        match place {
+            Place::Vector(source) => {
+                self.vector(source)[elements.start as usize..elements.end as usize].to_vec()
+            }
+            Place::Slot(slot) => self.slots[slot as usize][..len].to_vec(),
+            Place::View { .. } => unreachable!("views are read at their sender"),
+        }
+    }
+    fn write(&mut self, place: Place, elements: Range<u64>, values: &[u64]) {
+        let start = if matches!(place, Place::Vector(_)) {
+            elements.start as usize
+        } else {
+            0
+        };
+        let target = match place {
+            Place::Vector(source) => self.vector(source),
+            Place::Slot(slot) => &mut self.slots[slot as usize],
+            Place::View { .. } => unreachable!("nobody writes to a view"),
+        };
+        target[start..start + values.len()].copy_from_slice(values);
+    }
+}
+
+/// One directed link.
+#[derive(Default)]
+struct Wire {
+    in_place: bool,
+    /// Sent and, in place, not yet released.
+    sent: VecDeque<Message>,
+    /// In place: messages announced to the receiver so far, and released ones whose sender was not told yet.
+    announced: usize,
+    history: Vec<Message>,
+    acknowledged: usize,
+    /// Landing: read by the link, not yet landed.
+    flying: VecDeque<Message>,
+    landings: VecDeque<(Place, Range<u64>)>,
+}
+
+struct World {
+    machines: Vec<Machine>,
+    wires: Vec<Vec<Wire>>,
+}
+
+/// Builds a random world for `seed` and plays it to its end.
+fn play(seed: u64) {
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let world = 1 + random.below(6);
+    let count = if random.below(8) == 0 {
+        0
+    } else {
+        random.below(40) as u64
+    };
+    let subchunk = 1 + random.below(5) as u64;
+    let align = 1 + random.below(3) as u64;
+    let prescale = random.below(4) == 0;
+    let nodes: Vec<usize> = (0..world).map(|_| random.below(3)).collect();
+    let direct_first = random.coin();
+    let mixed = random.coin();
+    let window = 1 + random.below(4);
+    let slots = 1 + random.below(3);
+    let (stage_input, stage_output) = (random.coin(), random.coin());
+    let schedule = ring::plan(&Topology::from_names(&nodes));
+    let machines = (0..world)
+        .map(|rank| {
+            let program = lower(&schedule, rank, prescale, |group| {
+                let direct = if mixed { group.root % 2 == 0 } else { direct_first };
+                if direct { Form::Direct } else { Form::Chain }
+            })
+            .expect("a ring lowers");
+            let mut pipeline = Pipeline::new(Arc::new(program), |peer| LinkProfile {
+                in_place: nodes[peer] == nodes[rank],
+                window,
+                slots,
+            });
+            let in_place = random.coin();
+            pipeline.start(Binding {
+                count,
+                subchunk,
+                align,
+                in_place,
+                stage_input,
+                stage_output,
+            });
+            let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
+            Machine {
+                slots: vec![vec![u64::MAX; subchunk as usize]; pipeline.slots()],
+                pipeline,
+                output: if in_place {
+                    given.clone()
+                } else {
+                    vec![u64::MAX; count as usize]
+                },
+                input: given,
+                jobs: VecDeque::new(),
+                in_place,
+            }
+        })
+        .collect();
+    let wires = (0..world)
+        .map(|from| {
+            (0..world)
+                .map(|to| Wire {
+                    in_place: nodes[from] == nodes[to],
+                    ..Wire::default()
+                })
+                .collect()
+        })
+        .collect();
+    let mut world_state = World { machines, wires };
+    world_state.run(&mut random, seed);
+    for (rank, machine) in world_state.machines.iter().enumerate() {
+        for at in 0..count {
+            let expected: u64 = (0..world)
+                .map(|from| contribution(from, at) * factor(from, prescale))
+                .sum();
+            assert_eq!(
+                machine.output[at as usize], expected,
+                "seed {seed}: rank {rank}, element {at}"
+            );
+        }
+        if !machine.in_place {
+            let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
+            assert_eq!(
+                machine.input, given,
+                "seed {seed}: rank {rank}'s input was written to"
+            );
+        }
+    }
+}
+
+impl World {
+    fn run(&mut self, random: &mut Random, seed: u64) {
+        let world = self.machines.len();
+        let mut idle = 0;
+        while !self.machines.iter().all(|machine| machine.pipeline.is_done()) {
+            // Any rank may act, any wire may move, any device may finish: in random order.
+            let rank = random.below(world);
+            let peer = random.below(world);
+            let moved = match random.below(5) {
+                0 | 1 => self.act(rank, random),
+                2 => self.finish_job(rank),
+                3 => self.move_wire(rank, peer),
+                _ => self.report_sent(rank, peer),
+            };
+            idle = if moved { 0 } else { idle + 1 };
+            if idle > 200 * world * world && !self.anything_can_move(random) {
+                panic!("seed {seed}: deadlock");
+            }
+        }
+    }
+
+    fn anything_can_move(&mut self, random: &mut Random) -> bool {
+        let world = self.machines.len();
+        (0..world).any(|rank| {
+            self.act(rank, random)
+                || self.finish_job(rank)
+                || (0..world).any(|peer| self.move_wire(rank, peer) || self.report_sent(rank, peer))
+        })
+    }
+
+    /// Lets a pipeline decide once.
+    fn act(&mut self, rank: Rank, random: &mut Random) -> bool {
+        let Some(action) = self.machines[rank].pipeline.next() else {
+            return false;
+        };
+        match action {
+            Action::Send {
+                peer,
+                place,
+                step,
+                sub,
+            } => {
+                let elements = self.machines[rank].pipeline.elements(step, sub);
+                let message = Message {
+                    place,
+                    elements,
+                    bytes: None,
+                };
+                self.wires[rank][peer].history.push(message.clone());
+                self.wires[rank][peer].sent.push_back(message);
+            }
+            Action::Land {
+                peer,
+                place,
+                step,
+                sub,
+            } => {
+                let elements = self.machines[rank].pipeline.elements(step, sub);
+                self.wires[peer][rank].landings.push_back((place, elements));
+            }
+            Action::Release { peer } => self.wires[peer][rank].acknowledged += 1,
+            Action::Stage {
+                step,
+                sub,
+                source,
+                slot,
+            } => {
+                self.submit(
+                    rank,
+                    Job {
+                        step,
+                        sub,
+                        stage: Some((source, slot)),
+                        read_early: None,
+                    },
+                    random,
+                );
+            }
+            Action::Combine { step, sub } => {
+                self.submit(
+                    rank,
+                    Job {
+                        step,
+                        sub,
+                        stage: None,
+                        read_early: None,
+                    },
+                    random,
+                );
+            }
+        }
+        true
+    }
+
+    fn submit(&mut self, rank: Rank, mut job: Job, random: &mut Random) {
+        // A device runs its jobs in order, so only one that has nothing before it may read at once.
+        if self.machines[rank].jobs.is_empty() && random.coin() {
+            job.read_early = Some(self.compute(rank, &job));
+        }
+        self.machines[rank].jobs.push_back(job);
+    }
+
+    fn compute(&mut self, rank: Rank, job: &Job) -> Vec<u64> {
+        let elements = self.machines[rank].pipeline.elements(job.step, job.sub);
+        if let Some((source, _)) = job.stage {
+            return self.machines[rank].read(Place::Vector(source), elements);
+        }
+        let program = Arc::clone(self.machines[rank].pipeline.program());
+        let Step::Combine { operands, .. } = &program.steps[job.step as usize] else {
+            panic!("step {} is no combine", job.step)
+        };
+        let mut sum = vec![0; (elements.end - elements.start) as usize];
+        for (part, operand) in operands.iter().enumerate() {
+            let place = self.machines[rank]
+                .pipeline
+                .operand_place(job.step, part, job.sub);
+            let mut values = match place {
+                Place::View { peer, message } => {
+                    let sent = self.wires[peer][rank].history[message as usize].clone();
+                    assert_eq!(sent.elements, elements, "the message is the one that is meant");
+                    self.machines[peer].read(sent.place, sent.elements)
+                }
+                place => self.machines[rank].read(place, elements.clone()),
+            };
+            if let Operand::Own { scaled: true, .. } = operand {
+                values.iter_mut().for_each(|value| *value *= factor(rank, true));
+            }
+            sum.iter_mut()
+                .zip(values)
+                .for_each(|(sum, value)| *sum = u64::wrapping_add(*sum, value));
+        }
+        sum
+    }
+
+    fn finish_job(&mut self, rank: Rank) -> bool {
+        let Some(job) = self.machines[rank].jobs.pop_front() else {
+            return false;
+        };
+        let values = job.read_early.clone().unwrap_or_else(|| self.compute(rank, &job));
+        let machine = &mut self.machines[rank];
+        let elements = machine.pipeline.elements(job.step, job.sub);
+        match job.stage {
+            Some((_, slot)) => {
+                machine.write(Place::Slot(slot), elements, &values);
+                machine.pipeline.staged(job.step, job.sub);
+            }
+            None => {
+                machine.write(Place::Vector(Source::Output), elements, &values);
+                machine
+                    .pipeline
+                    .combined(job.step)
+                    .expect("the sum was asked for");
+            }
+        }
+        true
+    }
+
+    /// Lets the wire from `from` to `to` do one thing.
+    fn move_wire(&mut self, from: Rank, to: Rank) -> bool {
+        let wire = &mut self.wires[from][to];
+        if wire.in_place {
+            if wire.announced == wire.history.len() {
+                return false;
+            }
+            let message = self.machines[to]
+                .pipeline
+                .arrived(from)
+                .expect("the message is expected");
+            assert_eq!(message as usize, wire.announced);
+            wire.announced += 1;
+            return true;
+        }
+        if let Some(message) = wire.sent.iter_mut().find(|message| message.bytes.is_none()) {
+            message.bytes = Some(self.machines[from].read(message.place, message.elements.clone()));
+            wire.flying.push_back(message.clone());
+            return true;
+        }
+        if let (Some(_), Some(_)) = (wire.flying.front(), wire.landings.front()) {
+            let message = wire.flying.pop_front().expect("just seen");
+            let (place, elements) = wire.landings.pop_front().expect("just seen");
+            assert_eq!(elements, message.elements, "both ends mean the same message");
+            let bytes = message.bytes.expect("it was read before it flew");
+            self.machines[to].write(place, elements, &bytes);
+            self.machines[to]
+                .pipeline
+                .landed(from)
+                .expect("the landing was asked for");
+            return true;
+        }
+        false
+    }
+
+    fn report_sent(&mut self, from: Rank, to: Rank) -> bool {
+        let wire = &mut self.wires[from][to];
+        let ready = if wire.in_place {
+            let ready = wire.acknowledged > 0;
+            wire.acknowledged -= usize::from(ready);
+            ready
+        } else {
+            wire.sent.front().is_some_and(|message| message.bytes.is_some())
+        };
+        if ready {
+            wire.sent.pop_front();
+            self.machines[from].pipeline.sent(to).expect("it was sent");
+        }
+        ready
+    }
+}
+
+#[test]
+fn a_million_orders_of_completion_end_in_the_right_sums() {
+    const SEEDS: u64 = 1_000_000;
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || (thread..SEEDS).step_by(threads as usize).for_each(play));
+        }
+    });
+}
