@@ -11,6 +11,7 @@ pub mod config;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod executor;
 pub mod fault;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;

@@ -72,3 +72,26 @@ impl Piece {
         Self { start, len }
     }
 }
+
+/// Lends the two vectors of a blocking operation to `operation` as pieces. They are borrowed for as long as it
+/// runs, so all that is left to it is to let no piece survive it.
+pub(crate) fn lend<T: crate::Element, R>(
+    input: &[T],
+    output: &mut [T],
+    operation: impl FnOnce(Piece, Piece) -> R,
+) -> R {
+    // SAFETY: both slices stay borrowed until `operation` returns, the output exclusively, and nobody writes to
+    // the input: it is only ever a source.
+    let pieces = unsafe {
+        let input = Piece::new(NonNull::from(input).cast(), size_of_val(input));
+        (input, Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)))
+    };
+    operation(pieces.0, pieces.1)
+}
+
+/// Lends the one vector of a blocking in-place operation, as [`lend`] does.
+pub(crate) fn lend_in_place<T: crate::Element, R>(vector: &mut [T], operation: impl FnOnce(Piece) -> R) -> R {
+    // SAFETY: the slice stays exclusively borrowed until `operation` returns.
+    let piece = unsafe { Piece::new(NonNull::from(&mut *vector).cast(), size_of_val(vector)) };
+    operation(piece)
+}

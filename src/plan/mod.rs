@@ -14,5 +14,4 @@ pub mod schedule;
 mod span_map;
 pub mod topology;
 
-/// A rank's number, from 0.
-pub type Rank = usize;
+pub use crate::call::Rank;

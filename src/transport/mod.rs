@@ -4,14 +4,16 @@
 //! order on each of them. Must not know schedules, spans, steps or what a message means: both ends of a link
 //! derive the same ordered list of messages from the same program, so a message needs neither address nor tag.
 
+pub mod local;
+pub mod shm;
+
+pub use crate::call::Rank;
+
 use crate::call::Call;
 use crate::error::Result;
 use crate::memory::Piece;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-
-/// A rank's number.
-pub type Rank = usize;
 
 /// How a transport hands a received message over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,430 @@
+//! The executor: drives a pipeline with real links and devices. Where the two wings meet.
+//!
+//! Owns one rank's end of everything that moves. Must not know any algorithm's name, and decides nothing: what
+//! moves next is the pipeline's word, how it moves is the transports', what is added is the devices'.
+
+mod small;
+mod wait;
+
+use crate::call::{Call, Rank};
+use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::Piece;
+use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Violation};
+use crate::plan::program::{Operand, Program, Source, Step, StepId};
+use crate::transport::shm::Mailbox;
+use crate::transport::{Delivery, Event, Events, Transport};
+use std::sync::Arc;
+use std::time::Duration;
+use wait::Wait;
+
+/// Destinations of calls that move more than this in total are written past the cache. Half of a last-level
+/// cache of a few dozen MiB: below, a result is still there when it is read next.
+const STREAMING: usize = 16 << 20;
+
+/// One call, checked: two vectors of equal length, of `dtype`, either the same memory or disjoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// What this rank calls, as it tells the others.
+    pub call: Call,
+    /// What this rank contributes.
+    pub input: Piece,
+    /// Where the result goes.
+    pub output: Piece,
+    /// How elements are combined.
+    pub arithmetic: Arithmetic,
+    /// Whether the sum is divided by the number of ranks.
+    pub average: bool,
+    /// Whether contributions are multiplied with the call's factor.
+    pub prescale: bool,
+}
+
+/// A call that failed: why, and which peer is suspected to be the cause.
+#[derive(Debug)]
+pub struct Failure {
+    /// Why.
+    pub error: Error,
+    /// Whose death would explain it.
+    pub suspect: Option<Rank>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, suspect: None }
+    }
+}
+
+/// What an executor is made of.
+pub struct Parts {
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world: usize,
+    /// The links.
+    pub transports: Vec<Box<dyn Transport>>,
+    /// By rank, the transport that reaches it; anything for this rank itself.
+    pub routes: Vec<usize>,
+    /// What adds and copies.
+    pub device: Box<dyn Device>,
+    /// The slots of the pool, all of one size.
+    pub slots: Vec<Piece>,
+    /// The program for contributions as they are.
+    pub program: Arc<Program>,
+    /// The program that multiplies contributions with a factor first.
+    pub prescaled: Arc<Program>,
+    /// The path for small messages, if all ranks share a node.
+    pub mailbox: Option<Mailbox>,
+    /// What is raised when the communicator fails.
+    pub fault: Arc<Fault>,
+    /// How long a wait spins before it sleeps.
+    pub spin: Duration,
+    /// How long nothing may move.
+    pub timeout: Duration,
+    /// Whether more ranks than cores share this node, so that a wait must give way to others.
+    pub crowded: bool,
+}
+
+/// Where a peer's messages are that can be read in place, by their number on the link.
+struct Views(Vec<Piece>);
+
+/// One rank's end of everything that moves.
+pub struct Executor {
+    rank: Rank,
+    world: usize,
+    transports: Vec<Box<dyn Transport>>,
+    routes: Vec<usize>,
+    device: Box<dyn Device>,
+    slots: Vec<Piece>,
+    plain: Pipeline,
+    prescaled: Pipeline,
+    mailbox: Option<Mailbox>,
+    fault: Arc<Fault>,
+    wait: Wait,
+    /// All peers that the program has traffic with.
+    peers: Vec<Rank>,
+    /// By rank: whether its call was heard.
+    heard: Vec<bool>,
+    views: Vec<Views>,
+    events: Events,
+    operands: Vec<device::Operand>,
+    failed: bool,
+}
+
+/// Tickets of jobs under way tell what to say to the pipeline: a step, a sub-chunk, and whether it was staged.
+fn ticket(step: StepId, sub: u64, staging: bool) -> u64 {
+    u64::from(step) << 32 | sub << 1 | u64::from(staging)
+}
+
+impl Executor {
+    /// An executor, with all that it will ever allocate.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the pool has no slot for each link.
+    pub fn new(parts: Parts) -> Result<Self> {
+        let Parts { rank, world, transports, routes, program, prescaled, slots, .. } = parts;
+        let peers: Vec<Rank> = program.peers().collect();
+        let share = slots.len() / peers.len().max(1);
+        if share == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidSetting,
+                format!("{} slots are too few for {} links: raise FLEXRING_SLOTS", slots.len(), peers.len()),
+            ));
+        }
+        let profile = |peer: Rank| {
+            let transport = &transports[routes[peer]];
+            let in_place = transport.delivery() == Delivery::InPlace;
+            LinkProfile { in_place, window: transport.window(), slots: share }
+        };
+        let plain = Pipeline::new(program, profile);
+        let prescaled = Pipeline::new(prescaled, profile);
+        let views = (0..world)
+            .map(|peer| {
+                let held = peer != rank && peers.contains(&peer);
+                Views(vec![Piece::EMPTY; if held { transports[routes[peer]].window() } else { 0 }])
+            })
+            .collect();
+        let most_operands = [&plain, &prescaled].iter().flat_map(|pipeline| &pipeline.program().steps);
+        let most_operands = most_operands.map(|step| match step {
+            Step::Combine { operands, .. } => operands.len(),
+            Step::Send { .. } => 0,
+        });
+        let operands = Vec::with_capacity(most_operands.max().unwrap_or(0).max(world));
+        let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
+        Ok(Self {
+            wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
+            events: Events::with_capacity(events),
+            heard: vec![false; world],
+            device: parts.device,
+            mailbox: parts.mailbox,
+            fault: parts.fault,
+            failed: false,
+            rank,
+            world,
+            transports,
+            routes,
+            slots,
+            plain,
+            prescaled,
+            peers,
+            views,
+            operands,
+        })
+    }
+
+    /// The largest vector, in bytes, that takes the path for small messages, given the setting.
+    #[must_use]
+    pub fn small_path(&self) -> bool {
+        self.mailbox.is_some() && self.world > 1
+    }
+
+    /// Runs one call to its end. After a failure no link and no device touches the caller's memory any more,
+    /// and the executor refuses to run again.
+    ///
+    /// # Errors
+    /// Whatever went wrong first on this rank.
+    pub fn run(&mut self, work: &Work, small: bool) -> std::result::Result<(), Failure> {
+        if self.failed {
+            return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before").into());
+        }
+        let outcome = if small { self.run_small(work) } else { self.run_pipeline(work) };
+        if outcome.is_err() {
+            self.failed = true;
+            self.device.quiesce();
+            self.transports.iter_mut().for_each(|transport| transport.give_up());
+        }
+        outcome
+    }
+
+    fn run_pipeline(&mut self, work: &Work) -> std::result::Result<(), Failure> {
+        let element = work.call.dtype.size();
+        let in_place = work.input == work.output;
+        // Where it matters spans begin on a cache line, and no line is written by two ranks.
+        let align = (64 / element) as u64;
+        let align = if work.call.count >= 16 * align * self.world as u64 { align } else { 1 };
+        let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
+        let stage = |transports: &[Box<dyn Transport>], piece| {
+            transports
+                .iter()
+                .any(|transport| transport.delivery() == Delivery::InPlace && !transport.can_send_from(piece))
+        };
+        let binding = Binding {
+            count: work.call.count,
+            subchunk: (slot / element) as u64,
+            align,
+            in_place,
+            stage_input: stage(&self.transports, work.input),
+            stage_output: stage(&self.transports, work.output),
+        };
+        self.pipeline(work).start(binding);
+        self.events.clear();
+        self.heard.fill(false);
+        for transport in &mut self.transports {
+            transport.begin(work.call.sequence);
+        }
+        for index in 0..self.peers.len() {
+            let peer = self.peers[index];
+            self.transports[self.routes[peer]].announce(peer, &work.call).map_err(|error| self.blame(error, peer))?;
+        }
+        let mut unheard = self.peers.len();
+        self.wait.begin();
+        loop {
+            let mut busy = false;
+            while let Some(action) = self.pipeline(work).next() {
+                busy = true;
+                self.perform(work, action)?;
+            }
+            if unheard == 0 && self.pipeline(work).is_done() {
+                return Ok(());
+            }
+            busy |= self.poll(work, &mut unheard)?;
+            if busy {
+                self.wait.progressed();
+            } else if !self.wait.pause(&self.fault, &mut self.transports)? {
+                return Err(self.timed_out(work));
+            }
+        }
+    }
+
+    fn pipeline(&mut self, work: &Work) -> &mut Pipeline {
+        if work.prescale { &mut self.prescaled } else { &mut self.plain }
+    }
+
+    /// Hears what has happened and tells the pipeline. Whether there was anything.
+    fn poll(&mut self, work: &Work, unheard: &mut usize) -> std::result::Result<bool, Failure> {
+        let mut busy = false;
+        for transport in &mut self.transports {
+            busy |= transport.poll(&mut self.events)?;
+        }
+        while let Some(event) = self.events.pop_front() {
+            self.hear(work, event, unheard)?;
+        }
+        let pipeline = if work.prescale { &mut self.prescaled } else { &mut self.plain };
+        let mut violation = Ok(());
+        self.device.poll(&mut |ticket| {
+            busy = true;
+            let (step, sub) = ((ticket >> 32) as StepId, (ticket & 0xffff_ffff) >> 1);
+            if ticket & 1 == 1 {
+                pipeline.staged(step, sub);
+            } else if let Err(wrong) = pipeline.combined(step) {
+                violation = Err(wrong);
+            }
+        })?;
+        violation.map_err(bug)?;
+        Ok(busy)
+    }
+
+    fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> std::result::Result<(), Failure> {
+        match event {
+            Event::Called { peer, call } => {
+                if !work.call.agrees_with(&call) {
+                    let words = work.call.difference(self.rank, &call, peer);
+                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                }
+                if std::mem::replace(&mut self.heard[peer], true) {
+                    return Err(bug(Violation(format!("rank {peer} called twice"))).into());
+                }
+                *unheard -= 1;
+            }
+            Event::Sent { peer } => self.pipeline(work).sent(peer).map_err(bug)?,
+            Event::Landed { peer } => self.pipeline(work).landed(peer).map_err(bug)?,
+            Event::Arrived { peer, view } => {
+                let expected = self.pipeline(work).next_arrival(peer).map(|elements| {
+                    (elements.end - elements.start) as usize * work.call.dtype.size()
+                });
+                if expected != Some(view.len()) {
+                    let words = format!(
+                        "rank {peer} sent {} bytes where rank {} expects {expected:?}",
+                        view.len(),
+                        self.rank
+                    );
+                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                }
+                let message = self.pipeline(work).arrived(peer).map_err(bug)?;
+                let views = &mut self.views[peer].0;
+                let at = message as usize % views.len();
+                views[at] = view;
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, work: &Work, action: Action) -> std::result::Result<(), Failure> {
+        match action {
+            Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
+            Action::Send { peer, place, step, sub } => {
+                let piece = self.piece(work, place, step, sub);
+                self.transports[self.routes[peer]].send(peer, piece).map_err(|error| self.blame(error, peer))?;
+            }
+            Action::Land { peer, place, step, sub } => {
+                let piece = self.piece(work, place, step, sub);
+                self.transports[self.routes[peer]].land(peer, piece).map_err(|error| self.blame(error, peer))?;
+            }
+            Action::Stage { step, sub, source, slot } => {
+                let from = self.piece(work, Place::Vector(source), step, sub);
+                let into = self.piece(work, Place::Slot(slot), step, sub);
+                let operands = [device::Operand { piece: from, factor: None }];
+                let job = Job {
+                    dtype: work.call.dtype,
+                    arithmetic: work.arithmetic,
+                    into,
+                    operands: &operands,
+                    finish: Finish::Keep,
+                    streaming: false,
+                };
+                if self.device.submit(&job, ticket(step, sub, true))? == Submitted::Done {
+                    self.pipeline(work).staged(step, sub);
+                }
+            }
+            Action::Combine { step, sub } => self.combine(work, step, sub)?,
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> std::result::Result<(), Failure> {
+        let program = Arc::clone(self.pipeline(work).program());
+        let Step::Combine { operands, last, .. } = &program.steps[step as usize] else {
+            return Err(bug(Violation(format!("step {step} adds nothing"))).into());
+        };
+        self.operands.clear();
+        let mut views = false;
+        for (part, operand) in operands.iter().enumerate() {
+            let place = self.pipeline(work).operand_place(step, part, sub);
+            views |= matches!(place, Place::View { .. });
+            let scaled = matches!(operand, Operand::Own { scaled: true, .. });
+            let piece = self.piece(work, place, step, sub);
+            self.operands.push(device::Operand { piece, factor: scaled.then_some(work.call.factor) });
+        }
+        let into = self.piece(work, Place::Vector(Source::Output), step, sub);
+        let divide = *last && work.average;
+        let already_there = matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
+        if already_there && !divide {
+            return Ok(self.pipeline(work).combined(step).map_err(bug)?);
+        }
+        if views {
+            self.each_in_place(|transport| transport.enter_views())?;
+        }
+        let job = Job {
+            dtype: work.call.dtype,
+            arithmetic: work.arithmetic,
+            into,
+            operands: &self.operands,
+            finish: if divide { Finish::Divide(self.world as u32) } else { Finish::Keep },
+            streaming: work.output.len() > STREAMING,
+        };
+        let submitted = self.device.submit(&job, ticket(step, sub, false))?;
+        if views {
+            self.each_in_place(|transport| transport.leave_views())?;
+        }
+        if submitted == Submitted::Done {
+            self.pipeline(work).combined(step).map_err(bug)?;
+        }
+        Ok(())
+    }
+
+    fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
+        let in_place = self.transports.iter_mut().filter(|transport| transport.delivery() == Delivery::InPlace);
+        in_place.map(|transport| act(transport.as_mut())).collect()
+    }
+
+    /// The bytes of a step's sub-chunk at a place.
+    fn piece(&mut self, work: &Work, place: Place, step: StepId, sub: u64) -> Piece {
+        let elements = self.pipeline(work).elements(step, sub);
+        let (offset, len) = bytes(work.call.dtype, elements);
+        match place {
+            Place::Vector(Source::Input) => work.input.narrow(offset, len),
+            Place::Vector(Source::Output) => work.output.narrow(offset, len),
+            Place::Slot(slot) => self.slots[slot as usize].narrow(0, len),
+            Place::View { peer, message } => {
+                let views = &self.views[peer].0;
+                views[message as usize % views.len()]
+            }
+        }
+    }
+
+    fn blame(&self, error: Error, peer: Rank) -> Failure {
+        Failure { error, suspect: Some(peer) }
+    }
+
+    fn timed_out(&self, work: &Work) -> Failure {
+        let silent: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.heard[*peer]).collect();
+        let waiting = match silent[..] {
+            [] => "for messages of ranks that are in the same call".to_owned(),
+            [one] => format!("for rank {one} to make the same call"),
+            _ => format!("for ranks {silent:?} to make the same call"),
+        };
+        let words =
+            format!("{}: nothing moved for {:?}: waited {waiting}", work.call, self.wait.timeout());
+        Failure { error: Error::new(ErrorKind::Timeout, words), suspect: silent.first().copied() }
+    }
+}
+
+fn bytes(dtype: DType, elements: std::ops::Range<u64>) -> (usize, usize) {
+    let size = dtype.size();
+    (elements.start as usize * size, (elements.end - elements.start) as usize * size)
+}
+
+fn bug(violation: Violation) -> Error {
+    Error::new(ErrorKind::Internal, format!("{}: please report this", violation.0))
+}

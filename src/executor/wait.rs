@@ -1,0 +1,109 @@
+//! How a rank waits: it spins briefly, then sleeps until a bell rings, and never longer than its deadline.
+
+use crate::error::Result;
+use crate::fault::Fault;
+use crate::transport::Transport;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::time::{Duration, Instant};
+
+/// Turns without progress before the clock is read for the first time: most waits are over by then.
+const TURNS_BEFORE_CLOCK: u32 = 64;
+
+/// A sleep is never longer than this, so that a bell that is never rung costs time and not for ever.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+
+/// One rank's patience.
+#[derive(Debug)]
+pub(super) struct Wait {
+    spin: Duration,
+    timeout: Duration,
+    crowded: bool,
+    turns: u32,
+    since: Option<Instant>,
+}
+
+impl Wait {
+    pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
+        Self { spin, timeout, crowded, turns: 0, since: None }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// A call begins.
+    pub(super) fn begin(&mut self) {
+        self.progressed();
+    }
+
+    /// Something moved: patience is as long as ever.
+    pub(super) fn progressed(&mut self) {
+        self.turns = 0;
+        self.since = None;
+    }
+
+    /// Waits a little for something to happen at the transports. `false` if nothing did for too long.
+    ///
+    /// # Errors
+    /// The fault, if it was raised.
+    pub(super) fn pause(&mut self, fault: &Fault, transports: &mut [Box<dyn Transport>]) -> Result<bool> {
+        self.pause_unless(fault, transports, || false)
+    }
+
+    /// The same, but does not sleep if `come` is true after peers were asked to ring.
+    ///
+    /// # Errors
+    /// The fault, if it was raised.
+    pub(super) fn pause_unless(
+        &mut self,
+        fault: &Fault,
+        transports: &mut [Box<dyn Transport>],
+        come: impl Fn() -> bool,
+    ) -> Result<bool> {
+        fault.check()?;
+        self.turns = self.turns.saturating_add(1);
+        if self.crowded {
+            // Somebody else needs this core to make what is waited for.
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+        if self.turns < TURNS_BEFORE_CLOCK {
+            return Ok(true);
+        }
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        let waited = now - since;
+        if waited >= self.timeout {
+            return Ok(false);
+        }
+        if waited < self.spin {
+            if !self.crowded {
+                // Even with a core for every rank there may be other programs.
+                std::thread::yield_now();
+            }
+            return Ok(true);
+        }
+        let quiet = transports.iter_mut().fold(true, |quiet, transport| transport.before_sleep() && quiet);
+        if quiet && !come() {
+            sleep(fault, transports, (self.timeout - waited).min(LONGEST_SLEEP));
+        }
+        transports.iter_mut().for_each(|transport| transport.after_sleep());
+        Ok(true)
+    }
+}
+
+/// Sleeps until a bell rings, but no longer than `longest`.
+fn sleep(fault: &Fault, transports: &[Box<dyn Transport>], longest: Duration) {
+    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    let bell = fault.bell();
+    // A rank has one transport for its node and one for other nodes.
+    let mut bells = [&bell, &bell, &bell];
+    let rung: [_; 2] = std::array::from_fn(|index| transports.get(index).map(|transport| transport.bell()));
+    for (slot, other) in bells[1..].iter_mut().zip(rung.iter().flatten()) {
+        *slot = other;
+    }
+    let mut descriptors = bells.map(|bell| PollFd::from_borrowed_fd(*bell, PollFlags::IN));
+    // Whatever ends the sleep, the caller looks at everything again.
+    let _ = poll(&mut descriptors, Some(&longest));
+}

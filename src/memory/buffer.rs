@@ -1,0 +1,54 @@
+//! Vectors that users allocate from the arena.
+
+use super::{Arena, Piece};
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Result};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+/// A vector in memory that peers on the node read directly, so that reducing it copies nothing. Starts as zeros.
+#[derive(Debug)]
+pub struct Buffer<T: Element> {
+    arena: Arc<Arena>,
+    piece: Piece,
+    offset: usize,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: a buffer owns its bytes like a vector does; elements are plain numbers.
+unsafe impl<T: Element> Sync for Buffer<T> {}
+
+impl<T: Element> Buffer<T> {
+    pub(crate) fn new(arena: Arc<Arena>, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
+        })?;
+        let offset = arena.alloc(bytes)?;
+        let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");
+        Ok(Self { arena, piece, offset, elements: PhantomData })
+    }
+}
+
+impl<T: Element> Deref for Buffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: the bytes are this buffer's own for as long as it lives, page-aligned, initialised with zeros,
+        // and every bit pattern is an element.
+        unsafe { std::slice::from_raw_parts(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>()) }
+    }
+}
+
+impl<T: Element> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above; the borrow of the buffer is exclusive, and peers only read it during an operation,
+        // which borrows it too.
+        unsafe { std::slice::from_raw_parts_mut(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>()) }
+    }
+}
+
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        self.arena.free(self.offset, self.piece.len());
+    }
+}

@@ -1,0 +1,380 @@
+//! Ranks that share a node's memory: messages are read where the sender has them.
+//!
+//! Owns the lanes between the ranks of one node, in their arenas, and the bells that wake them. A message is
+//! an entry in a lane that says where in the sender's arena its bytes are; the receiver reads them there and
+//! gives the entry back. What does not lie in the arena is staged in a slot of it beforehand. Must not know
+//! what the bytes mean.
+//!
+//! A rank writes to its own arena only. Peers map it for reading, so no peer can harm another's memory.
+
+mod lane;
+mod mailbox;
+mod neighbours;
+
+pub use mailbox::Mailbox;
+pub use neighbours::{Invitation, Neighbour, Neighbours};
+
+use super::{Delivery, Event, Events, Rank, Transport};
+use crate::call::{Call, CallWords};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Arena, PeerArena, Piece};
+use lane::{Doze, Duplex, ENTRIES, Lane, Nonsense};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// Entries of a lane that messages may take; the others are for the calls that announce them. A rank is at
+/// most one call ahead of a peer, so two are enough.
+const WINDOW: usize = ENTRIES - 2;
+
+/// How long a rank that gives up waits for peers that are reading its memory. They read one sub-chunk at a
+/// time, so this only passes if one of them was stopped; its own check then tells it that it read too late.
+const GIVE_UP_PATIENCE: Duration = Duration::from_secs(1);
+
+/// First words of an entry.
+const CALL: u64 = 1;
+const MESSAGE: u64 = 2;
+
+/// The words that a rank shows its neighbours besides the lanes, each on a cache line of its own.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct Board {
+    doze: crossbeam_utils::CachePadded<Doze>,
+    /// 1 while the rank reads views of others.
+    reading: crossbeam_utils::CachePadded<AtomicU32>,
+    /// 1 once the rank has given up: what its messages point at may change at any time.
+    given_up: crossbeam_utils::CachePadded<AtomicU32>,
+}
+
+/// Where everything is in an arena, given how many ranks share the node and how large a small message may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    neighbours: usize,
+    small: usize,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+impl Layout {
+    /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
+    /// slots of `slot_bytes` in the pool. Equal on all ranks of the node but for the pool, which comes last.
+    #[must_use]
+    pub fn new(neighbours: usize, small: usize, slots: usize, slot_bytes: usize) -> Self {
+        Self { neighbours, small, slots, slot_bytes }
+    }
+
+    fn lane(self, neighbour: usize) -> usize {
+        size_of::<Board>() + neighbour * size_of::<Lane>()
+    }
+
+    fn mailbox(self) -> usize {
+        self.lane(self.neighbours).next_multiple_of(4096)
+    }
+
+    /// Where the pool begins, and so how much of an arena peers read besides slots and buffers.
+    #[must_use]
+    pub fn pool(self) -> usize {
+        (self.mailbox() + mailbox::bytes(self.small)).next_multiple_of(4096)
+    }
+
+    /// Bytes in front of an arena that this layout takes.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.pool() + self.slots * self.slot_bytes
+    }
+
+    /// The slots of the pool.
+    #[must_use]
+    pub fn slots_of(self, arena: &Arena) -> Vec<Piece> {
+        let slot = |number| arena.piece(self.pool() + number * self.slot_bytes, self.slot_bytes);
+        (0..self.slots).map(|number| slot(number).expect("the pool lies within the arena")).collect()
+    }
+}
+
+/// Something in an arena that lives as long as the arena is held.
+#[derive(Debug)]
+struct Placed<T> {
+    at: NonNull<T>,
+    _held: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+// SAFETY: what is placed in arenas consists of atomics, which any thread may use.
+unsafe impl<T: Sync> Send for Placed<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Placed<T> {}
+
+impl<T> Placed<T> {
+    /// Something that consists of atomics, in the memory of `piece`, which lies in the arena behind `held`.
+    fn new(piece: Option<Piece>, held: Arc<dyn std::any::Any + Send + Sync>) -> Result<Self> {
+        let fits = |piece: &Piece| piece.len() >= size_of::<T>() && piece.as_ptr().cast::<T>().is_aligned();
+        let at = piece
+            .filter(fits)
+            .and_then(|piece| NonNull::new(piece.as_ptr().cast::<T>()))
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "the layout does not fit the arena"))?;
+        Ok(Self { at, _held: held })
+    }
+}
+
+impl<T> Deref for Placed<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the memory holds a T for as long as `_held` does: zeros are a valid T, since it consists of
+        // atomic integers, and arenas start as zeros; it is aligned and large enough, as was checked.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// The link to one neighbour.
+struct Link {
+    rank: Rank,
+    duplex: Duplex<Placed<Lane>>,
+    board: Placed<Board>,
+    bell: OwnedFd,
+    arena: Arc<PeerArena>,
+    /// Of my entries that are not acknowledged yet, oldest first: whether it is a message.
+    under_way: VecDeque<bool>,
+    acknowledged: u64,
+    /// Whether the peer's call of this sequence was heard.
+    heard: bool,
+}
+
+/// The shared-memory transport of one rank.
+pub struct Shm {
+    name: &'static str,
+    arena: Arc<Arena>,
+    board: Placed<Board>,
+    bell: OwnedFd,
+    links: Vec<Link>,
+    /// By rank, the index of its link.
+    of_rank: Vec<Option<usize>>,
+}
+
+impl Shm {
+    /// Joins the lanes of `arena`, laid out by `layout`, with those of the neighbours.
+    ///
+    /// # Errors
+    /// `System` if a neighbour's arena cannot be mapped.
+    pub fn new(
+        name: &'static str,
+        world: usize,
+        arena: &Arc<Arena>,
+        layout: Layout,
+        neighbours: &Neighbours,
+    ) -> Result<Self> {
+        let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(arena) as _;
+        let board = Placed::new(arena.piece(0, size_of::<Board>()), Arc::clone(&held))?;
+        let mut links = Vec::new();
+        let mut of_rank = vec![None; world];
+        for neighbour in &neighbours.others {
+            let theirs: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&neighbour.arena) as _;
+            let lane_bytes = size_of::<Lane>();
+            let mine = Placed::new(arena.piece(layout.lane(neighbour.place), lane_bytes), Arc::clone(&held))?;
+            let lane = neighbour.arena.piece(layout.lane(neighbours.place), lane_bytes);
+            of_rank[neighbour.rank] = Some(links.len());
+            links.push(Link {
+                rank: neighbour.rank,
+                duplex: Duplex::new(mine, Placed::new(lane, Arc::clone(&theirs))?),
+                board: Placed::new(neighbour.arena.piece(0, size_of::<Board>()), theirs)?,
+                bell: neighbour.bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))?,
+                arena: Arc::clone(&neighbour.arena),
+                under_way: VecDeque::with_capacity(ENTRIES),
+                acknowledged: 0,
+                heard: true,
+            });
+        }
+        let bell = neighbours.bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))?;
+        Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank })
+    }
+
+    fn link(&mut self, peer: Rank) -> &mut Link {
+        let index = self.of_rank[peer].expect("the executor routes only neighbours here");
+        &mut self.links[index]
+    }
+
+    fn check_given_up(&self) -> Result<()> {
+        for link in &self.links {
+            if link.board.given_up.load(Ordering::Acquire) != 0 {
+                return Err(Error::new(ErrorKind::PeerLost, format!("rank {} gave up this call", link.rank)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    fn write(&mut self, words: lane::Words, is_message: bool) {
+        self.duplex.write(words);
+        self.under_way.push_back(is_message);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if self.board.doze.must_wake() {
+            // A full counter is readable too, so a failure to add to it does not matter.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        let heard = match self.duplex.peek() {
+            // A call that is ahead of this rank's is no news.
+            Ok(Some(words)) => words[0] != CALL || !self.heard,
+            Ok(None) => false,
+            Err(Nonsense) => true,
+        };
+        heard || self.duplex.acknowledged() != Ok(self.acknowledged)
+    }
+
+    fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        let before = events.len();
+        let acknowledged = self.duplex.acknowledged().map_err(|Nonsense| self.nonsense())?;
+        while self.acknowledged < acknowledged {
+            self.acknowledged += 1;
+            if self.under_way.pop_front() == Some(true) {
+                events.push_back(Event::Sent { peer: self.rank });
+            }
+        }
+        while let Some(words) = self.duplex.peek().map_err(|Nonsense| self.nonsense())? {
+            match words[0] {
+                CALL if self.heard => break,
+                CALL => {
+                    let call: CallWords = std::array::from_fn(|word| words[word + 1]);
+                    let call = Call::from_words(call).ok_or_else(|| self.nonsense())?;
+                    self.heard = true;
+                    self.duplex.advance();
+                    // All messages before it were given back, or this rank would not be in a new call.
+                    self.duplex.consume();
+                    self.wake();
+                    events.push_back(Event::Called { peer: self.rank, call });
+                }
+                MESSAGE => {
+                    let view = self.arena.piece(words[1] as usize, words[2] as usize);
+                    let view = view.ok_or_else(|| self.nonsense())?;
+                    self.duplex.advance();
+                    events.push_back(Event::Arrived { peer: self.rank, view });
+                }
+                _ => return Err(self.nonsense()),
+            }
+        }
+        Ok(events.len() > before)
+    }
+
+    fn nonsense(&self) -> Error {
+        Error::new(
+            ErrorKind::Disagreement,
+            format!("what rank {} wrote to shared memory makes no sense: is it the same build of flexring?", self.rank),
+        )
+    }
+}
+
+impl Transport for Shm {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn delivery(&self) -> Delivery {
+        Delivery::InPlace
+    }
+
+    fn can_send_from(&self, piece: Piece) -> bool {
+        self.arena.offset_of(piece).is_some()
+    }
+
+    fn window(&self) -> usize {
+        WINDOW
+    }
+
+    fn begin(&mut self, _sequence: u64) {
+        for link in &mut self.links {
+            link.heard = false;
+        }
+    }
+
+    fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        let call = call.to_words();
+        let mut words = [0; 8];
+        words[0] = CALL;
+        words[1..=call.len()].copy_from_slice(&call);
+        self.link(peer).write(words, false);
+        Ok(())
+    }
+
+    fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let offset = self.arena.offset_of(piece).ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "a message outside of the arena was not staged")
+        })?;
+        self.link(peer).write([MESSAGE, offset as u64, piece.len() as u64, 0, 0, 0, 0, 0], true);
+        Ok(())
+    }
+
+    fn land(&mut self, _peer: Rank, _piece: Piece) -> Result<()> {
+        Err(Error::new(ErrorKind::Internal, "messages in shared memory are read where they are"))
+    }
+
+    fn release(&mut self, peer: Rank) {
+        let link = self.link(peer);
+        link.duplex.consume();
+        link.wake();
+    }
+
+    fn enter_views(&mut self) -> Result<()> {
+        self.board.reading.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `give_up`: either this rank sees that a peer gave up, or the peer sees that
+        // this rank reads and waits for it.
+        fence(Ordering::SeqCst);
+        self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
+    }
+
+    fn leave_views(&mut self) -> Result<()> {
+        self.board.reading.store(0, Ordering::Release);
+        self.check_given_up()
+    }
+
+    fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        let mut any = false;
+        for link in &mut self.links {
+            any |= link.poll(events)?;
+        }
+        Ok(any)
+    }
+
+    fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        self.board.doze.announce();
+        !self.links.iter().any(Link::has_news)
+    }
+
+    fn after_sleep(&mut self) {
+        self.board.doze.end();
+        // Silences the bell; it may not have rung.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+    }
+
+    fn give_up(&mut self) {
+        self.board.reading.store(0, Ordering::Relaxed);
+        self.board.given_up.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let patience = Instant::now() + GIVE_UP_PATIENCE;
+        while self.links.iter().any(|link| link.board.reading.load(Ordering::Acquire) != 0) {
+            if Instant::now() > patience {
+                log::debug!("a neighbour still reads this rank's memory after {GIVE_UP_PATIENCE:?}");
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A new bell.
+pub(super) fn new_bell() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|cause| Error::system("cannot create an event descriptor", cause))
+}

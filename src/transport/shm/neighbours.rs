@@ -1,0 +1,211 @@
+//! How ranks of one node get hold of each other's arena and bell: descriptors passed over sockets that have no
+//! name in any file system.
+
+use super::new_bell;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::{Arena, PeerArena};
+use crate::transport::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg, sendmsg_addr,
+    socket_with,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Another rank of the node.
+pub struct Neighbour {
+    /// Its rank in the world.
+    pub rank: Rank,
+    /// Its place among the ranks of the node.
+    pub place: usize,
+    /// Its memory.
+    pub arena: Arc<PeerArena>,
+    /// What wakes it.
+    pub bell: OwnedFd,
+}
+
+/// All ranks of a node, as one of them sees them.
+pub struct Neighbours {
+    /// This rank's place among them.
+    pub place: usize,
+    /// What wakes this rank.
+    pub bell: OwnedFd,
+    /// The others.
+    pub others: Vec<Neighbour>,
+}
+
+/// A socket at which the neighbours hand in their descriptors. Made before the ranks tell each other its name.
+pub struct Invitation {
+    socket: OwnedFd,
+    secret: [u8; 16],
+}
+
+/// A datagram: the secret of the invitation and the sender's place on the node.
+const GREETING: usize = 16 + 8;
+
+impl Invitation {
+    /// Opens a socket under a name that nobody can guess.
+    ///
+    /// # Errors
+    /// `System` if no socket can be had.
+    pub fn new() -> Result<Self> {
+        let failed = |cause: Errno| Error::system("cannot open a socket for the ranks of this node", cause);
+        let mut secret = [0; 16];
+        getrandom::fill(&mut secret)
+            .map_err(|cause| Error::new(ErrorKind::System, format!("cannot draw random bytes: {cause}")))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
+        bind(&socket, &address(&secret).map_err(failed)?).map_err(failed)?;
+        Ok(Self { socket, secret })
+    }
+
+    /// What the neighbours must be told.
+    #[must_use]
+    pub fn secret(&self) -> [u8; 16] {
+        self.secret
+    }
+
+    /// Hands this rank's arena and a bell to every neighbour and takes theirs. `node` lists the ranks of the
+    /// node with the secrets of their invitations, in the same order on all of them; `fixed` is how much of
+    /// an arena is made ready for reading.
+    ///
+    /// # Errors
+    /// `Rendezvous` if they do not all come before `deadline`, or the error of `fault` if it is raised meanwhile.
+    pub fn meet(
+        self,
+        me: Rank,
+        node: &[(Rank, [u8; 16])],
+        arena: &Arena,
+        fixed: usize,
+        deadline: Instant,
+        fault: &Fault,
+    ) -> Result<Neighbours> {
+        let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
+        let bell = new_bell()?;
+        let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
+        let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
+        while !unsent.is_empty() || others.len() + 1 < node.len() {
+            fault.check()?;
+            let mut blocked = Vec::new();
+            for other in unsent.drain(..) {
+                match self.greet(place, &node[other].1, arena, &bell) {
+                    Ok(()) => {}
+                    // Its queue is full: it reads as soon as it gets here.
+                    Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
+                    Err(cause) => {
+                        return Err(Error::system(
+                            format_args!(
+                                "cannot reach rank {} on this node: do both share a network namespace? \
+                                 (FLEXRING_NODE tells nodes apart)",
+                                node[other].0
+                            ),
+                            cause,
+                        ));
+                    }
+                }
+            }
+            unsent = blocked;
+            while let Some((from, descriptors)) = self.receive()? {
+                let [file, bell] = descriptors;
+                let Some((rank, _)) = node.get(from).filter(|_| others.iter().all(|other| other.place != from))
+                else {
+                    continue;
+                };
+                let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
+                others.push(Neighbour { rank: *rank, place: from, arena, bell });
+            }
+            if Instant::now() >= deadline {
+                let come = |(other, _): &(usize, _)| {
+                    *other == place || others.iter().any(|neighbour| neighbour.place == *other)
+                };
+                let missing: Vec<Rank> =
+                    node.iter().enumerate().filter(|entry| !come(entry)).map(|(_, (rank, _))| *rank).collect();
+                return Err(Error::new(
+                    ErrorKind::Rendezvous,
+                    format!("ranks {missing:?} on this node did not hand over their shared memory in time"),
+                ));
+            }
+            if !unsent.is_empty() || others.len() + 1 < node.len() {
+                self.wait(fault, unsent.is_empty(), deadline);
+            }
+        }
+        others.sort_by_key(|other| other.place);
+        Ok(Neighbours { place, bell, others })
+    }
+
+    fn greet(
+        &self,
+        place: usize,
+        secret: &[u8; 16],
+        arena: &Arena,
+        bell: &OwnedFd,
+    ) -> rustix::io::Result<()> {
+        let mut greeting = [0; GREETING];
+        greeting[..16].copy_from_slice(secret);
+        greeting[16..].copy_from_slice(&(place as u64).to_le_bytes());
+        let descriptors = [arena.file(), bell.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let bytes = [IoSlice::new(&greeting)];
+        sendmsg_addr(&self.socket, &address(secret)?, &bytes, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+    }
+
+    /// The next greeting that knows the secret, if one is there. Others are dropped.
+    fn receive(&self) -> Result<Option<(usize, [OwnedFd; 2])>> {
+        loop {
+            let mut greeting = [0; GREETING];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut bytes = [IoSliceMut::new(&mut greeting)];
+            let received = match recvmsg(&self.socket, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(message) => message.bytes,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(cause) => return Err(Error::system("cannot receive from a rank of this node", cause)),
+            };
+            let mut descriptors = Vec::new();
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    descriptors.extend(rights);
+                }
+            }
+            let place = u64::from_le_bytes(std::array::from_fn(|byte| greeting[16 + byte]));
+            if received == GREETING && greeting[..16] == self.secret {
+                if let Ok(descriptors) = <[OwnedFd; 2]>::try_from(descriptors) {
+                    return Ok(Some((place as usize, descriptors)));
+                }
+            }
+            log::warn!("dropped a message of a stranger at the socket for the ranks of this node");
+        }
+    }
+
+    /// Waits until something may have changed.
+    fn wait(&self, fault: &Fault, all_sent: bool, deadline: Instant) {
+        // A neighbour whose queue was full rings nowhere when it has room again.
+        let retry = if all_sent { Duration::from_secs(1) } else { Duration::from_millis(1) };
+        let patience = deadline.saturating_duration_since(Instant::now()).min(retry);
+        let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        let bell = fault.bell();
+        let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
+        // Whatever ends the wait, the caller looks at everything again.
+        let _ = poll(&mut descriptors, Some(&patience));
+    }
+}
+
+fn address(secret: &[u8; 16]) -> rustix::io::Result<SocketAddrUnix> {
+    let mut name = *b"flexring-0123456789abcdef0123456789abcdef";
+    for (digit, at) in name[9..].iter_mut().zip(0..) {
+        let byte: u8 = secret[at / 2];
+        let nibble = if at % 2 == 0 { byte >> 4 } else { byte & 15 };
+        *digit = b"0123456789abcdef"[usize::from(nibble)];
+    }
+    SocketAddrUnix::new_abstract_name(&name)
+}
