@@ -1,0 +1,389 @@
+//! The assembly: ranks come, show who they are, and wait until all are there.
+//!
+//! Owns the decision whether a world comes about. Does no I/O: it is told who comes and goes and what time it
+//! is. Whatever goes wrong becomes one verdict, the same for every rank that is there or comes later.
+
+use super::frame::{Caller, Hello, Terms, VERSION};
+use super::roster::{Process, ranks};
+use super::silence::seconds;
+use crate::error::{Error, ErrorKind};
+use crate::transport::Rank;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The most ranks that a world may have: what a stranger may make this side count to.
+const MAX_WORLD: usize = 1 << 16;
+
+/// A rank that has come.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) process: Process,
+    pub(super) terms: Terms,
+}
+
+/// What becomes of a caller.
+#[derive(Debug, PartialEq)]
+pub(super) enum Arrival {
+    /// It is one of us and waits.
+    Seated,
+    /// It is one of us, and the last: the world is there.
+    Complete,
+    /// It belongs to another job, which concerns nobody else.
+    Foreign(Error),
+    /// There is a verdict, and it is the caller's too.
+    Doomed,
+    /// It speaks nonsense.
+    Garbled,
+}
+
+/// Ranks on their way to a world.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    token: u128,
+    place: String,
+    world: Option<usize>,
+    guests: BTreeMap<Rank, Guest>,
+    /// When the least patient guest gives up, and how long it will have waited.
+    deadline: Option<(Instant, Duration)>,
+    verdict: Option<Error>,
+}
+
+impl Assembly {
+    /// Waits at `place` for the job of `token`; the first rank to come tells how many there are.
+    pub(super) fn new(token: u128, place: String) -> Self {
+        Self {
+            token,
+            place,
+            world: None,
+            guests: BTreeMap::new(),
+            deadline: None,
+            verdict: None,
+        }
+    }
+
+    /// Why no world comes about, if so.
+    pub(super) fn verdict(&self) -> Option<&Error> {
+        self.verdict.as_ref()
+    }
+
+    /// How many ranks are expected, once one has told.
+    pub(super) fn world(&self) -> Option<usize> {
+        self.world
+    }
+
+    /// When to look at the clock again.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline.map(|(at, _)| at)
+    }
+
+    /// The guests, in the order of their ranks.
+    pub(super) fn into_guests(self) -> Vec<Guest> {
+        self.guests.into_values().collect()
+    }
+
+    /// Somebody comes.
+    pub(super) fn arrive(&mut self, hello: Hello, now: Instant) -> Arrival {
+        let Hello { caller, terms } = hello;
+        if caller.token != self.token {
+            return Arrival::Foreign(self.foreign(&caller));
+        }
+        if self.verdict.is_none() {
+            self.verdict = self.objection(&caller, terms.as_ref());
+        }
+        self.world.get_or_insert(caller.world);
+        if let Some(terms) = &terms {
+            let until = now + terms.patience;
+            if self.deadline.is_none_or(|(at, _)| until < at) {
+                self.deadline = Some((until, terms.patience));
+            }
+        }
+        if self.verdict.is_some() {
+            return Arrival::Doomed;
+        }
+        // Only another release's terms are unreadable, and those were objected to.
+        let Some(terms) = terms else {
+            return Arrival::Garbled;
+        };
+        let process = caller.process;
+        self.guests.insert(caller.rank, Guest { process, terms });
+        if self.guests.len() == caller.world {
+            Arrival::Complete
+        } else {
+            Arrival::Seated
+        }
+    }
+
+    /// A guest's connection ended.
+    pub(super) fn depart(&mut self, rank: Rank, cause: &str) {
+        let Some(guest) = self.guests.remove(&rank) else {
+            return;
+        };
+        self.condemn(
+            ErrorKind::PeerLost,
+            format!(
+                "rank {rank} ({}) died or gave up before all ranks had come: its control connection {cause}",
+                guest.process
+            ),
+        );
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let Some((_, patience)) = self.deadline.filter(|(at, _)| now >= *at) else {
+            return;
+        };
+        let (None, Some(world)) = (&self.verdict, self.world) else {
+            return;
+        };
+        let missing: Vec<Rank> = (0..world)
+            .filter(|rank| !self.guests.contains_key(rank))
+            .collect();
+        self.condemn(
+            ErrorKind::Rendezvous,
+            format!(
+                "{} of {world} did not come within {} (met at {}: are they running, and do they look for rank 0 there?)",
+                ranks(&missing),
+                seconds(patience),
+                self.place
+            ),
+        );
+    }
+
+    /// Whoever opened the assembly has no use for it any more.
+    pub(super) fn give_up(&mut self) {
+        self.condemn(
+            ErrorKind::Rendezvous,
+            format!(
+                "the meeting at {} was called off by its host before all ranks had come",
+                self.place
+            ),
+        );
+    }
+
+    fn condemn(&mut self, kind: ErrorKind, message: String) {
+        self.verdict.get_or_insert_with(|| Error::new(kind, message));
+    }
+
+    fn foreign(&self, caller: &Caller) -> Error {
+        Error::new(
+            ErrorKind::Rendezvous,
+            format!(
+                "at {} another job is meeting, not that of rank {} ({}): give each job a port of its own with \
+                 FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
+                self.place, caller.rank, caller.process
+            ),
+        )
+    }
+
+    /// What is wrong with a caller of this job, if anything.
+    fn objection(&self, caller: &Caller, terms: Option<&Terms>) -> Option<Error> {
+        let Caller {
+            version,
+            rank,
+            world,
+            process,
+            ..
+        } = caller;
+        let disagree = |message| Some(Error::new(ErrorKind::Disagreement, message));
+        // The lowest rank so far speaks for all: they agree.
+        let first = self.guests.first_key_value();
+        if version != VERSION {
+            return disagree(format!(
+                "rank {rank} ({process}) runs flexring {version}, and the meeting at {} runs {VERSION}: all ranks must \
+                 run the same release",
+                self.place
+            ));
+        }
+        if rank >= world || *world > MAX_WORLD {
+            return disagree(format!(
+                "{process} calls itself rank {rank} of a world of {world}: ranks are numbered from 0, and a world has at \
+                 most {MAX_WORLD}"
+            ));
+        }
+        let (first_rank, first) = first?;
+        let expected = self.world.unwrap_or(*world);
+        if *world != expected {
+            return disagree(format!(
+                "rank {rank} ({process}) expects a world of {world}, rank {first_rank} ({}) one of {expected}",
+                first.process
+            ));
+        }
+        if let Some(twin) = self.guests.get(rank) {
+            return Some(Error::new(
+                ErrorKind::Rendezvous,
+                format!(
+                    "two processes call themselves rank {rank}: {} and {process}; every process needs a rank of its own",
+                    twin.process
+                ),
+            ));
+        }
+        difference(&first.terms.settings, &terms?.settings).map(|(name, theirs, value)| {
+            Error::new(
+                ErrorKind::Disagreement,
+                format!(
+                    "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it alike on all ranks"
+                ),
+            )
+        })
+    }
+}
+
+/// The first setting in which two ranks differ: its name, and what the one and the other have.
+fn difference<'a>(
+    first: &'a [(String, String)],
+    other: &'a [(String, String)],
+) -> Option<(&'a str, &'a str, &'a str)> {
+    fn value<'a>(settings: &'a [(String, String)], name: &str) -> &'a str {
+        settings
+            .iter()
+            .find(|(known, _)| known == name)
+            .map_or("nothing", |(_, value)| value)
+    }
+    first
+        .iter()
+        .chain(other)
+        .map(|(name, _)| (name.as_str(), value(first, name), value(other, name)))
+        .find(|(_, ours, theirs)| ours != theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(rank: Rank, world: usize) -> Hello {
+        Hello {
+            caller: Caller {
+                version: VERSION.to_owned(),
+                token: 1,
+                rank,
+                world,
+                process: Process {
+                    pid: 100 + rank as u32,
+                    host: "h".to_owned(),
+                    instance: 0,
+                },
+            },
+            terms: Some(Terms {
+                settings: vec![("FLEXRING_SUBCHUNK".to_owned(), "512K".to_owned())],
+                patience: Duration::from_secs(60),
+                timeout: Duration::from_secs(60),
+                heartbeat: Duration::from_millis(500),
+            }),
+        }
+    }
+
+    fn assembly() -> Assembly {
+        Assembly::new(1, "here:1".to_owned())
+    }
+
+    /// Lets two ranks of four come and then `third`, and returns the verdict.
+    fn third(change: impl FnOnce(&mut Hello)) -> Error {
+        let mut assembly = assembly();
+        let now = Instant::now();
+        assert_eq!(assembly.arrive(hello(2, 4), now), Arrival::Seated);
+        assert_eq!(assembly.arrive(hello(0, 4), now), Arrival::Seated);
+        let mut third = hello(3, 4);
+        change(&mut third);
+        assert_eq!(assembly.arrive(third, now), Arrival::Doomed);
+        // Whoever comes later shares the fate.
+        assert_eq!(assembly.arrive(hello(1, 4), now), Arrival::Doomed);
+        assembly.verdict().expect("a verdict").clone()
+    }
+
+    #[test]
+    fn a_world_comes_about_in_any_order() {
+        let mut assembly = assembly();
+        let now = Instant::now();
+        for rank in [3, 0, 2] {
+            assert_eq!(assembly.arrive(hello(rank, 4), now), Arrival::Seated);
+        }
+        assert_eq!(assembly.arrive(hello(1, 4), now), Arrival::Complete);
+        let pids: Vec<u32> = assembly
+            .into_guests()
+            .iter()
+            .map(|guest| guest.process.pid)
+            .collect();
+        assert_eq!(pids, [100, 101, 102, 103]);
+    }
+
+    #[test]
+    fn whoever_differs_is_named_with_what_differs() {
+        let verdict = third(|hello| {
+            hello.terms.as_mut().expect("terms").settings[0].1 = "1M".to_owned();
+        });
+        assert_eq!(
+            verdict.message(),
+            "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it alike on all ranks"
+        );
+        let verdict = third(|hello| hello.caller.world = 5);
+        assert_eq!(
+            verdict.message(),
+            "rank 3 (pid 103 on host h) expects a world of 5, rank 0 (pid 100 on host h) one of 4"
+        );
+        let verdict = third(|hello| {
+            hello.caller.version = "0.0.9".to_owned();
+            hello.terms = None;
+        });
+        assert!(verdict.message().contains("runs flexring 0.0.9"), "{verdict}");
+        let verdict = third(|hello| hello.caller.rank = 4);
+        assert!(verdict.message().contains("rank 4 of a world of 4"), "{verdict}");
+    }
+
+    #[test]
+    fn two_of_the_same_rank_are_both_named() {
+        let verdict = third(|hello| hello.caller.rank = 2);
+        assert_eq!(
+            verdict.message(),
+            "two processes call themselves rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
+             of its own"
+        );
+    }
+
+    #[test]
+    fn the_least_patient_rank_sets_the_deadline_and_the_missing_are_named() {
+        let mut assembly = assembly();
+        let start = Instant::now();
+        for rank in [0, 1, 3, 4, 6, 7] {
+            assembly.arrive(hello(rank, 8), start);
+        }
+        let deadline = assembly.deadline().expect("a deadline");
+        assert_eq!(deadline, start + Duration::from_secs(60));
+        assembly.tick(deadline - Duration::from_millis(1));
+        assert_eq!(assembly.verdict(), None);
+        assembly.tick(deadline);
+        let verdict = assembly.verdict().expect("a verdict");
+        assert_eq!(verdict.kind(), ErrorKind::Rendezvous);
+        assert!(
+            verdict
+                .message()
+                .starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
+            "{verdict}"
+        );
+    }
+
+    #[test]
+    fn a_foreigner_is_refused_alone() {
+        let mut assembly = assembly();
+        let now = Instant::now();
+        let mut foreigner = hello(0, 9);
+        foreigner.caller.token = 2;
+        assert!(matches!(assembly.arrive(foreigner, now), Arrival::Foreign(_)));
+        assert_eq!(assembly.verdict(), None);
+        assert_eq!(assembly.arrive(hello(0, 1), now), Arrival::Complete);
+    }
+
+    #[test]
+    fn whoever_goes_before_the_others_came_ends_it_for_all() {
+        let mut assembly = assembly();
+        let now = Instant::now();
+        assembly.arrive(hello(1, 3), now);
+        assembly.depart(0, "closed");
+        assert_eq!(assembly.verdict(), None);
+        assembly.depart(1, "closed");
+        assert!(
+            assembly
+                .verdict()
+                .is_some_and(|verdict| verdict.message().contains("rank 1 (pid 101 on host h) died"))
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! The hub: where all control connections of one world end, seen from outside.
+//!
+//! Owns the handle on it and the making of unique ids. Must not know what its thread does.
+//!
+//! The thread lives until all ranks have left, or as long as its process. It can be given up before its world
+//! has come; after that it serves on even if nobody holds it any more.
+
+use super::assembly::Assembly;
+use super::interfaces;
+use super::meeting;
+use super::service::Service;
+use super::unique_id::UniqueId;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Makes an id that the ranks of one world meet by, and serves that world from this process in the background.
+/// The process must live until all ranks have left, or be one of them.
+///
+/// # Errors
+/// `InvalidSetting` if no interface qualifies; `System` if no socket, thread or random number can be had.
+pub fn create_unique_id(config: &Config) -> Result<UniqueId> {
+    let (mut hub, id) = Hub::create(config)?;
+    hub.abandon_on_drop = false;
+    Ok(id)
+}
+
+/// A handle on a hub. Dropping it gives a world up that has not come together yet, and does not wait.
+#[derive(Debug)]
+pub struct Hub {
+    bell: Arc<OwnedFd>,
+    abandoned: Arc<AtomicBool>,
+    abandon_on_drop: bool,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Hub {
+    /// Makes a hub at any free port of the chosen interface and of the loopback, and the id that leads there.
+    ///
+    /// # Errors
+    /// As [`create_unique_id`].
+    pub fn create(config: &Config) -> Result<(Self, UniqueId)> {
+        let chosen = interfaces::choose(config.socket_ifname.as_deref(), config.socket_family)?;
+        let loopback = match chosen {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let mut listeners = Vec::new();
+        // The loopback comes second: elsewhere it leads to somebody else's door.
+        for ip in [Some(chosen), (chosen != loopback).then_some(loopback)]
+            .into_iter()
+            .flatten()
+        {
+            let listener = meeting::listen_at(SocketAddr::new(ip, 0))
+                .map_err(|cause| Error::system(format!("cannot listen on {ip}"), cause))?;
+            listeners.push(listener);
+        }
+        let mut token = [0; 16];
+        getrandom::fill(&mut token)
+            .map_err(|cause| Error::new(ErrorKind::System, format!("cannot get random bytes: {cause}")))?;
+        let token = u128::from_le_bytes(token);
+        let addresses = meeting::addresses_of(&listeners)?;
+        let place = addresses
+            .first()
+            .map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let id = UniqueId::new(token, &addresses);
+        Ok((Self::open(token, listeners, place)?, id))
+    }
+
+    /// Serves the job of `token` at `listeners`, which messages call `place`.
+    pub(super) fn open(token: u128, listeners: Vec<TcpListener>, place: String) -> Result<Self> {
+        let addresses = meeting::addresses_of(&listeners)?;
+        for listener in &listeners {
+            listener
+                .set_nonblocking(true)
+                .map_err(|cause| Error::system("cannot prepare the control port", cause))?;
+        }
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
+        let hub = Self {
+            bell: Arc::new(bell),
+            abandoned: Arc::default(),
+            abandon_on_drop: true,
+            addresses,
+        };
+        let service = Service::new(
+            hub.bell.clone(),
+            hub.abandoned.clone(),
+            listeners,
+            Assembly::new(token, place),
+        );
+        std::thread::Builder::new()
+            .name("flexring-hub".to_owned())
+            .spawn(move || service.run())
+            .map_err(|cause| Error::system("cannot start the hub's thread", cause))?;
+        Ok(hub)
+    }
+
+    /// Where it can be reached from this node.
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        if self.abandon_on_drop {
+            self.abandoned.store(true, Ordering::Release);
+            // A full counter wakes the thread too, so no failure matters here.
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        }
+    }
+}

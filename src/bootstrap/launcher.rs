@@ -1,0 +1,420 @@
+//! Who am I: this process's rank, its world and where that world meets, as its launcher's environment tells.
+//!
+//! Owns the variables of launchers and what each of them means. Must not know what happens at the meeting.
+//!
+//! | launcher | recognised by | where its world meets |
+//! |---|---|---|
+//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` + 1 (its own store listens on `MASTER_PORT`) |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK` | this node, if all ranks are on it |
+//! | MPICH, Intel MPI | `PMI_RANK` or `PMI_ID` | this node, if all ranks are on it |
+//! | Slurm | `SLURM_PROCID` within a step | the step's first node |
+//!
+//! `FLEXRING_RANK`, `FLEXRING_WORLD_SIZE`, `FLEXRING_MASTER_ADDR` and `FLEXRING_MASTER_PORT` each take
+//! precedence over what a launcher says, and do without one if all that is needed is set.
+//! `FLEXRING_UNIQUE_ID` replaces address and port. A port that nobody gives is derived from the job's name.
+
+use super::unique_id::UniqueId;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::Rank;
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Who this process is and where it meets the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// This process's rank, less than `world`.
+    pub rank: Rank,
+    /// How many ranks there are, at least 1.
+    pub world: usize,
+    /// Where they meet.
+    pub meeting: Meeting,
+    /// What tells this job from others that may meet at the same place; 0 if nothing is known of the job.
+    pub token: u128,
+    /// Who said so, for messages.
+    pub launcher: &'static str,
+}
+
+/// Where the ranks of a world meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// Rank 0 listens there.
+    Address {
+        /// Host name or address of rank 0.
+        host: String,
+        /// TCP port; 0 (any) for a world of one.
+        port: u16,
+    },
+    /// The process that made this id listens already.
+    Id(UniqueId),
+}
+
+/// Finds out who this process is. `lookup` gives an environment variable's text if it is set.
+///
+/// # Errors
+/// `InvalidSetting`, quoting the variables, if they are half set or contradict each other; `Rendezvous`,
+/// saying what to set, if there are none or if nobody tells where to meet.
+pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<Identity> {
+    let environment = Environment(&lookup);
+    let complete = config.rank.is_some()
+        && config.world_size.is_some()
+        && (environment.text(UNIQUE_ID).is_some()
+            || (config.master_addr.is_some() && config.master_port.is_some()));
+    // A launcher whose every word is overridden may say what it likes.
+    let launched = if complete { None } else { launched(&environment)? };
+    let (rank, world) = numbers(config, launched.as_ref())?;
+    check(&rank, &world)?;
+
+    let launcher = launched
+        .as_ref()
+        .map_or("FLEXRING_RANK", |launched| launched.launcher);
+    let (rank, world) = (rank.value, world.value);
+    if let Some((name, text)) = environment.text(UNIQUE_ID) {
+        let id = UniqueId::from_hex(&text).map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidSetting,
+                format!("{name}=\"{text}\": {}", error.message()),
+            )
+        })?;
+        return Ok(Identity {
+            rank,
+            world,
+            token: id.token(),
+            meeting: Meeting::Id(id),
+            launcher,
+        });
+    }
+    let token = launched.as_ref().map_or(0, Launched::token);
+    let meeting = if world == 1 {
+        // Nobody else has to find the way.
+        Meeting::Address {
+            host: "127.0.0.1".to_owned(),
+            port: 0,
+        }
+    } else {
+        let host = config
+            .master_addr
+            .clone()
+            .or_else(|| launched.as_ref().and_then(|launched| launched.host.clone()))
+            .ok_or_else(|| no_address(launched.as_ref()))?;
+        let port = config
+            .master_port
+            .or_else(|| launched.as_ref().and_then(|launched| launched.port))
+            .unwrap_or_else(|| derived_port(token));
+        Meeting::Address { host, port }
+    };
+    Ok(Identity {
+        rank,
+        world,
+        meeting,
+        token,
+        launcher,
+    })
+}
+
+const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
+
+/// A port from 20000 to 30000, below what Linux hands out by itself. Two jobs that are given the same one
+/// notice by their tokens.
+fn derived_port(token: u128) -> u16 {
+    20_000 + (token % 10_001) as u16
+}
+
+/// A number and the variable it came from.
+#[derive(Clone, Copy, Debug)]
+struct Number {
+    name: &'static str,
+    value: usize,
+}
+
+/// What a launcher says.
+struct Launched {
+    launcher: &'static str,
+    rank: Number,
+    world: Number,
+    host: Option<String>,
+    port: Option<u16>,
+    /// A name that all ranks of the job share, and no other job does.
+    job: Option<String>,
+    /// How a variable is handed to all ranks.
+    export: &'static str,
+}
+
+impl Launched {
+    fn token(&self) -> u128 {
+        self.job
+            .as_ref()
+            .map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
+    }
+}
+
+/// The environment, seen through a lookup.
+struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Environment<'_> {
+    /// The first of these variables that is set and not empty.
+    fn first(&self, names: &[&'static str]) -> Option<(&'static str, String)> {
+        names.iter().find_map(|name| self.text(name))
+    }
+
+    fn text(&self, name: &'static str) -> Option<(&'static str, String)> {
+        (self.0)(name)
+            .filter(|text| !text.trim().is_empty())
+            .map(|text| (name, text))
+    }
+
+    /// The first of these variables that is set, as a whole number.
+    fn number(&self, names: &[&'static str]) -> Result<Option<Number>> {
+        let Some((name, text)) = self.first(names) else {
+            return Ok(None);
+        };
+        match text.trim().parse() {
+            Ok(value) => Ok(Some(Number { name, value })),
+            Err(_) => Err(invalid(format!(
+                "{name}=\"{text}\" cannot be used: expected a whole number"
+            ))),
+        }
+    }
+
+    /// Rank and world size, or neither.
+    fn pair(
+        &self,
+        launcher: &str,
+        ranks: &[&'static str],
+        worlds: &[&'static str],
+    ) -> Result<Option<(Number, Number)>> {
+        match (self.number(ranks)?, self.number(worlds)?) {
+            (Some(rank), Some(world)) => Ok(Some((rank, world))),
+            (None, None) => Ok(None),
+            (Some(Number { name, value }), None) => Err(half(launcher, name, value, worlds)),
+            (None, Some(Number { name, value })) => Err(half(launcher, name, value, ranks)),
+        }
+    }
+
+    /// A name that all ranks of a job share, from all of these variables that are set.
+    fn job(&self, names: &[&'static str]) -> Option<String> {
+        let parts: Vec<String> = names
+            .iter()
+            .filter_map(|name| self.text(name))
+            .map(|(_, text)| text)
+            .collect();
+        (!parts.is_empty()).then(|| parts.join("/"))
+    }
+}
+
+fn half(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error {
+    invalid(format!(
+        "{name}=\"{value}\" is set, as {launcher} does, but {} is not: set both, or unset {name} if it means something else",
+        missing.first().copied().unwrap_or_default()
+    ))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidSetting, message)
+}
+
+/// The launcher that started this process, if any of those known did.
+fn launched(environment: &Environment<'_>) -> Result<Option<Launched>> {
+    for launcher in [torchrun, open_mpi, mpich, slurm] {
+        if let Some(launched) = launcher(environment)? {
+            return Ok(Some(launched));
+        }
+    }
+    Ok(None)
+}
+
+fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
+    let Some((rank, world)) = environment.pair("torchrun", &["RANK"], &["WORLD_SIZE"])? else {
+        return Ok(None);
+    };
+    let port = match environment.text("MASTER_PORT") {
+        None => None,
+        Some((name, text)) => {
+            // The port itself belongs to torchrun's store.
+            let next = text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+            Some(next.and_then(|port| port.checked_add(1)).ok_or_else(|| {
+                invalid(format!(
+                    "{name}=\"{text}\" cannot be used: expected a port number from 1 to 65534, as flexring meets at \
+                     the one above it; or set FLEXRING_MASTER_PORT"
+                ))
+            })?)
+        }
+    };
+    Ok(Some(Launched {
+        launcher: "torchrun",
+        rank,
+        world,
+        host: environment
+            .text("MASTER_ADDR")
+            .map(|(_, text)| text.trim().to_owned())
+            .or(on_one_node(environment, &["LOCAL_WORLD_SIZE"], world)?),
+        port,
+        job: environment.job(&["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]),
+        export: "MASTER_ADDR=<host of rank 0> in front of each process",
+    }))
+}
+
+fn open_mpi(environment: &Environment<'_>) -> Result<Option<Launched>> {
+    let numbers = environment.pair("Open MPI", &["OMPI_COMM_WORLD_RANK"], &["OMPI_COMM_WORLD_SIZE"])?;
+    let Some((rank, world)) = numbers else {
+        return Ok(None);
+    };
+    Ok(Some(Launched {
+        launcher: "Open MPI",
+        rank,
+        world,
+        host: on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?,
+        port: None,
+        job: environment
+            .first(&[
+                "PMIX_NAMESPACE",
+                "OMPI_MCA_orte_ess_jobid",
+                "OMPI_MCA_ess_base_jobid",
+            ])
+            .map(|(_, text)| text),
+        export: "mpirun -x FLEXRING_MASTER_ADDR=<host of rank 0>",
+    }))
+}
+
+fn mpich(environment: &Environment<'_>) -> Result<Option<Launched>> {
+    let numbers = environment.pair("MPICH", &["PMI_RANK", "PMI_ID"], &["PMI_SIZE"])?;
+    let Some((rank, world)) = numbers else {
+        return Ok(None);
+    };
+    let host = on_one_node(environment, &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"], world)?;
+    let job = environment
+        .job(&["PMI_JOBID", "PALS_APID", "HYDRA_JOBID"])
+        // Hydra gives its jobs no name, but all ranks of a node have the same proxy above them.
+        .or_else(|| host.is_some().then(hydra_proxy).flatten());
+    Ok(Some(Launched {
+        launcher: "MPICH",
+        rank,
+        world,
+        host,
+        port: None,
+        job,
+        export: "mpiexec -genv FLEXRING_MASTER_ADDR <host of rank 0>",
+    }))
+}
+
+fn slurm(environment: &Environment<'_>) -> Result<Option<Launched>> {
+    // A batch script's own shell has a SLURM_PROCID too, but is no rank: only steps are.
+    if environment.first(&["SLURM_STEP_ID", "SLURM_STEPID"]).is_none() {
+        return Ok(None);
+    }
+    let worlds = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
+    let Some((rank, world)) = environment.pair("Slurm", &["SLURM_PROCID"], &worlds)? else {
+        return Ok(None);
+    };
+    let nodes = environment.number(&["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"])?;
+    let host = if nodes.is_some_and(|nodes| nodes.value == 1) {
+        Some("127.0.0.1".to_owned())
+    } else {
+        environment
+            .first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+            .and_then(|(_, list)| first_host(&list))
+    };
+    Ok(Some(Launched {
+        launcher: "Slurm",
+        rank,
+        world,
+        host,
+        port: None,
+        job: environment.job(&["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"]),
+        export: "srun --export=ALL,FLEXRING_MASTER_ADDR=<host of rank 0>",
+    }))
+}
+
+/// The loopback, if as many ranks are on this node as there are.
+fn on_one_node(
+    environment: &Environment<'_>,
+    local: &[&'static str],
+    world: Number,
+) -> Result<Option<String>> {
+    let local = environment.number(local)?;
+    Ok(local
+        .filter(|local| local.value == world.value)
+        .map(|_| "127.0.0.1".to_owned()))
+}
+
+/// The process id of the Hydra proxy (or mpiexec) that this process descends from.
+fn hydra_proxy() -> Option<String> {
+    let mut pid = std::process::id();
+    for _generation in 0..16 {
+        // "pid (name) state parent …", where the name may itself contain blanks and parentheses.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1;
+        if ["hydra_", "pmi_proxy", "mpiexec"]
+            .iter()
+            .any(|proxy| name.starts_with(proxy))
+        {
+            return Some(format!("proxy {pid}"));
+        }
+        pid = tail.split_whitespace().nth(1)?.parse().ok()?;
+    }
+    None
+}
+
+/// The first host of a Slurm node list such as `node[03-07,9],other`.
+fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list.trim().chars();
+    while let Some(letter) = rest.next() {
+        match letter {
+            ',' => break,
+            '[' => {
+                let inside: String = rest.by_ref().take_while(|letter| *letter != ']').collect();
+                host.push_str(inside.split([',', '-']).next()?);
+            }
+            _ => host.push(letter),
+        }
+    }
+    (!host.is_empty()).then_some(host)
+}
+
+fn numbers(config: &Config, launched: Option<&Launched>) -> Result<(Number, Number)> {
+    let own = |name, value: Option<usize>| value.map(|value| Number { name, value });
+    let rank = own("FLEXRING_RANK", config.rank).or(launched.map(|launched| launched.rank));
+    let world = own("FLEXRING_WORLD_SIZE", config.world_size).or(launched.map(|launched| launched.world));
+    match (rank, world) {
+        (Some(rank), Some(world)) => Ok((rank, world)),
+        (None, None) => Err(Error::new(
+            ErrorKind::Rendezvous,
+            "this process has no rank: start it with torchrun, mpirun or srun (a Slurm batch script's own process is no \
+             rank), or set FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT",
+        )),
+        (Some(Number { name, value }), None) => Err(invalid(format!(
+            "{name}=\"{value}\" is set but FLEXRING_WORLD_SIZE is not, and no launcher tells it"
+        ))),
+        (None, Some(Number { name, value })) => Err(invalid(format!(
+            "{name}=\"{value}\" is set but FLEXRING_RANK is not, and no launcher tells it"
+        ))),
+    }
+}
+
+fn check(rank: &Number, world: &Number) -> Result<()> {
+    if rank.value < world.value {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{}=\"{}\" does not fit {}=\"{}\": ranks are numbered from 0 and less than the size of their world",
+        rank.name, rank.value, world.name, world.value
+    )))
+}
+
+fn no_address(launched: Option<&Launched>) -> Error {
+    let message = match launched {
+        Some(launched) => format!(
+            "{} does not tell where rank 0 is, and the ranks are on several nodes: set FLEXRING_MASTER_ADDR to the host \
+             name or address of rank 0 on all ranks, for example with {}",
+            launched.launcher, launched.export
+        ),
+        None => "nothing tells where rank 0 is: set FLEXRING_MASTER_ADDR to the host name or address of rank 0 on all \
+                 ranks (127.0.0.1 if all are on this node)"
+            .to_owned(),
+    };
+    Error::new(ErrorKind::Rendezvous, message)
+}
+
+#[cfg(test)]
+mod tests;

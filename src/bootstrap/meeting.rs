@@ -1,0 +1,342 @@
+//! The way to the hub: binding it where the ranks look for it, and getting there until the deadline.
+//!
+//! Owns names, addresses, retries and what is said when they fail. Must not know what the hub decides.
+
+use super::connection::Connection;
+use super::frame::{Caller, FRAME_LIMIT, Hello, Terms, ToRank, decode};
+use super::launcher::Meeting;
+use super::silence::seconds;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long a port that is in use may take to come free: one that a rank tried before rank 0 bound it does.
+const BIND_PATIENCE: Duration = Duration::from_secs(2);
+/// How long one attempt to connect may take.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a hub may take to answer a hello.
+const HEARD_PATIENCE: Duration = Duration::from_secs(5);
+/// How much longer than its own deadline a rank waits for the hub to say who was missing at it.
+const GRACE: Duration = Duration::from_secs(2);
+/// Connections that may wait to be taken; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+/// How long a name's addresses are believed.
+const RESOLVED_FOR: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Listens at exactly this address. Its port may have been a hub's a moment ago.
+pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Listens as rank 0 where the other ranks look for it: at every address of this node that `host` stands for,
+/// or at all of them if it stands for none, as it does behind address translation.
+pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
+    let refuse = |message| Error::new(ErrorKind::Rendezvous, message);
+    let addresses = resolve(host, port).map_err(|cause| {
+        refuse(format!(
+            "rank 0 cannot resolve the master address {host}: {cause}"
+        ))
+    })?;
+    let since = Instant::now();
+    loop {
+        match bind(host, &addresses) {
+            Ok(listeners) => return Ok(listeners),
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && since.elapsed() < BIND_PATIENCE => {
+                std::thread::sleep(LONGEST_PAUSE);
+            }
+            Err(cause) => {
+                return Err(refuse(format!(
+                    "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
+                     on its node, the same on all ranks"
+                )));
+            }
+        }
+    }
+}
+
+fn bind(host: &str, addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+    let mut listeners = Vec::new();
+    // Many systems give their own name a loopback address, which no other node could reach.
+    let misleading = host.parse::<IpAddr>().is_err()
+        && !host.eq_ignore_ascii_case("localhost")
+        && addresses.iter().any(|address| address.ip().is_loopback());
+    if !misleading {
+        for address in addresses {
+            match listen_at(*address) {
+                Ok(listener) => listeners.push(listener),
+                Err(cause) if cause.kind() == io::ErrorKind::AddrNotAvailable => {}
+                // A machine without IPv6 may still have a name for ::1.
+                Err(cause) if cause.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) => {
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+    if listeners.is_empty() {
+        let any: IpAddr = match addresses.first().map(SocketAddr::ip) {
+            Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+            _ => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        let port = addresses.first().map_or(0, SocketAddr::port);
+        listeners.push(listen_at(SocketAddr::new(any, port))?);
+    }
+    Ok(listeners)
+}
+
+/// Where these listeners are reached from this node.
+pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>> {
+    let mut addresses = Vec::new();
+    for listener in listeners {
+        let mut address = listener
+            .local_addr()
+            .map_err(|cause| Error::system("cannot tell where the hub listens", cause))?;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    // Addresses of IPv6 are often written in brackets where a port follows.
+    let host = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(host);
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in (host, port).to_socket_addrs()? {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "it has no address"));
+    }
+    Ok(addresses)
+}
+
+/// Where a rank looks for its hub.
+#[derive(Debug)]
+pub(super) enum Way<'a> {
+    /// As its launcher says.
+    Meeting(&'a Meeting),
+    /// In its own process.
+    Own(&'a [SocketAddr]),
+}
+
+impl Way<'_> {
+    fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Self::Meeting(Meeting::Address { host, port }) => resolve(host, *port),
+            Self::Meeting(Meeting::Id(id)) => Ok(id.addresses()),
+            Self::Own(addresses) => Ok(addresses.to_vec()),
+        }
+    }
+
+    /// What could not be reached, and what to look at.
+    fn describe(&self) -> (String, &'static str) {
+        match self {
+            Self::Meeting(Meeting::Address { host, port }) => (
+                format!("rank 0 at {host} port {port}"),
+                "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) are \
+                 its own on every rank, and that no firewall is in between",
+            ),
+            Self::Meeting(Meeting::Id(id)) => (
+                format!("the process that made the unique id, at {:?}", id.addresses()),
+                "check that it still runs, that the id is fresh (each serves one world), and that no firewall is in between",
+            ),
+            Self::Own(addresses) => (
+                format!("this process's own hub at {addresses:?}"),
+                "check that the loopback is up",
+            ),
+        }
+    }
+}
+
+/// Remembers addresses for a while, as a thousand ranks that retry would wear a name server out.
+#[derive(Default)]
+struct Guide {
+    known: Vec<SocketAddr>,
+    since: Option<Instant>,
+}
+
+impl Guide {
+    fn addresses(&mut self, way: &Way<'_>) -> io::Result<&[SocketAddr]> {
+        if self.since.is_none_or(|since| since.elapsed() >= RESOLVED_FOR) {
+            self.known = way.addresses()?;
+            self.since = Some(Instant::now());
+        }
+        Ok(&self.known)
+    }
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// Another may succeed.
+    Retry(String),
+    /// Somebody else's hub answered.
+    Foreign(Error),
+    /// There is no point.
+    Final(Error),
+}
+
+/// Gets to the hub and waits until all have come: the connection, and what the hub's process is called.
+pub(super) fn attend(
+    way: &Way<'_>,
+    caller: &Caller,
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<(Connection, String)> {
+    let mut pause = FIRST_PAUSE;
+    let mut guide = Guide::default();
+    loop {
+        let mut last = match attempt_all(&mut guide, way, caller, terms, deadline, fault) {
+            Ok(welcome) => return Ok(welcome),
+            Err(Failure::Final(error) | Failure::Foreign(error)) => return Err(error),
+            Err(Failure::Retry(cause)) => cause,
+        };
+        let now = Instant::now();
+        if now >= deadline {
+            let (whom, advice) = way.describe();
+            if last.is_empty() {
+                last = "no time was left".to_owned();
+            }
+            return Err(Error::new(
+                ErrorKind::Rendezvous,
+                format!(
+                    "rank {} cannot reach {whom} within {}: {last}; {advice}",
+                    caller.rank,
+                    seconds(terms.timeout)
+                ),
+            ));
+        }
+        let until = (now + pause).min(deadline);
+        pause = (2 * pause).min(LONGEST_PAUSE);
+        sleep(None, until, fault);
+        fault.check()?;
+    }
+}
+
+/// Tries every address once.
+fn attempt_all(
+    guide: &mut Guide,
+    way: &Way<'_>,
+    caller: &Caller,
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> std::result::Result<(Connection, String), Failure> {
+    let addresses = guide
+        .addresses(way)
+        .map_err(|cause| Failure::Retry(format!("its name cannot be resolved ({cause})")))?;
+    let mut causes = Vec::new();
+    let mut foreign = Vec::new();
+    for address in addresses {
+        match attempt(*address, caller, terms, deadline, fault) {
+            Ok(welcome) => return Ok(welcome),
+            Err(Failure::Retry(cause)) => causes.push(cause),
+            Err(Failure::Foreign(error)) => foreign.push(error),
+            Err(last @ Failure::Final(_)) => return Err(last),
+        }
+    }
+    match foreign.into_iter().next() {
+        // An id's loopback leads to a foreign hub on some nodes; only if all addresses do is the id wrong.
+        Some(error) if causes.is_empty() => Err(Failure::Foreign(error)),
+        Some(error) => Err(Failure::Retry(format!(
+            "{}, {}",
+            causes.join(", "),
+            error.message()
+        ))),
+        None => Err(Failure::Retry(causes.join(", "))),
+    }
+}
+
+fn attempt(
+    address: SocketAddr,
+    caller: &Caller,
+    terms: &Terms,
+    deadline: Instant,
+    fault: &Fault,
+) -> std::result::Result<(Connection, String), Failure> {
+    let retry = |cause: String| Failure::Retry(format!("{address}: {cause}"));
+    let left = deadline.saturating_duration_since(Instant::now());
+    let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT_PATIENCE))
+        .map_err(|cause| retry(cause.to_string()))?;
+    // On one node, a socket that looks for a port that nobody listens at may find itself.
+    if stream.local_addr().ok() == stream.peer_addr().ok() {
+        return Err(retry("nobody listens".to_owned()));
+    }
+    let mut connection = Connection::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
+    let now = Instant::now();
+    let terms = Terms {
+        patience: deadline.saturating_duration_since(now),
+        ..terms.clone()
+    };
+    connection.post(Hello::encode(caller, &terms).map_err(Failure::Final)?);
+    let mut until = (now + HEARD_PATIENCE).min(deadline + GRACE);
+    let mut heard = false;
+    loop {
+        fault.check().map_err(Failure::Final)?;
+        let end = match connection.flush() {
+            Ok(()) => {
+                let received = connection.receive(FRAME_LIMIT);
+                for frame in &received.frames {
+                    match decode::<ToRank>(frame) {
+                        Some(ToRank::Heard) => {
+                            heard = true;
+                            until = deadline + GRACE;
+                        }
+                        Some(ToRank::Welcome { keeper }) => return Ok((connection, keeper)),
+                        Some(ToRank::Verdict(error)) => return Err(Failure::Final(error)),
+                        Some(ToRank::Foreign(error)) => return Err(Failure::Foreign(error)),
+                        _ => return Err(retry("what listens there is no hub of flexring".to_owned())),
+                    }
+                }
+                received.end
+            }
+            Err(cause) => Some(format!("broke ({cause})")),
+        };
+        match end {
+            // A hub that has heard a rank does not close on it without a word while its process lives.
+            Some(cause) if heard => {
+                return Err(Failure::Final(Error::new(
+                    ErrorKind::PeerLost,
+                    format!(
+                        "the process at {address}, where the ranks meet, died before all had come: the control \
+                         connection to it {cause}"
+                    ),
+                )));
+            }
+            Some(cause) => return Err(retry(format!("the connection {cause} before an answer"))),
+            None if Instant::now() >= until => {
+                return Err(retry("what listens there does not answer".to_owned()));
+            }
+            None => sleep(Some(&connection), until, fault),
+        }
+    }
+}
+
+/// Sleeps until the connection has something, the fault is raised, or it is `until`.
+fn sleep(connection: Option<&Connection>, until: Instant, fault: &Fault) {
+    let bell = fault.bell();
+    let mut fds = vec![PollFd::new(&bell, PollFlags::IN)];
+    fds.extend(connection.map(|connection| PollFd::new(connection, connection.interest())));
+    let left = until.saturating_duration_since(Instant::now());
+    // Waking early is harmless: every caller looks at the clock.
+    let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+}

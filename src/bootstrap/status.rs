@@ -1,0 +1,174 @@
+//! What a rank is doing, for its heartbeat to tell.
+//!
+//! Owns the shared words that the executor writes on every call, without lock, allocation or system call, and
+//! that the lifeline's thread reads now and then. Must not know what becomes of them.
+
+use crate::call::{Call, CallWords, Collective};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum Standing {
+    /// Between calls.
+    Idle {
+        /// The sequence of the last call it left; 0 before its first.
+        finished: u64,
+    },
+    /// In this call.
+    Within(Call),
+}
+
+impl Standing {
+    /// The call that the rank is in.
+    #[must_use]
+    pub fn call(&self) -> Option<&Call> {
+        match self {
+            Self::Idle { .. } => None,
+            Self::Within(call) => Some(call),
+        }
+    }
+}
+
+impl fmt::Display for Standing {
+    /// Finishes a sentence on what happened to the rank: `while it was in all_reduce #17 (…)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle { finished: 0 } => f.write_str("before its first call"),
+            Self::Idle { finished } => write!(f, "after it had finished call #{finished}"),
+            Self::Within(call) => write!(f, "while it was in {call}"),
+        }
+    }
+}
+
+/// A call's name and number alone: `all_reduce #17`.
+pub(super) fn short(call: &Call) -> String {
+    let Collective::AllReduce = call.collective;
+    format!("all_reduce #{}", call.sequence)
+}
+
+/// The standing of this rank, shared between the executor and the lifeline.
+///
+/// A sequence lock: the version is odd while the words change, so a reader that sees the same even version
+/// before and after has read one call and not parts of two.
+#[derive(Debug, Default)]
+pub struct Status {
+    version: AtomicU64,
+    inside: AtomicBool,
+    words: [AtomicU64; size_of::<CallWords>() / size_of::<u64>()],
+}
+
+impl Status {
+    /// This rank enters a call. Only one thread may enter and leave at a time: the one that executes.
+    pub fn enter(&self, call: &Call) {
+        self.change(|| {
+            for (shared, word) in self.words.iter().zip(call.to_words()) {
+                shared.store(word, Ordering::Relaxed);
+            }
+            self.inside.store(true, Ordering::Relaxed);
+        });
+    }
+
+    /// This rank leaves the call it is in. By the same thread that entered.
+    pub fn leave(&self) {
+        self.change(|| self.inside.store(false, Ordering::Relaxed));
+    }
+
+    fn change(&self, write: impl FnOnce()) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        // No word may be seen before the odd version is.
+        fence(Ordering::Release);
+        write();
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Where the rank stands. `None` if the executor changed it all the while: then it is not stuck anyway.
+    #[must_use]
+    pub fn read(&self) -> Option<Standing> {
+        const ATTEMPTS: usize = 100;
+        for _ in 0..ATTEMPTS {
+            let version = self.version.load(Ordering::Acquire);
+            let words: CallWords = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+            let inside = self.inside.load(Ordering::Relaxed);
+            // No word may be read after the second look at the version.
+            fence(Ordering::Acquire);
+            if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
+                let [finished, ..] = words;
+                return match Call::from_words(words) {
+                    Some(call) if inside => Some(Standing::Within(call)),
+                    _ => Some(Standing::Idle { finished }),
+                };
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+pub(super) fn example(sequence: u64) -> Call {
+    Call {
+        sequence,
+        collective: Collective::AllReduce,
+        dtype: crate::dtype::DType::F32,
+        op: 0,
+        count: 1024,
+        program: 5,
+        factor: 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_stands_between_calls_or_in_one() {
+        let status = Status::default();
+        assert_eq!(status.read(), Some(Standing::Idle { finished: 0 }));
+        status.enter(&example(17));
+        assert_eq!(status.read(), Some(Standing::Within(example(17))));
+        assert_eq!(
+            status.read().map(|standing| standing.to_string()).as_deref(),
+            Some("while it was in all_reduce #17 (1024 x float, sum)")
+        );
+        status.leave();
+        assert_eq!(status.read(), Some(Standing::Idle { finished: 17 }));
+        assert_eq!(short(&example(17)), "all_reduce #17");
+    }
+
+    #[test]
+    fn no_reader_sees_parts_of_two_calls() {
+        let status = Status::default();
+        let writing = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for sequence in 1..=200_000 {
+                    status.enter(&Call {
+                        count: sequence,
+                        program: sequence,
+                        ..example(sequence)
+                    });
+                    status.leave();
+                }
+                writing.store(false, Ordering::Relaxed);
+            });
+            let mut seen = 0;
+            while writing.load(Ordering::Relaxed) {
+                match status.read() {
+                    Some(Standing::Within(call)) => {
+                        assert_eq!((call.count, call.program), (call.sequence, call.sequence));
+                        assert!(call.sequence >= seen);
+                        seen = call.sequence;
+                    }
+                    Some(Standing::Idle { finished }) => {
+                        assert!(finished >= seen);
+                        seen = finished;
+                    }
+                    None => {}
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,320 @@
+//! How ranks meet, or are told why they do not.
+
+use super::super::frame::{FRAME_LIMIT, Hello, MAGIC, ToRank, decode};
+use super::super::{Hub, UniqueId, create_unique_id};
+use super::*;
+use crate::config::Size;
+use std::io::{Read, Write};
+
+/// A connection to a hub that may not listen yet.
+fn knock(port: u16) -> TcpStream {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    loop {
+        if let Ok(stream) = TcpStream::connect(address) {
+            return stream;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn ranks_meet_and_exchange() {
+    watched(|| {
+        for size in [1, 2, 3, 5, 8, 16] {
+            let members = world(size);
+            thread::scope(|scope| {
+                for member in &members {
+                    scope.spawn(move || {
+                        let rank = member.lifeline.rank();
+                        for round in 0..5u8 {
+                            let mine = vec![round; rank * 1000];
+                            let all = member.lifeline.all_gather("cards", &mine).expect("all cards");
+                            assert_eq!(all.len(), size);
+                            for (other, card) in all.iter().enumerate() {
+                                assert_eq!(*card, vec![round; other * 1000]);
+                            }
+                        }
+                        member.lifeline.all_gather("a barrier", &[]).expect("a barrier");
+                    });
+                }
+            });
+            assert!(members.iter().all(|member| member.fault.check().is_ok()));
+        }
+    });
+}
+
+#[test]
+fn ranks_meet_by_a_unique_id() {
+    watched(|| {
+        for size in [1, 4] {
+            let id = create_unique_id(&config()).expect("an id");
+            let id = UniqueId::from_hex(&id.to_hex()).expect("the same id");
+            let members = members(0..size, size, &Meeting::Id(id), &config());
+            thread::scope(|scope| {
+                for member in &members {
+                    scope.spawn(|| member.lifeline.all_gather("cards", b"x").expect("all cards"));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn exchanges_are_bounded() {
+    watched(|| {
+        let members = world(1);
+        let lifeline = &members[0].lifeline;
+        assert!(lifeline.all_gather("much", &vec![0; FRAME_LIMIT / 2]).is_ok());
+        let error = lifeline
+            .all_gather("much", &vec![0; FRAME_LIMIT / 2 + 1])
+            .expect_err("too much");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    });
+}
+
+#[test]
+fn garbage_and_silence_delay_nobody() {
+    watched(|| {
+        let port = free_port();
+        // Less than the hub's patience with those who say nothing.
+        let config = Config {
+            connect_timeout: Duration::from_secs(4),
+            ..config()
+        };
+        thread::scope(|scope| {
+            let first = scope.spawn(|| members(0..1, 2, &at(port), &config));
+            let mut knocking = Vec::new();
+            for number in 0..100 {
+                let mut stream = knock(port);
+                // A hub that refuses garbage may have hung up already.
+                let _ = match number % 4 {
+                    0 => Ok(()),
+                    1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"),
+                    2 => stream.write_all(&[MAGIC.as_slice(), &u32::MAX.to_le_bytes()].concat()),
+                    _ => stream.write_all(&[MAGIC.as_slice(), &8u32.to_le_bytes(), &[0xff; 8]].concat()),
+                };
+                knocking.push(stream);
+            }
+            let second = members(1..2, 2, &at(port), &config);
+            let first = first.join().expect("joined");
+            assert!(first[0].fault.check().is_ok() && second[0].fault.check().is_ok());
+            drop(knocking);
+        });
+    });
+}
+
+#[test]
+fn ranks_that_never_come_are_named() {
+    watched(|| {
+        let ranks: Vec<_> = [0, 1, 3, 4]
+            .into_iter()
+            .map(|rank| (rank, 6, impatient()))
+            .collect();
+        let errors = refused(&ranks, &at(free_port()));
+        let error = all_equal(&errors);
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        assert!(
+            error
+                .message()
+                .starts_with("ranks 2 and 5 of 6 did not come within 0."),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn two_of_the_same_rank_are_refused_with_everybody() {
+    watched(|| {
+        let ranks: Vec<_> = [0, 1, 1, 2].into_iter().map(|rank| (rank, 4, config())).collect();
+        let errors = refused(&ranks, &at(free_port()));
+        let error = all_equal(&errors);
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        assert!(
+            error.message().contains("two processes call themselves rank 1"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn other_settings_and_other_worlds_are_refused_with_everybody() {
+    watched(|| {
+        let odd = Config {
+            subchunk: Size(1 << 20),
+            ..config()
+        };
+        let ranks = [(0, 3, config()), (1, 3, config()), (2, 3, odd)];
+        let errors = refused(&ranks, &at(free_port()));
+        let error = all_equal(&errors);
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        assert!(error.message().contains("FLEXRING_SUBCHUNK="), "{error}");
+        assert!(
+            error.message().contains("1M") && error.message().contains("512K"),
+            "{error}"
+        );
+
+        let ranks = [(0, 3, config()), (1, 3, config()), (2, 4, config())];
+        let errors = refused(&ranks, &at(free_port()));
+        let error = all_equal(&errors);
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        assert!(error.message().contains("expects a world of"), "{error}");
+    });
+}
+
+#[test]
+fn another_release_is_refused_with_everybody() {
+    watched(|| {
+        let port = free_port();
+        thread::scope(|scope| {
+            let ours = scope.spawn(|| refused(&[(0, 3, config()), (1, 3, config())], &at(port)));
+            let (mut caller, terms) = stranger(2, 3);
+            caller.version = "99.1.0".to_owned();
+            let mut stream = knock(port);
+            stream
+                .write_all(&Hello::encode(&caller, &terms).expect("short"))
+                .expect("sent");
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).expect("an answer");
+            let Some(ToRank::Verdict(error)) = decode(&answer[4..]) else {
+                panic!("no verdict");
+            };
+            assert_eq!(error.kind(), ErrorKind::Disagreement);
+            assert!(
+                error
+                    .message()
+                    .contains("rank 2 (pid 4242 on host elsewhere) runs flexring 99.1.0"),
+                "{error}"
+            );
+            assert_eq!(*all_equal(&ours.join().expect("refused")), error);
+        });
+    });
+}
+
+#[test]
+fn a_foreign_job_is_refused_alone() {
+    watched(|| {
+        let meeting = at(free_port());
+        thread::scope(|scope| {
+            let first = scope.spawn(|| members(0..1, 2, &meeting, &config()));
+            let foreigner = Identity {
+                token: 8,
+                ..who(1, 2, &meeting)
+            };
+            let error = Lifeline::join(&foreigner, &config(), fault()).expect_err("foreign");
+            assert_eq!(error.kind(), ErrorKind::Rendezvous);
+            assert!(error.message().contains("another job"), "{error}");
+            let second = members(1..2, 2, &meeting, &config());
+            assert_eq!(first.join().expect("joined").len() + second.len(), 2);
+        });
+    });
+}
+
+#[test]
+fn an_unreachable_master_is_named_with_its_port() {
+    watched(|| {
+        let port = free_port();
+        let error = join(1, 2, &at(port), &impatient())
+            .map(drop)
+            .expect_err("nobody there");
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        for words in [
+            &format!("127.0.0.1 port {port}"),
+            "refused",
+            "FLEXRING_MASTER_ADDR",
+        ] {
+            assert!(error.message().contains(words), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_port_in_use_is_told() {
+    watched(|| {
+        let port = free_port();
+        let _squatter = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+        let error = join(0, 2, &at(port), &config()).map(drop).expect_err("in use");
+        assert_eq!(error.kind(), ErrorKind::Rendezvous);
+        for words in [&port.to_string(), "in use", "FLEXRING_MASTER_PORT"] {
+            assert!(error.message().contains(words), "{error}");
+        }
+    });
+}
+
+#[test]
+fn one_port_serves_one_communicator_after_the_other() {
+    watched(|| {
+        let port = free_port();
+        thread::scope(|scope| {
+            for rank in 0..4 {
+                scope.spawn(move || {
+                    let mut kept = Vec::new();
+                    for round in 0..20 {
+                        let lifeline = join(rank, 4, &at(port), &config()).expect("another communicator");
+                        // Some live on beside the next, some do not.
+                        if round % 2 == 0 {
+                            kept.push(lifeline);
+                        }
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_meeting_that_is_called_off_ends_for_all() {
+    watched(|| {
+        let (hub, id) = Hub::create(&config()).expect("a hub");
+        let meeting = Meeting::Id(id);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| refused(&[(0, 2, config())], &meeting));
+            thread::sleep(Duration::from_millis(200));
+            drop(hub);
+            let errors = first.join().expect("refused");
+            assert!(errors[0].message().contains("called off"), "{}", errors[0]);
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_dies_on_the_way_ends_it_for_all() {
+    watched(|| {
+        let port = free_port();
+        thread::scope(|scope| {
+            let ours = scope.spawn(|| refused(&[(0, 4, config()), (1, 4, config())], &at(port)));
+            let (caller, terms) = stranger(2, 4);
+            let mut stream = knock(port);
+            stream
+                .write_all(&Hello::encode(&caller, &terms).expect("short"))
+                .expect("sent");
+            let mut heard = [0; 5];
+            stream.read_exact(&mut heard).expect("heard");
+            drop(stream);
+            let errors = ours.join().expect("refused");
+            let error = all_equal(&errors);
+            assert_eq!(error.kind(), ErrorKind::PeerLost);
+            assert!(
+                error
+                    .message()
+                    .contains("rank 2 (pid 4242 on host elsewhere) died or gave up"),
+                "{error}"
+            );
+        });
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_meeting_can_be_woken() {
+    watched(|| {
+        let meeting = at(free_port());
+        let fault = fault();
+        thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| Lifeline::join(&who(1, 2, &meeting), &config(), fault.clone()).map(drop));
+            thread::sleep(Duration::from_millis(50));
+            fault.raise(Error::new(ErrorKind::Aborted, "never mind"));
+            let error = waiting.join().expect("woken").expect_err("aborted");
+            assert_eq!(error.message(), "never mind");
+        });
+    });
+}
