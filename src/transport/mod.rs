@@ -4,6 +4,8 @@
 //! order on each of them. Must not know schedules, spans, steps or what a message means: both ends of a link
 //! derive the same ordered list of messages from the same program, so a message needs neither address nor tag.
 
+pub mod tcp;
+
 use crate::call::Call;
 use crate::error::Result;
 use crate::memory::Piece;
