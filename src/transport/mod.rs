@@ -6,6 +6,7 @@
 
 pub mod local;
 pub mod shm;
+pub mod tcp;
 
 pub use crate::call::Rank;
 

@@ -1,0 +1,260 @@
+//! TCP: links of one or several sockets to each peer, all driven by one thread without blocking.
+//!
+//! Owns the sockets of a rank and the list of those that can move something. Must not know who needs which
+//! message, nor how the addresses of peers were found out.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `connect` | listening, calling, and who is at the other end |
+//! | `greeting` | what both ends of a new connection tell each other |
+//! | `link` | one peer: the order of its messages, and what its loss means |
+//! | `stream` | one socket: two queues of frames, and its readiness |
+//! | `frame` | one frame: its layout, and how far it has come |
+
+mod connect;
+mod frame;
+mod greeting;
+mod link;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+pub use connect::Listener;
+
+use crate::call::Call;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::Piece;
+use crate::transport::{Delivery, Events, Rank, Transport};
+use link::Link;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// Messages that may be under way on one socket in one direction.
+const WINDOW: usize = 16;
+
+/// Events that one system call can bring; more of them wait for the next.
+const HARVEST: usize = 64;
+
+const NO_TIME: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// A rank's TCP links.
+///
+/// The kernel tells once when a socket becomes ready (edge-triggered epoll); until a system call says that it
+/// is not, it counts as ready. So a socket that has nothing to offer costs nothing, and the descriptor of the
+/// epoll instance is a bell that does not ring for what is known already.
+#[derive(Debug)]
+pub struct Tcp {
+    links: Vec<Link>,
+    /// Where in `links` each rank's is.
+    places: Vec<Option<usize>>,
+    sockets_per_link: usize,
+    epoll: OwnedFd,
+    /// The streams that the next poll looks at, by link and socket.
+    list: VecDeque<(usize, usize)>,
+    given_up: bool,
+}
+
+impl Tcp {
+    /// Makes the links to `peers`, of which each is given with an address that it listens at. The higher of two
+    /// ranks calls the lower one, `sockets_per_link` times; nobody waits for anybody in particular. `token` is
+    /// what all ranks of this communicator know and nobody else.
+    ///
+    /// # Errors
+    /// `Rendezvous`, naming peer, address and cause, if a link is not there by `deadline`; `Disagreement` if a
+    /// peer has another number of sockets per link; `System` if this machine lacks descriptors; or the error
+    /// that was raised as `fault` meanwhile.
+    pub fn connect(
+        listener: Listener,
+        me: Rank,
+        peers: &[(Rank, SocketAddr)],
+        token: u64,
+        sockets_per_link: usize,
+        deadline: Instant,
+        fault: &Fault,
+    ) -> Result<Self> {
+        let sockets = connect::meet(listener, me, peers, token, sockets_per_link, deadline, fault)?;
+        let mut links = Vec::with_capacity(peers.len());
+        let mut places = vec![None; peers.iter().map(|(peer, _)| peer + 1).max().unwrap_or(0)];
+        for (&(peer, address), sockets) in peers.iter().zip(sockets) {
+            places[peer] = Some(links.len());
+            links.push(Link::new(peer, address, sockets, WINDOW));
+        }
+        let epoll =
+            Self::watch(&links).map_err(|cause| Error::system("cannot watch sockets with epoll", cause))?;
+        log::debug!(
+            "tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each",
+            peers.len()
+        );
+        Ok(Self {
+            list: VecDeque::with_capacity(links.len() * sockets_per_link),
+            links,
+            places,
+            sockets_per_link,
+            epoll,
+            given_up: false,
+        })
+    }
+
+    fn watch(links: &[Link]) -> rustix::io::Result<OwnedFd> {
+        use epoll::EventFlags as On;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (place, link) in links.iter().enumerate() {
+            for (at, stream) in link.streams.iter().enumerate() {
+                let data = epoll::EventData::new_u64((place as u64) << 32 | at as u64);
+                epoll::add(&epoll, stream, data, On::IN | On::OUT | On::RDHUP | On::ET)?;
+            }
+        }
+        Ok(epoll)
+    }
+
+    fn place(&self, peer: Rank) -> Result<usize> {
+        self.places.get(peer).copied().flatten().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("there is no tcp link to rank {peer}"),
+            )
+        })
+    }
+
+    /// Has the next poll look at a stream.
+    fn enlist(&mut self, place: usize, at: usize) {
+        let stream = &mut self.links[place].streams[at];
+        if !stream.enlisted {
+            stream.enlisted = true;
+            self.list.push_back((place, at));
+        }
+    }
+
+    /// Learns from the kernel which sockets have become ready.
+    fn collect(&mut self) -> Result<()> {
+        let mut harvest = [MaybeUninit::uninit(); HARVEST];
+        let happened = match epoll::wait(&self.epoll, &mut harvest, Some(&NO_TIME)) {
+            Ok((happened, _)) => happened,
+            Err(Errno::INTR) => return Ok(()),
+            Err(cause) => return Err(Error::system("cannot learn which sockets are ready", cause)),
+        };
+        for epoll::Event { flags, data } in happened.iter().copied() {
+            let (place, at) = ((data.u64() >> 32) as usize, data.u64() as u32 as usize);
+            let stream = &mut self.links[place].streams[at];
+            stream.learn(flags);
+            if stream.can_move() {
+                self.enlist(place, at);
+            }
+        }
+        Ok(())
+    }
+
+    fn full(&self, peer: Rank, what: &str) -> Error {
+        let window = self.window();
+        Error::new(
+            ErrorKind::Internal,
+            format!("more than {window} {what} rank {peer} are under way"),
+        )
+    }
+}
+
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn delivery(&self) -> Delivery {
+        Delivery::Landing
+    }
+
+    fn can_send_from(&self, _piece: Piece) -> bool {
+        true
+    }
+
+    fn window(&self) -> usize {
+        WINDOW * self.sockets_per_link
+    }
+
+    fn begin(&mut self, sequence: u64) {
+        if self.links.iter().any(Link::is_busy) {
+            log::error!("tcp: call {sequence} begins while messages of the last one are under way");
+            self.give_up();
+        }
+        // What goes wrong here goes wrong again in the next poll, which can say so.
+        let _ = self.collect();
+        for place in 0..self.links.len() {
+            self.links[place].begin(sequence);
+            self.enlist(place, 0);
+        }
+    }
+
+    fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        let place = self.place(peer)?;
+        let at = self.links[place].announce(call)?;
+        self.enlist(place, at);
+        Ok(())
+    }
+
+    fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.links[place].under_way().0 >= self.window() as u64 {
+            return Err(self.full(peer, "messages to"));
+        }
+        let at = self.links[place].send(piece)?;
+        self.enlist(place, at);
+        Ok(())
+    }
+
+    fn land(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.links[place].under_way().1 >= self.window() as u64 {
+            return Err(self.full(peer, "landings for"));
+        }
+        let at = self.links[place].land(piece)?;
+        self.enlist(place, at);
+        Ok(())
+    }
+
+    /// Nothing is delivered in place, so there is nothing to release.
+    fn release(&mut self, _peer: Rank) {}
+
+    fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        if self.given_up {
+            return Err(Error::new(ErrorKind::PeerLost, "the tcp links were given up"));
+        }
+        self.collect()?;
+        let mut moved = false;
+        for _ in 0..self.list.len() {
+            let Some((place, at)) = self.list.pop_front() else {
+                break;
+            };
+            let link = &mut self.links[place];
+            link.streams[at].enlisted = false;
+            moved |= link.step(at, events)?;
+            if link.streams[at].can_move() {
+                self.enlist(place, at);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn bell(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        self.list.is_empty() && !self.given_up
+    }
+
+    fn after_sleep(&mut self) {}
+
+    fn give_up(&mut self) {
+        self.given_up = true;
+        self.links.iter_mut().for_each(Link::shut);
+    }
+}
