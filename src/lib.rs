@@ -5,7 +5,10 @@
 //! (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 pub mod bootstrap;
+#[allow(unsafe_code, reason = "C callers hand over pointers")]
+mod c_api;
 pub mod call;
+pub mod communicator;
 pub mod config;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod device;
@@ -16,8 +19,10 @@ pub mod fault;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;
 pub mod plan;
+pub mod trace;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod transport;
 
+pub use communicator::Communicator;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, ErrorKind, Result};

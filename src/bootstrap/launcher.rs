@@ -34,6 +34,27 @@ pub struct Identity {
     pub launcher: &'static str,
 }
 
+impl Identity {
+    /// Rank `rank` of the `world` ranks that share `id`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such rank in such a world.
+    pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
+        if rank >= world {
+            let words = format!("rank {rank} is not in a world of {world}: ranks count from 0");
+            return Err(Error::new(ErrorKind::InvalidArgument, words));
+        }
+        let meeting = Meeting::Id(id.clone());
+        Ok(Self {
+            rank,
+            world,
+            token: id.token(),
+            meeting,
+            launcher: "a unique id",
+        })
+    }
+}
+
 /// Where the ranks of a world meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meeting {

@@ -123,35 +123,59 @@ impl Executor {
     /// # Errors
     /// `InvalidSetting` if the pool has no slot for each link.
     pub fn new(parts: Parts) -> Result<Self> {
-        let Parts { rank, world, transports, routes, program, prescaled, slots, .. } = parts;
+        let Parts {
+            rank,
+            world,
+            transports,
+            routes,
+            program,
+            prescaled,
+            slots,
+            ..
+        } = parts;
         let peers: Vec<Rank> = program.peers().collect();
         let share = slots.len() / peers.len().max(1);
         if share == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidSetting,
-                format!("{} slots are too few for {} links: raise FLEXRING_SLOTS", slots.len(), peers.len()),
+                format!(
+                    "{} slots are too few for {} links: raise FLEXRING_SLOTS",
+                    slots.len(),
+                    peers.len()
+                ),
             ));
         }
         let profile = |peer: Rank| {
             let transport = &transports[routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
-            LinkProfile { in_place, window: transport.window(), slots: share }
+            LinkProfile {
+                in_place,
+                window: transport.window(),
+                slots: share,
+            }
         };
         let plain = Pipeline::new(program, profile);
         let prescaled = Pipeline::new(prescaled, profile);
         let views = (0..world)
             .map(|peer| {
                 let held = peer != rank && peers.contains(&peer);
-                Views(vec![Piece::EMPTY; if held { transports[routes[peer]].window() } else { 0 }])
+                Views(vec![
+                    Piece::EMPTY;
+                    if held {
+                        transports[routes[peer]].window()
+                    } else {
+                        0
+                    }
+                ])
             })
             .collect();
-        let most_operands = [&plain, &prescaled].iter().flat_map(|pipeline| &pipeline.program().steps);
-        let most_operands = most_operands.map(|step| match step {
-            Step::Combine { operands, .. } => operands.len(),
-            Step::Send { .. } => 0,
-        });
-        let operands = Vec::with_capacity(most_operands.max().unwrap_or(0).max(world));
-        let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
+        // No step adds more than everybody's part.
+        let operands = Vec::with_capacity(world);
+        let events = transports
+            .iter()
+            .map(|transport| 2 * transport.window() + 2)
+            .sum::<usize>()
+            * world;
         Ok(Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
             events: Events::with_capacity(events),
@@ -188,11 +212,17 @@ impl Executor {
         if self.failed {
             return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before").into());
         }
-        let outcome = if small { self.run_small(work) } else { self.run_pipeline(work) };
+        let outcome = if small {
+            self.run_small(work)
+        } else {
+            self.run_pipeline(work)
+        };
         if outcome.is_err() {
             self.failed = true;
             self.device.quiesce();
-            self.transports.iter_mut().for_each(|transport| transport.give_up());
+            self.transports
+                .iter_mut()
+                .for_each(|transport| transport.give_up());
         }
         outcome
     }
@@ -202,7 +232,11 @@ impl Executor {
         let in_place = work.input == work.output;
         // Where it matters spans begin on a cache line, and no line is written by two ranks.
         let align = (64 / element) as u64;
-        let align = if work.call.count >= 16 * align * self.world as u64 { align } else { 1 };
+        let align = if work.call.count >= 16 * align * self.world as u64 {
+            align
+        } else {
+            1
+        };
         let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
         let stage = |transports: &[Box<dyn Transport>], piece| {
             transports
@@ -225,7 +259,9 @@ impl Executor {
         }
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
-            self.transports[self.routes[peer]].announce(peer, &work.call).map_err(|error| self.blame(error, peer))?;
+            self.transports[self.routes[peer]]
+                .announce(peer, &work.call)
+                .map_err(|error| self.blame(error, peer))?;
         }
         let mut unheard = self.peers.len();
         self.wait.begin();
@@ -248,7 +284,11 @@ impl Executor {
     }
 
     fn pipeline(&mut self, work: &Work) -> &mut Pipeline {
-        if work.prescale { &mut self.prescaled } else { &mut self.plain }
+        if work.prescale {
+            &mut self.prescaled
+        } else {
+            &mut self.plain
+        }
     }
 
     /// Hears what has happened and tells the pipeline. Whether there was anything.
@@ -260,7 +300,11 @@ impl Executor {
         while let Some(event) = self.events.pop_front() {
             self.hear(work, event, unheard)?;
         }
-        let pipeline = if work.prescale { &mut self.prescaled } else { &mut self.plain };
+        let pipeline = if work.prescale {
+            &mut self.prescaled
+        } else {
+            &mut self.plain
+        };
         let mut violation = Ok(());
         self.device.poll(&mut |ticket| {
             busy = true;
@@ -290,9 +334,10 @@ impl Executor {
             Event::Sent { peer } => self.pipeline(work).sent(peer).map_err(bug)?,
             Event::Landed { peer } => self.pipeline(work).landed(peer).map_err(bug)?,
             Event::Arrived { peer, view } => {
-                let expected = self.pipeline(work).next_arrival(peer).map(|elements| {
-                    (elements.end - elements.start) as usize * work.call.dtype.size()
-                });
+                let expected = self
+                    .pipeline(work)
+                    .next_arrival(peer)
+                    .map(|elements| (elements.end - elements.start) as usize * work.call.dtype.size());
                 if expected != Some(view.len()) {
                     let words = format!(
                         "rank {peer} sent {} bytes where rank {} expects {expected:?}",
@@ -313,18 +358,40 @@ impl Executor {
     fn perform(&mut self, work: &Work, action: Action) -> std::result::Result<(), Failure> {
         match action {
             Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
-            Action::Send { peer, place, step, sub } => {
+            Action::Send {
+                peer,
+                place,
+                step,
+                sub,
+            } => {
                 let piece = self.piece(work, place, step, sub);
-                self.transports[self.routes[peer]].send(peer, piece).map_err(|error| self.blame(error, peer))?;
+                self.transports[self.routes[peer]]
+                    .send(peer, piece)
+                    .map_err(|error| self.blame(error, peer))?;
             }
-            Action::Land { peer, place, step, sub } => {
+            Action::Land {
+                peer,
+                place,
+                step,
+                sub,
+            } => {
                 let piece = self.piece(work, place, step, sub);
-                self.transports[self.routes[peer]].land(peer, piece).map_err(|error| self.blame(error, peer))?;
+                self.transports[self.routes[peer]]
+                    .land(peer, piece)
+                    .map_err(|error| self.blame(error, peer))?;
             }
-            Action::Stage { step, sub, source, slot } => {
+            Action::Stage {
+                step,
+                sub,
+                source,
+                slot,
+            } => {
                 let from = self.piece(work, Place::Vector(source), step, sub);
                 let into = self.piece(work, Place::Slot(slot), step, sub);
-                let operands = [device::Operand { piece: from, factor: None }];
+                let operands = [device::Operand {
+                    piece: from,
+                    factor: None,
+                }];
                 let job = Job {
                     dtype: work.call.dtype,
                     arithmetic: work.arithmetic,
@@ -354,11 +421,15 @@ impl Executor {
             views |= matches!(place, Place::View { .. });
             let scaled = matches!(operand, Operand::Own { scaled: true, .. });
             let piece = self.piece(work, place, step, sub);
-            self.operands.push(device::Operand { piece, factor: scaled.then_some(work.call.factor) });
+            self.operands.push(device::Operand {
+                piece,
+                factor: scaled.then_some(work.call.factor),
+            });
         }
         let into = self.piece(work, Place::Vector(Source::Output), step, sub);
         let divide = *last && work.average;
-        let already_there = matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
+        let already_there =
+            matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
         if already_there && !divide {
             return Ok(self.pipeline(work).combined(step).map_err(bug)?);
         }
@@ -370,7 +441,11 @@ impl Executor {
             arithmetic: work.arithmetic,
             into,
             operands: &self.operands,
-            finish: if divide { Finish::Divide(self.world as u32) } else { Finish::Keep },
+            finish: if divide {
+                Finish::Divide(self.world as u32)
+            } else {
+                Finish::Keep
+            },
             streaming: work.output.len() > STREAMING,
         };
         let submitted = self.device.submit(&job, ticket(step, sub, false))?;
@@ -384,7 +459,10 @@ impl Executor {
     }
 
     fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
-        let in_place = self.transports.iter_mut().filter(|transport| transport.delivery() == Delivery::InPlace);
+        let in_place = self
+            .transports
+            .iter_mut()
+            .filter(|transport| transport.delivery() == Delivery::InPlace);
         in_place.map(|transport| act(transport.as_mut())).collect()
     }
 
@@ -404,27 +482,47 @@ impl Executor {
     }
 
     fn blame(&self, error: Error, peer: Rank) -> Failure {
-        Failure { error, suspect: Some(peer) }
+        Failure {
+            error,
+            suspect: Some(peer),
+        }
     }
 
     fn timed_out(&self, work: &Work) -> Failure {
-        let silent: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.heard[*peer]).collect();
+        let silent: Vec<Rank> = self
+            .peers
+            .iter()
+            .copied()
+            .filter(|peer| !self.heard[*peer])
+            .collect();
         let waiting = match silent[..] {
             [] => "for messages of ranks that are in the same call".to_owned(),
             [one] => format!("for rank {one} to make the same call"),
             _ => format!("for ranks {silent:?} to make the same call"),
         };
-        let words =
-            format!("{}: nothing moved for {:?}: waited {waiting}", work.call, self.wait.timeout());
-        Failure { error: Error::new(ErrorKind::Timeout, words), suspect: silent.first().copied() }
+        let words = format!(
+            "{}: nothing moved for {:?}: waited {waiting}",
+            work.call,
+            self.wait.timeout()
+        );
+        Failure {
+            error: Error::new(ErrorKind::Timeout, words),
+            suspect: silent.first().copied(),
+        }
     }
 }
 
 fn bytes(dtype: DType, elements: std::ops::Range<u64>) -> (usize, usize) {
     let size = dtype.size();
-    (elements.start as usize * size, (elements.end - elements.start) as usize * size)
+    (
+        elements.start as usize * size,
+        (elements.end - elements.start) as usize * size,
+    )
 }
 
 fn bug(violation: Violation) -> Error {
-    Error::new(ErrorKind::Internal, format!("{}: please report this", violation.0))
+    Error::new(
+        ErrorKind::Internal,
+        format!("{}: please report this", violation.0),
+    )
 }

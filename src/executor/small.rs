@@ -9,14 +9,20 @@ impl Executor {
     /// Runs a call whose vectors fit a mailbox. All ranks add in the order of their places on the node, so all
     /// end with the same bits.
     pub(super) fn run_small(&mut self, work: &Work) -> Result<(), Failure> {
-        let mailbox = self.mailbox.as_mut().expect("the communicator asks only if there is one");
+        let mailbox = self
+            .mailbox
+            .as_mut()
+            .expect("the communicator asks only if there is one");
         let into = mailbox.open().narrow(0, work.input.len());
         let factor = work.prescale.then_some(work.call.factor);
         let copy = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
             into,
-            operands: &[device::Operand { piece: work.input, factor }],
+            operands: &[device::Operand {
+                piece: work.input,
+                factor,
+            }],
             finish: Finish::Keep,
             streaming: false,
         };
@@ -32,14 +38,21 @@ impl Executor {
             let rank = mailbox.rank_at(place);
             let Some((call, bytes)) = mailbox.look(place) else {
                 let mailbox = &self.mailbox;
-                let come = || mailbox.as_ref().is_some_and(|mailbox| mailbox.look(place).is_some());
+                let come = || {
+                    mailbox
+                        .as_ref()
+                        .is_some_and(|mailbox| mailbox.look(place).is_some())
+                };
                 if !self.wait.pause_unless(&self.fault, &mut self.transports, come)? {
                     let words = format!(
                         "{}: rank {rank} did not make the same call within {:?}",
                         work.call,
                         self.wait.timeout()
                     );
-                    return Err(Failure { error: Error::new(ErrorKind::Timeout, words), suspect: Some(rank) });
+                    return Err(Failure {
+                        error: Error::new(ErrorKind::Timeout, words),
+                        suspect: Some(rank),
+                    });
                 }
                 continue;
             };
@@ -55,7 +68,10 @@ impl Executor {
                     return Err(Error::new(ErrorKind::Disagreement, words).into());
                 }
             }
-            self.operands.push(device::Operand { piece: bytes.narrow(0, work.input.len()), factor: None });
+            self.operands.push(device::Operand {
+                piece: bytes.narrow(0, work.input.len()),
+                factor: None,
+            });
         }
         if work.output == Piece::EMPTY || work.output.is_empty() {
             return Ok(());
@@ -65,7 +81,11 @@ impl Executor {
             arithmetic: work.arithmetic,
             into: work.output,
             operands: &self.operands,
-            finish: if work.average { Finish::Divide(self.world as u32) } else { Finish::Keep },
+            finish: if work.average {
+                Finish::Divide(self.world as u32)
+            } else {
+                Finish::Keep
+            },
             streaming: false,
         };
         self.device.submit(&sum, 0)?;

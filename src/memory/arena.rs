@@ -29,6 +29,8 @@ pub struct Arena {
     /// The part in front that is laid out by the communicator; the rest is for users' buffers.
     fixed: usize,
     free: Mutex<FreeList>,
+    /// Allocations that are known by their address only, as C does: offset and length.
+    leases: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Arena {
@@ -52,15 +54,27 @@ impl Arena {
                 Err(error) => return Err(error),
             }
         };
-        let arena = Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)) };
+        let arena = Self {
+            file,
+            map,
+            fixed,
+            free: Mutex::new(FreeList::new(fixed, len)),
+            leases: Mutex::default(),
+        };
         arena.populate(0, fixed)?;
         Ok(arena)
     }
 
     fn map(file: &OwnedFd, len: usize) -> Result<MmapRaw> {
-        let failed = |cause: std::io::Error| Error::system(format_args!("cannot map {len} bytes of shared memory"), cause);
+        let failed = |cause: std::io::Error| {
+            Error::system(format_args!("cannot map {len} bytes of shared memory"), cause)
+        };
         ftruncate(file, len as u64).map_err(|cause| failed(cause.into()))?;
-        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(file).map_err(failed)?;
+        let map = MmapOptions::new()
+            .len(len)
+            .no_reserve_swap()
+            .map_raw(file)
+            .map_err(failed)?;
         // Fewer faults and fewer misses in the address cache. Where the kernel does not do it for shared
         // memory, everything works with small pages.
         // SAFETY: the range is the whole mapping that was just made, and the advice changes no contents.
@@ -75,14 +89,18 @@ impl Arena {
     fn populate(&self, offset: usize, len: usize) -> Result<()> {
         let piece = self.piece(offset, len).expect("the range lies within the arena");
         // SAFETY: the range lies within this mapping; populating it changes no contents.
-        let populated = unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
+        let populated =
+            unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
         match populated {
             Ok(()) => Ok(()),
             // Kernels before 5.14 do not know the advice: the pages come with the first touch.
-            Err(rustix::io::Errno::INVAL) => {
-                rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), offset as u64, len as u64)
-                    .map_err(|cause| no_memory(len, cause))
-            }
+            Err(rustix::io::Errno::INVAL) => rustix::fs::fallocate(
+                &self.file,
+                rustix::fs::FallocateFlags::empty(),
+                offset as u64,
+                len as u64,
+            )
+            .map_err(|cause| no_memory(len, cause)),
             Err(cause) => Err(no_memory(len, cause)),
         }
     }
@@ -140,6 +158,33 @@ impl Arena {
         self.give_back(offset, len.max(1).next_multiple_of(align));
     }
 
+    /// Allocates for somebody who keeps the address only.
+    ///
+    /// # Errors
+    /// `System` if there is not that much memory.
+    pub fn lease(&self, len: usize) -> Result<NonNull<u8>> {
+        let offset = self.alloc(len)?;
+        let piece = self
+            .piece(offset, len)
+            .expect("an allocation lies within its arena");
+        self.leases
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(offset, len);
+        Ok(NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero"))
+    }
+
+    /// Takes a lease back; `false` if nothing was leased at this address.
+    pub fn end_lease(&self, start: *const u8) -> bool {
+        let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);
+        let lease = self
+            .leases
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&offset);
+        lease.inspect(|len| self.free(offset, *len)).is_some()
+    }
+
     fn give_back(&self, offset: usize, len: usize) {
         use rustix::fs::FallocateFlags;
         // A hole reads as zeros, which is what the next owner is promised.
@@ -175,14 +220,20 @@ impl PeerArena {
     /// `System` if it cannot be mapped, or is smaller than `fixed`.
     pub fn map(file: BorrowedFd<'_>, fixed: usize) -> Result<Self> {
         let failed = |cause: std::io::Error| Error::system("cannot map the shared memory of a peer", cause);
-        let len = rustix::fs::fstat(file).map_err(|cause| failed(cause.into()))?.st_size as usize;
+        let len = rustix::fs::fstat(file)
+            .map_err(|cause| failed(cause.into()))?
+            .st_size as usize;
         if len < fixed {
             return Err(Error::new(
                 ErrorKind::Disagreement,
                 format!("a peer's shared memory has {len} bytes and should have {fixed} at least"),
             ));
         }
-        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw_read_only(&file).map_err(failed)?;
+        let map = MmapOptions::new()
+            .len(len)
+            .no_reserve_swap()
+            .map_raw_read_only(&file)
+            .map_err(failed)?;
         let start = map.as_ptr().cast_mut().cast();
         // SAFETY: both ranges lie within the mapping that was just made, and neither advice changes contents.
         unsafe {
@@ -211,7 +262,10 @@ fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
 }
 
 fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
-    Error::system(format_args!("cannot allocate {len} bytes of shared memory"), cause)
+    Error::system(
+        format_args!("cannot allocate {len} bytes of shared memory"),
+        cause,
+    )
 }
 
 /// The ranges that nobody has, by offset; neighbours are always joined.
@@ -240,7 +294,12 @@ impl FreeList {
     }
 
     fn give(&mut self, mut start: usize, mut len: usize) {
-        if let Some((before, size)) = self.0.range(..start).next_back().map(|(start, size)| (*start, *size)) {
+        if let Some((before, size)) = self
+            .0
+            .range(..start)
+            .next_back()
+            .map(|(start, size)| (*start, *size))
+        {
             if before + size == start {
                 self.0.remove(&before);
                 (start, len) = (before, size + len);
@@ -277,7 +336,10 @@ mod tests {
         assert_eq!(first(peer.piece(offset + 9_999, 1).expect("within")), 7);
         assert_eq!(peer.piece(arena.len(), 1), None);
         assert_eq!(peer.piece(usize::MAX, 2), None);
-        assert_eq!(arena.offset_of(arena.piece(offset, 5).expect("within")), Some(offset));
+        assert_eq!(
+            arena.offset_of(arena.piece(offset, 5).expect("within")),
+            Some(offset)
+        );
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
     }
 

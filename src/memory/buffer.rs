@@ -22,11 +22,21 @@ unsafe impl<T: Element> Sync for Buffer<T> {}
 impl<T: Element> Buffer<T> {
     pub(crate) fn new(arena: Arc<Arena>, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{len} elements are more than any memory holds"),
+            )
         })?;
         let offset = arena.alloc(bytes)?;
-        let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");
-        Ok(Self { arena, piece, offset, elements: PhantomData })
+        let piece = arena
+            .piece(offset, bytes)
+            .expect("an allocation lies within its arena");
+        Ok(Self {
+            arena,
+            piece,
+            offset,
+            elements: PhantomData,
+        })
     }
 }
 
@@ -43,7 +53,9 @@ impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; the borrow of the buffer is exclusive, and peers only read it during an operation,
         // which borrows it too.
-        unsafe { std::slice::from_raw_parts_mut(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>())
+        }
     }
 }
 

@@ -84,7 +84,10 @@ pub(crate) fn lend<T: crate::Element, R>(
     // the input: it is only ever a source.
     let pieces = unsafe {
         let input = Piece::new(NonNull::from(input).cast(), size_of_val(input));
-        (input, Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)))
+        (
+            input,
+            Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)),
+        )
     };
     operation(pieces.0, pieces.1)
 }

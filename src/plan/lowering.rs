@@ -176,6 +176,8 @@ fn chain_order(group: &Group) -> Vec<Rank> {
 }
 
 fn reduce_legs<'a>(group: &'a Group, form: Form, rank: Rank, last: bool, legs: &mut Vec<Leg<'a>>) {
+    // Wherever else a part of the sum is made, others are still to be added.
+    let last = last && rank == group.root;
     let mut leg = |hop, act| {
         legs.push(Leg {
             hop,

@@ -47,9 +47,13 @@ impl Boxes {
     ) -> Result<Self> {
         let at = |which| layout.mailbox() + which * box_bytes(layout.small);
         let head = |which| Placed::new(piece(at(which), size_of::<Head>()), Arc::clone(held));
-        let bytes =
-            |which| piece(at(which) + size_of::<Head>(), layout.small).expect("the mailbox lies within the arena");
-        Ok(Self { heads: [head(0)?, head(1)?], bytes: [bytes(0), bytes(1)] })
+        let bytes = |which| {
+            piece(at(which) + size_of::<Head>(), layout.small).expect("the mailbox lies within the arena")
+        };
+        Ok(Self {
+            heads: [head(0)?, head(1)?],
+            bytes: [bytes(0), bytes(1)],
+        })
     }
 }
 
@@ -85,10 +89,19 @@ impl Mailbox {
             others[other.place] = Some(Neighbour {
                 boxes: Boxes::new(layout, |offset, len| other.arena.piece(offset, len), &held)?,
                 board: Placed::new(other.arena.piece(0, size_of::<Board>()), held)?,
-                bell: other.bell.try_clone().map_err(|cause| crate::Error::system("cannot keep a bell", cause))?,
+                bell: other
+                    .bell
+                    .try_clone()
+                    .map_err(|cause| crate::Error::system("cannot keep a bell", cause))?,
             });
         }
-        Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
+        Ok(Self {
+            mine,
+            place: neighbours.place,
+            others,
+            ranks,
+            number: 0,
+        })
     }
 
     /// How many ranks share the node.
@@ -128,7 +141,11 @@ impl Mailbox {
     /// `Some(None)` in front if what it says is no call.
     #[must_use]
     pub fn look(&self, place: usize) -> Option<(Option<Call>, Piece)> {
-        let boxes = if place == self.place { &self.mine } else { &self.others[place].as_ref()?.boxes };
+        let boxes = if place == self.place {
+            &self.mine
+        } else {
+            &self.others[place].as_ref()?.boxes
+        };
         let head = &boxes.heads[self.which()];
         if head.number.load(Ordering::Acquire) != self.number {
             return None;

@@ -1,0 +1,101 @@
+//! Result codes, and the sentence behind the last one.
+
+use crate::error::{Error, ErrorKind, Result};
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The result of every call. 0 is success; flexring_last_error() says the rest in words.
+#[allow(non_camel_case_types, reason = "named as C names types")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum flexring_result {
+    /// It worked.
+    FLEXRING_SUCCESS = 0,
+    /// A pointer, count, enum or argument that no call can accept.
+    FLEXRING_INVALID_ARGUMENT = 1,
+    /// An environment variable that cannot be used.
+    FLEXRING_INVALID_SETTING = 2,
+    /// The operating system refused something.
+    FLEXRING_SYSTEM_ERROR = 3,
+    /// The ranks could not find each other.
+    FLEXRING_RENDEZVOUS_FAILED = 4,
+    /// Ranks differ in version, settings, program, count, type or operation.
+    FLEXRING_DISAGREEMENT = 5,
+    /// A rank died or its connection broke.
+    FLEXRING_PEER_LOST = 6,
+    /// A deadline passed.
+    FLEXRING_TIMEOUT = 7,
+    /// Somebody called flexring_comm_abort, or the communicator has failed before.
+    FLEXRING_ABORTED = 8,
+    /// Not built into this library, or not possible here.
+    FLEXRING_UNSUPPORTED = 9,
+    /// A bug in flexring.
+    FLEXRING_INTERNAL_ERROR = 10,
+}
+
+impl From<ErrorKind> for flexring_result {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidArgument => Self::FLEXRING_INVALID_ARGUMENT,
+            ErrorKind::InvalidSetting => Self::FLEXRING_INVALID_SETTING,
+            ErrorKind::System => Self::FLEXRING_SYSTEM_ERROR,
+            ErrorKind::Rendezvous => Self::FLEXRING_RENDEZVOUS_FAILED,
+            ErrorKind::Disagreement => Self::FLEXRING_DISAGREEMENT,
+            ErrorKind::PeerLost => Self::FLEXRING_PEER_LOST,
+            ErrorKind::Timeout => Self::FLEXRING_TIMEOUT,
+            ErrorKind::Aborted => Self::FLEXRING_ABORTED,
+            ErrorKind::Unsupported => Self::FLEXRING_UNSUPPORTED,
+            ErrorKind::Internal => Self::FLEXRING_INTERNAL_ERROR,
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of an entry point: errors and panics become a code here and a sentence for
+/// `flexring_last_error`.
+pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+        let words = words
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        Err(Error::new(
+            ErrorKind::Internal,
+            format!("flexring panicked, please report this: {words}"),
+        ))
+    });
+    let Err(error) = outcome else {
+        return flexring_result::FLEXRING_SUCCESS;
+    };
+    // A sentence may quote anything; C ends it at the first NUL.
+    let words = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
+    // While a thread is being torn down there is nobody left to ask for the sentence.
+    let _ = LAST.try_with(|last| last.replace(words));
+    error.kind().into()
+}
+
+/// A refusal of an argument.
+pub(super) fn refused(words: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, words)
+}
+
+/// The sentence that belongs to the last call of this thread that did not return FLEXRING_SUCCESS; empty if
+/// there was none. Valid until this thread's next failing call. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn flexring_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
+}
+
+/// The version of this library, as MAJOR * 10000 + MINOR * 100 + PATCH.
+#[unsafe(no_mangle)]
+pub extern "C" fn flexring_version() -> i32 {
+    let number = |text: &str| text.parse::<i32>().unwrap_or(0);
+    number(env!("CARGO_PKG_VERSION_MAJOR")) * 10000
+        + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+        + number(env!("CARGO_PKG_VERSION_PATCH"))
+}

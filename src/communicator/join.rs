@@ -1,0 +1,368 @@
+//! How a communicator comes to be: the ranks meet, tell each other where they are, make their links, and agree
+//! on a program.
+
+use super::watch::{Household, Member, Watch};
+use super::{Communicator, Core, Engine, turns::Turns};
+use crate::bootstrap::{self, Identity, Lifeline};
+use crate::call::Rank;
+use crate::config::{Config, TransportChoice};
+use crate::device::host::Host;
+use crate::error::{Error, ErrorKind, Result};
+use crate::executor::{Executor, Parts};
+use crate::fault::Fault;
+use crate::memory::Arena;
+use crate::plan::lowering::{self, form_of};
+use crate::plan::program::Program;
+use crate::plan::ring;
+use crate::plan::schedule::Schedule;
+use crate::plan::topology::Topology;
+use crate::transport::shm::{Invitation, Layout, Mailbox, Neighbours, Shm};
+use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::{Transport, local};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What a rank tells all others of itself.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Card {
+    node: String,
+    host: String,
+    /// How a neighbour hands in its descriptors; none if this rank does not share memory.
+    secret: Option<[u8; 16]>,
+    /// Where it listens for links.
+    endpoints: Vec<SocketAddr>,
+    /// A number that nobody can guess. Rank 0's is what links of this communicator greet each other with.
+    token: u64,
+}
+
+impl Communicator {
+    /// Joins the world that `identity` names, with these settings.
+    ///
+    /// # Errors
+    /// As for [`from_env`](Self::from_env).
+    pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
+        crate::trace::init(config.log);
+        let fault = Arc::new(Fault::new()?);
+        let (me, world) = (identity.rank, identity.world);
+        let lifeline = Lifeline::join(identity, config, Arc::clone(&fault))?;
+        let deadline = Instant::now() + config.connect_timeout;
+
+        let shares = config.transport != TransportChoice::Tcp && world > 1;
+        let invitation = shares.then(Invitation::new).transpose()?;
+        let listener = if config.transport == TransportChoice::Shm || world == 1 {
+            None
+        } else {
+            Some(Listener::bind(&addresses(config)?)?)
+        };
+        let token = getrandom::u64().map_err(|cause| {
+            Error::new(ErrorKind::System, format!("cannot draw a random number: {cause}"))
+        })?;
+        let card = Card {
+            token,
+            node: bootstrap::node_name(config),
+            host: bootstrap::host_name(),
+            secret: invitation.as_ref().map(Invitation::secret),
+            endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
+        };
+        let cards = exchange(&lifeline, &card)?;
+        let names: Vec<&str> = cards.iter().map(|card| card.node.as_str()).collect();
+        let topology = Topology::from_names(&names);
+        let node: Vec<Rank> = (0..world)
+            .filter(|rank| topology.node_of(*rank) == topology.node_of(me))
+            .collect();
+        let near: Vec<Rank> = if shares { node.clone() } else { vec![me] };
+        let far: Vec<Rank> = (0..world).filter(|rank| !near.contains(rank)).collect();
+        if config.transport == TransportChoice::Shm && !far.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InvalidSetting,
+                format!(
+                    "FLEXRING_TRANSPORT=shm, but rank {me} on {} and rank {} on {} do not share a node",
+                    cards[me].host, far[0], cards[far[0]].host
+                ),
+            ));
+        }
+
+        let pool = Pool::new(config, near.len(), world);
+        let arena = Arc::new(Arena::new(pool.layout.bytes())?);
+        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        let mut routes = vec![0; world];
+        let mut mailbox = None;
+        if let Some(invitation) = invitation.filter(|_| near.len() > 1) {
+            let secret = |rank: &Rank| {
+                cards[*rank]
+                    .secret
+                    .map(|secret| (*rank, secret))
+                    .ok_or_else(|| no_secret(*rank))
+            };
+            let node = near.iter().map(secret).collect::<Result<Vec<_>>>()?;
+            let neighbours = invitation.meet(me, &node, &arena, pool.layout.bytes(), deadline, &fault)?;
+            transports.push(Box::new(Shm::new(
+                "shm",
+                world,
+                &arena,
+                pool.layout,
+                &neighbours,
+            )?));
+            if far.is_empty() {
+                mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
+            }
+        }
+        if let Some(listener) = listener.filter(|_| !far.is_empty()) {
+            far.iter().for_each(|rank| routes[*rank] = transports.len());
+            let peers = far
+                .iter()
+                .map(|rank| reach(config, &cards[*rank], *rank, node.contains(rank)));
+            let peers = peers.collect::<Result<Vec<_>>>()?;
+            let token = cards[0].token;
+            let tcp = Tcp::connect(
+                listener,
+                me,
+                &peers,
+                token,
+                config.sockets_per_link,
+                deadline,
+                &fault,
+            )?;
+            transports.push(Box::new(tcp));
+        }
+        let crowded = crowded(node.len());
+        let assembly = Assembly {
+            config,
+            topology: &topology,
+            me,
+            arena,
+            pool,
+            transports,
+            routes,
+            mailbox,
+            crowded,
+            fault,
+        };
+        let core = assembly.finish(Watch::Lifeline(lifeline))?;
+        if let Watch::Lifeline(lifeline) = &core.watch {
+            lifeline.all_gather("links", &core.digest.to_le_bytes())?;
+        }
+        Self::start(core)
+    }
+
+    /// The ranks of a local world, with these settings.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a world of none; `System` if there is too little memory.
+    pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
+        crate::trace::init(config.log);
+        if world == 0 {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "a world has at least one rank",
+            ));
+        }
+        let fault = Arc::new(Fault::new()?);
+        let household = Household::new(world, Arc::clone(&fault));
+        let topology = Topology::from_names(&vec!["here"; world]);
+        let pool = Pool::new(config, world, world);
+        let arenas = (0..world)
+            .map(|_| Arena::new(pool.layout.bytes()).map(Arc::new))
+            .collect::<Result<Vec<_>>>()?;
+        let introduced: Vec<Neighbours> = local::introduce(&arenas, pool.layout.bytes())?;
+        let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
+            let shm = Shm::new("local", world, &arena, pool.layout, &neighbours)?;
+            let mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
+            let assembly = Assembly {
+                config,
+                topology: &topology,
+                me,
+                arena,
+                pool,
+                transports: vec![Box::new(shm)],
+                routes: vec![0; world],
+                mailbox,
+                crowded: crowded(world),
+                fault: Arc::clone(&fault),
+            };
+            let member = Member {
+                household: Arc::clone(&household),
+                rank: me,
+            };
+            Self::start(assembly.finish(Watch::Household(member))?)
+        };
+        arenas.into_iter().zip(introduced).enumerate().map(rank).collect()
+    }
+}
+
+/// The pool of a rank and where it lies.
+#[derive(Clone, Copy)]
+struct Pool {
+    layout: Layout,
+}
+
+impl Pool {
+    fn new(config: &Config, neighbours: usize, world: usize) -> Self {
+        let slots = config.slots.max(2 * world.saturating_sub(1));
+        Self {
+            layout: Layout::new(neighbours, config.small.0, slots, config.subchunk.0),
+        }
+    }
+}
+
+/// Everything a rank has when its links are made.
+struct Assembly<'a> {
+    config: &'a Config,
+    topology: &'a Topology,
+    me: Rank,
+    arena: Arc<Arena>,
+    pool: Pool,
+    transports: Vec<Box<dyn Transport>>,
+    routes: Vec<usize>,
+    mailbox: Option<Mailbox>,
+    crowded: bool,
+    fault: Arc<Fault>,
+}
+
+impl Assembly<'_> {
+    fn finish(self, watch: Watch) -> Result<Core> {
+        let Self {
+            config, topology, me, ..
+        } = self;
+        let world = topology.world();
+        let schedule = ring::plan(topology);
+        let lower = |prescale| lower(config, topology, &schedule, me, prescale);
+        let (program, prescaled) = (lower(false)?, lower(true)?);
+        let digest = program.digest ^ xxh3_64(&(config.subchunk.0 as u64).to_le_bytes());
+        let host = Host::new(config.simd)?;
+        let links: Vec<String> = self
+            .transports
+            .iter()
+            .enumerate()
+            .map(|(index, transport)| {
+                let ranks = (0..world)
+                    .filter(|rank| *rank != me && self.routes[*rank] == index)
+                    .count();
+                format!(
+                    "{} to {ranks} {}",
+                    transport.name(),
+                    if ranks == 1 { "rank" } else { "ranks" }
+                )
+            })
+            .collect();
+        let links = if links.is_empty() {
+            "alone".to_owned()
+        } else {
+            links.join(", ")
+        };
+        let summary = format!(
+            "rank {me} of {world}, {} {}: {links}; schedule {}, {} sub-chunks of {}, {} arithmetic",
+            topology.nodes(),
+            if topology.nodes() == 1 { "node" } else { "nodes" },
+            schedule.name,
+            self.pool.layout.slots_of(&self.arena).len(),
+            config.subchunk,
+            host.simd().name(),
+        );
+        let executor = Executor::new(Parts {
+            rank: me,
+            world,
+            transports: self.transports,
+            routes: self.routes,
+            device: Box::new(host),
+            slots: self.pool.layout.slots_of(&self.arena),
+            program,
+            prescaled,
+            mailbox: self.mailbox,
+            fault: Arc::clone(&self.fault),
+            spin: config.spin(),
+            timeout: config.timeout,
+            crowded: self.crowded,
+        })?;
+        Ok(Core {
+            rank: me,
+            world,
+            small: config.small.0,
+            digest,
+            arena: self.arena,
+            engine: Mutex::new(Engine {
+                executor,
+                sequence: 0,
+            }),
+            turns: Turns::default(),
+            fault: self.fault,
+            watch,
+            summary,
+        })
+    }
+}
+
+fn lower(
+    config: &Config,
+    topology: &Topology,
+    schedule: &Schedule,
+    me: Rank,
+    prescale: bool,
+) -> Result<Arc<Program>> {
+    lowering::lower(schedule, me, prescale, |group| {
+        form_of(group, topology, config.lowering)
+    })
+    .map(Arc::new)
+}
+
+fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {
+    let unreadable =
+        |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read a card: {cause}"));
+    let mine = postcard::to_stdvec(card).map_err(unreadable)?;
+    let cards = lifeline.all_gather("cards", &mine)?;
+    cards
+        .iter()
+        .map(|card| postcard::from_bytes(card).map_err(unreadable))
+        .collect()
+}
+
+/// Where this rank listens for links: the interface that others reach it by, and loopback for its own node.
+fn addresses(config: &Config) -> Result<Vec<IpAddr>> {
+    let chosen = bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family)?;
+    let loopback: IpAddr = match chosen {
+        IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    // An interface that was named is used even within the node.
+    let named = config.socket_ifname.is_some();
+    Ok(if named || chosen.is_loopback() {
+        vec![chosen]
+    } else {
+        vec![chosen, loopback]
+    })
+}
+
+/// The address by which this rank reaches a peer.
+fn reach(config: &Config, card: &Card, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
+    let near = same_node && config.socket_ifname.is_none();
+    let endpoint = card
+        .endpoints
+        .iter()
+        .find(|endpoint| endpoint.ip().is_loopback() == near);
+    endpoint
+        .or(card.endpoints.first())
+        .map(|endpoint| (peer, *endpoint))
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Disagreement,
+                format!(
+                    "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
+                    card.host
+                ),
+            )
+        })
+}
+
+fn no_secret(rank: Rank) -> Error {
+    Error::new(
+        ErrorKind::Disagreement,
+        format!("rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"),
+    )
+}
+
+/// Whether this many ranks on a node must share cores.
+fn crowded(ranks: usize) -> bool {
+    std::thread::available_parallelism().map_or(true, |cores| ranks > cores.get())
+}

@@ -1,0 +1,316 @@
+//! What an all-reduce promises, over every transport, lowering, type, operation and world size.
+
+mod harness;
+
+use flexring::config::Lowering;
+use flexring::{Communicator, DType, Element, ReduceOp};
+use half::{bf16, f16};
+use harness::{Setup, World, spawn};
+use proptest::prelude::*;
+
+/// An element type as the tests see it: small whole numbers are exact in all of them.
+trait Number: Element + PartialEq + std::fmt::Debug {
+    fn of(value: i64) -> Self;
+}
+
+macro_rules! numbers {
+    ($($ty:ty: $of:expr),* $(,)?) => {$(
+        impl Number for $ty {
+            fn of(value: i64) -> Self { ($of)(value) }
+        }
+    )*};
+}
+
+numbers! {
+    i8: |value| value as i8, u8: |value| value as u8, i32: |value| value as i32, u32: |value| value as u32,
+    i64: |value| value, u64: |value| value as u64, f32: |value| value as f32, f64: |value| value as f64,
+    f16: |value| f16::from_f32(value as f32), bf16: |value| bf16::from_f32(value as f32),
+}
+
+const OPS: [ReduceOp; 6] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Avg,
+    ReduceOp::PreMulSum(2.0),
+];
+
+/// What rank `rank` contributes at `at`. Products stay small because most factors are 1.
+fn contribution(op: ReduceOp, rank: usize, at: usize) -> i64 {
+    match op {
+        ReduceOp::Prod => 1 + i64::from((at + rank) % 5 == 0),
+        // Equal on all ranks, so that the division is exact in every type.
+        ReduceOp::Avg => (at % 11) as i64,
+        _ => ((at * 7 + rank * 3) % 11) as i64,
+    }
+}
+
+fn expected(op: ReduceOp, world: usize, at: usize) -> i64 {
+    let all = (0..world).map(|rank| contribution(op, rank, at));
+    match op {
+        ReduceOp::Sum => all.sum(),
+        ReduceOp::Prod => all.product(),
+        ReduceOp::Max => all.max().unwrap_or(0),
+        ReduceOp::Min => all.min().unwrap_or(0),
+        ReduceOp::Avg => all.sum::<i64>() / world as i64,
+        ReduceOp::PreMulSum(_) => all
+            .enumerate()
+            .map(|(rank, value)| value * (1 + rank as i64 % 3))
+            .sum(),
+    }
+}
+
+fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let given: Vec<T> = (0..count).map(|at| T::of(contribution(op, rank, at))).collect();
+    let wanted: Vec<T> = (0..count).map(|at| T::of(expected(op, world, at))).collect();
+    let op = if matches!(op, ReduceOp::PreMulSum(_)) {
+        ReduceOp::PreMulSum(1.0 + (rank % 3) as f64)
+    } else {
+        op
+    };
+    let what = || {
+        format!(
+            "rank {rank} of {world}: {count} x {} {op:?}, in place {in_place}, pool {pool}",
+            T::DTYPE.name()
+        )
+    };
+    if pool {
+        let mut send = comm.alloc::<T>(count).expect("pool memory");
+        send.copy_from_slice(&given);
+        if in_place {
+            comm.all_reduce(&mut send, op)
+                .unwrap_or_else(|error| panic!("{}: {error}", what()));
+            assert!(send[..] == wanted[..], "{}", what());
+        } else {
+            let mut receive = comm.alloc::<T>(count).expect("pool memory");
+            comm.all_reduce_into(&send, &mut receive, op)
+                .unwrap_or_else(|error| panic!("{}: {error}", what()));
+            assert!(receive[..] == wanted[..], "{}", what());
+            assert!(send[..] == given[..], "{}: the input was written to", what());
+        }
+    } else if in_place {
+        let mut both = given;
+        comm.all_reduce(&mut both, op)
+            .unwrap_or_else(|error| panic!("{}: {error}", what()));
+        assert!(both == wanted, "{}", what());
+    } else {
+        let mut receive = vec![T::of(99); count];
+        comm.all_reduce_into(&given, &mut receive, op)
+            .unwrap_or_else(|error| panic!("{}: {error}", what()));
+        assert!(receive == wanted, "{}", what());
+    }
+}
+
+fn check_type(comm: &Communicator, dtype: DType, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
+    match dtype {
+        DType::I8 => check::<i8>(comm, count, op, in_place, pool),
+        DType::U8 => check::<u8>(comm, count, op, in_place, pool),
+        DType::I32 => check::<i32>(comm, count, op, in_place, pool),
+        DType::U32 => check::<u32>(comm, count, op, in_place, pool),
+        DType::I64 => check::<i64>(comm, count, op, in_place, pool),
+        DType::U64 => check::<u64>(comm, count, op, in_place, pool),
+        DType::F16 => check::<f16>(comm, count, op, in_place, pool),
+        DType::F32 => check::<f32>(comm, count, op, in_place, pool),
+        DType::F64 => check::<f64>(comm, count, op, in_place, pool),
+        DType::BF16 => check::<bf16>(comm, count, op, in_place, pool),
+    }
+}
+
+/// Every type and operation, at counts around every boundary.
+fn everything(world: World, lowering: Lowering) {
+    for ranks in [1, 2, 3, 4, 5, 8] {
+        spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
+            let mut turn = 0;
+            for dtype in DType::ALL {
+                for op in OPS {
+                    for count in [0, 1, ranks - 1, ranks + 1, 63, 64, 65, 1000, 4099, 20_011] {
+                        // Of the four ways to hold the vectors, one after the other.
+                        turn += 1;
+                        check_type(&comm, dtype, count, op, turn % 2 == 0, turn % 4 < 2);
+                    }
+                }
+            }
+        });
+    }
+}
+
+macro_rules! everywhere {
+    ($($name:ident: $world:ident, $lowering:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            everything(World::$world, Lowering::$lowering);
+        }
+    )*};
+}
+
+everywhere! {
+    threads_get_right_sums: Local, Auto;
+    threads_in_a_chain_get_right_sums: Local, Chain;
+    ranks_of_a_node_get_right_sums: Shm, Auto;
+    ranks_of_a_node_in_a_chain_get_right_sums: Shm, Chain;
+    ranks_over_tcp_get_right_sums: Tcp, Auto;
+    ranks_over_tcp_in_a_chain_get_right_sums: Tcp, Chain;
+    ranks_of_two_nodes_get_right_sums: Mixed, Auto;
+    ranks_of_two_nodes_exchanging_directly_get_right_sums: Mixed, Direct;
+}
+
+/// Numbers of all magnitudes, in an order that depends on the rank.
+fn arbitrary(rank: usize, at: usize) -> f32 {
+    let mut bits = (rank as u64 * 1_000_003 + at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    bits ^= bits >> 29;
+    let exponent = (bits % 40) as i32 - 20;
+    ((bits >> 20) as f32 / 2f32.powi(43) - 1.0) * 2f32.powi(exponent)
+}
+
+#[test]
+fn sums_are_the_declared_order_of_additions_bit_by_bit() {
+    const COUNT: usize = 10_007;
+    for (world, lowering) in [
+        (World::Local, Lowering::Direct),
+        (World::Shm, Lowering::Direct),
+        (World::Tcp, Lowering::Chain),
+    ] {
+        let ranks = 5;
+        let results = spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
+            let mut vector: Vec<f32> = (0..COUNT).map(|at| arbitrary(comm.rank(), at)).collect();
+            comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+            vector
+        });
+        // The owner of a span adds last: the ring begins behind it. Spans begin on cache lines.
+        let start = |part: usize| {
+            if part == ranks {
+                COUNT
+            } else {
+                part * COUNT / ranks / 16 * 16
+            }
+        };
+        for owner in 0..ranks {
+            for at in start(owner)..start(owner + 1) {
+                let parts = (0..ranks).map(|step| arbitrary((owner + 1 + step) % ranks, at));
+                let replayed = parts.reduce(|sum, part| sum + part).expect("there are ranks");
+                for result in &results {
+                    assert_eq!(
+                        result[at].to_bits(),
+                        replayed.to_bits(),
+                        "{world:?}, element {at}"
+                    );
+                }
+                // Higham's bound: |error| <= gamma(p - 1) * sum |x|.
+                let exact: f64 = (0..ranks).map(|rank| f64::from(arbitrary(rank, at))).sum();
+                let magnitude: f64 = (0..ranks).map(|rank| f64::from(arbitrary(rank, at)).abs()).sum();
+                let unit = (ranks - 1) as f64 * f64::from(f32::EPSILON) / 2.0;
+                assert!((f64::from(replayed) - exact).abs() <= unit / (1.0 - unit) * magnitude);
+            }
+        }
+    }
+}
+
+#[test]
+fn special_values_come_out_as_the_standard_says() {
+    for world in World::ALL {
+        spawn(&Setup::new(world, 3), |comm| {
+            let rank = comm.rank();
+            let pick = |values: [f32; 3]| values[rank];
+            let tiny = f32::from_bits(1);
+            let given = [
+                pick([1.0, f32::NAN, 2.0]),
+                pick([f32::INFINITY, 1.0, 1.0]),
+                pick([f32::INFINITY, f32::NEG_INFINITY, 1.0]),
+                pick([-0.0, -0.0, -0.0]),
+                pick([-0.0, 0.0, -0.0]),
+                pick([tiny, tiny, tiny]),
+            ];
+            // Once on the path for small messages, and once on the other.
+            for repeat in [1, 500] {
+                let vector = || given.repeat(repeat);
+                let mut sum = vector();
+                comm.all_reduce(&mut sum, ReduceOp::Sum).expect("a sum");
+                let mut max = vector();
+                comm.all_reduce(&mut max, ReduceOp::Max).expect("a maximum");
+                let mut min = vector();
+                comm.all_reduce(&mut min, ReduceOp::Min).expect("a minimum");
+                for at in (0..sum.len()).step_by(given.len()) {
+                    assert!(sum[at].is_nan() && max[at].is_nan() && min[at].is_nan());
+                    assert_eq!(
+                        (sum[at + 1], max[at + 1], min[at + 1]),
+                        (f32::INFINITY, f32::INFINITY, 1.0)
+                    );
+                    assert!(sum[at + 2].is_nan());
+                    assert_eq!(sum[at + 3].to_bits(), (-0f32).to_bits());
+                    assert_eq!(max[at + 4].to_bits(), 0f32.to_bits());
+                    assert_eq!(min[at + 4].to_bits(), (-0f32).to_bits());
+                    assert_eq!(sum[at + 5].to_bits(), 3);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn asynchronous_calls_run_in_order_beside_their_caller() {
+    for world in World::ALL {
+        spawn(&Setup::new(world, 3), |comm| {
+            let requests: Vec<_> = (0..20)
+                .map(|call| {
+                    comm.all_reduce_async(vec![call as f32; 5000 + call], ReduceOp::Sum)
+                        .expect("a request")
+                })
+                .collect();
+            let mut between = vec![1i32; 10];
+            comm.all_reduce(&mut between, ReduceOp::Sum).expect("a sum");
+            assert_eq!(between, [3; 10]);
+            for (call, request) in requests.into_iter().enumerate() {
+                assert!(
+                    request.is_over(),
+                    "a blocking call comes after all that were asked for before"
+                );
+                assert_eq!(
+                    request.wait().expect("a sum"),
+                    vec![3.0 * call as f32; 5000 + call]
+                );
+            }
+            drop(
+                comm.all_reduce_async(vec![1u8; 100_000], ReduceOp::Max)
+                    .expect("a request"),
+            );
+        });
+    }
+}
+
+#[test]
+fn pool_memory_is_zero_and_serves_again_and_again() {
+    for world in World::ALL {
+        spawn(&Setup::new(world, 2), |comm| {
+            for round in 1..20 {
+                let mut vector = comm.alloc::<u64>(round * 3001).expect("pool memory");
+                assert!(vector.iter().all(|element| *element == 0));
+                vector.fill(round as u64);
+                comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                assert!(vector.iter().all(|element| *element == 2 * round as u64));
+            }
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn any_world_any_count_any_settings(
+        kind in 0usize..4, ranks in 1usize..7, counts in proptest::collection::vec(0usize..30_000, 1..6),
+        lowering in 0usize..3, slots in 2usize..20, pages in 1usize..5, sockets in 1usize..4,
+    ) {
+        let lowering = [Lowering::Auto, Lowering::Chain, Lowering::Direct][lowering];
+        let mut setup = Setup::new(World::ALL[kind], ranks).lowering(lowering);
+        setup.config.slots = slots;
+        setup.config.subchunk.0 = pages * 4096;
+        setup.config.sockets_per_link = sockets;
+        spawn(&setup, |comm| {
+            for (index, count) in counts.iter().enumerate() {
+                check::<i32>(&comm, *count, ReduceOp::Sum, index % 2 == 0, index % 3 == 0);
+                check::<f32>(&comm, *count, ReduceOp::PreMulSum(1.0), index % 2 == 1, index % 3 == 1);
+            }
+        });
+    }
+}

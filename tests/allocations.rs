@@ -1,0 +1,64 @@
+//! A call in the steady state allocates nothing.
+
+mod harness;
+
+use flexring::ReduceOp;
+use flexring::config::Lowering;
+use harness::{Setup, World, spawn};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts the allocations of threads that asked for it.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+#[allow(unsafe_code, reason = "an allocator is unsafe by nature")]
+// SAFETY: everything is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTED.try_with(Cell::get).unwrap_or(false) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller keeps the contract of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn no_call_after_the_first_allocates() {
+    for world in World::ALL {
+        for lowering in [Lowering::Direct, Lowering::Chain] {
+            spawn(&Setup::new(world, 4).lowering(lowering), |comm| {
+                let mut heap = vec![1f32; 200_000];
+                let mut pool = comm.alloc::<f32>(200_000).expect("pool memory");
+                for round in 0..10 {
+                    // The first round opens what is opened once: it may not allocate either, and what it
+                    // shows there is not asserted, because the standard library allocates thread-locals.
+                    COUNTED.set(round > 0);
+                    for count in [1, 2, 1000, 200_000] {
+                        comm.all_reduce(&mut heap[..count], ReduceOp::Max)
+                            .expect("a maximum");
+                        comm.all_reduce(&mut pool[..count], ReduceOp::Avg)
+                            .expect("an average");
+                        comm.all_reduce_into(&heap[..count], &mut pool[..count], ReduceOp::PreMulSum(0.5))
+                            .expect("a sum");
+                    }
+                    COUNTED.set(false);
+                }
+            });
+            assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0, "{world:?}, {lowering:?}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What happens when something goes wrong: every rank gets an error that names who and what, soon, and what
+//! remains can be freed.
+
+mod harness;
+
+use flexring::bootstrap::{Hub, Identity};
+use flexring::config::Size;
+use flexring::{Communicator, Error, ErrorKind, ReduceOp};
+use harness::{Setup, World, join, spawn, watched};
+use std::time::{Duration, Instant};
+
+/// The error of a call that must fail.
+fn failing(comm: &Communicator, count: usize, op: ReduceOp) -> Error {
+    comm.all_reduce(&mut vec![1f32; count], op)
+        .expect_err("the call must fail")
+}
+
+#[test]
+fn ranks_that_call_differently_are_all_told_who_and_what() {
+    // Small against small, large against large, small against large, and nothing against something.
+    for world in World::ALL {
+        for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
+            let setup = Setup::new(world, 4);
+            let errors = spawn(&setup, |comm| {
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
+                    .expect("the first call is like everybody's");
+                let begun = Instant::now();
+                let error = failing(&comm, if comm.rank() == 2 { other } else { usual }, ReduceOp::Sum);
+                assert!(
+                    begun.elapsed() < Duration::from_secs(10),
+                    "{world:?}: it took {:?}",
+                    begun.elapsed()
+                );
+                error
+            });
+            for error in &errors {
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::Disagreement,
+                    "{world:?} {usual} {other}: {error}"
+                );
+                assert!(error.message().contains("rank 2"), "{world:?}: {error}");
+                assert!(
+                    error.message().contains(&format!("{other} x float")),
+                    "{world:?}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn other_operations_and_types_are_disagreements_too() {
+    for world in World::ALL {
+        let errors = spawn(&Setup::new(world, 3), |comm| {
+            if comm.rank() == 1 {
+                failing(&comm, 1000, ReduceOp::Max)
+            } else {
+                failing(&comm, 1000, ReduceOp::Sum)
+            }
+        });
+        for error in &errors {
+            assert!(
+                error.message().contains("max") && error.message().contains("sum"),
+                "{error}"
+            );
+        }
+        let errors = spawn(&Setup::new(world, 3), |comm| {
+            if comm.rank() == 1 {
+                comm.all_reduce(&mut vec![1i32; 1000], ReduceOp::Sum)
+                    .expect_err("the call must fail")
+            } else {
+                failing(&comm, 1000, ReduceOp::Sum)
+            }
+        });
+        for error in &errors {
+            assert!(
+                error.message().contains("int32") && error.message().contains("float"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_failed_communicator_refuses_work_and_can_be_dropped() {
+    for world in World::ALL {
+        spawn(&Setup::new(world, 3), |comm| {
+            let first = failing(&comm, if comm.rank() == 0 { 10 } else { 11 }, ReduceOp::Sum);
+            for _ in 0..3 {
+                let again = failing(&comm, 10, ReduceOp::Sum);
+                assert_eq!(again.kind(), ErrorKind::Aborted);
+                assert!(
+                    again.message().contains(first.message()),
+                    "{again} does not tell why"
+                );
+            }
+            let request = comm
+                .all_reduce_async(vec![1f32; 10], ReduceOp::Sum)
+                .expect("a request");
+            assert!(request.wait().is_err());
+        });
+    }
+}
+
+#[test]
+fn abort_from_another_thread_ends_every_call_at_once() {
+    for world in World::ALL {
+        for count in [2, 100_000] {
+            spawn(&Setup::new(world, 3), |comm| {
+                std::thread::scope(|scope| {
+                    if comm.rank() == 2 {
+                        // This rank never calls; it gives up for everybody.
+                        std::thread::sleep(Duration::from_millis(50));
+                        let begun = Instant::now();
+                        comm.abort();
+                        assert!(begun.elapsed() < Duration::from_secs(1));
+                        // The others hear of it before the rank is gone.
+                        std::thread::sleep(Duration::from_millis(300));
+                    } else {
+                        let caller = scope.spawn(|| failing(&comm, count, ReduceOp::Sum));
+                        let error = caller.join().expect("no panic");
+                        assert_eq!(error.kind(), ErrorKind::Aborted, "{world:?}: {error}");
+                        assert!(error.message().contains("rank 2"), "{error}");
+                    }
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_at_the_deadline() {
+    for world in World::ALL {
+        for count in [2, 100_000] {
+            let mut setup = Setup::new(world, 3);
+            setup.config.timeout = Duration::from_millis(600);
+            let errors = spawn(&setup, |comm| {
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
+                    .expect("all ranks make the first call");
+                if comm.rank() == 1 {
+                    std::thread::sleep(Duration::from_millis(1500));
+                    return None;
+                }
+                Some(failing(&comm, count, ReduceOp::Sum))
+            });
+            for error in errors.iter().flatten() {
+                assert_eq!(error.kind(), ErrorKind::Timeout, "{world:?}: {error}");
+                assert!(error.message().contains("rank 1"), "{world:?}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named() {
+    for world in World::ALL {
+        let mut setup = Setup::new(world, 3);
+        setup.config.timeout = Duration::from_secs(2);
+        let errors = spawn(&setup, |comm| {
+            comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
+                .expect("all ranks make the first call");
+            if comm.rank() == 1 {
+                None
+            } else {
+                Some(failing(&comm, 100_000, ReduceOp::Sum))
+            }
+        });
+        for error in errors.iter().flatten() {
+            assert!(error.message().contains("rank 1"), "{world:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_with_other_settings_do_not_meet() {
+    watched(Duration::from_secs(30), || {
+        let setup = Setup::new(World::Shm, 3);
+        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..3)
+                .map(|rank| {
+                    let mut config = setup.config_of(rank);
+                    let identity = Identity::from_unique_id(3, &id, rank).expect("an identity");
+                    if rank == 2 {
+                        config.subchunk = Size(8192);
+                    }
+                    scope.spawn(move || join(&config, &identity).expect_err("they must not meet"))
+                })
+                .collect();
+            for rank in ranks {
+                let error = rank.join().expect("no panic");
+                assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+                assert!(
+                    error.message().contains("rank 2") && error.message().contains("FLEXRING_SUBCHUNK"),
+                    "{error}"
+                );
+            }
+        });
+    });
+}
+
+#[test]
+fn absurd_requests_are_refused_in_words() {
+    spawn(&Setup::new(World::Local, 1), |comm| {
+        let error = comm
+            .alloc::<f64>(usize::MAX / 4)
+            .expect_err("no machine has that much");
+        assert!(
+            error.message().contains("elements") || error.message().contains("bytes"),
+            "{error}"
+        );
+        let error = comm
+            .all_reduce_into(&[1f32; 3], &mut [1f32; 4], ReduceOp::Sum)
+            .expect_err("lengths differ");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = comm
+            .all_reduce(&mut [1i8], ReduceOp::PreMulSum(0.5))
+            .expect_err("not a whole factor");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        comm.all_reduce(&mut [1i8], ReduceOp::Sum)
+            .expect("a refused call does no harm");
+    });
+    assert_eq!(
+        Communicator::local(0).expect_err("no ranks").kind(),
+        ErrorKind::InvalidArgument
+    );
+}

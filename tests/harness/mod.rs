@@ -1,0 +1,129 @@
+//! The harness: `spawn(world, body)` runs the same body as every rank of a world, over any transport, under a
+//! watchdog.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use flexring::bootstrap::{Hub, Identity};
+use flexring::config::{Config, Lowering, Size, TransportChoice};
+use flexring::{Communicator, Result};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How the ranks of a test world are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum World {
+    /// Threads of one process that know each other.
+    Local,
+    /// Ranks of one node.
+    Shm,
+    /// Ranks that use TCP even within their node.
+    Tcp,
+    /// Ranks of two nodes, a third of them on the first: shared memory within, TCP between them.
+    Mixed,
+}
+
+impl World {
+    pub const ALL: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
+}
+
+/// A test world: how it is connected, and the settings that tests like to vary.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub world: World,
+    pub ranks: usize,
+    pub config: Config,
+}
+
+impl Setup {
+    /// A world whose sub-chunks are small, so that small vectors have many.
+    pub fn new(world: World, ranks: usize) -> Self {
+        let config = Config {
+            subchunk: Size(4096),
+            small: Size(256),
+            slots: 8,
+            timeout: Duration::from_secs(20),
+            connect_timeout: Duration::from_secs(20),
+            socket_ifname: Some("lo".to_owned()),
+            transport: if world == World::Tcp {
+                TransportChoice::Tcp
+            } else {
+                TransportChoice::Auto
+            },
+            ..Config::default()
+        };
+        Self { world, ranks, config }
+    }
+
+    pub fn lowering(mut self, lowering: Lowering) -> Self {
+        self.config.lowering = lowering;
+        self
+    }
+
+    /// The settings of one rank.
+    pub fn config_of(&self, rank: usize) -> Config {
+        let mut config = self.config.clone();
+        if self.world == World::Mixed {
+            let first = rank < self.ranks.div_ceil(3);
+            config.node = Some(if first { "first" } else { "second" }.to_owned());
+        }
+        config
+    }
+}
+
+/// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.
+pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    watched(Duration::from_secs(60), || {
+        // Where the ranks of a world meet; alive until they are done.
+        let meeting = (setup.world != World::Local).then(|| Hub::create(&setup.config).expect("a hub"));
+        let joiners: Vec<Box<dyn FnOnce() -> Communicator + Send>> = match setup.world {
+            World::Local => Communicator::local_with(&setup.config, setup.ranks)
+                .expect("a local world")
+                .into_iter()
+                .map(|communicator| Box::new(move || communicator) as _)
+                .collect(),
+            World::Shm | World::Tcp | World::Mixed => {
+                let (_, id) = meeting
+                    .as_ref()
+                    .expect("ranks that are no threads meet somewhere");
+                (0..setup.ranks)
+                    .map(|rank| {
+                        let identity = Identity::from_unique_id(setup.ranks, id, rank).expect("an identity");
+                        let config = setup.config_of(rank);
+                        Box::new(move || join(&config, &identity).expect("the world meets")) as _
+                    })
+                    .collect()
+            }
+        };
+        std::thread::scope(|scope| {
+            let body = &body;
+            let threads: Vec<_> = joiners
+                .into_iter()
+                .map(|joiner| scope.spawn(move || body(joiner())))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a rank panicked"))
+                .collect()
+        })
+    })
+}
+
+/// Joins a world with settings of one's own.
+pub fn join(config: &Config, identity: &Identity) -> Result<Communicator> {
+    Communicator::with_config(config, identity)
+}
+
+/// Runs `test` and ends the process if it takes longer than `limit`: collectives fail by hanging.
+pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
+    let (done, watch) = mpsc::channel::<()>();
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    std::thread::spawn(move || {
+        if watch.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("watchdog: {name} hung for {limit:?}");
+            std::process::exit(101);
+        }
+    });
+    let result = test();
+    drop(done);
+    result
+}
