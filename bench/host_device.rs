@@ -1,9 +1,5 @@
 //! Measures the host device beside `memcpy`: bytes read and written per second.
-#![allow(
-    clippy::print_stdout,
-    unsafe_code,
-    reason = "a measurement prints, and makes pieces"
-)]
+#![allow(clippy::print_stdout, unsafe_code, reason = "a measurement prints, and makes pieces")]
 
 use flexring::DType;
 use flexring::config::Simd;
@@ -44,10 +40,7 @@ fn main() {
                         let rate = |streaming, in_place| {
                             measure(threads, total, grain, k, |pieces| {
                                 let mut host = Host::new(simd).unwrap();
-                                let mut ops = [Operand {
-                                    piece: pieces[1],
-                                    factor: None,
-                                }; 8];
+                                let mut ops = [Operand { piece: pieces[1], factor: None }; 8];
                                 for (o, p) in ops.iter_mut().zip(&pieces[1..]) {
                                     o.piece = *p;
                                 }

@@ -170,9 +170,7 @@ fn time(sockets: usize, work: impl Fn(&mut End, usize) -> Result<()> + Sync) -> 
             scope.spawn(move || run(me, listener.expect("two were bound"), peer))
         });
         let times = ends.map(|end| end.join().expect("no panic"));
-        times
-            .into_iter()
-            .try_fold(Duration::ZERO, |longest, time| Ok(longest.max(time?)))
+        times.into_iter().try_fold(Duration::ZERO, |longest, time| Ok(longest.max(time?)))
     })
 }
 
@@ -192,9 +190,6 @@ fn main() -> Result<()> {
         );
     }
     let turns = time(1, |end, me| end.ping_pong(me == 0))?;
-    println!(
-        "half turn of 8 bytes: {:.2} us",
-        turns.as_secs_f64() * 1e6 / (2 * TURNS) as f64
-    );
+    println!("half turn of 8 bytes: {:.2} us", turns.as_secs_f64() * 1e6 / (2 * TURNS) as f64);
     Ok(())
 }

@@ -44,13 +44,7 @@ impl Call {
     pub fn to_words(self) -> CallWords {
         let kinds =
             u64::from(self.collective as u8) | u64::from(self.dtype as u8) << 8 | u64::from(self.op) << 16;
-        [
-            self.sequence,
-            kinds,
-            self.count,
-            self.program,
-            self.factor.to_bits(),
-        ]
+        [self.sequence, kinds, self.count, self.program, self.factor.to_bits()]
     }
 
     /// Unpacks a call, or `None` if the words are no call.
@@ -74,25 +68,13 @@ impl Call {
     /// Whether two ranks mean the same call: everything but the factor must be equal.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
-        (Self { factor: 0.0, ..*self })
-            == (Self {
-                factor: 0.0,
-                ..*other
-            })
+        (Self { factor: 0.0, ..*self }) == (Self { factor: 0.0, ..*other })
     }
 
     /// Says in which way `theirs`, made by rank `them`, differs from this call, made by rank `me`.
     #[must_use]
     pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
-        if (Self {
-            program: 0,
-            factor: 0.0,
-            ..*self
-        }) == (Self {
-            program: 0,
-            factor: 0.0,
-            ..*theirs
-        }) {
+        if (Self { program: 0, factor: 0.0, ..*self }) == (Self { program: 0, factor: 0.0, ..*theirs }) {
             return format!(
                 "ranks {me} and {them} run different programs for {self}: do they see the same topology, \
                  settings and version?"
@@ -135,20 +117,13 @@ mod tests {
 
     #[test]
     fn factors_may_differ_and_nothing_else() {
-        assert!(call().agrees_with(&Call {
-            factor: -2.0,
-            ..call()
-        }));
+        assert!(call().agrees_with(&Call { factor: -2.0, ..call() }));
         assert!(!call().agrees_with(&Call { count: 3, ..call() }));
         let words = call().difference(0, &Call { count: 3, ..call() }, 2);
         assert_eq!(
             words,
             "rank 0 called all_reduce #7 (1099511627776 x bfloat16, avg) and rank 2 called all_reduce #7 (3 x bfloat16, avg)"
         );
-        assert!(
-            call()
-                .difference(0, &Call { program: 1, ..call() }, 2)
-                .contains("different programs")
-        );
+        assert!(call().difference(0, &Call { program: 1, ..call() }, 2).contains("different programs"));
     }
 }

@@ -202,11 +202,7 @@ impl Value for Option<String> {
 impl Value for Duration {
     const EXPECTED: &'static str = "a number of milliseconds, at least 1";
     fn parse(text: &str) -> Option<Self> {
-        text.trim()
-            .parse()
-            .ok()
-            .filter(|ms| *ms > 0)
-            .map(Self::from_millis)
+        text.trim().parse().ok().filter(|ms| *ms > 0).map(Self::from_millis)
     }
     fn show(&self) -> String {
         self.as_millis().to_string()
@@ -359,10 +355,7 @@ settings! {
 }
 
 fn unparsable(name: &str, text: &str, expected: &str) -> Error {
-    Error::new(
-        ErrorKind::InvalidSetting,
-        format!("{name}=\"{text}\" cannot be used: expected {expected}"),
-    )
+    Error::new(ErrorKind::InvalidSetting, format!("{name}=\"{text}\" cannot be used: expected {expected}"))
 }
 
 impl Config {
@@ -382,9 +375,7 @@ impl Config {
 
     /// Variables that start like ours and are none of them: most likely misspelt.
     pub fn strangers(names: impl Iterator<Item = String>) -> Vec<String> {
-        names
-            .filter(|name| name.starts_with("FLEXRING_") && !Self::known(name))
-            .collect()
+        names.filter(|name| name.starts_with("FLEXRING_") && !Self::known(name)).collect()
     }
 
     fn known(name: &str) -> bool {
@@ -403,12 +394,7 @@ mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Result<Config> {
-        Config::read(|name| {
-            pairs
-                .iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, text)| (*text).to_owned())
-        })
+        Config::read(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, text)| (*text).to_owned()))
     }
 
     #[test]
@@ -450,23 +436,15 @@ mod tests {
         ] {
             let error = read(&[(name, text)]).expect_err(text);
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
-            assert!(
-                error.message().starts_with(&format!("{name}=\"{text}\"")),
-                "{error}"
-            );
+            assert!(error.message().starts_with(&format!("{name}=\"{text}\"")), "{error}");
             assert!(error.message().contains("expected"), "{error}");
         }
     }
 
     #[test]
     fn sizes_are_binary_and_print_as_they_parse() {
-        for (text, bytes) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("512K", 512 << 10),
-            ("3M", 3 << 20),
-            ("2g", 2 << 30),
-        ] {
+        for (text, bytes) in [("0", 0), ("4096", 4096), ("512K", 512 << 10), ("3M", 3 << 20), ("2g", 2 << 30)]
+        {
             assert_eq!(Size::parse(text), Some(Size(bytes)));
             assert_eq!(Size::parse(&Size(bytes).to_string()), Some(Size(bytes)));
         }

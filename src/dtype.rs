@@ -130,20 +130,13 @@ impl ReduceOp {
     /// The name of the operation with this number.
     #[must_use]
     pub fn name_of(code: u8) -> &'static str {
-        ["sum", "prod", "max", "min", "avg", "premulsum"]
-            .get(usize::from(code))
-            .copied()
-            .unwrap_or("unknown")
+        ["sum", "prod", "max", "min", "avg", "premulsum"].get(usize::from(code)).copied().unwrap_or("unknown")
     }
 
     /// The factor that this rank's own elements are multiplied with; 1 for all but `PreMulSum`.
     #[must_use]
     pub fn factor(self) -> f64 {
-        if let Self::PreMulSum(factor) = self {
-            factor
-        } else {
-            1.0
-        }
+        if let Self::PreMulSum(factor) = self { factor } else { 1.0 }
     }
 
     /// Checks that this operation makes sense for `dtype`.
@@ -218,15 +211,10 @@ mod tests {
     fn integer_factors_must_be_whole_and_fit() {
         assert!(ReduceOp::PreMulSum(2.0).check(DType::I8).is_ok());
         assert!(ReduceOp::PreMulSum(0.5).check(DType::F32).is_ok());
-        for (factor, dtype) in [
-            (0.5, DType::I32),
-            (200.0, DType::I8),
-            (-1.0, DType::U64),
-            (f64::NAN, DType::I64),
-        ] {
-            let error = ReduceOp::PreMulSum(factor)
-                .check(dtype)
-                .expect_err("must be refused");
+        for (factor, dtype) in
+            [(0.5, DType::I32), (200.0, DType::I8), (-1.0, DType::U64), (f64::NAN, DType::I64)]
+        {
+            let error = ReduceOp::PreMulSum(factor).check(dtype).expect_err("must be refused");
             assert!(error.message().contains(dtype.name()), "{error}");
         }
     }

@@ -60,15 +60,14 @@ impl ErrorKind {
 pub struct Error {
     kind: ErrorKind,
     message: String,
+    /// Whose death would explain it.
+    suspect: Option<usize>,
 }
 
 impl Error {
     /// An error of `kind`; `message` is lower case, without a final full stop.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-        }
+        Self { kind, message: message.into(), suspect: None }
     }
 
     /// A system call that failed while doing `what`.
@@ -91,10 +90,19 @@ impl Error {
     /// The same error, said in the context of `what`: `what: message`.
     #[must_use]
     pub fn within(self, what: impl fmt::Display) -> Self {
-        Self {
-            kind: self.kind,
-            message: format!("{what}: {}", self.message),
-        }
+        Self { message: format!("{what}: {}", self.message), ..self }
+    }
+
+    /// The same error, with the rank whose death would explain it.
+    #[must_use]
+    pub fn blaming(self, rank: usize) -> Self {
+        Self { suspect: Some(rank), ..self }
+    }
+
+    /// The rank whose death would explain the error, if there is one.
+    #[must_use]
+    pub fn suspect(&self) -> Option<usize> {
+        self.suspect
     }
 }
 

@@ -23,10 +23,7 @@ impl Fault {
     pub fn new() -> Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
-        Ok(Self {
-            error: OnceLock::new(),
-            bell,
-        })
+        Ok(Self { error: OnceLock::new(), bell })
     }
 
     /// Raises `error` unless one was raised before, wakes every sleeper, and returns the one that counts.

@@ -17,8 +17,5 @@ pub fn init(level: LogLevel) {
         LogLevel::Trace => log::LevelFilter::Trace,
     };
     // A second communicator finds the logger of the first.
-    let _ = env_logger::Builder::new()
-        .filter_module("flexring", filter)
-        .format_target(false)
-        .try_init();
+    let _ = env_logger::Builder::new().filter_module("flexring", filter).format_target(false).try_init();
 }

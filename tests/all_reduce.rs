@@ -27,14 +27,8 @@ numbers! {
     f16: |value| f16::from_f32(value as f32), bf16: |value| bf16::from_f32(value as f32),
 }
 
-const OPS: [ReduceOp; 6] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Max,
-    ReduceOp::Min,
-    ReduceOp::Avg,
-    ReduceOp::PreMulSum(2.0),
-];
+const OPS: [ReduceOp; 6] =
+    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(2.0)];
 
 /// What rank `rank` contributes at `at`. Products stay small because most factors are 1.
 fn contribution(op: ReduceOp, rank: usize, at: usize) -> i64 {
@@ -54,10 +48,7 @@ fn expected(op: ReduceOp, world: usize, at: usize) -> i64 {
         ReduceOp::Max => all.max().unwrap_or(0),
         ReduceOp::Min => all.min().unwrap_or(0),
         ReduceOp::Avg => all.sum::<i64>() / world as i64,
-        ReduceOp::PreMulSum(_) => all
-            .enumerate()
-            .map(|(rank, value)| value * (1 + rank as i64 % 3))
-            .sum(),
+        ReduceOp::PreMulSum(_) => all.enumerate().map(|(rank, value)| value * (1 + rank as i64 % 3)).sum(),
     }
 }
 
@@ -65,11 +56,8 @@ fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: b
     let (rank, world) = (comm.rank(), comm.world_size());
     let given: Vec<T> = (0..count).map(|at| T::of(contribution(op, rank, at))).collect();
     let wanted: Vec<T> = (0..count).map(|at| T::of(expected(op, world, at))).collect();
-    let op = if matches!(op, ReduceOp::PreMulSum(_)) {
-        ReduceOp::PreMulSum(1.0 + (rank % 3) as f64)
-    } else {
-        op
-    };
+    let op =
+        if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(1.0 + (rank % 3) as f64) } else { op };
     let what = || {
         format!(
             "rank {rank} of {world}: {count} x {} {op:?}, in place {in_place}, pool {pool}",
@@ -80,8 +68,7 @@ fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: b
         let mut send = comm.alloc::<T>(count).expect("pool memory");
         send.copy_from_slice(&given);
         if in_place {
-            comm.all_reduce(&mut send, op)
-                .unwrap_or_else(|error| panic!("{}: {error}", what()));
+            comm.all_reduce(&mut send, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
             assert!(send[..] == wanted[..], "{}", what());
         } else {
             let mut receive = comm.alloc::<T>(count).expect("pool memory");
@@ -92,13 +79,11 @@ fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: b
         }
     } else if in_place {
         let mut both = given;
-        comm.all_reduce(&mut both, op)
-            .unwrap_or_else(|error| panic!("{}: {error}", what()));
+        comm.all_reduce(&mut both, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
         assert!(both == wanted, "{}", what());
     } else {
         let mut receive = vec![T::of(99); count];
-        comm.all_reduce_into(&given, &mut receive, op)
-            .unwrap_or_else(|error| panic!("{}: {error}", what()));
+        comm.all_reduce_into(&given, &mut receive, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
         assert!(receive == wanted, "{}", what());
     }
 }
@@ -167,11 +152,9 @@ fn arbitrary(rank: usize, at: usize) -> f32 {
 #[test]
 fn sums_are_the_declared_order_of_additions_bit_by_bit() {
     const COUNT: usize = 10_007;
-    for (world, lowering) in [
-        (World::Local, Lowering::Direct),
-        (World::Shm, Lowering::Direct),
-        (World::Tcp, Lowering::Chain),
-    ] {
+    for (world, lowering) in
+        [(World::Local, Lowering::Direct), (World::Shm, Lowering::Direct), (World::Tcp, Lowering::Chain)]
+    {
         let ranks = 5;
         let results = spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
             let mut vector: Vec<f32> = (0..COUNT).map(|at| arbitrary(comm.rank(), at)).collect();
@@ -180,22 +163,14 @@ fn sums_are_the_declared_order_of_additions_bit_by_bit() {
         });
         // The owner of a span adds last: the ring begins behind it. Spans begin on cache lines.
         let start = |part: usize| {
-            if part == ranks {
-                COUNT
-            } else {
-                part * COUNT / ranks / 16 * 16
-            }
+            if part == ranks { COUNT } else { part * COUNT / ranks / 16 * 16 }
         };
         for owner in 0..ranks {
             for at in start(owner)..start(owner + 1) {
                 let parts = (0..ranks).map(|step| arbitrary((owner + 1 + step) % ranks, at));
                 let replayed = parts.reduce(|sum, part| sum + part).expect("there are ranks");
                 for result in &results {
-                    assert_eq!(
-                        result[at].to_bits(),
-                        replayed.to_bits(),
-                        "{world:?}, element {at}"
-                    );
+                    assert_eq!(result[at].to_bits(), replayed.to_bits(), "{world:?}, element {at}");
                 }
                 // Higham's bound: |error| <= gamma(p - 1) * sum |x|.
                 let exact: f64 = (0..ranks).map(|rank| f64::from(arbitrary(rank, at))).sum();
@@ -233,10 +208,7 @@ fn special_values_come_out_as_the_standard_says() {
                 comm.all_reduce(&mut min, ReduceOp::Min).expect("a minimum");
                 for at in (0..sum.len()).step_by(given.len()) {
                     assert!(sum[at].is_nan() && max[at].is_nan() && min[at].is_nan());
-                    assert_eq!(
-                        (sum[at + 1], max[at + 1], min[at + 1]),
-                        (f32::INFINITY, f32::INFINITY, 1.0)
-                    );
+                    assert_eq!((sum[at + 1], max[at + 1], min[at + 1]), (f32::INFINITY, f32::INFINITY, 1.0));
                     assert!(sum[at + 2].is_nan());
                     assert_eq!(sum[at + 3].to_bits(), (-0f32).to_bits());
                     assert_eq!(max[at + 4].to_bits(), 0f32.to_bits());
@@ -254,27 +226,17 @@ fn asynchronous_calls_run_in_order_beside_their_caller() {
         spawn(&Setup::new(world, 3), |comm| {
             let requests: Vec<_> = (0..20)
                 .map(|call| {
-                    comm.all_reduce_async(vec![call as f32; 5000 + call], ReduceOp::Sum)
-                        .expect("a request")
+                    comm.all_reduce_async(vec![call as f32; 5000 + call], ReduceOp::Sum).expect("a request")
                 })
                 .collect();
             let mut between = vec![1i32; 10];
             comm.all_reduce(&mut between, ReduceOp::Sum).expect("a sum");
             assert_eq!(between, [3; 10]);
             for (call, request) in requests.into_iter().enumerate() {
-                assert!(
-                    request.is_over(),
-                    "a blocking call comes after all that were asked for before"
-                );
-                assert_eq!(
-                    request.wait().expect("a sum"),
-                    vec![3.0 * call as f32; 5000 + call]
-                );
+                assert!(request.is_over(), "a blocking call comes after all that were asked for before");
+                assert_eq!(request.wait().expect("a sum"), vec![3.0 * call as f32; 5000 + call]);
             }
-            drop(
-                comm.all_reduce_async(vec![1u8; 100_000], ReduceOp::Max)
-                    .expect("a request"),
-            );
+            drop(comm.all_reduce_async(vec![1u8; 100_000], ReduceOp::Max).expect("a request"));
         });
     }
 }

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 /// The error of a call that must fail.
 fn failing(comm: &Communicator, count: usize, op: ReduceOp) -> Error {
-    comm.all_reduce(&mut vec![1f32; count], op)
-        .expect_err("the call must fail")
+    comm.all_reduce(&mut vec![1f32; count], op).expect_err("the call must fail")
 }
 
 #[test]
@@ -22,8 +21,7 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
         for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
             let setup = Setup::new(world, 4);
             let errors = spawn(&setup, |comm| {
-                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
-                    .expect("the first call is like everybody's");
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first call is like everybody's");
                 let begun = Instant::now();
                 let error = failing(&comm, if comm.rank() == 2 { other } else { usual }, ReduceOp::Sum);
                 assert!(
@@ -34,16 +32,9 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
                 error
             });
             for error in &errors {
-                assert_eq!(
-                    error.kind(),
-                    ErrorKind::Disagreement,
-                    "{world:?} {usual} {other}: {error}"
-                );
+                assert_eq!(error.kind(), ErrorKind::Disagreement, "{world:?} {usual} {other}: {error}");
                 assert!(error.message().contains("rank 2"), "{world:?}: {error}");
-                assert!(
-                    error.message().contains(&format!("{other} x float")),
-                    "{world:?}: {error}"
-                );
+                assert!(error.message().contains(&format!("{other} x float")), "{world:?}: {error}");
             }
         }
     }
@@ -60,24 +51,17 @@ fn other_operations_and_types_are_disagreements_too() {
             }
         });
         for error in &errors {
-            assert!(
-                error.message().contains("max") && error.message().contains("sum"),
-                "{error}"
-            );
+            assert!(error.message().contains("max") && error.message().contains("sum"), "{error}");
         }
         let errors = spawn(&Setup::new(world, 3), |comm| {
             if comm.rank() == 1 {
-                comm.all_reduce(&mut vec![1i32; 1000], ReduceOp::Sum)
-                    .expect_err("the call must fail")
+                comm.all_reduce(&mut vec![1i32; 1000], ReduceOp::Sum).expect_err("the call must fail")
             } else {
                 failing(&comm, 1000, ReduceOp::Sum)
             }
         });
         for error in &errors {
-            assert!(
-                error.message().contains("int32") && error.message().contains("float"),
-                "{error}"
-            );
+            assert!(error.message().contains("int32") && error.message().contains("float"), "{error}");
         }
     }
 }
@@ -90,14 +74,9 @@ fn a_failed_communicator_refuses_work_and_can_be_dropped() {
             for _ in 0..3 {
                 let again = failing(&comm, 10, ReduceOp::Sum);
                 assert_eq!(again.kind(), ErrorKind::Aborted);
-                assert!(
-                    again.message().contains(first.message()),
-                    "{again} does not tell why"
-                );
+                assert!(again.message().contains(first.message()), "{again} does not tell why");
             }
-            let request = comm
-                .all_reduce_async(vec![1f32; 10], ReduceOp::Sum)
-                .expect("a request");
+            let request = comm.all_reduce_async(vec![1f32; 10], ReduceOp::Sum).expect("a request");
             assert!(request.wait().is_err());
         });
     }
@@ -136,8 +115,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
             let mut setup = Setup::new(world, 3);
             setup.config.timeout = Duration::from_millis(600);
             let errors = spawn(&setup, |comm| {
-                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
-                    .expect("all ranks make the first call");
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
                 if comm.rank() == 1 {
                     std::thread::sleep(Duration::from_millis(1500));
                     return None;
@@ -158,13 +136,8 @@ fn a_rank_that_leaves_is_named() {
         let mut setup = Setup::new(world, 3);
         setup.config.timeout = Duration::from_secs(2);
         let errors = spawn(&setup, |comm| {
-            comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum)
-                .expect("all ranks make the first call");
-            if comm.rank() == 1 {
-                None
-            } else {
-                Some(failing(&comm, 100_000, ReduceOp::Sum))
-            }
+            comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
+            if comm.rank() == 1 { None } else { Some(failing(&comm, 100_000, ReduceOp::Sum)) }
         });
         for error in errors.iter().flatten() {
             assert!(error.message().contains("rank 1"), "{world:?}: {error}");
@@ -203,26 +176,14 @@ fn ranks_with_other_settings_do_not_meet() {
 #[test]
 fn absurd_requests_are_refused_in_words() {
     spawn(&Setup::new(World::Local, 1), |comm| {
-        let error = comm
-            .alloc::<f64>(usize::MAX / 4)
-            .expect_err("no machine has that much");
-        assert!(
-            error.message().contains("elements") || error.message().contains("bytes"),
-            "{error}"
-        );
-        let error = comm
-            .all_reduce_into(&[1f32; 3], &mut [1f32; 4], ReduceOp::Sum)
-            .expect_err("lengths differ");
+        let error = comm.alloc::<f64>(usize::MAX / 4).expect_err("no machine has that much");
+        assert!(error.message().contains("elements") || error.message().contains("bytes"), "{error}");
+        let error =
+            comm.all_reduce_into(&[1f32; 3], &mut [1f32; 4], ReduceOp::Sum).expect_err("lengths differ");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        let error = comm
-            .all_reduce(&mut [1i8], ReduceOp::PreMulSum(0.5))
-            .expect_err("not a whole factor");
+        let error = comm.all_reduce(&mut [1i8], ReduceOp::PreMulSum(0.5)).expect_err("not a whole factor");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        comm.all_reduce(&mut [1i8], ReduceOp::Sum)
-            .expect("a refused call does no harm");
+        comm.all_reduce(&mut [1i8], ReduceOp::Sum).expect("a refused call does no harm");
     });
-    assert_eq!(
-        Communicator::local(0).expect_err("no ranks").kind(),
-        ErrorKind::InvalidArgument
-    );
+    assert_eq!(Communicator::local(0).expect_err("no ranks").kind(), ErrorKind::InvalidArgument);
 }

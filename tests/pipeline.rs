@@ -65,11 +65,7 @@ struct Machine {
 
 impl Machine {
     fn vector(&mut self, source: Source) -> &mut Vec<u64> {
-        if self.in_place || source == Source::Output {
-            &mut self.output
-        } else {
-            &mut self.input
-        }
+        if self.in_place || source == Source::Output { &mut self.output } else { &mut self.input }
     }
     fn read(&mut self, place: Place, elements: Range<u64>) -> Vec<u64> {
         let len = (elements.end - elements.start) as usize;
@@ -82,11 +78,7 @@ impl Machine {
         }
     }
     fn write(&mut self, place: Place, elements: Range<u64>, values: &[u64]) {
-        let start = if matches!(place, Place::Vector(_)) {
-            elements.start as usize
-        } else {
-            0
-        };
+        let start = if matches!(place, Place::Vector(_)) { elements.start as usize } else { 0 };
         let target = match place {
             Place::Vector(source) => self.vector(source),
             Place::Slot(slot) => &mut self.slots[slot as usize],
@@ -120,11 +112,7 @@ struct World {
 fn play(seed: u64) {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let world = 1 + random.below(6);
-    let count = if random.below(8) == 0 {
-        0
-    } else {
-        random.below(40) as u64
-    };
+    let count = if random.below(8) == 0 { 0 } else { random.below(40) as u64 };
     let subchunk = 1 + random.below(5) as u64;
     let align = 1 + random.below(3) as u64;
     let prescale = random.below(4) == 0;
@@ -148,23 +136,12 @@ fn play(seed: u64) {
                 slots,
             });
             let in_place = random.coin();
-            pipeline.start(Binding {
-                count,
-                subchunk,
-                align,
-                in_place,
-                stage_input,
-                stage_output,
-            });
+            pipeline.start(Binding { count, subchunk, align, in_place, stage_input, stage_output });
             let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
             Machine {
                 slots: vec![vec![u64::MAX; subchunk as usize]; pipeline.slots()],
                 pipeline,
-                output: if in_place {
-                    given.clone()
-                } else {
-                    vec![u64::MAX; count as usize]
-                },
+                output: if in_place { given.clone() } else { vec![u64::MAX; count as usize] },
                 input: given,
                 jobs: VecDeque::new(),
                 in_place,
@@ -173,32 +150,19 @@ fn play(seed: u64) {
         .collect();
     let wires = (0..world)
         .map(|from| {
-            (0..world)
-                .map(|to| Wire {
-                    in_place: nodes[from] == nodes[to],
-                    ..Wire::default()
-                })
-                .collect()
+            (0..world).map(|to| Wire { in_place: nodes[from] == nodes[to], ..Wire::default() }).collect()
         })
         .collect();
     let mut world_state = World { machines, wires };
     world_state.run(&mut random, seed);
     for (rank, machine) in world_state.machines.iter().enumerate() {
         for at in 0..count {
-            let expected: u64 = (0..world)
-                .map(|from| contribution(from, at) * factor(from, prescale))
-                .sum();
-            assert_eq!(
-                machine.output[at as usize], expected,
-                "seed {seed}: rank {rank}, element {at}"
-            );
+            let expected: u64 = (0..world).map(|from| contribution(from, at) * factor(from, prescale)).sum();
+            assert_eq!(machine.output[at as usize], expected, "seed {seed}: rank {rank}, element {at}");
         }
         if !machine.in_place {
             let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
-            assert_eq!(
-                machine.input, given,
-                "seed {seed}: rank {rank}'s input was written to"
-            );
+            assert_eq!(machine.input, given, "seed {seed}: rank {rank}'s input was written to");
         }
     }
 }
@@ -239,59 +203,22 @@ impl World {
             return false;
         };
         match action {
-            Action::Send {
-                peer,
-                place,
-                step,
-                sub,
-            } => {
+            Action::Send { peer, place, step, sub } => {
                 let elements = self.machines[rank].pipeline.elements(step, sub);
-                let message = Message {
-                    place,
-                    elements,
-                    bytes: None,
-                };
+                let message = Message { place, elements, bytes: None };
                 self.wires[rank][peer].history.push(message.clone());
                 self.wires[rank][peer].sent.push_back(message);
             }
-            Action::Land {
-                peer,
-                place,
-                step,
-                sub,
-            } => {
+            Action::Land { peer, place, step, sub } => {
                 let elements = self.machines[rank].pipeline.elements(step, sub);
                 self.wires[peer][rank].landings.push_back((place, elements));
             }
             Action::Release { peer } => self.wires[peer][rank].acknowledged += 1,
-            Action::Stage {
-                step,
-                sub,
-                source,
-                slot,
-            } => {
-                self.submit(
-                    rank,
-                    Job {
-                        step,
-                        sub,
-                        stage: Some((source, slot)),
-                        read_early: None,
-                    },
-                    random,
-                );
+            Action::Stage { step, sub, source, slot } => {
+                self.submit(rank, Job { step, sub, stage: Some((source, slot)), read_early: None }, random);
             }
             Action::Combine { step, sub } => {
-                self.submit(
-                    rank,
-                    Job {
-                        step,
-                        sub,
-                        stage: None,
-                        read_early: None,
-                    },
-                    random,
-                );
+                self.submit(rank, Job { step, sub, stage: None, read_early: None }, random);
             }
         }
         true
@@ -316,9 +243,7 @@ impl World {
         };
         let mut sum = vec![0; (elements.end - elements.start) as usize];
         for (part, operand) in operands.iter().enumerate() {
-            let place = self.machines[rank]
-                .pipeline
-                .operand_place(job.step, part, job.sub);
+            let place = self.machines[rank].pipeline.operand_place(job.step, part, job.sub);
             let mut values = match place {
                 Place::View { peer, message } => {
                     let sent = self.wires[peer][rank].history[message as usize].clone();
@@ -330,9 +255,7 @@ impl World {
             if let Operand::Own { scaled: true, .. } = operand {
                 values.iter_mut().for_each(|value| *value *= factor(rank, true));
             }
-            sum.iter_mut()
-                .zip(values)
-                .for_each(|(sum, value)| *sum = u64::wrapping_add(*sum, value));
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = u64::wrapping_add(*sum, value));
         }
         sum
     }
@@ -351,10 +274,7 @@ impl World {
             }
             None => {
                 machine.write(Place::Vector(Source::Output), elements, &values);
-                machine
-                    .pipeline
-                    .combined(job.step)
-                    .expect("the sum was asked for");
+                machine.pipeline.combined(job.step).expect("the sum was asked for");
             }
         }
         true
@@ -367,10 +287,7 @@ impl World {
             if wire.announced == wire.history.len() {
                 return false;
             }
-            let message = self.machines[to]
-                .pipeline
-                .arrived(from)
-                .expect("the message is expected");
+            let message = self.machines[to].pipeline.arrived(from).expect("the message is expected");
             assert_eq!(message as usize, wire.announced);
             wire.announced += 1;
             return true;
@@ -386,10 +303,7 @@ impl World {
             assert_eq!(elements, message.elements, "both ends mean the same message");
             let bytes = message.bytes.expect("it was read before it flew");
             self.machines[to].write(place, elements, &bytes);
-            self.machines[to]
-                .pipeline
-                .landed(from)
-                .expect("the landing was asked for");
+            self.machines[to].pipeline.landed(from).expect("the landing was asked for");
             return true;
         }
         false

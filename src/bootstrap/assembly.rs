@@ -51,14 +51,7 @@ pub(super) struct Assembly {
 impl Assembly {
     /// Waits at `place` for the job of `token`; the first rank to come tells how many there are.
     pub(super) fn new(token: u128, place: String) -> Self {
-        Self {
-            token,
-            place,
-            world: None,
-            guests: BTreeMap::new(),
-            deadline: None,
-            verdict: None,
-        }
+        Self { token, place, world: None, guests: BTreeMap::new(), deadline: None, verdict: None }
     }
 
     /// Why no world comes about, if so.
@@ -106,11 +99,7 @@ impl Assembly {
         };
         let process = caller.process;
         self.guests.insert(caller.rank, Guest { process, terms });
-        if self.guests.len() == caller.world {
-            Arrival::Complete
-        } else {
-            Arrival::Seated
-        }
+        if self.guests.len() == caller.world { Arrival::Complete } else { Arrival::Seated }
     }
 
     /// A guest's connection ended.
@@ -135,9 +124,7 @@ impl Assembly {
         let (None, Some(world)) = (&self.verdict, self.world) else {
             return;
         };
-        let missing: Vec<Rank> = (0..world)
-            .filter(|rank| !self.guests.contains_key(rank))
-            .collect();
+        let missing: Vec<Rank> = (0..world).filter(|rank| !self.guests.contains_key(rank)).collect();
         self.condemn(
             ErrorKind::Rendezvous,
             format!(
@@ -153,10 +140,7 @@ impl Assembly {
     pub(super) fn give_up(&mut self) {
         self.condemn(
             ErrorKind::Rendezvous,
-            format!(
-                "the meeting at {} was called off by its host before all ranks had come",
-                self.place
-            ),
+            format!("the meeting at {} was called off by its host before all ranks had come", self.place),
         );
     }
 
@@ -177,13 +161,7 @@ impl Assembly {
 
     /// What is wrong with a caller of this job, if anything.
     fn objection(&self, caller: &Caller, terms: Option<&Terms>) -> Option<Error> {
-        let Caller {
-            version,
-            rank,
-            world,
-            process,
-            ..
-        } = caller;
+        let Caller { version, rank, world, process, .. } = caller;
         let disagree = |message| Some(Error::new(ErrorKind::Disagreement, message));
         // The lowest rank so far speaks for all: they agree.
         let first = self.guests.first_key_value();
@@ -234,10 +212,7 @@ fn difference<'a>(
     other: &'a [(String, String)],
 ) -> Option<(&'a str, &'a str, &'a str)> {
     fn value<'a>(settings: &'a [(String, String)], name: &str) -> &'a str {
-        settings
-            .iter()
-            .find(|(known, _)| known == name)
-            .map_or("nothing", |(_, value)| value)
+        settings.iter().find(|(known, _)| known == name).map_or("nothing", |(_, value)| value)
     }
     first
         .iter()
@@ -257,11 +232,7 @@ mod tests {
                 token: 1,
                 rank,
                 world,
-                process: Process {
-                    pid: 100 + rank as u32,
-                    host: "h".to_owned(),
-                    instance: 0,
-                },
+                process: Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: 0 },
             },
             terms: Some(Terms {
                 settings: vec![("FLEXRING_SUBCHUNK".to_owned(), "512K".to_owned())],
@@ -298,11 +269,7 @@ mod tests {
             assert_eq!(assembly.arrive(hello(rank, 4), now), Arrival::Seated);
         }
         assert_eq!(assembly.arrive(hello(1, 4), now), Arrival::Complete);
-        let pids: Vec<u32> = assembly
-            .into_guests()
-            .iter()
-            .map(|guest| guest.process.pid)
-            .collect();
+        let pids: Vec<u32> = assembly.into_guests().iter().map(|guest| guest.process.pid).collect();
         assert_eq!(pids, [100, 101, 102, 103]);
     }
 
@@ -354,9 +321,7 @@ mod tests {
         let verdict = assembly.verdict().expect("a verdict");
         assert_eq!(verdict.kind(), ErrorKind::Rendezvous);
         assert!(
-            verdict
-                .message()
-                .starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
+            verdict.message().starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
             "{verdict}"
         );
     }

@@ -35,12 +35,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream, magic: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self {
-            stream,
-            cutter: Cutter::new(magic),
-            outgoing: VecDeque::new(),
-            sent: 0,
-        })
+        Ok(Self { stream, cutter: Cutter::new(magic), outgoing: VecDeque::new(), sent: 0 })
     }
 
     /// Reads once, a bounded amount, so that no peer takes more than its turn.
@@ -105,11 +100,7 @@ impl Connection {
 
     /// What to wait for.
     pub(super) fn interest(&self) -> PollFlags {
-        if self.is_pending() {
-            PollFlags::IN | PollFlags::OUT
-        } else {
-            PollFlags::IN
-        }
+        if self.is_pending() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
 

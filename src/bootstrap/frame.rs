@@ -79,11 +79,7 @@ impl Hello {
     /// `None` if these bytes are no hello.
     pub(super) fn decode(frame: &[u8]) -> Option<Self> {
         let (caller, rest): (Caller, _) = postcard::take_from_bytes(frame).ok()?;
-        let terms = if caller.version == VERSION {
-            Some(decode::<Terms>(rest)?.bounded())
-        } else {
-            None
-        };
+        let terms = if caller.version == VERSION { Some(decode::<Terms>(rest)?.bounded()) } else { None };
         Some(Self { caller, terms })
     }
 }
@@ -94,17 +90,9 @@ pub(super) enum ToHub {
     /// I live, and this is what I do.
     Beat(Standing),
     /// My part of the `number`-th exchange.
-    Gather {
-        number: u64,
-        what: String,
-        part: Vec<u8>,
-    },
+    Gather { number: u64, what: String, part: Vec<u8> },
     /// My call failed; I suspect that it was because of somebody else.
-    Report {
-        error: Error,
-        suspect: Option<Rank>,
-        standing: Standing,
-    },
+    Report { error: Error, suspect: Option<Rank>, standing: Standing },
     /// I give up.
     Abort { reason: String },
     /// I leave in peace.
@@ -169,10 +157,7 @@ pub(super) struct Malformed;
 impl Cutter {
     /// For a stream that begins with the magic word, or with a frame.
     pub(super) fn new(magic: bool) -> Self {
-        Self {
-            bytes: Vec::new(),
-            magic,
-        }
+        Self { bytes: Vec::new(), magic }
     }
 
     /// Appends what was read. Frames must be taken out between appends, so that no more than one that is
@@ -216,13 +201,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn hello(version: &str) -> (Caller, Terms) {
-        let caller = Caller {
-            version: version.to_owned(),
-            token: 7,
-            rank: 1,
-            world: 2,
-            process: Process::this(),
-        };
+        let caller =
+            Caller { version: version.to_owned(), token: 7, rank: 1, world: 2, process: Process::this() };
         let terms = Terms {
             settings: vec![("A".to_owned(), "1".to_owned())],
             patience: Duration::from_secs(1),
@@ -252,10 +232,7 @@ mod tests {
             };
             assert_eq!(
                 Hello::decode(first),
-                Some(Hello {
-                    caller: caller.clone(),
-                    terms: Some(terms.clone())
-                })
+                Some(Hello { caller: caller.clone(), terms: Some(terms.clone()) })
             );
             assert_eq!(decode::<ToHub>(second), Some(beat.clone()));
         }
@@ -273,15 +250,9 @@ mod tests {
     #[test]
     fn durations_that_no_clock_can_count_are_cut() {
         let (caller, terms) = hello(VERSION);
-        let forged = Terms {
-            patience: Duration::MAX,
-            heartbeat: Duration::ZERO,
-            ..terms
-        };
+        let forged = Terms { patience: Duration::MAX, heartbeat: Duration::ZERO, ..terms };
         let frame = postcard::to_stdvec(&(caller, forged)).expect("short");
-        let terms = Hello::decode(&frame)
-            .and_then(|hello| hello.terms)
-            .expect("terms");
+        let terms = Hello::decode(&frame).and_then(|hello| hello.terms).expect("terms");
         assert!(terms.patience < Duration::MAX && terms.heartbeat > Duration::ZERO);
     }
 

@@ -51,10 +51,7 @@ impl Hub {
         };
         let mut listeners = Vec::new();
         // The loopback comes second: elsewhere it leads to somebody else's door.
-        for ip in [Some(chosen), (chosen != loopback).then_some(loopback)]
-            .into_iter()
-            .flatten()
-        {
+        for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
             let listener = meeting::listen_at(SocketAddr::new(ip, 0))
                 .map_err(|cause| Error::system(format!("cannot listen on {ip}"), cause))?;
             listeners.push(listener);
@@ -64,9 +61,7 @@ impl Hub {
             .map_err(|cause| Error::new(ErrorKind::System, format!("cannot get random bytes: {cause}")))?;
         let token = u128::from_le_bytes(token);
         let addresses = meeting::addresses_of(&listeners)?;
-        let place = addresses
-            .first()
-            .map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let place = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
         let id = UniqueId::new(token, &addresses);
         Ok((Self::open(token, listeners, place)?, id))
     }
@@ -81,18 +76,9 @@ impl Hub {
         }
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
-        let hub = Self {
-            bell: Arc::new(bell),
-            abandoned: Arc::default(),
-            abandon_on_drop: true,
-            addresses,
-        };
-        let service = Service::new(
-            hub.bell.clone(),
-            hub.abandoned.clone(),
-            listeners,
-            Assembly::new(token, place),
-        );
+        let hub = Self { bell: Arc::new(bell), abandoned: Arc::default(), abandon_on_drop: true, addresses };
+        let service =
+            Service::new(hub.bell.clone(), hub.abandoned.clone(), listeners, Assembly::new(token, place));
         std::thread::Builder::new()
             .name("flexring-hub".to_owned())
             .spawn(move || service.run())

@@ -52,21 +52,12 @@ fn choose_from(interfaces: &[Interface], ifname: Option<&str>, family: Family) -
     interfaces
         .iter()
         .filter(|interface| interface.up && speaks(interface.address, family))
-        .filter(|interface| {
-            pattern
-                .as_ref()
-                .is_none_or(|pattern| pattern.admits(&interface.name))
-        })
+        .filter(|interface| pattern.as_ref().is_none_or(|pattern| pattern.admits(&interface.name)))
         .min_by_key(|interface| {
             // The system lists all IPv4 addresses before all IPv6 ones, so an interface's own order is
             // that of its first address.
             let position = interfaces.iter().position(|other| other.name == interface.name);
-            (
-                is_link_local(interface.address),
-                reluctance(interface),
-                position,
-                interface.address.is_ipv6(),
-            )
+            (is_link_local(interface.address), reluctance(interface), position, interface.address.is_ipv6())
         })
         .map(|interface| interface.address)
         .ok_or_else(|| nothing(interfaces, ifname, family))
@@ -130,26 +121,15 @@ impl<'a> Pattern<'a> {
     fn parse(text: &'a str) -> Self {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
-        let names = text
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .collect();
-        Self {
-            exclude,
-            exact,
-            names,
-        }
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+        Self { exclude, exact, names }
     }
 
     fn admits(&self, interface: &str) -> bool {
-        let matches = self.names.iter().any(|name| {
-            if self.exact {
-                interface == *name
-            } else {
-                interface.starts_with(name)
-            }
-        });
+        let matches = self
+            .names
+            .iter()
+            .any(|name| if self.exact { interface == *name } else { interface.starts_with(name) });
         matches != self.exclude
     }
 }
@@ -207,10 +187,8 @@ mod tests {
     fn families_are_kept_and_link_local_comes_last() {
         assert_eq!(chosen(None, Family::Ipv6), "fd00::1");
         assert_eq!(chosen(Some("=lo"), Family::Ipv6), "::1");
-        let only_link_local: Vec<Interface> = machine()
-            .into_iter()
-            .filter(|interface| interface.address.to_string() == "fe80::1")
-            .collect();
+        let only_link_local: Vec<Interface> =
+            machine().into_iter().filter(|interface| interface.address.to_string() == "fe80::1").collect();
         assert!(choose_from(&only_link_local, None, Family::Auto).is_ok());
     }
 
@@ -225,10 +203,7 @@ mod tests {
             let error = choose_from(&machine(), ifname, family).expect_err("nothing");
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(error.message().contains(ifname.unwrap_or_default()), "{error}");
-            assert!(
-                error.message().contains("eth0 (10.0.0.1, down), eth1 (10.0.1.1)"),
-                "{error}"
-            );
+            assert!(error.message().contains("eth0 (10.0.0.1, down), eth1 (10.0.1.1)"), "{error}");
         }
     }
 

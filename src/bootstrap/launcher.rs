@@ -45,13 +45,7 @@ impl Identity {
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
         let meeting = Meeting::Id(id.clone());
-        Ok(Self {
-            rank,
-            world,
-            token: id.token(),
-            meeting,
-            launcher: "a unique id",
-        })
+        Ok(Self { rank, world, token: id.token(), meeting, launcher: "a unique id" })
     }
 }
 
@@ -85,32 +79,18 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     let (rank, world) = numbers(config, launched.as_ref())?;
     check(&rank, &world)?;
 
-    let launcher = launched
-        .as_ref()
-        .map_or("FLEXRING_RANK", |launched| launched.launcher);
+    let launcher = launched.as_ref().map_or("FLEXRING_RANK", |launched| launched.launcher);
     let (rank, world) = (rank.value, world.value);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
         let id = UniqueId::from_hex(&text).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidSetting,
-                format!("{name}=\"{text}\": {}", error.message()),
-            )
+            Error::new(ErrorKind::InvalidSetting, format!("{name}=\"{text}\": {}", error.message()))
         })?;
-        return Ok(Identity {
-            rank,
-            world,
-            token: id.token(),
-            meeting: Meeting::Id(id),
-            launcher,
-        });
+        return Ok(Identity { rank, world, token: id.token(), meeting: Meeting::Id(id), launcher });
     }
     let token = launched.as_ref().map_or(0, Launched::token);
     let meeting = if world == 1 {
         // Nobody else has to find the way.
-        Meeting::Address {
-            host: "127.0.0.1".to_owned(),
-            port: 0,
-        }
+        Meeting::Address { host: "127.0.0.1".to_owned(), port: 0 }
     } else {
         let host = config
             .master_addr
@@ -123,13 +103,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
             .unwrap_or_else(|| derived_port(token));
         Meeting::Address { host, port }
     };
-    Ok(Identity {
-        rank,
-        world,
-        meeting,
-        token,
-        launcher,
-    })
+    Ok(Identity { rank, world, meeting, token, launcher })
 }
 
 const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
@@ -162,9 +136,7 @@ struct Launched {
 
 impl Launched {
     fn token(&self) -> u128 {
-        self.job
-            .as_ref()
-            .map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
+        self.job.as_ref().map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
     }
 }
 
@@ -178,9 +150,7 @@ impl Environment<'_> {
     }
 
     fn text(&self, name: &'static str) -> Option<(&'static str, String)> {
-        (self.0)(name)
-            .filter(|text| !text.trim().is_empty())
-            .map(|text| (name, text))
+        (self.0)(name).filter(|text| !text.trim().is_empty()).map(|text| (name, text))
     }
 
     /// The first of these variables that is set, as a whole number.
@@ -190,9 +160,7 @@ impl Environment<'_> {
         };
         match text.trim().parse() {
             Ok(value) => Ok(Some(Number { name, value })),
-            Err(_) => Err(invalid(format!(
-                "{name}=\"{text}\" cannot be used: expected a whole number"
-            ))),
+            Err(_) => Err(invalid(format!("{name}=\"{text}\" cannot be used: expected a whole number"))),
         }
     }
 
@@ -213,11 +181,8 @@ impl Environment<'_> {
 
     /// A name that all ranks of a job share, from all of these variables that are set.
     fn job(&self, names: &[&'static str]) -> Option<String> {
-        let parts: Vec<String> = names
-            .iter()
-            .filter_map(|name| self.text(name))
-            .map(|(_, text)| text)
-            .collect();
+        let parts: Vec<String> =
+            names.iter().filter_map(|name| self.text(name)).map(|(_, text)| text).collect();
         (!parts.is_empty()).then(|| parts.join("/"))
     }
 }
@@ -264,10 +229,11 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
         launcher: "torchrun",
         rank,
         world,
-        host: environment
-            .text("MASTER_ADDR")
-            .map(|(_, text)| text.trim().to_owned())
-            .or(on_one_node(environment, &["LOCAL_WORLD_SIZE"], world)?),
+        host: environment.text("MASTER_ADDR").map(|(_, text)| text.trim().to_owned()).or(on_one_node(
+            environment,
+            &["LOCAL_WORLD_SIZE"],
+            world,
+        )?),
         port,
         job: environment.job(&["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]),
         export: "MASTER_ADDR=<host of rank 0> in front of each process",
@@ -286,11 +252,7 @@ fn open_mpi(environment: &Environment<'_>) -> Result<Option<Launched>> {
         host: on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?,
         port: None,
         job: environment
-            .first(&[
-                "PMIX_NAMESPACE",
-                "OMPI_MCA_orte_ess_jobid",
-                "OMPI_MCA_ess_base_jobid",
-            ])
+            .first(&["PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid"])
             .map(|(_, text)| text),
         export: "mpirun -x FLEXRING_MASTER_ADDR=<host of rank 0>",
     }))
@@ -352,9 +314,7 @@ fn on_one_node(
     world: Number,
 ) -> Result<Option<String>> {
     let local = environment.number(local)?;
-    Ok(local
-        .filter(|local| local.value == world.value)
-        .map(|_| "127.0.0.1".to_owned()))
+    Ok(local.filter(|local| local.value == world.value).map(|_| "127.0.0.1".to_owned()))
 }
 
 /// The process id of the Hydra proxy (or mpiexec) that this process descends from.
@@ -365,10 +325,7 @@ fn hydra_proxy() -> Option<String> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (head, tail) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1;
-        if ["hydra_", "pmi_proxy", "mpiexec"]
-            .iter()
-            .any(|proxy| name.starts_with(proxy))
-        {
+        if ["hydra_", "pmi_proxy", "mpiexec"].iter().any(|proxy| name.starts_with(proxy)) {
             return Some(format!("proxy {pid}"));
         }
         pid = tail.split_whitespace().nth(1)?.parse().ok()?;

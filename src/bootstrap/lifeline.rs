@@ -77,17 +77,11 @@ impl Lifeline {
         let hub = match &identity.meeting {
             Meeting::Address { host, port } if identity.rank == 0 => {
                 let listeners = meeting::listen(host, *port)?;
-                Some(Hub::open(
-                    identity.token,
-                    listeners,
-                    format!("{host} port {port}"),
-                )?)
+                Some(Hub::open(identity.token, listeners, format!("{host} port {port}"))?)
             }
             Meeting::Address { .. } | Meeting::Id(_) => None,
         };
-        let way = hub
-            .as_ref()
-            .map_or(Way::Meeting(&identity.meeting), |hub| Way::Own(hub.addresses()));
+        let way = hub.as_ref().map_or(Way::Meeting(&identity.meeting), |hub| Way::Own(hub.addresses()));
         let caller = Caller {
             version: VERSION.to_owned(),
             token: identity.token,
@@ -175,37 +169,23 @@ impl Lifeline {
         self.shared.fault.check()?;
         *exchanges += 1;
         let expected = *exchanges;
-        self.shared.say(ToHub::Gather {
-            number: expected,
-            what: what.to_owned(),
-            part: mine.to_vec(),
-        });
+        self.shared.say(ToHub::Gather { number: expected, what: what.to_owned(), part: mine.to_vec() });
         let mut parts = None;
         self.shared.wait(self.timeout + GRACE, |desk| {
-            parts = desk
-                .gathered
-                .take_if(|(number, _)| *number == expected)
-                .map(|(_, parts)| parts);
+            parts = desk.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
             parts.is_some() || desk.verdict.is_some() || desk.over
         });
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
             Some(parts) => Err(Error::new(
                 ErrorKind::Internal,
-                format!(
-                    "an exchange of {what} among {} ranks gave {} parts",
-                    self.world,
-                    parts.len()
-                ),
+                format!("an exchange of {what} among {} ranks gave {} parts", self.world, parts.len()),
             )),
             None => {
                 self.shared.fault.check()?;
                 Err(Error::new(
                     ErrorKind::Timeout,
-                    format!(
-                        "the hub did not answer an exchange of {what} within {}",
-                        seconds(self.timeout)
-                    ),
+                    format!("the hub did not answer an exchange of {what} within {}", seconds(self.timeout)),
                 ))
             }
         }
@@ -235,9 +215,7 @@ impl Lifeline {
     pub fn abort(&self, reason: &str) {
         let message = format!("rank {}: {reason}", self.rank);
         self.shared.fault.raise(Error::new(ErrorKind::Aborted, message));
-        self.shared.say(ToHub::Abort {
-            reason: reason.to_owned(),
-        });
+        self.shared.say(ToHub::Abort { reason: reason.to_owned() });
     }
 
     /// Says goodbye, as dropping does. Takes a second at most.
@@ -278,9 +256,7 @@ impl Shared {
     fn wait(&self, patience: Duration, mut done: impl FnMut(&mut Desk) -> bool) {
         let desk = self.desk();
         // Whether it was done or late is seen by what `done` has taken.
-        let _ = self
-            .changed
-            .wait_timeout_while(desk, patience, |desk| !done(desk));
+        let _ = self.changed.wait_timeout_while(desk, patience, |desk| !done(desk));
     }
 }
 
@@ -376,9 +352,7 @@ impl Keeping {
     }
 
     fn flush(&mut self) -> std::result::Result<(), Gone> {
-        self.connection
-            .flush()
-            .map_err(|cause| Gone(format!("broke ({cause})")))
+        self.connection.flush().map_err(|cause| Gone(format!("broke ({cause})")))
     }
 
     fn sleep(&self, until: Instant) {
@@ -437,10 +411,7 @@ impl Keeping {
             Standing::Within(call) => format!("while this rank was in {call}"),
             Standing::Idle { .. } => "while this rank was in no call".to_owned(),
         };
-        let message = format!(
-            "{} is gone: the control connection to it {cause} {doing}",
-            self.keeper
-        );
+        let message = format!("{} is gone: the control connection to it {cause} {doing}", self.keeper);
         self.judge(Error::new(ErrorKind::PeerLost, message));
     }
 

@@ -42,11 +42,8 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 /// or at all of them if it stands for none, as it does behind address translation.
 pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
     let refuse = |message| Error::new(ErrorKind::Rendezvous, message);
-    let addresses = resolve(host, port).map_err(|cause| {
-        refuse(format!(
-            "rank 0 cannot resolve the master address {host}: {cause}"
-        ))
-    })?;
+    let addresses = resolve(host, port)
+        .map_err(|cause| refuse(format!("rank 0 cannot resolve the master address {host}: {cause}")))?;
     let since = Instant::now();
     loop {
         match bind(host, &addresses) {
@@ -113,10 +110,7 @@ pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>>
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // Addresses of IPv6 are often written in brackets where a port follows.
-    let host = host
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'))
-        .unwrap_or(host);
+    let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     let mut addresses: Vec<SocketAddr> = Vec::new();
     for address in (host, port).to_socket_addrs()? {
         if !addresses.contains(&address) {
@@ -159,10 +153,9 @@ impl Way<'_> {
                 format!("the process that made the unique id, at {:?}", id.addresses()),
                 "check that it still runs, that the id is fresh (each serves one world), and that no firewall is in between",
             ),
-            Self::Own(addresses) => (
-                format!("this process's own hub at {addresses:?}"),
-                "check that the loopback is up",
-            ),
+            Self::Own(addresses) => {
+                (format!("this process's own hub at {addresses:?}"), "check that the loopback is up")
+            }
         }
     }
 }
@@ -257,11 +250,7 @@ fn attempt_all(
     match foreign.into_iter().next() {
         // An id's loopback leads to a foreign hub on some nodes; only if all addresses do is the id wrong.
         Some(error) if causes.is_empty() => Err(Failure::Foreign(error)),
-        Some(error) => Err(Failure::Retry(format!(
-            "{}, {}",
-            causes.join(", "),
-            error.message()
-        ))),
+        Some(error) => Err(Failure::Retry(format!("{}, {}", causes.join(", "), error.message()))),
         None => Err(Failure::Retry(causes.join(", "))),
     }
 }
@@ -283,10 +272,7 @@ fn attempt(
     }
     let mut connection = Connection::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
     let now = Instant::now();
-    let terms = Terms {
-        patience: deadline.saturating_duration_since(now),
-        ..terms.clone()
-    };
+    let terms = Terms { patience: deadline.saturating_duration_since(now), ..terms.clone() };
     connection.post(Hello::encode(caller, &terms).map_err(Failure::Final)?);
     let mut until = (now + HEARD_PATIENCE).min(deadline + GRACE);
     let mut heard = false;

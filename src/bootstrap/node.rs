@@ -36,10 +36,7 @@ mod tests {
         assert_eq!(node_name(&config), node_name(&config));
         assert!(node_name(&config).contains("/net:"));
         assert!(!host_name().is_empty());
-        let named = Config {
-            node: Some("left".to_owned()),
-            ..config
-        };
+        let named = Config { node: Some("left".to_owned()), ..config };
         assert_eq!(node_name(&named), "left");
     }
 }

@@ -24,11 +24,7 @@ impl Process {
             // Without random numbers, hosts and process ids must do.
             getrandom::u64().unwrap_or(0)
         });
-        Self {
-            instance,
-            pid: std::process::id(),
-            host: node::host_name(),
-        }
+        Self { instance, pid: std::process::id(), host: node::host_name() }
     }
 }
 
@@ -41,24 +37,14 @@ impl fmt::Display for Process {
 /// Names ranks: `rank 3`, `ranks 2 and 5`, `ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more`.
 pub(super) fn ranks(ranks: &[Rank]) -> String {
     const NAMED: usize = 8;
-    let numbers = |ranks: &[Rank]| {
-        ranks
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let numbers = |ranks: &[Rank]| ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match ranks {
         [] => "no rank".to_owned(),
         [one] => format!("rank {one}"),
         [.., last] if ranks.len() <= NAMED => {
             format!("ranks {} and {last}", numbers(&ranks[..ranks.len() - 1]))
         }
-        _ => format!(
-            "ranks {} and {} more",
-            numbers(&ranks[..NAMED]),
-            ranks.len() - NAMED
-        ),
+        _ => format!("ranks {} and {} more", numbers(&ranks[..NAMED]), ranks.len() - NAMED),
     }
 }
 
@@ -71,9 +57,6 @@ mod tests {
         assert_eq!(ranks(&[3]), "rank 3");
         assert_eq!(ranks(&[2, 5]), "ranks 2 and 5");
         assert_eq!(ranks(&[2, 5, 7]), "ranks 2, 5 and 7");
-        assert_eq!(
-            ranks(&(1..=100).collect::<Vec<_>>()),
-            "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more"
-        );
+        assert_eq!(ranks(&(1..=100).collect::<Vec<_>>()), "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more");
     }
 }

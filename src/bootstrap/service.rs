@@ -120,37 +120,19 @@ impl Service {
     fn wait(&self) -> (bool, Vec<Id>) {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN)];
-        let listening = if self.accept_again.is_none() {
-            self.listeners.as_slice()
-        } else {
-            &[]
-        };
-        fds.extend(
-            listening
-                .iter()
-                .map(|listener| PollFd::new(listener, PollFlags::IN)),
-        );
-        fds.extend(
-            self.peers
-                .values()
-                .map(|peer| PollFd::new(&peer.connection, peer.connection.interest())),
-        );
-        let timeout = self
-            .deadline()
-            .and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
+        let listening = if self.accept_again.is_none() { self.listeners.as_slice() } else { &[] };
+        fds.extend(listening.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(self.peers.values().map(|peer| PollFd::new(&peer.connection, peer.connection.interest())));
+        let timeout =
+            self.deadline().and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         // An interrupted wait is over early, and the next one makes up for it.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return (false, Vec::new());
         }
         let rings = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (doors, connections) = fds[1..].split_at(listening.len());
-        let ready = self
-            .peers
-            .keys()
-            .zip(connections)
-            .filter(|(_, fd)| rings(fd))
-            .map(|(id, _)| *id)
-            .collect();
+        let ready =
+            self.peers.keys().zip(connections).filter(|(_, fd)| rings(fd)).map(|(id, _)| *id).collect();
         (doors.iter().any(rings), ready)
     }
 
@@ -211,9 +193,7 @@ impl Service {
                         continue;
                     }
                 };
-                let role = Role::Stranger {
-                    until: now + STRANGER_PATIENCE,
-                };
+                let role = Role::Stranger { until: now + STRANGER_PATIENCE };
                 self.peers.insert(self.next, Peer { connection, role });
                 self.next += 1;
             }
@@ -418,11 +398,7 @@ impl Service {
             }
         }
         for (id, cause) in broken {
-            if let Some(Peer {
-                role: Role::Seated(rank),
-                ..
-            }) = self.peers.remove(&id)
-            {
+            if let Some(Peer { role: Role::Seated(rank), .. }) = self.peers.remove(&id) {
                 self.lose(rank, &format!("broke ({cause})"));
                 self.carry_out(now);
             }
@@ -443,22 +419,16 @@ impl Service {
     fn end(&mut self) {
         self.stage = Stage::Over;
         self.listeners.clear();
-        self.peers
-            .retain(|_, peer| !matches!(peer.role, Role::Stranger { .. }));
+        self.peers.retain(|_, peer| !matches!(peer.role, Role::Stranger { .. }));
     }
 }
 
 fn parting(now: Instant) -> Role {
-    Role::Parting {
-        until: now + PARTING_PATIENCE,
-        finished: false,
-    }
+    Role::Parting { until: now + PARTING_PATIENCE, finished: false }
 }
 
 fn encoded(frame: &ToRank) -> Option<Bytes> {
-    encode(frame)
-        .inspect_err(|error| log::error!("the hub cannot speak: {error}"))
-        .ok()
+    encode(frame).inspect_err(|error| log::error!("the hub cannot speak: {error}")).ok()
 }
 
 fn post(peer: &mut Peer, frame: &ToRank) {

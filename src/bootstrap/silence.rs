@@ -15,10 +15,7 @@ pub(super) struct Silence {
 impl Silence {
     /// A peer that is heard now and promises a word every `beat`.
     pub(super) fn new(beat: Duration) -> Self {
-        Self {
-            beat,
-            total: Duration::ZERO,
-        }
+        Self { beat, total: Duration::ZERO }
     }
 
     /// It said something.

@@ -145,11 +145,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for sequence in 1..=200_000 {
-                    status.enter(&Call {
-                        count: sequence,
-                        program: sequence,
-                        ..example(sequence)
-                    });
+                    status.enter(&Call { count: sequence, program: sequence, ..example(sequence) });
                     status.leave();
                 }
                 writing.store(false, Ordering::Relaxed);

@@ -36,9 +36,7 @@ impl UniqueId {
         bytes[8] = VERSION;
         bytes[9] = addresses.len() as u8;
         bytes[TOKEN_AT..ADDRESSES_AT].copy_from_slice(&token.to_le_bytes());
-        for (entry, address) in bytes[ADDRESSES_AT..CHECKSUM_AT]
-            .chunks_exact_mut(ADDRESS_SIZE)
-            .zip(addresses)
+        for (entry, address) in bytes[ADDRESSES_AT..CHECKSUM_AT].chunks_exact_mut(ADDRESS_SIZE).zip(addresses)
         {
             match address.ip() {
                 IpAddr::V4(ip) => {
@@ -68,12 +66,8 @@ impl UniqueId {
     /// # Errors
     /// `InvalidArgument` if they are not what [`as_bytes`](Self::as_bytes) gave.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let refuse = |why: String| {
-            Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("no unique id: {why}"),
-            ))
-        };
+        let refuse =
+            |why: String| Err(Error::new(ErrorKind::InvalidArgument, format!("no unique id: {why}")));
         let Ok(bytes) = <[u8; Self::SIZE]>::try_from(bytes) else {
             return refuse(format!("{} bytes instead of {}", bytes.len(), Self::SIZE));
         };
@@ -148,9 +142,7 @@ impl UniqueId {
     }
 
     fn entries(&self) -> impl Iterator<Item = &[u8]> {
-        self.0[ADDRESSES_AT..CHECKSUM_AT]
-            .chunks_exact(ADDRESS_SIZE)
-            .take(usize::from(self.0[9]))
+        self.0[ADDRESSES_AT..CHECKSUM_AT].chunks_exact(ADDRESS_SIZE).take(usize::from(self.0[9]))
     }
 }
 
@@ -179,10 +171,7 @@ mod tests {
     fn id() -> UniqueId {
         UniqueId::new(
             0x1234_5678_9abc_def0 << 64 | 77,
-            &[
-                "127.0.0.1:4321".parse().expect("an address"),
-                "[fd00::2]:65535".parse().expect("an address"),
-            ],
+            &["127.0.0.1:4321".parse().expect("an address"), "[fd00::2]:65535".parse().expect("an address")],
         )
     }
 
@@ -190,10 +179,7 @@ mod tests {
     fn an_id_survives_bytes_and_hex() {
         let id = id();
         assert_eq!(UniqueId::from_bytes(id.as_bytes()), Ok(id));
-        assert_eq!(
-            UniqueId::from_hex(&format!(" {}\n", id.to_hex().to_uppercase())),
-            Ok(id)
-        );
+        assert_eq!(UniqueId::from_hex(&format!(" {}\n", id.to_hex().to_uppercase())), Ok(id));
         assert_eq!(id.token(), 0x1234_5678_9abc_def0 << 64 | 77);
         assert_eq!(format!("{id:?}"), "UniqueId([127.0.0.1:4321, [fd00::2]:65535])");
     }

@@ -121,18 +121,12 @@ impl Watch {
 
     /// Whether nobody is left.
     pub(super) fn is_over(&self) -> bool {
-        self.members
-            .iter()
-            .all(|member| member.presence != Presence::Here)
+        self.members.iter().all(|member| member.presence != Presence::Here)
     }
 
     /// When to look at the clock again.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let beat = self
-            .here()
-            .map(|(_, member)| member.heartbeat)
-            .min()
-            .map(|beat| self.last_tick + beat);
+        let beat = self.here().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
         let gathering = self.gathering.as_ref().map(|gathering| gathering.due);
         let case = self.case.as_ref().map(|case| case.due);
         beat.into_iter().chain(gathering).chain(case).min()
@@ -154,11 +148,7 @@ impl Watch {
                 self.consider(now);
             }
             ToHub::Gather { number, what, part } => self.gather(rank, number, what, part, now),
-            ToHub::Report {
-                error,
-                suspect,
-                standing,
-            } => {
+            ToHub::Report { error, suspect, standing } => {
                 self.stands(rank, standing);
                 self.report(rank, error, suspect, now);
             }
@@ -212,9 +202,8 @@ impl Watch {
             self.orders.push(Order::Part(rank));
         }
         if let Some(gathering) = self.gathering.take_if(|gathering| now >= gathering.due) {
-            let missing: Vec<Rank> = (0..self.members.len())
-                .filter(|rank| !gathering.parts.contains_key(rank))
-                .collect();
+            let missing: Vec<Rank> =
+                (0..self.members.len()).filter(|rank| !gathering.parts.contains_key(rank)).collect();
             self.condemn(Error::new(
                 ErrorKind::Timeout,
                 format!(
@@ -230,10 +219,7 @@ impl Watch {
     }
 
     fn here(&self) -> impl Iterator<Item = (Rank, &Member)> {
-        self.members
-            .iter()
-            .enumerate()
-            .filter(|(_, member)| member.presence == Presence::Here)
+        self.members.iter().enumerate().filter(|(_, member)| member.presence == Presence::Here)
     }
 
     /// The verdict falls, unless it has fallen before.
@@ -319,10 +305,8 @@ impl Watch {
                 member.presence != Presence::Here && !gathering.parts.contains_key(rank)
             });
         if let Some((rank, member)) = leaver {
-            let message = format!(
-                "rank {rank} ({}) has left while others exchange {}",
-                member.process, gathering.what
-            );
+            let message =
+                format!("rank {rank} ({}) has left while others exchange {}", member.process, gathering.what);
             self.condemn(Error::new(ErrorKind::PeerLost, message));
         }
     }
@@ -348,13 +332,8 @@ impl Watch {
         let own_fault = suspect.is_none() && error.kind() != ErrorKind::Timeout;
         match &mut self.case {
             None => {
-                self.case = Some(Case {
-                    reporter,
-                    error,
-                    suspect,
-                    due: now + CONSIDERATION,
-                    heard: vec![reporter],
-                });
+                self.case =
+                    Some(Case { reporter, error, suspect, due: now + CONSIDERATION, heard: vec![reporter] });
                 for member in &mut self.members {
                     member.fresh = false;
                 }
@@ -395,10 +374,7 @@ impl Watch {
             } else if let Some(suspect) = case.suspect
                 && self.members[suspect].presence == Presence::Left
             {
-                message = format!(
-                    "{message} ({})",
-                    absence(&self.members[suspect], call, &[suspect])
-                );
+                message = format!("{message} ({})", absence(&self.members[suspect], call, &[suspect]));
             }
         }
         let error = Error::new(case.error.kind(), message);
@@ -426,10 +402,8 @@ impl Watch {
         if absent.is_empty() {
             return format!("every rank is in {}", short(call));
         }
-        let sentences: Vec<String> = absent
-            .iter()
-            .map(|(member, together)| absence(member, call, together))
-            .collect();
+        let sentences: Vec<String> =
+            absent.iter().map(|(member, together)| absence(member, call, together)).collect();
         sentences.join("; ")
     }
 }
@@ -437,11 +411,7 @@ impl Watch {
 /// Says where ranks that stand alike are instead of in `call`.
 fn absence(member: &Member, call: &Call, together: &[Rank]) -> String {
     let who = ranks(together);
-    let (has, it, is) = if together.len() == 1 {
-        ("has", "it", "is")
-    } else {
-        ("have", "they", "are")
-    };
+    let (has, it, is) = if together.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
     let call_name = short(call);
     if member.presence == Presence::Left {
         return match member.standing {

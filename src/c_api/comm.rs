@@ -34,9 +34,7 @@ unsafe fn hand_out(
     if out.is_null() {
         return Err(refused(format!("{function}: out is NULL")));
     }
-    let handle = Box::new(flexring_comm {
-        communicator: make()?,
-    });
+    let handle = Box::new(flexring_comm { communicator: make()? });
     // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
     unsafe { out.write(Box::into_raw(handle)) };
     Ok(())
@@ -127,9 +125,7 @@ unsafe fn tell(
 pub unsafe extern "C" fn flexring_comm_abort(comm: *mut flexring_comm) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller vouches for the handle.
-        unsafe { borrow(comm, "flexring_comm_abort")? }
-            .communicator
-            .abort();
+        unsafe { borrow(comm, "flexring_comm_abort")? }.communicator.abort();
         Ok(())
     })
 }

@@ -51,11 +51,7 @@ pub const FLEXRING_AVG: flexring_op = 4;
 
 fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
-    dtype.ok_or_else(|| {
-        refused(format!(
-            "{code} is no flexring_dtype: there are 0 (int8) to 9 (bfloat16)"
-        ))
-    })
+    dtype.ok_or_else(|| refused(format!("{code} is no flexring_dtype: there are 0 (int8) to 9 (bfloat16)")))
 }
 
 fn op_of(code: flexring_op) -> Result<ReduceOp> {
@@ -120,15 +116,9 @@ unsafe fn ask(
         ));
     }
     // No object is larger than that, so no honest count is.
-    let bytes = count
-        .checked_mul(dtype.size())
-        .filter(|bytes| *bytes <= isize::MAX as usize);
-    let bytes = bytes.ok_or_else(|| {
-        refused(format!(
-            "{count} x {} is more than any memory holds",
-            dtype.name()
-        ))
-    })?;
+    let bytes = count.checked_mul(dtype.size()).filter(|bytes| *bytes <= isize::MAX as usize);
+    let bytes =
+        bytes.ok_or_else(|| refused(format!("{count} x {} is more than any memory holds", dtype.name())))?;
     let piece = |pointer: *mut c_void, name: &str| {
         if bytes == 0 {
             return Ok(Piece::EMPTY);
@@ -136,19 +126,12 @@ unsafe fn ask(
         let start =
             NonNull::new(pointer.cast()).ok_or_else(|| refused(format!("the {name} buffer is NULL")))?;
         if (start.as_ptr() as usize).checked_add(bytes).is_none() {
-            return Err(refused(format!(
-                "{bytes} bytes at {pointer:p} reach beyond the address space"
-            )));
+            return Err(refused(format!("{bytes} bytes at {pointer:p} reach beyond the address space")));
         }
         // SAFETY: the caller vouches for `count` elements, which are these bytes.
         Ok(unsafe { Piece::new(start, bytes) })
     };
-    Asked::new(
-        piece(send.cast_mut(), "send")?,
-        piece(receive, "receive")?,
-        dtype,
-        op,
-    )
+    Asked::new(piece(send.cast_mut(), "send")?, piece(receive, "receive")?, dtype, op)
 }
 
 /// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
@@ -207,8 +190,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
         unsafe {
             let comm = borrow(comm, "flexring_all_reduce_async")?;
             let outcome =
-                comm.communicator
-                    .submit(ask(send, recv, count, dtype, op, std::ptr::null_mut())?)?;
+                comm.communicator.submit(ask(send, recv, count, dtype, op, std::ptr::null_mut())?)?;
             out.write(Box::into_raw(Box::new(flexring_request { outcome })));
         }
         Ok(())

@@ -60,13 +60,8 @@ thread_local! {
 pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-        let words = words
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_default();
-        Err(Error::new(
-            ErrorKind::Internal,
-            format!("flexring panicked, please report this: {words}"),
-        ))
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::new(ErrorKind::Internal, format!("flexring panicked, please report this: {words}")))
     });
     let Err(error) = outcome else {
         return flexring_result::FLEXRING_SUCCESS;
@@ -87,8 +82,7 @@ pub(super) fn refused(words: impl Into<String>) -> Error {
 /// there was none. Valid until this thread's next failing call. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn flexring_last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr())
-        .unwrap_or(c"".as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// The version of this library, as MAJOR * 10000 + MINOR * 100 + PATCH.

@@ -6,10 +6,7 @@ use crate::config::Config;
 
 /// Bytes of a unique id.
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;
-const _: () = assert!(
-    FLEXRING_UNIQUE_ID_BYTES == UniqueId::SIZE,
-    "the C ABI gives the size"
-);
+const _: () = assert!(FLEXRING_UNIQUE_ID_BYTES == UniqueId::SIZE, "the C ABI gives the size");
 
 /// Names a world that is about to meet. Plain bytes: pass it to the other ranks by any means.
 #[allow(non_camel_case_types, reason = "named as C names types")]
@@ -33,11 +30,7 @@ pub unsafe extern "C" fn flexring_get_unique_id(out: *mut flexring_unique_id) ->
         }
         let id = create_unique_id(&Config::from_env()?)?;
         // SAFETY: `out` is not NULL, and the caller vouches for the rest; bytes have no alignment.
-        unsafe {
-            out.write(flexring_unique_id {
-                internal: *id.as_bytes(),
-            })
-        };
+        unsafe { out.write(flexring_unique_id { internal: *id.as_bytes() }) };
         Ok(())
     })
 }

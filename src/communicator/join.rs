@@ -69,9 +69,8 @@ impl Communicator {
         let cards = exchange(&lifeline, &card)?;
         let names: Vec<&str> = cards.iter().map(|card| card.node.as_str()).collect();
         let topology = Topology::from_names(&names);
-        let node: Vec<Rank> = (0..world)
-            .filter(|rank| topology.node_of(*rank) == topology.node_of(me))
-            .collect();
+        let node: Vec<Rank> =
+            (0..world).filter(|rank| topology.node_of(*rank) == topology.node_of(me)).collect();
         let near: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let far: Vec<Rank> = (0..world).filter(|rank| !near.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !far.is_empty() {
@@ -91,40 +90,21 @@ impl Communicator {
         let mut mailbox = None;
         if let Some(invitation) = invitation.filter(|_| near.len() > 1) {
             let secret = |rank: &Rank| {
-                cards[*rank]
-                    .secret
-                    .map(|secret| (*rank, secret))
-                    .ok_or_else(|| no_secret(*rank))
+                cards[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
             };
             let node = near.iter().map(secret).collect::<Result<Vec<_>>>()?;
             let neighbours = invitation.meet(me, &node, &arena, pool.layout.bytes(), deadline, &fault)?;
-            transports.push(Box::new(Shm::new(
-                "shm",
-                world,
-                &arena,
-                pool.layout,
-                &neighbours,
-            )?));
+            transports.push(Box::new(Shm::new("shm", world, &arena, pool.layout, &neighbours)?));
             if far.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
             }
         }
         if let Some(listener) = listener.filter(|_| !far.is_empty()) {
             far.iter().for_each(|rank| routes[*rank] = transports.len());
-            let peers = far
-                .iter()
-                .map(|rank| reach(config, &cards[*rank], *rank, node.contains(rank)));
+            let peers = far.iter().map(|rank| reach(config, &cards[*rank], *rank, node.contains(rank)));
             let peers = peers.collect::<Result<Vec<_>>>()?;
             let token = cards[0].token;
-            let tcp = Tcp::connect(
-                listener,
-                me,
-                &peers,
-                token,
-                config.sockets_per_link,
-                deadline,
-                &fault,
-            )?;
+            let tcp = Tcp::connect(listener, me, &peers, token, config.sockets_per_link, deadline, &fault)?;
             transports.push(Box::new(tcp));
         }
         let crowded = crowded(node.len());
@@ -154,18 +134,14 @@ impl Communicator {
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
         crate::trace::init(config.log);
         if world == 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "a world has at least one rank",
-            ));
+            return Err(Error::new(ErrorKind::InvalidArgument, "a world has at least one rank"));
         }
         let fault = Arc::new(Fault::new()?);
         let household = Household::new(world, Arc::clone(&fault));
         let topology = Topology::from_names(&vec!["here"; world]);
         let pool = Pool::new(config, world, world);
-        let arenas = (0..world)
-            .map(|_| Arena::new(pool.layout.bytes()).map(Arc::new))
-            .collect::<Result<Vec<_>>>()?;
+        let arenas =
+            (0..world).map(|_| Arena::new(pool.layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let introduced: Vec<Neighbours> = local::introduce(&arenas, pool.layout.bytes())?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, pool.layout, &neighbours)?;
@@ -182,10 +158,7 @@ impl Communicator {
                 crowded: crowded(world),
                 fault: Arc::clone(&fault),
             };
-            let member = Member {
-                household: Arc::clone(&household),
-                rank: me,
-            };
+            let member = Member { household: Arc::clone(&household), rank: me };
             Self::start(assembly.finish(Watch::Household(member))?)
         };
         arenas.into_iter().zip(introduced).enumerate().map(rank).collect()
@@ -200,10 +173,9 @@ struct Pool {
 
 impl Pool {
     fn new(config: &Config, neighbours: usize, world: usize) -> Self {
-        let slots = config.slots.max(2 * world.saturating_sub(1));
-        Self {
-            layout: Layout::new(neighbours, config.small.0, slots, config.subchunk.0),
-        }
+        // One more is the executor's own.
+        let slots = config.slots.max(2 * world.saturating_sub(1)) + 1;
+        Self { layout: Layout::new(neighbours, config.small.0, slots, config.subchunk.0) }
     }
 }
 
@@ -223,9 +195,7 @@ struct Assembly<'a> {
 
 impl Assembly<'_> {
     fn finish(self, watch: Watch) -> Result<Core> {
-        let Self {
-            config, topology, me, ..
-        } = self;
+        let Self { config, topology, me, .. } = self;
         let world = topology.world();
         let schedule = ring::plan(topology);
         let lower = |prescale| lower(config, topology, &schedule, me, prescale);
@@ -237,27 +207,17 @@ impl Assembly<'_> {
             .iter()
             .enumerate()
             .map(|(index, transport)| {
-                let ranks = (0..world)
-                    .filter(|rank| *rank != me && self.routes[*rank] == index)
-                    .count();
-                format!(
-                    "{} to {ranks} {}",
-                    transport.name(),
-                    if ranks == 1 { "rank" } else { "ranks" }
-                )
+                let ranks = (0..world).filter(|rank| *rank != me && self.routes[*rank] == index).count();
+                format!("{} to {ranks} {}", transport.name(), if ranks == 1 { "rank" } else { "ranks" })
             })
             .collect();
-        let links = if links.is_empty() {
-            "alone".to_owned()
-        } else {
-            links.join(", ")
-        };
+        let links = if links.is_empty() { "alone".to_owned() } else { links.join(", ") };
         let summary = format!(
             "rank {me} of {world}, {} {}: {links}; schedule {}, {} sub-chunks of {}, {} arithmetic",
             topology.nodes(),
             if topology.nodes() == 1 { "node" } else { "nodes" },
             schedule.name,
-            self.pool.layout.slots_of(&self.arena).len(),
+            config.slots.max(2 * world.saturating_sub(1)),
             config.subchunk,
             host.simd().name(),
         );
@@ -282,10 +242,7 @@ impl Assembly<'_> {
             small: config.small.0,
             digest,
             arena: self.arena,
-            engine: Mutex::new(Engine {
-                executor,
-                sequence: 0,
-            }),
+            engine: Mutex::new(Engine { executor, sequence: 0, told: false }),
             turns: Turns::default(),
             fault: self.fault,
             watch,
@@ -301,10 +258,7 @@ fn lower(
     me: Rank,
     prescale: bool,
 ) -> Result<Arc<Program>> {
-    lowering::lower(schedule, me, prescale, |group| {
-        form_of(group, topology, config.lowering)
-    })
-    .map(Arc::new)
+    lowering::lower(schedule, me, prescale, |group| form_of(group, topology, config.lowering)).map(Arc::new)
 }
 
 fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {
@@ -312,10 +266,7 @@ fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {
         |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read a card: {cause}"));
     let mine = postcard::to_stdvec(card).map_err(unreadable)?;
     let cards = lifeline.all_gather("cards", &mine)?;
-    cards
-        .iter()
-        .map(|card| postcard::from_bytes(card).map_err(unreadable))
-        .collect()
+    cards.iter().map(|card| postcard::from_bytes(card).map_err(unreadable)).collect()
 }
 
 /// Where this rank listens for links: the interface that others reach it by, and loopback for its own node.
@@ -327,32 +278,22 @@ fn addresses(config: &Config) -> Result<Vec<IpAddr>> {
     };
     // An interface that was named is used even within the node.
     let named = config.socket_ifname.is_some();
-    Ok(if named || chosen.is_loopback() {
-        vec![chosen]
-    } else {
-        vec![chosen, loopback]
-    })
+    Ok(if named || chosen.is_loopback() { vec![chosen] } else { vec![chosen, loopback] })
 }
 
 /// The address by which this rank reaches a peer.
 fn reach(config: &Config, card: &Card, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
     let near = same_node && config.socket_ifname.is_none();
-    let endpoint = card
-        .endpoints
-        .iter()
-        .find(|endpoint| endpoint.ip().is_loopback() == near);
-    endpoint
-        .or(card.endpoints.first())
-        .map(|endpoint| (peer, *endpoint))
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Disagreement,
-                format!(
-                    "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
-                    card.host
-                ),
-            )
-        })
+    let endpoint = card.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == near);
+    endpoint.or(card.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Disagreement,
+            format!(
+                "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
+                card.host
+            ),
+        )
+    })
 }
 
 fn no_secret(rank: Rank) -> Error {

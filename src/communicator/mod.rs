@@ -54,6 +54,8 @@ struct Core {
 struct Engine {
     executor: Executor,
     sequence: u64,
+    /// Whether a call on this rank has returned the error that ended the communicator.
+    told: bool,
 }
 
 /// A call whose turn comes later.
@@ -77,11 +79,7 @@ impl Asked {
     pub(crate) fn new(input: Piece, output: Piece, dtype: DType, op: ReduceOp) -> Result<Self> {
         let refuse = |words: String| Err(Error::new(ErrorKind::InvalidArgument, words));
         if input.len() != output.len() {
-            return refuse(format!(
-                "{} bytes cannot be reduced into {} bytes",
-                input.len(),
-                output.len()
-            ));
+            return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
         }
         for (name, piece) in [("send", input), ("receive", output)] {
             if !piece.is_empty() && piece.as_ptr() as usize % dtype.size() != 0 {
@@ -102,12 +100,7 @@ impl Asked {
             ));
         }
         op.check(dtype)?;
-        Ok(Self {
-            input,
-            output,
-            dtype,
-            op,
-        })
+        Ok(Self { input, output, dtype, op })
     }
 }
 
@@ -152,11 +145,7 @@ impl Communicator {
             .spawn(move || worker.work(&queue))
             .map_err(|cause| Error::system("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", core.summary);
-        Ok(Self {
-            core,
-            jobs: Some(jobs),
-            worker: Some(worker),
-        })
+        Ok(Self { core, jobs: Some(jobs), worker: Some(worker) })
     }
 
     /// This rank.
@@ -191,9 +180,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and `InvalidArgument` if the lengths differ.
     pub fn all_reduce_into<T: Element>(&self, send: &[T], receive: &mut [T], op: ReduceOp) -> Result<()> {
-        memory::lend(send, receive, |input, output| {
-            self.run(&Asked::new(input, output, T::DTYPE, op)?)
-        })
+        memory::lend(send, receive, |input, output| self.run(&Asked::new(input, output, T::DTYPE, op)?))
     }
 
     /// The same in place, while this thread goes on. Requests run in the order in which they were made.
@@ -204,10 +191,7 @@ impl Communicator {
         let outcome = memory::lend_in_place(vector.elements(), |piece| {
             self.submit(Asked::new(piece, piece, B::Item::DTYPE, op)?)
         })?;
-        Ok(Request {
-            outcome,
-            vector: Some(vector),
-        })
+        Ok(Request { outcome, vector: Some(vector) })
     }
 
     /// A vector of `len` zeros in memory that the other ranks of this node read directly.
@@ -231,20 +215,16 @@ impl Communicator {
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, asked: &Asked) -> Result<()> {
-        self.core.run(self.core.turns.take(), asked)
+        let _turn = self.core.turns.wait(self.core.turns.take());
+        self.core.run(asked)
     }
 
     /// Starts a checked call. The pieces must stay valid until the outcome is there.
     pub(crate) fn submit(&self, asked: Asked) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
-        let job = Job {
-            ticket: self.core.turns.take(),
-            request: asked,
-            outcome: Arc::clone(&outcome),
-        };
+        let job = Job { ticket: self.core.turns.take(), request: asked, outcome: Arc::clone(&outcome) };
         let jobs = self.jobs.as_ref().filter(|jobs| jobs.send(job).is_ok());
-        jobs.map(|_| outcome)
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
+        jobs.map(|_| outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
     }
 }
 
@@ -267,15 +247,20 @@ impl std::fmt::Debug for Communicator {
 impl Core {
     fn work(&self, queue: &Receiver<Job>) {
         for job in queue {
-            job.outcome.end(self.run(job.ticket, &job.request));
+            let _turn = self.turns.wait(job.ticket);
+            // Within the turn: whoever comes next may rely on all before being over.
+            job.outcome.end(self.run(&job.request));
         }
     }
 
-    fn run(&self, ticket: Ticket, asked: &Asked) -> Result<()> {
-        let _turn = self.turns.wait(ticket);
+    /// Runs a call whose turn it is.
+    fn run(&self, asked: &Asked) -> Result<()> {
         // A panic in an earlier call left the executor in a state that it refuses to run from.
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = self.fault.get() {
+            if !std::mem::replace(&mut engine.told, true) {
+                return Err(error.clone());
+            }
             let words = format!("this communicator has failed before: {}", error.message());
             return Err(Error::new(ErrorKind::Aborted, words));
         }
@@ -284,16 +269,12 @@ impl Core {
         log::trace!("rank {}: {}", self.rank, work.call);
         self.watch.enter(&work.call);
         let small = asked.input.len() <= self.small && engine.executor.small_path();
-        let outcome = engine
-            .executor
-            .run(&work, small)
-            .map_err(|failure| match self.fault.get() {
-                Some(error) => error.clone(),
-                // While this rank still stands in the call, so that others can be told in which.
-                None => self
-                    .fault
-                    .raise(self.watch.report(failure.error, failure.suspect)),
-            });
+        let outcome = engine.executor.run(&work, small).map_err(|failure| match self.fault.get() {
+            Some(error) => error.clone(),
+            // While this rank still stands in the call, so that others can be told in which.
+            None => self.fault.raise(self.watch.report(failure)),
+        });
+        engine.told |= outcome.is_err();
         self.watch.leave();
         outcome
     }

@@ -88,9 +88,7 @@ impl<B: Owned> Request<B> {
     /// Whatever went wrong, as for the blocking call.
     pub fn wait(mut self) -> Result<B> {
         self.outcome.wait()?;
-        self.vector
-            .take()
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "the vector of a request is gone"))
+        self.vector.take().ok_or_else(|| Error::new(ErrorKind::Internal, "the vector of a request is gone"))
     }
 }
 

@@ -33,9 +33,12 @@ impl Watch {
     }
 
     /// Tells everybody that this rank failed, and returns what everybody is told to be the cause.
-    pub(super) fn report(&self, error: Error, suspect: Option<Rank>) -> Error {
+    pub(super) fn report(&self, error: Error) -> Error {
         match self {
-            Self::Lifeline(lifeline) => lifeline.report(error, suspect),
+            Self::Lifeline(lifeline) => {
+                let suspect = error.suspect();
+                lifeline.report(error, suspect)
+            }
             Self::Household(member) => member.report(error),
         }
     }
@@ -67,10 +70,7 @@ enum Standing {
 
 impl Household {
     pub(super) fn new(world: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Arc::new(Self {
-            calls: Mutex::new(vec![Standing::Idle { finished: 0 }; world]),
-            fault,
-        })
+        Arc::new(Self { calls: Mutex::new(vec![Standing::Idle { finished: 0 }; world]), fault })
     }
 }
 
@@ -82,54 +82,33 @@ pub(super) struct Member {
 
 impl Member {
     fn enter(&self, call: &Call) {
-        let mut calls = self
-            .household
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls[self.rank] = Standing::In(*call);
         for (other, standing) in calls.iter().enumerate() {
             let Standing::In(theirs) = standing else { continue };
             if theirs.sequence == call.sequence && !theirs.agrees_with(call) {
                 let words = call.difference(self.rank, theirs, other);
-                self.household
-                    .fault
-                    .raise(Error::new(ErrorKind::Disagreement, words));
+                self.household.fault.raise(Error::new(ErrorKind::Disagreement, words));
             }
         }
     }
 
     fn leave(&self) {
-        let mut calls = self
-            .household
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = Standing::Idle {
-            finished: calls[self.rank].finished(),
-        };
+        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls[self.rank] = Standing::Idle { finished: calls[self.rank].finished() };
     }
 
     fn report(&self, error: Error) -> Error {
-        let error = if error.kind() == ErrorKind::Timeout {
-            error.within_standings(&self.household)
-        } else {
-            error
-        };
+        let error =
+            if error.kind() == ErrorKind::Timeout { error.within_standings(&self.household) } else { error };
         self.household.fault.raise(error)
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        let mut calls = self
-            .household
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = Standing::Left {
-            finished: calls[self.rank].finished(),
-        };
+        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls[self.rank] = Standing::Left { finished: calls[self.rank].finished() };
     }
 }
 
@@ -146,11 +125,7 @@ impl Error {
     /// Adds to a time-out where the ranks of the household are.
     fn within_standings(self, household: &Household) -> Self {
         let calls = household.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = calls
-            .iter()
-            .map(|standing| standing.finished())
-            .max()
-            .unwrap_or(0);
+        let current = calls.iter().map(|standing| standing.finished()).max().unwrap_or(0);
         let mut words = self.message().to_owned();
         for (rank, standing) in calls.iter().enumerate() {
             match standing {

@@ -41,21 +41,6 @@ pub struct Work {
     pub prescale: bool,
 }
 
-/// A call that failed: why, and which peer is suspected to be the cause.
-#[derive(Debug)]
-pub struct Failure {
-    /// Why.
-    pub error: Error,
-    /// Whose death would explain it.
-    pub suspect: Option<Rank>,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self { error, suspect: None }
-    }
-}
-
 /// What an executor is made of.
 pub struct Parts {
     /// This rank.
@@ -68,7 +53,7 @@ pub struct Parts {
     pub routes: Vec<usize>,
     /// What adds and copies.
     pub device: Box<dyn Device>,
-    /// The slots of the pool, all of one size.
+    /// The slots of the pool, all of one size, and one more that is kept for calls without elements.
     pub slots: Vec<Piece>,
     /// The program for contributions as they are.
     pub program: Arc<Program>,
@@ -97,6 +82,8 @@ pub struct Executor {
     routes: Vec<usize>,
     device: Box<dyn Device>,
     slots: Vec<Piece>,
+    /// A vector of one zero, for calls that have no elements.
+    scratch: Piece,
     plain: Pipeline,
     prescaled: Pipeline,
     mailbox: Option<Mailbox>,
@@ -123,59 +110,32 @@ impl Executor {
     /// # Errors
     /// `InvalidSetting` if the pool has no slot for each link.
     pub fn new(parts: Parts) -> Result<Self> {
-        let Parts {
-            rank,
-            world,
-            transports,
-            routes,
-            program,
-            prescaled,
-            slots,
-            ..
-        } = parts;
+        let Parts { rank, world, transports, routes, program, prescaled, mut slots, .. } = parts;
+        let scratch = slots.pop().map_or(Piece::EMPTY, |slot| slot.narrow(0, size_of::<u64>()));
         let peers: Vec<Rank> = program.peers().collect();
         let share = slots.len() / peers.len().max(1);
         if share == 0 {
             return Err(Error::new(
                 ErrorKind::InvalidSetting,
-                format!(
-                    "{} slots are too few for {} links: raise FLEXRING_SLOTS",
-                    slots.len(),
-                    peers.len()
-                ),
+                format!("{} slots are too few for {} links: raise FLEXRING_SLOTS", slots.len(), peers.len()),
             ));
         }
         let profile = |peer: Rank| {
             let transport = &transports[routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
-            LinkProfile {
-                in_place,
-                window: transport.window(),
-                slots: share,
-            }
+            LinkProfile { in_place, window: transport.window(), slots: share }
         };
         let plain = Pipeline::new(program, profile);
         let prescaled = Pipeline::new(prescaled, profile);
         let views = (0..world)
             .map(|peer| {
                 let held = peer != rank && peers.contains(&peer);
-                Views(vec![
-                    Piece::EMPTY;
-                    if held {
-                        transports[routes[peer]].window()
-                    } else {
-                        0
-                    }
-                ])
+                Views(vec![Piece::EMPTY; if held { transports[routes[peer]].window() } else { 0 }])
             })
             .collect();
         // No step adds more than everybody's part.
         let operands = Vec::with_capacity(world);
-        let events = transports
-            .iter()
-            .map(|transport| 2 * transport.window() + 2)
-            .sum::<usize>()
-            * world;
+        let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
         Ok(Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
             events: Events::with_capacity(events),
@@ -189,6 +149,7 @@ impl Executor {
             transports,
             routes,
             slots,
+            scratch,
             plain,
             prescaled,
             peers,
@@ -208,35 +169,29 @@ impl Executor {
     ///
     /// # Errors
     /// Whatever went wrong first on this rank.
-    pub fn run(&mut self, work: &Work, small: bool) -> std::result::Result<(), Failure> {
+    pub fn run(&mut self, work: &Work, small: bool) -> Result<()> {
         if self.failed {
-            return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before").into());
+            return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before"));
         }
-        let outcome = if small {
-            self.run_small(work)
-        } else {
-            self.run_pipeline(work)
-        };
+        let outcome = if small { self.run_small(work) } else { self.run_pipeline(work) };
         if outcome.is_err() {
             self.failed = true;
             self.device.quiesce();
-            self.transports
-                .iter_mut()
-                .for_each(|transport| transport.give_up());
+            self.transports.iter_mut().for_each(|transport| transport.give_up());
         }
         outcome
     }
 
-    fn run_pipeline(&mut self, work: &Work) -> std::result::Result<(), Failure> {
+    fn run_pipeline(&mut self, work: &Work) -> Result<()> {
+        // With nothing to move nobody would hear of ranks that are not its neighbours. One element goes
+        // through everybody's hands, so a call without elements moves one of nobody's.
+        let nothing = Work { input: self.scratch, output: self.scratch, ..*work };
+        let work = if work.call.count == 0 { &nothing } else { work };
         let element = work.call.dtype.size();
         let in_place = work.input == work.output;
         // Where it matters spans begin on a cache line, and no line is written by two ranks.
         let align = (64 / element) as u64;
-        let align = if work.call.count >= 16 * align * self.world as u64 {
-            align
-        } else {
-            1
-        };
+        let align = if work.call.count >= 16 * align * self.world as u64 { align } else { 1 };
         let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
         let stage = |transports: &[Box<dyn Transport>], piece| {
             transports
@@ -244,7 +199,7 @@ impl Executor {
                 .any(|transport| transport.delivery() == Delivery::InPlace && !transport.can_send_from(piece))
         };
         let binding = Binding {
-            count: work.call.count,
+            count: work.call.count.max(1),
             subchunk: (slot / element) as u64,
             align,
             in_place,
@@ -259,9 +214,7 @@ impl Executor {
         }
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
-            self.transports[self.routes[peer]]
-                .announce(peer, &work.call)
-                .map_err(|error| self.blame(error, peer))?;
+            self.transports[self.routes[peer]].announce(peer, &work.call)?;
         }
         let mut unheard = self.peers.len();
         self.wait.begin();
@@ -284,15 +237,11 @@ impl Executor {
     }
 
     fn pipeline(&mut self, work: &Work) -> &mut Pipeline {
-        if work.prescale {
-            &mut self.prescaled
-        } else {
-            &mut self.plain
-        }
+        if work.prescale { &mut self.prescaled } else { &mut self.plain }
     }
 
     /// Hears what has happened and tells the pipeline. Whether there was anything.
-    fn poll(&mut self, work: &Work, unheard: &mut usize) -> std::result::Result<bool, Failure> {
+    fn poll(&mut self, work: &Work, unheard: &mut usize) -> Result<bool> {
         let mut busy = false;
         for transport in &mut self.transports {
             busy |= transport.poll(&mut self.events)?;
@@ -300,11 +249,7 @@ impl Executor {
         while let Some(event) = self.events.pop_front() {
             self.hear(work, event, unheard)?;
         }
-        let pipeline = if work.prescale {
-            &mut self.prescaled
-        } else {
-            &mut self.plain
-        };
+        let pipeline = if work.prescale { &mut self.prescaled } else { &mut self.plain };
         let mut violation = Ok(());
         self.device.poll(&mut |ticket| {
             busy = true;
@@ -319,15 +264,15 @@ impl Executor {
         Ok(busy)
     }
 
-    fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> std::result::Result<(), Failure> {
+    fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> Result<()> {
         match event {
             Event::Called { peer, call } => {
                 if !work.call.agrees_with(&call) {
                     let words = work.call.difference(self.rank, &call, peer);
-                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                    return Err(Error::new(ErrorKind::Disagreement, words));
                 }
                 if std::mem::replace(&mut self.heard[peer], true) {
-                    return Err(bug(Violation(format!("rank {peer} called twice"))).into());
+                    return Err(bug(Violation(format!("rank {peer} called twice"))));
                 }
                 *unheard -= 1;
             }
@@ -344,7 +289,7 @@ impl Executor {
                         view.len(),
                         self.rank
                     );
-                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                    return Err(Error::new(ErrorKind::Disagreement, words));
                 }
                 let message = self.pipeline(work).arrived(peer).map_err(bug)?;
                 let views = &mut self.views[peer].0;
@@ -355,43 +300,21 @@ impl Executor {
         Ok(())
     }
 
-    fn perform(&mut self, work: &Work, action: Action) -> std::result::Result<(), Failure> {
+    fn perform(&mut self, work: &Work, action: Action) -> Result<()> {
         match action {
             Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
-            Action::Send {
-                peer,
-                place,
-                step,
-                sub,
-            } => {
+            Action::Send { peer, place, step, sub } => {
                 let piece = self.piece(work, place, step, sub);
-                self.transports[self.routes[peer]]
-                    .send(peer, piece)
-                    .map_err(|error| self.blame(error, peer))?;
+                self.transports[self.routes[peer]].send(peer, piece)?;
             }
-            Action::Land {
-                peer,
-                place,
-                step,
-                sub,
-            } => {
+            Action::Land { peer, place, step, sub } => {
                 let piece = self.piece(work, place, step, sub);
-                self.transports[self.routes[peer]]
-                    .land(peer, piece)
-                    .map_err(|error| self.blame(error, peer))?;
+                self.transports[self.routes[peer]].land(peer, piece)?;
             }
-            Action::Stage {
-                step,
-                sub,
-                source,
-                slot,
-            } => {
+            Action::Stage { step, sub, source, slot } => {
                 let from = self.piece(work, Place::Vector(source), step, sub);
                 let into = self.piece(work, Place::Slot(slot), step, sub);
-                let operands = [device::Operand {
-                    piece: from,
-                    factor: None,
-                }];
+                let operands = [device::Operand { piece: from, factor: None }];
                 let job = Job {
                     dtype: work.call.dtype,
                     arithmetic: work.arithmetic,
@@ -409,10 +332,10 @@ impl Executor {
         Ok(())
     }
 
-    fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> std::result::Result<(), Failure> {
+    fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {
         let program = Arc::clone(self.pipeline(work).program());
         let Step::Combine { operands, last, .. } = &program.steps[step as usize] else {
-            return Err(bug(Violation(format!("step {step} adds nothing"))).into());
+            return Err(bug(Violation(format!("step {step} adds nothing"))));
         };
         self.operands.clear();
         let mut views = false;
@@ -421,10 +344,7 @@ impl Executor {
             views |= matches!(place, Place::View { .. });
             let scaled = matches!(operand, Operand::Own { scaled: true, .. });
             let piece = self.piece(work, place, step, sub);
-            self.operands.push(device::Operand {
-                piece,
-                factor: scaled.then_some(work.call.factor),
-            });
+            self.operands.push(device::Operand { piece, factor: scaled.then_some(work.call.factor) });
         }
         let into = self.piece(work, Place::Vector(Source::Output), step, sub);
         let divide = *last && work.average;
@@ -441,11 +361,7 @@ impl Executor {
             arithmetic: work.arithmetic,
             into,
             operands: &self.operands,
-            finish: if divide {
-                Finish::Divide(self.world as u32)
-            } else {
-                Finish::Keep
-            },
+            finish: if divide { Finish::Divide(self.world as u32) } else { Finish::Keep },
             streaming: work.output.len() > STREAMING,
         };
         let submitted = self.device.submit(&job, ticket(step, sub, false))?;
@@ -459,10 +375,8 @@ impl Executor {
     }
 
     fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
-        let in_place = self
-            .transports
-            .iter_mut()
-            .filter(|transport| transport.delivery() == Delivery::InPlace);
+        let in_place =
+            self.transports.iter_mut().filter(|transport| transport.delivery() == Delivery::InPlace);
         in_place.map(|transport| act(transport.as_mut())).collect()
     }
 
@@ -481,48 +395,27 @@ impl Executor {
         }
     }
 
-    fn blame(&self, error: Error, peer: Rank) -> Failure {
-        Failure {
-            error,
-            suspect: Some(peer),
-        }
-    }
-
-    fn timed_out(&self, work: &Work) -> Failure {
-        let silent: Vec<Rank> = self
-            .peers
-            .iter()
-            .copied()
-            .filter(|peer| !self.heard[*peer])
-            .collect();
+    fn timed_out(&self, work: &Work) -> Error {
+        let silent: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.heard[*peer]).collect();
         let waiting = match silent[..] {
             [] => "for messages of ranks that are in the same call".to_owned(),
             [one] => format!("for rank {one} to make the same call"),
             _ => format!("for ranks {silent:?} to make the same call"),
         };
-        let words = format!(
-            "{}: nothing moved for {:?}: waited {waiting}",
-            work.call,
-            self.wait.timeout()
-        );
-        Failure {
-            error: Error::new(ErrorKind::Timeout, words),
-            suspect: silent.first().copied(),
+        let words = format!("{}: nothing moved for {:?}: waited {waiting}", work.call, self.wait.timeout());
+        let error = Error::new(ErrorKind::Timeout, words);
+        match silent.first() {
+            Some(rank) => error.blaming(*rank),
+            None => error,
         }
     }
 }
 
 fn bytes(dtype: DType, elements: std::ops::Range<u64>) -> (usize, usize) {
     let size = dtype.size();
-    (
-        elements.start as usize * size,
-        (elements.end - elements.start) as usize * size,
-    )
+    (elements.start as usize * size, (elements.end - elements.start) as usize * size)
 }
 
 fn bug(violation: Violation) -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        format!("{}: please report this", violation.0),
-    )
+    Error::new(ErrorKind::Internal, format!("{}: please report this", violation.0))
 }

@@ -1,28 +1,22 @@
 //! The path for small messages: everybody's vector in everybody's sight, added by each rank in rank order.
 
-use super::{Executor, Failure, Work};
+use super::{Executor, Work};
 use crate::device::{self, Finish, Job};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 
 impl Executor {
     /// Runs a call whose vectors fit a mailbox. All ranks add in the order of their places on the node, so all
     /// end with the same bits.
-    pub(super) fn run_small(&mut self, work: &Work) -> Result<(), Failure> {
-        let mailbox = self
-            .mailbox
-            .as_mut()
-            .expect("the communicator asks only if there is one");
+    pub(super) fn run_small(&mut self, work: &Work) -> Result<()> {
+        let mailbox = self.mailbox.as_mut().expect("the communicator asks only if there is one");
         let into = mailbox.open().narrow(0, work.input.len());
         let factor = work.prescale.then_some(work.call.factor);
         let copy = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
             into,
-            operands: &[device::Operand {
-                piece: work.input,
-                factor,
-            }],
+            operands: &[device::Operand { piece: work.input, factor }],
             finish: Finish::Keep,
             streaming: false,
         };
@@ -38,21 +32,14 @@ impl Executor {
             let rank = mailbox.rank_at(place);
             let Some((call, bytes)) = mailbox.look(place) else {
                 let mailbox = &self.mailbox;
-                let come = || {
-                    mailbox
-                        .as_ref()
-                        .is_some_and(|mailbox| mailbox.look(place).is_some())
-                };
+                let come = || mailbox.as_ref().is_some_and(|mailbox| mailbox.look(place).is_some());
                 if !self.wait.pause_unless(&self.fault, &mut self.transports, come)? {
                     let words = format!(
                         "{}: rank {rank} did not make the same call within {:?}",
                         work.call,
                         self.wait.timeout()
                     );
-                    return Err(Failure {
-                        error: Error::new(ErrorKind::Timeout, words),
-                        suspect: Some(rank),
-                    });
+                    return Err(Error::new(ErrorKind::Timeout, words).blaming(rank));
                 }
                 continue;
             };
@@ -61,17 +48,14 @@ impl Executor {
                 Some(call) if work.call.agrees_with(&call) => {}
                 Some(call) => {
                     let words = work.call.difference(self.rank, &call, rank);
-                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                    return Err(Error::new(ErrorKind::Disagreement, words));
                 }
                 None => {
                     let words = format!("what rank {rank} wrote to its mailbox is no call");
-                    return Err(Error::new(ErrorKind::Disagreement, words).into());
+                    return Err(Error::new(ErrorKind::Disagreement, words));
                 }
             }
-            self.operands.push(device::Operand {
-                piece: bytes.narrow(0, work.input.len()),
-                factor: None,
-            });
+            self.operands.push(device::Operand { piece: bytes.narrow(0, work.input.len()), factor: None });
         }
         if work.output == Piece::EMPTY || work.output.is_empty() {
             return Ok(());
@@ -81,11 +65,7 @@ impl Executor {
             arithmetic: work.arithmetic,
             into: work.output,
             operands: &self.operands,
-            finish: if work.average {
-                Finish::Divide(self.world as u32)
-            } else {
-                Finish::Keep
-            },
+            finish: if work.average { Finish::Divide(self.world as u32) } else { Finish::Keep },
             streaming: false,
         };
         self.device.submit(&sum, 0)?;

@@ -24,13 +24,7 @@ pub(super) struct Wait {
 
 impl Wait {
     pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
-        Self {
-            spin,
-            timeout,
-            crowded,
-            turns: 0,
-            since: None,
-        }
+        Self { spin, timeout, crowded, turns: 0, since: None }
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -90,32 +84,23 @@ impl Wait {
             }
             return Ok(true);
         }
-        let quiet = transports
-            .iter_mut()
-            .fold(true, |quiet, transport| transport.before_sleep() && quiet);
+        let quiet = transports.iter_mut().fold(true, |quiet, transport| transport.before_sleep() && quiet);
         if quiet && !come() {
             sleep(fault, transports, (self.timeout - waited).min(LONGEST_SLEEP));
         }
-        transports
-            .iter_mut()
-            .for_each(|transport| transport.after_sleep());
+        transports.iter_mut().for_each(|transport| transport.after_sleep());
         Ok(true)
     }
 }
 
 /// Sleeps until a bell rings, but no longer than `longest`.
 fn sleep(fault: &Fault, transports: &[Box<dyn Transport>], longest: Duration) {
-    let longest = Timespec {
-        tv_sec: longest.as_secs() as i64,
-        tv_nsec: longest.subsec_nanos().into(),
-    };
+    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
     let bell = fault.bell();
     // A rank has one transport for its node and one for other nodes; an unused place listens to the fault twice.
     let mut descriptors: [_; 3] = std::array::from_fn(|index| {
-        let bell = index
-            .checked_sub(1)
-            .and_then(|index| transports.get(index))
-            .map_or(bell, |other| other.bell());
+        let bell =
+            index.checked_sub(1).and_then(|index| transports.get(index)).map_or(bell, |other| other.bell());
         PollFd::from_borrowed_fd(bell, PollFlags::IN)
     });
     // Whatever ends the sleep, the caller looks at everything again.

@@ -54,13 +54,8 @@ impl Arena {
                 Err(error) => return Err(error),
             }
         };
-        let arena = Self {
-            file,
-            map,
-            fixed,
-            free: Mutex::new(FreeList::new(fixed, len)),
-            leases: Mutex::default(),
-        };
+        let arena =
+            Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)), leases: Mutex::default() };
         arena.populate(0, fixed)?;
         Ok(arena)
     }
@@ -70,11 +65,7 @@ impl Arena {
             Error::system(format_args!("cannot map {len} bytes of shared memory"), cause)
         };
         ftruncate(file, len as u64).map_err(|cause| failed(cause.into()))?;
-        let map = MmapOptions::new()
-            .len(len)
-            .no_reserve_swap()
-            .map_raw(file)
-            .map_err(failed)?;
+        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(file).map_err(failed)?;
         // Fewer faults and fewer misses in the address cache. Where the kernel does not do it for shared
         // memory, everything works with small pages.
         // SAFETY: the range is the whole mapping that was just made, and the advice changes no contents.
@@ -164,24 +155,15 @@ impl Arena {
     /// `System` if there is not that much memory.
     pub fn lease(&self, len: usize) -> Result<NonNull<u8>> {
         let offset = self.alloc(len)?;
-        let piece = self
-            .piece(offset, len)
-            .expect("an allocation lies within its arena");
-        self.leases
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(offset, len);
+        let piece = self.piece(offset, len).expect("an allocation lies within its arena");
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert(offset, len);
         Ok(NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero"))
     }
 
     /// Takes a lease back; `false` if nothing was leased at this address.
     pub fn end_lease(&self, start: *const u8) -> bool {
         let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);
-        let lease = self
-            .leases
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&offset);
+        let lease = self.leases.lock().unwrap_or_else(PoisonError::into_inner).remove(&offset);
         lease.inspect(|len| self.free(offset, *len)).is_some()
     }
 
@@ -220,20 +202,14 @@ impl PeerArena {
     /// `System` if it cannot be mapped, or is smaller than `fixed`.
     pub fn map(file: BorrowedFd<'_>, fixed: usize) -> Result<Self> {
         let failed = |cause: std::io::Error| Error::system("cannot map the shared memory of a peer", cause);
-        let len = rustix::fs::fstat(file)
-            .map_err(|cause| failed(cause.into()))?
-            .st_size as usize;
+        let len = rustix::fs::fstat(file).map_err(|cause| failed(cause.into()))?.st_size as usize;
         if len < fixed {
             return Err(Error::new(
                 ErrorKind::Disagreement,
                 format!("a peer's shared memory has {len} bytes and should have {fixed} at least"),
             ));
         }
-        let map = MmapOptions::new()
-            .len(len)
-            .no_reserve_swap()
-            .map_raw_read_only(&file)
-            .map_err(failed)?;
+        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw_read_only(&file).map_err(failed)?;
         let start = map.as_ptr().cast_mut().cast();
         // SAFETY: both ranges lie within the mapping that was just made, and neither advice changes contents.
         unsafe {
@@ -262,10 +238,7 @@ fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
 }
 
 fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
-    Error::system(
-        format_args!("cannot allocate {len} bytes of shared memory"),
-        cause,
-    )
+    Error::system(format_args!("cannot allocate {len} bytes of shared memory"), cause)
 }
 
 /// The ranges that nobody has, by offset; neighbours are always joined.
@@ -294,12 +267,7 @@ impl FreeList {
     }
 
     fn give(&mut self, mut start: usize, mut len: usize) {
-        if let Some((before, size)) = self
-            .0
-            .range(..start)
-            .next_back()
-            .map(|(start, size)| (*start, *size))
-        {
+        if let Some((before, size)) = self.0.range(..start).next_back().map(|(start, size)| (*start, *size)) {
             if before + size == start {
                 self.0.remove(&before);
                 (start, len) = (before, size + len);
@@ -336,10 +304,7 @@ mod tests {
         assert_eq!(first(peer.piece(offset + 9_999, 1).expect("within")), 7);
         assert_eq!(peer.piece(arena.len(), 1), None);
         assert_eq!(peer.piece(usize::MAX, 2), None);
-        assert_eq!(
-            arena.offset_of(arena.piece(offset, 5).expect("within")),
-            Some(offset)
-        );
+        assert_eq!(arena.offset_of(arena.piece(offset, 5).expect("within")), Some(offset));
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
     }
 

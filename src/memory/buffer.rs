@@ -22,21 +22,11 @@ unsafe impl<T: Element> Sync for Buffer<T> {}
 impl<T: Element> Buffer<T> {
     pub(crate) fn new(arena: Arc<Arena>, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{len} elements are more than any memory holds"),
-            )
+            Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
         })?;
         let offset = arena.alloc(bytes)?;
-        let piece = arena
-            .piece(offset, bytes)
-            .expect("an allocation lies within its arena");
-        Ok(Self {
-            arena,
-            piece,
-            offset,
-            elements: PhantomData,
-        })
+        let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");
+        Ok(Self { arena, piece, offset, elements: PhantomData })
     }
 }
 

@@ -20,10 +20,7 @@ unsafe impl Send for Piece {}
 
 impl Piece {
     /// A piece of no bytes.
-    pub const EMPTY: Self = Self {
-        start: NonNull::dangling(),
-        len: 0,
-    };
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0 };
 
     /// The `len` bytes at `start`.
     ///
@@ -59,14 +56,8 @@ impl Piece {
     /// If they reach beyond this piece.
     #[must_use]
     pub fn narrow(self, offset: usize, len: usize) -> Self {
-        let end = offset
-            .checked_add(len)
-            .expect("a piece's end fits in the address space");
-        assert!(
-            end <= self.len,
-            "{offset}+{len} reaches beyond a piece of {} bytes",
-            self.len
-        );
+        let end = offset.checked_add(len).expect("a piece's end fits in the address space");
+        assert!(end <= self.len, "{offset}+{len} reaches beyond a piece of {} bytes", self.len);
         // SAFETY: offset <= self.len was just checked, so the result stays within the same allocation or one past it.
         let start = unsafe { self.start.add(offset) };
         Self { start, len }
@@ -84,10 +75,7 @@ pub(crate) fn lend<T: crate::Element, R>(
     // the input: it is only ever a source.
     let pieces = unsafe {
         let input = Piece::new(NonNull::from(input).cast(), size_of_val(input));
-        (
-            input,
-            Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)),
-        )
+        (input, Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)))
     };
     operation(pieces.0, pieces.1)
 }

@@ -17,15 +17,9 @@ pub struct Fraction {
 
 impl Fraction {
     /// The start of the vector.
-    pub const ZERO: Self = Self {
-        numerator: 0,
-        denominator: 1,
-    };
+    pub const ZERO: Self = Self { numerator: 0, denominator: 1 };
     /// The end of the vector.
-    pub const ONE: Self = Self {
-        numerator: 1,
-        denominator: 1,
-    };
+    pub const ONE: Self = Self { numerator: 1, denominator: 1 };
 
     /// `numerator / denominator`.
     ///
@@ -38,10 +32,7 @@ impl Fraction {
             "{numerator}/{denominator} is no part of a vector"
         );
         let divisor = gcd(numerator, denominator);
-        Self {
-            numerator: numerator / divisor,
-            denominator: denominator / divisor,
-        }
+        Self { numerator: numerator / divisor, denominator: denominator / divisor }
     }
 
     /// How many of `count` elements lie before this point, rounded down to a multiple of `align` elements;
@@ -104,10 +95,7 @@ pub struct Span {
 
 impl Span {
     /// The whole vector.
-    pub const WHOLE: Self = Self {
-        start: Fraction::ZERO,
-        end: Fraction::ONE,
-    };
+    pub const WHOLE: Self = Self { start: Fraction::ZERO, end: Fraction::ONE };
 
     /// The `index`-th of `parts` equal parts.
     #[must_use]
@@ -141,10 +129,7 @@ mod tests {
         assert_eq!(Fraction::new(2, 6), Fraction::new(1, 3));
         assert!(Fraction::new(1, 3) < Fraction::new(333_334, 1_000_000));
         assert!(Fraction::new(u64::MAX - 1, u64::MAX) < Fraction::ONE);
-        assert_eq!(
-            Fraction::new(u64::MAX - 1, u64::MAX).element(u64::MAX, 1),
-            u64::MAX - 1
-        );
+        assert_eq!(Fraction::new(u64::MAX - 1, u64::MAX).element(u64::MAX, 1), u64::MAX - 1);
     }
 
     proptest! {

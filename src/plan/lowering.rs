@@ -36,11 +36,7 @@ pub fn form_of(group: &Group, topology: &Topology, setting: Lowering) -> Form {
         Lowering::Direct => return Form::Direct,
         Lowering::Auto => {}
     }
-    let mut nodes: Vec<usize> = group
-        .participants
-        .iter()
-        .map(|rank| topology.node_of(rank))
-        .collect();
+    let mut nodes: Vec<usize> = group.participants.iter().map(|rank| topology.node_of(rank)).collect();
     let participants = nodes.len();
     nodes.sort_unstable();
     nodes.dedup();
@@ -79,10 +75,7 @@ impl Builder {
             return Source::Input;
         }
         for part in untouched {
-            let own = Operand::Own {
-                source: Source::Input,
-                scaled: self.prescale,
-            };
+            let own = Operand::Own { source: Source::Input, scaled: self.prescale };
             self.combine(part, vec![own], false);
         }
         Source::Output
@@ -93,10 +86,7 @@ impl Builder {
         let step = self.steps.len() as StepId;
         let mut depends = Vec::new();
         for history in self.history.over(span) {
-            depends.extend(history.writer.map(|on| Dependency {
-                on,
-                in_place_only: false,
-            }));
+            depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
             history.readers.push((step, source == Source::Input));
         }
         self.push(Step::Send { span, source, peers }, depends);
@@ -106,19 +96,10 @@ impl Builder {
         let step = self.steps.len() as StepId;
         let mut depends = Vec::new();
         for history in self.history.over(span) {
-            depends.extend(history.writer.map(|on| Dependency {
-                on,
-                in_place_only: false,
-            }));
+            depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
             let readers = history.readers.iter();
-            depends.extend(readers.map(|(on, input)| Dependency {
-                on: *on,
-                in_place_only: *input,
-            }));
-            *history = History {
-                writer: Some(step),
-                readers: Vec::new(),
-            };
+            depends.extend(readers.map(|(on, input)| Dependency { on: *on, in_place_only: *input }));
+            *history = History { writer: Some(step), readers: Vec::new() };
         }
         self.push(Step::Combine { span, operands, last }, depends);
     }
@@ -166,11 +147,7 @@ enum Act {
 
 /// The order in which a chain visits the group's ranks: the participants, and the root last.
 fn chain_order(group: &Group) -> Vec<Rank> {
-    let mut order: Vec<Rank> = group
-        .participants
-        .iter()
-        .filter(|rank| *rank != group.root)
-        .collect();
+    let mut order: Vec<Rank> = group.participants.iter().filter(|rank| *rank != group.root).collect();
     order.push(group.root);
     order
 }
@@ -178,34 +155,17 @@ fn chain_order(group: &Group) -> Vec<Rank> {
 fn reduce_legs<'a>(group: &'a Group, form: Form, rank: Rank, last: bool, legs: &mut Vec<Leg<'a>>) {
     // Wherever else a part of the sum is made, others are still to be added.
     let last = last && rank == group.root;
-    let mut leg = |hop, act| {
-        legs.push(Leg {
-            hop,
-            group,
-            last,
-            act,
-        })
-    };
+    let mut leg = |hop, act| legs.push(Leg { hop, group, last, act });
     match form {
         Form::Direct if rank == group.root => leg(0, Act::Reduce(group.participants.iter().collect())),
         Form::Direct => leg(0, Act::Send(vec![group.root])),
         Form::Chain => {
             let order = chain_order(group);
-            let place = order
-                .iter()
-                .position(|other| *other == rank)
-                .expect("the rank is in the group");
-            let root_adds = group
-                .participants
-                .iter()
-                .any(|participant| participant == group.root);
+            let place = order.iter().position(|other| *other == rank).expect("the rank is in the group");
+            let root_adds = group.participants.iter().any(|participant| participant == group.root);
             if place > 0 {
                 let adds = rank != group.root || root_adds;
-                let operands = if adds {
-                    vec![order[place - 1], rank]
-                } else {
-                    vec![order[place - 1]]
-                };
+                let operands = if adds { vec![order[place - 1], rank] } else { vec![order[place - 1]] };
                 leg(place - 1, Act::Reduce(operands));
             }
             if let Some(next) = order.get(place + 1) {
@@ -216,30 +176,17 @@ fn reduce_legs<'a>(group: &'a Group, form: Form, rank: Rank, last: bool, legs: &
 }
 
 fn gather_legs<'a>(group: &'a Group, form: Form, rank: Rank, legs: &mut Vec<Leg<'a>>) {
-    let mut leg = |hop, act| {
-        legs.push(Leg {
-            hop,
-            group,
-            last: false,
-            act,
-        })
-    };
+    let mut leg = |hop, act| legs.push(Leg { hop, group, last: false, act });
     match form {
         Form::Direct if rank == group.root => {
-            leg(
-                0,
-                Act::Send(group.participants.iter().filter(|other| *other != rank).collect()),
-            );
+            leg(0, Act::Send(group.participants.iter().filter(|other| *other != rank).collect()));
         }
         Form::Direct => leg(0, Act::Copy(group.root)),
         Form::Chain => {
             // The chain goes on around: from the root to the first participant and so to the last.
             let mut order = chain_order(group);
             order.rotate_right(1);
-            let place = order
-                .iter()
-                .position(|other| *other == rank)
-                .expect("the rank is in the group");
+            let place = order.iter().position(|other| *other == rank).expect("the rank is in the group");
             if place > 0 {
                 leg(place - 1, Act::Copy(order[place - 1]));
             }
@@ -330,25 +277,13 @@ pub fn lower(
     }
     // A world of one, and spans that only ever had one holder.
     builder.own_everything();
-    Ok(Program::assemble(
-        rank,
-        schedule.world,
-        digest,
-        builder.steps,
-        builder.depends,
-    ))
+    Ok(Program::assemble(rank, schedule.world, digest, builder.steps, builder.depends))
 }
 
 impl Builder {
     fn own_everything(&mut self) {
-        for part in self
-            .history
-            .parts_where(Span::WHOLE, |history| history.writer.is_none())
-        {
-            let own = Operand::Own {
-                source: Source::Input,
-                scaled: self.prescale,
-            };
+        for part in self.history.parts_where(Span::WHOLE, |history| history.writer.is_none()) {
+            let own = Operand::Own { source: Source::Input, scaled: self.prescale };
             self.combine(part, vec![own], false);
         }
     }

@@ -238,13 +238,7 @@ impl Pipeline {
     /// A pipeline for `program` on links that `profile` describes, with as many slots as they may hold together.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let stretches = |entries: &[LinkEntry]| -> Vec<Stretch> {
-            entries
-                .iter()
-                .map(|entry| Stretch {
-                    entry: *entry,
-                    first: 0,
-                })
-                .collect()
+            entries.iter().map(|entry| Stretch { entry: *entry, first: 0 }).collect()
         };
         let mut slots = 0;
         let mut window = 0;
@@ -326,13 +320,7 @@ impl Pipeline {
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
             let Range { start, end } = step.span().elements(binding.count, binding.align);
             let subs = (end - start).div_ceil(binding.subchunk);
-            *bound = Bound {
-                start,
-                end,
-                subs,
-                issued: 0,
-                done: 0,
-            };
+            *bound = Bound { start, end, subs, issued: 0, done: 0 };
             if matches!(step, Step::Combine { .. }) {
                 self.left += subs;
             }
@@ -459,9 +447,7 @@ impl Pipeline {
     /// # Errors
     /// A violation if the program expects none.
     pub fn arrived(&mut self, peer: Rank) -> Result<u64, Violation> {
-        let link = self.links[peer]
-            .as_mut()
-            .ok_or_else(|| surprise("arrived", peer))?;
+        let link = self.links[peer].as_mut().ok_or_else(|| surprise("arrived", peer))?;
         if !link.profile.in_place || link.arrived.entry >= link.receives.len() {
             return Err(surprise("arrived", peer));
         }
@@ -469,13 +455,7 @@ impl Pipeline {
         if message - link.released >= link.profile.window as u64 {
             return Err(surprise("arrived beyond the window", peer));
         }
-        link.incoming.set(
-            message,
-            Incoming {
-                slot: None,
-                consumed: false,
-            },
-        );
+        link.incoming.set(message, Incoming { slot: None, consumed: false });
         let step = link.receives[link.arrived.entry].entry.step;
         link.arrived.advance(&link.receives, &self.steps);
         self.queue_combine(step);
@@ -495,9 +475,7 @@ impl Pipeline {
     /// # Errors
     /// A violation if none was under way.
     pub fn landed(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer]
-            .as_mut()
-            .ok_or_else(|| surprise("landed", peer))?;
+        let link = self.links[peer].as_mut().ok_or_else(|| surprise("landed", peer))?;
         if link.arrived.passed >= link.landing.passed {
             return Err(surprise("landed", peer));
         }
@@ -536,9 +514,7 @@ impl Pipeline {
     pub fn combined(&mut self, step: StepId) -> Result<(), Violation> {
         let bound = &self.steps[step as usize];
         if bound.done >= bound.issued {
-            return Err(Violation(format!(
-                "a sum of step {step} was reported that nobody asked for"
-            )));
+            return Err(Violation(format!("a sum of step {step} was reported that nobody asked for")));
         }
         let sub = bound.done;
         let program = Arc::clone(&self.program);
@@ -603,12 +579,7 @@ impl Pipeline {
                         unreachable!("only sends are planned");
                     };
                     let place = outgoing.slot.map_or(Place::Vector(*source), Place::Slot);
-                    return Some(Action::Send {
-                        peer,
-                        place,
-                        step: outgoing.step,
-                        sub: outgoing.sub,
-                    });
+                    return Some(Action::Send { peer, place, step: outgoing.step, sub: outgoing.sub });
                 }
             }
             let stretch = link.sends.get(link.planned.entry)?;
@@ -623,15 +594,7 @@ impl Pipeline {
             if link.planned.passed - link.sent.passed >= link.profile.window as u64 {
                 return None;
             }
-            self.plan_send(
-                peer,
-                Outgoing {
-                    step,
-                    sub,
-                    ready: true,
-                    slot: None,
-                },
-            );
+            self.plan_send(peer, Outgoing { step, sub, ready: true, slot: None });
         }
     }
 
@@ -650,20 +613,15 @@ impl Pipeline {
                 continue;
             }
             let link = self.links[*peer].as_ref()?;
-            let head = link
-                .sends
-                .get(link.planned.entry)
-                .map(|stretch| (stretch.entry.step, link.planned.sub));
+            let head =
+                link.sends.get(link.planned.entry).map(|stretch| (stretch.entry.step, link.planned.sub));
             let full = link.planned.passed - link.sent.passed >= link.profile.window as u64;
             if head != Some((step, sub)) || full || link.slots_held >= link.profile.slots {
                 return None;
             }
             users += 1;
         }
-        let slot = self
-            .free
-            .pop()
-            .expect("slots suffice for all that links may hold");
+        let slot = self.free.pop().expect("slots suffice for all that links may hold");
         self.slot_users[slot as usize] = users;
         let program = Arc::clone(&self.program);
         let Step::Send { source, peers, .. } = &program.steps[step as usize] else {
@@ -672,24 +630,11 @@ impl Pipeline {
         for peer in peers {
             if self.needs_staging(*peer, step) {
                 self.link(*peer).slots_held += 1;
-                self.plan_send(
-                    *peer,
-                    Outgoing {
-                        step,
-                        sub,
-                        ready: false,
-                        slot: Some(slot),
-                    },
-                );
+                self.plan_send(*peer, Outgoing { step, sub, ready: false, slot: Some(slot) });
                 self.queue_send(*peer);
             }
         }
-        Some(Action::Stage {
-            step,
-            sub,
-            source: *source,
-            slot,
-        })
+        Some(Action::Stage { step, sub, source: *source, slot })
     }
 
     fn try_land(&mut self, peer: Rank) -> Option<Action> {
@@ -708,29 +653,14 @@ impl Pipeline {
             if link.slots_held >= link.profile.slots {
                 return None;
             }
-            Some(
-                self.free
-                    .pop()
-                    .expect("slots suffice for all that links may hold"),
-            )
+            Some(self.free.pop().expect("slots suffice for all that links may hold"))
         };
         let link = self.links[peer].as_mut()?;
         link.slots_held += usize::from(slot.is_some());
-        link.incoming.set(
-            link.landing.passed,
-            Incoming {
-                slot,
-                consumed: false,
-            },
-        );
+        link.incoming.set(link.landing.passed, Incoming { slot, consumed: false });
         link.landing.advance(&link.receives, &self.steps);
         let place = slot.map_or(Place::Vector(Source::Output), Place::Slot);
-        Some(Action::Land {
-            peer,
-            place,
-            step,
-            sub,
-        })
+        Some(Action::Land { peer, place, step, sub })
     }
 
     fn try_combine(&mut self, step: StepId) -> Option<Action> {
@@ -785,12 +715,7 @@ impl Pipeline {
                     let first = link.sends[find(&link.sends, step, part)].first;
                     link.sent.passed.saturating_sub(first)
                 };
-                (0..)
-                    .zip(peers)
-                    .map(acknowledged)
-                    .min()
-                    .unwrap_or(bound.subs)
-                    .min(bound.subs)
+                (0..).zip(peers).map(acknowledged).min().unwrap_or(bound.subs).min(bound.subs)
             }
         };
         (bound.start + done * self.binding.subchunk).min(bound.end)
@@ -804,10 +729,7 @@ impl Pipeline {
             Source::Input => self.binding.stage_input,
             Source::Output => self.binding.stage_output,
         };
-        stage
-            && self.links[peer]
-                .as_ref()
-                .is_some_and(|link| link.profile.in_place)
+        stage && self.links[peer].as_ref().is_some_and(|link| link.profile.in_place)
     }
 
     fn peers_of(&self, step: StepId) -> &[Rank] {
@@ -867,10 +789,7 @@ impl Link {
 impl Cursor {
     /// Skips entries that have no sub-chunks in this call.
     fn settle(&mut self, list: &[Stretch], steps: &[Bound]) {
-        while list
-            .get(self.entry)
-            .is_some_and(|stretch| steps[stretch.entry.step as usize].subs == 0)
-        {
+        while list.get(self.entry).is_some_and(|stretch| steps[stretch.entry.step as usize].subs == 0) {
             self.entry += 1;
         }
     }
@@ -903,7 +822,5 @@ fn find(list: &[Stretch], step: StepId, part: u32) -> usize {
 }
 
 fn surprise(what: &str, peer: Rank) -> Violation {
-    Violation(format!(
-        "a message of rank {peer} was {what} that this program does not expect"
-    ))
+    Violation(format!("a message of rank {peer} was {what} that this program does not expect"))
 }

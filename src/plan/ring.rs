@@ -22,11 +22,7 @@ pub fn plan(topology: &Topology) -> Schedule {
             root: order[place],
         })
         .collect();
-    Schedule {
-        name: "ring",
-        world,
-        levels: vec![Level { groups }],
-    }
+    Schedule { name: "ring", world, levels: vec![Level { groups }] }
 }
 
 #[cfg(test)]
@@ -45,10 +41,7 @@ mod tests {
             sorted.sort_unstable();
             assert_eq!(sorted, [0, 1, 2]);
         }
-        assert_eq!(
-            groups.iter().map(|group| group.root).collect::<Vec<_>>(),
-            [0, 2, 1]
-        );
+        assert_eq!(groups.iter().map(|group| group.root).collect::<Vec<_>>(), [0, 2, 1]);
     }
 
     #[test]

@@ -18,10 +18,7 @@ impl Participants {
     /// `list`, read around from place `first`.
     #[must_use]
     pub fn rotated(list: &Arc<[Rank]>, first: usize) -> Self {
-        Self {
-            list: Arc::clone(list),
-            first: first % list.len().max(1),
-        }
+        Self { list: Arc::clone(list), first: first % list.len().max(1) }
     }
 
     /// How many.
@@ -38,19 +35,13 @@ impl Participants {
 
     /// The ranks, in order.
     pub fn iter(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.list[self.first..]
-            .iter()
-            .chain(&self.list[..self.first])
-            .copied()
+        self.list[self.first..].iter().chain(&self.list[..self.first]).copied()
     }
 }
 
 impl From<Vec<Rank>> for Participants {
     fn from(ranks: Vec<Rank>) -> Self {
-        Self {
-            list: ranks.into(),
-            first: 0,
-        }
+        Self { list: ranks.into(), first: 0 }
     }
 }
 

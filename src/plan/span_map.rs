@@ -13,31 +13,22 @@ pub(super) struct SpanMap<V> {
 impl<V: Clone> SpanMap<V> {
     /// The same value everywhere.
     pub(super) fn uniform(value: V) -> Self {
-        Self {
-            segments: BTreeMap::from([(Fraction::ZERO, value)]),
-        }
+        Self { segments: BTreeMap::from([(Fraction::ZERO, value)]) }
     }
 
     fn split(&mut self, at: Fraction) {
         if at == Fraction::ONE || self.segments.contains_key(&at) {
             return;
         }
-        let before = self
-            .segments
-            .range(..at)
-            .next_back()
-            .map(|(_, value)| value.clone());
-        self.segments
-            .insert(at, before.expect("the first segment starts at zero"));
+        let before = self.segments.range(..at).next_back().map(|(_, value)| value.clone());
+        self.segments.insert(at, before.expect("the first segment starts at zero"));
     }
 
     /// The segments that make up `span` exactly, splitting those that reach beyond it.
     pub(super) fn over(&mut self, span: Span) -> impl Iterator<Item = &mut V> {
         self.split(span.start);
         self.split(span.end);
-        self.segments
-            .range_mut(span.start..span.end)
-            .map(|(_, value)| value)
+        self.segments.range_mut(span.start..span.end).map(|(_, value)| value)
     }
 
     /// Those parts of `span` whose value is `wanted`, in order, neighbours joined.
@@ -69,13 +60,7 @@ mod tests {
         let mut map = SpanMap::uniform(0);
         map.over(Span::part(1, 3)).for_each(|value| *value = 1);
         map.over(Span::part(0, 2)).for_each(|value| *value += 10);
-        assert_eq!(
-            map.over(Span::WHOLE).map(|value| *value).collect::<Vec<_>>(),
-            [10, 11, 1, 0]
-        );
-        assert_eq!(
-            map.parts_where(Span::WHOLE, |value| *value % 10 == 1),
-            [Span::part(1, 3)]
-        );
+        assert_eq!(map.over(Span::WHOLE).map(|value| *value).collect::<Vec<_>>(), [10, 11, 1, 0]);
+        assert_eq!(map.parts_where(Span::WHOLE, |value| *value % 10 == 1), [Span::part(1, 3)]);
     }
 }

@@ -18,19 +18,13 @@ impl Topology {
         let node_of = names
             .iter()
             .map(|name| {
-                first_of_node
-                    .iter()
-                    .position(|known| *known == name)
-                    .unwrap_or_else(|| {
-                        first_of_node.push(name);
-                        first_of_node.len() - 1
-                    })
+                first_of_node.iter().position(|known| *known == name).unwrap_or_else(|| {
+                    first_of_node.push(name);
+                    first_of_node.len() - 1
+                })
             })
             .collect();
-        Self {
-            node_of,
-            nodes: first_of_node.len(),
-        }
+        Self { node_of, nodes: first_of_node.len() }
     }
 
     /// How many ranks there are.

@@ -44,11 +44,7 @@ impl Setup {
             timeout: Duration::from_secs(20),
             connect_timeout: Duration::from_secs(20),
             socket_ifname: Some("lo".to_owned()),
-            transport: if world == World::Tcp {
-                TransportChoice::Tcp
-            } else {
-                TransportChoice::Auto
-            },
+            transport: if world == World::Tcp { TransportChoice::Tcp } else { TransportChoice::Auto },
             ..Config::default()
         };
         Self { world, ranks, config }
@@ -82,9 +78,7 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) ->
                 .map(|communicator| Box::new(move || communicator) as _)
                 .collect(),
             World::Shm | World::Tcp | World::Mixed => {
-                let (_, id) = meeting
-                    .as_ref()
-                    .expect("ranks that are no threads meet somewhere");
+                let (_, id) = meeting.as_ref().expect("ranks that are no threads meet somewhere");
                 (0..setup.ranks)
                     .map(|rank| {
                         let identity = Identity::from_unique_id(setup.ranks, id, rank).expect("an identity");
@@ -96,14 +90,9 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) ->
         };
         std::thread::scope(|scope| {
             let body = &body;
-            let threads: Vec<_> = joiners
-                .into_iter()
-                .map(|joiner| scope.spawn(move || body(joiner())))
-                .collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("a rank panicked"))
-                .collect()
+            let threads: Vec<_> =
+                joiners.into_iter().map(|joiner| scope.spawn(move || body(joiner()))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         })
     })
 }

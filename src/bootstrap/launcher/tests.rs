@@ -24,10 +24,7 @@ fn summary(environment: &str) -> String {
         Meeting::Id(_) => "id".to_owned(),
     };
     let known = if identity.token == 0 { "anonymous" } else { "named" };
-    format!(
-        "{} of {} at {place}, {known}, by {}",
-        identity.rank, identity.world, identity.launcher
-    )
+    format!("{} of {} at {place}, {known}, by {}", identity.rank, identity.world, identity.launcher)
 }
 
 const OMPI: &str =
@@ -63,14 +60,8 @@ fn every_launcher_is_understood() {
                 .to_owned(),
             "2 of 4 at h:9, anonymous, by torchrun",
         ),
-        (
-            format!("{OMPI}=4"),
-            "1 of 4 at 127.0.0.1:derived, named, by Open MPI",
-        ),
-        (
-            format!("{OMPI}=2 FLEXRING_MASTER_ADDR=n0"),
-            "1 of 4 at n0:derived, named, by Open MPI",
-        ),
+        (format!("{OMPI}=4"), "1 of 4 at 127.0.0.1:derived, named, by Open MPI"),
+        (format!("{OMPI}=2 FLEXRING_MASTER_ADDR=n0"), "1 of 4 at n0:derived, named, by Open MPI"),
         (
             "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_JOBID=j".to_owned(),
             "0 of 2 at 127.0.0.1:derived, named, by MPICH",
@@ -79,10 +70,7 @@ fn every_launcher_is_understood() {
             "PMI_ID=1 PMI_SIZE=2 FLEXRING_MASTER_ADDR=n0 FLEXRING_MASTER_PORT=5".to_owned(),
             "1 of 2 at n0:5, anonymous, by MPICH",
         ),
-        (
-            format!("{SLURM} SLURM_JOB_NODELIST=node[03-07,9]"),
-            "5 of 8 at node03:derived, named, by Slurm",
-        ),
+        (format!("{SLURM} SLURM_JOB_NODELIST=node[03-07,9]"), "5 of 8 at node03:derived, named, by Slurm"),
         (
             format!("{SLURM} SLURM_JOB_NODELIST=a,b SLURM_STEP_NODELIST=b SLURM_STEP_NUM_TASKS=6"),
             "5 of 6 at b:derived, named, by Slurm",
@@ -92,10 +80,7 @@ fn every_launcher_is_understood() {
             "5 of 8 at 127.0.0.1:derived, named, by Slurm",
         ),
         // The most specific launcher wins: mpirun within a Slurm job, torchrun within either.
-        (
-            format!("{SLURM} {OMPI}=4"),
-            "1 of 4 at 127.0.0.1:derived, named, by Open MPI",
-        ),
+        (format!("{SLURM} {OMPI}=4"), "1 of 4 at 127.0.0.1:derived, named, by Open MPI"),
     ] {
         assert_eq!(summary(&environment), expected, "{environment}");
     }
@@ -136,35 +121,17 @@ fn what_is_half_set_is_quoted() {
         ("WORLD_SIZE=4", vec!["WORLD_SIZE=\"4\"", "RANK is not"]),
         ("RANK=one WORLD_SIZE=4", vec!["RANK=\"one\"", "whole number"]),
         ("RANK=4 WORLD_SIZE=4", vec!["RANK=\"4\"", "WORLD_SIZE=\"4\""]),
-        (
-            "FLEXRING_RANK=1",
-            vec!["FLEXRING_RANK=\"1\"", "FLEXRING_WORLD_SIZE is not"],
-        ),
-        (
-            "FLEXRING_WORLD_SIZE=2",
-            vec!["FLEXRING_WORLD_SIZE=\"2\"", "FLEXRING_RANK is not"],
-        ),
-        (
-            "FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=0",
-            vec!["FLEXRING_WORLD_SIZE=\"0\""],
-        ),
+        ("FLEXRING_RANK=1", vec!["FLEXRING_RANK=\"1\"", "FLEXRING_WORLD_SIZE is not"]),
+        ("FLEXRING_WORLD_SIZE=2", vec!["FLEXRING_WORLD_SIZE=\"2\"", "FLEXRING_RANK is not"]),
+        ("FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=0", vec!["FLEXRING_WORLD_SIZE=\"0\""]),
         (
             "FLEXRING_RANK=9 RANK=1 WORLD_SIZE=4 MASTER_ADDR=a",
             vec!["FLEXRING_RANK=\"9\"", "WORLD_SIZE=\"4\""],
         ),
-        (
-            "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535",
-            vec!["MASTER_PORT=\"65535\""],
-        ),
-        (
-            "OMPI_COMM_WORLD_RANK=0",
-            vec!["OMPI_COMM_WORLD_RANK=\"0\"", "OMPI_COMM_WORLD_SIZE"],
-        ),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535", vec!["MASTER_PORT=\"65535\""]),
+        ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_RANK=\"0\"", "OMPI_COMM_WORLD_SIZE"]),
         ("PMI_SIZE=2", vec!["PMI_SIZE=\"2\"", "PMI_RANK"]),
-        (
-            "SLURM_PROCID=0 SLURM_STEP_ID=0",
-            vec!["SLURM_PROCID=\"0\"", "SLURM_STEP_NUM_TASKS"],
-        ),
+        ("SLURM_PROCID=0 SLURM_STEP_ID=0", vec!["SLURM_PROCID=\"0\"", "SLURM_STEP_NUM_TASKS"]),
     ] {
         let error = identify(environment).expect_err(environment);
         assert_eq!(error.kind(), ErrorKind::InvalidSetting, "{environment}: {error}");
@@ -184,10 +151,7 @@ fn what_is_missing_is_named() {
             "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
             "mpirun -x FLEXRING_MASTER_ADDR=",
         ),
-        (
-            "PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2",
-            "mpiexec -genv FLEXRING_MASTER_ADDR",
-        ),
+        ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", "mpiexec -genv FLEXRING_MASTER_ADDR"),
         ("RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2", "MASTER_ADDR"),
     ] {
         let error = identify(environment).expect_err(environment);

@@ -20,14 +20,10 @@ fn a_dead_member_is_named_to_all() {
         let fate = fates(&members);
         assert_eq!(fate.kind(), ErrorKind::PeerLost);
         assert!(
-            fate.message()
-                .starts_with("rank 3 (pid 4242 on host elsewhere) died: its control connection"),
+            fate.message().starts_with("rank 3 (pid 4242 on host elsewhere) died: its control connection"),
             "{fate}"
         );
-        assert!(
-            fate.message().contains("while it was in all_reduce #17"),
-            "{fate}"
-        );
+        assert!(fate.message().contains("while it was in all_reduce #17"), "{fate}");
     });
 }
 
@@ -37,10 +33,7 @@ fn a_silent_member_is_named_to_all() {
         let (members, puppet) = world_with_a_puppet(3);
         let fate = fates(&members);
         assert_eq!(fate.kind(), ErrorKind::PeerLost);
-        assert!(
-            fate.message()
-                .contains("rank 2 (pid 4242 on host elsewhere) has been silent for")
-        );
+        assert!(fate.message().contains("rank 2 (pid 4242 on host elsewhere) has been silent for"));
         drop(puppet);
     });
 }
@@ -64,11 +57,7 @@ fn calls_that_differ_end_the_world() {
         }
         let fate = fates(&members);
         assert_eq!(fate.kind(), ErrorKind::Disagreement);
-        assert!(
-            fate.message()
-                .contains("rank 2 called all_reduce #1 (9 x float, sum)"),
-            "{fate}"
-        );
+        assert!(fate.message().contains("rank 2 called all_reduce #1 (9 x float, sum)"), "{fate}");
     });
 }
 
@@ -78,10 +67,7 @@ fn an_abort_from_any_rank_reaches_all() {
         for rank in 0..3 {
             let (members, others) = (world(3), world(2));
             members[rank].lifeline.abort("the user has had enough");
-            assert!(
-                members[rank].fault.get().is_some(),
-                "its own fault is raised at once"
-            );
+            assert!(members[rank].fault.get().is_some(), "its own fault is raised at once");
             let fate = fates(&members);
             assert_eq!(fate.kind(), ErrorKind::Aborted);
             assert_eq!(fate.message(), format!("rank {rank}: the user has had enough"));
@@ -101,17 +87,9 @@ fn a_report_becomes_one_verdict_for_all() {
         let verdict = members[1].lifeline.report(error, None);
         assert_eq!(verdict.message(), "rank 1: out of memory");
         assert_eq!(fates(&members), verdict);
-        let late = members[2]
-            .lifeline
-            .report(Error::new(ErrorKind::PeerLost, "a consequence"), Some(1));
+        let late = members[2].lifeline.report(Error::new(ErrorKind::PeerLost, "a consequence"), Some(1));
         assert_eq!(late, verdict, "later reports get the same verdict");
-        assert_eq!(
-            members[0]
-                .lifeline
-                .all_gather("cards", &[])
-                .expect_err("the world has failed"),
-            verdict
-        );
+        assert_eq!(members[0].lifeline.all_gather("cards", &[]).expect_err("the world has failed"), verdict);
     });
 }
 
@@ -127,12 +105,7 @@ fn a_suspicion_is_confirmed_by_the_suspects_death() {
             thread::sleep(Duration::from_millis(50));
             drop(puppet);
             let verdict = verdict.join().expect("a verdict");
-            assert!(
-                verdict
-                    .message()
-                    .starts_with("rank 2 (pid 4242 on host elsewhere) died"),
-                "{verdict}"
-            );
+            assert!(verdict.message().starts_with("rank 2 (pid 4242 on host elsewhere) died"), "{verdict}");
             assert_eq!(fates(&members), verdict);
         });
     });
@@ -186,20 +159,14 @@ fn the_hub_serves_on_when_its_rank_has_left() {
 #[test]
 fn an_exchange_names_who_did_not_come() {
     watched(|| {
-        let config = Config {
-            connect_timeout: Duration::from_secs(1),
-            ..config()
-        };
+        let config = Config { connect_timeout: Duration::from_secs(1), ..config() };
         let members = members(0..3, 3, &at(free_port()), &config);
         thread::scope(|scope| {
             for member in &members[..2] {
                 scope.spawn(|| {
                     let error = member.lifeline.all_gather("cards", &[]).expect_err("incomplete");
                     assert_eq!(error.kind(), ErrorKind::Timeout);
-                    assert_eq!(
-                        error.message(),
-                        "rank 2 of 3 did not come to exchange cards within 1 s"
-                    );
+                    assert_eq!(error.message(), "rank 2 of 3 did not come to exchange cards within 1 s");
                 });
             }
         });
@@ -232,14 +199,10 @@ fn a_hub_that_is_lost_is_a_fault() {
         let fate = member.fate();
         assert_eq!(fate.kind(), ErrorKind::PeerLost);
         assert!(
-            fate.message()
-                .starts_with("rank 0 (pid 1 on host a) is gone: the control connection to it "),
+            fate.message().starts_with("rank 0 (pid 1 on host a) is gone: the control connection to it "),
             "{fate}"
         );
-        assert!(
-            fate.message().contains("while this rank was in all_reduce #3"),
-            "{fate}"
-        );
+        assert!(fate.message().contains("while this rank was in all_reduce #3"), "{fate}");
     });
 }
 

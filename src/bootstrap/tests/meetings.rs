@@ -65,9 +65,7 @@ fn exchanges_are_bounded() {
         let members = world(1);
         let lifeline = &members[0].lifeline;
         assert!(lifeline.all_gather("much", &vec![0; FRAME_LIMIT / 2]).is_ok());
-        let error = lifeline
-            .all_gather("much", &vec![0; FRAME_LIMIT / 2 + 1])
-            .expect_err("too much");
+        let error = lifeline.all_gather("much", &vec![0; FRAME_LIMIT / 2 + 1]).expect_err("too much");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     });
 }
@@ -77,10 +75,7 @@ fn garbage_and_silence_delay_nobody() {
     watched(|| {
         let port = free_port();
         // Less than the hub's patience with those who say nothing.
-        let config = Config {
-            connect_timeout: Duration::from_secs(4),
-            ..config()
-        };
+        let config = Config { connect_timeout: Duration::from_secs(4), ..config() };
         thread::scope(|scope| {
             let first = scope.spawn(|| members(0..1, 2, &at(port), &config));
             let mut knocking = Vec::new();
@@ -106,19 +101,11 @@ fn garbage_and_silence_delay_nobody() {
 #[test]
 fn ranks_that_never_come_are_named() {
     watched(|| {
-        let ranks: Vec<_> = [0, 1, 3, 4]
-            .into_iter()
-            .map(|rank| (rank, 6, impatient()))
-            .collect();
+        let ranks: Vec<_> = [0, 1, 3, 4].into_iter().map(|rank| (rank, 6, impatient())).collect();
         let errors = refused(&ranks, &at(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        assert!(
-            error
-                .message()
-                .starts_with("ranks 2 and 5 of 6 did not come within 0."),
-            "{error}"
-        );
+        assert!(error.message().starts_with("ranks 2 and 5 of 6 did not come within 0."), "{error}");
     });
 }
 
@@ -129,29 +116,20 @@ fn two_of_the_same_rank_are_refused_with_everybody() {
         let errors = refused(&ranks, &at(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        assert!(
-            error.message().contains("two processes call themselves rank 1"),
-            "{error}"
-        );
+        assert!(error.message().contains("two processes call themselves rank 1"), "{error}");
     });
 }
 
 #[test]
 fn other_settings_and_other_worlds_are_refused_with_everybody() {
     watched(|| {
-        let odd = Config {
-            subchunk: Size(1 << 20),
-            ..config()
-        };
+        let odd = Config { subchunk: Size(1 << 20), ..config() };
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 3, odd)];
         let errors = refused(&ranks, &at(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("FLEXRING_SUBCHUNK="), "{error}");
-        assert!(
-            error.message().contains("1M") && error.message().contains("512K"),
-            "{error}"
-        );
+        assert!(error.message().contains("1M") && error.message().contains("512K"), "{error}");
 
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 4, config())];
         let errors = refused(&ranks, &at(free_port()));
@@ -170,9 +148,7 @@ fn another_release_is_refused_with_everybody() {
             let (mut caller, terms) = stranger(2, 3);
             caller.version = "99.1.0".to_owned();
             let mut stream = knock(port);
-            stream
-                .write_all(&Hello::encode(&caller, &terms).expect("short"))
-                .expect("sent");
+            stream.write_all(&Hello::encode(&caller, &terms).expect("short")).expect("sent");
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).expect("an answer");
             let Some(ToRank::Verdict(error)) = decode(&answer[4..]) else {
@@ -180,9 +156,7 @@ fn another_release_is_refused_with_everybody() {
             };
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             assert!(
-                error
-                    .message()
-                    .contains("rank 2 (pid 4242 on host elsewhere) runs flexring 99.1.0"),
+                error.message().contains("rank 2 (pid 4242 on host elsewhere) runs flexring 99.1.0"),
                 "{error}"
             );
             assert_eq!(*all_equal(&ours.join().expect("refused")), error);
@@ -196,10 +170,7 @@ fn a_foreign_job_is_refused_alone() {
         let meeting = at(free_port());
         thread::scope(|scope| {
             let first = scope.spawn(|| members(0..1, 2, &meeting, &config()));
-            let foreigner = Identity {
-                token: 8,
-                ..who(1, 2, &meeting)
-            };
+            let foreigner = Identity { token: 8, ..who(1, 2, &meeting) };
             let error = Lifeline::join(&foreigner, &config(), fault()).expect_err("foreign");
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
             assert!(error.message().contains("another job"), "{error}");
@@ -213,15 +184,9 @@ fn a_foreign_job_is_refused_alone() {
 fn an_unreachable_master_is_named_with_its_port() {
     watched(|| {
         let port = free_port();
-        let error = join(1, 2, &at(port), &impatient())
-            .map(drop)
-            .expect_err("nobody there");
+        let error = join(1, 2, &at(port), &impatient()).map(drop).expect_err("nobody there");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        for words in [
-            &format!("127.0.0.1 port {port}"),
-            "refused",
-            "FLEXRING_MASTER_ADDR",
-        ] {
+        for words in [&format!("127.0.0.1 port {port}"), "refused", "FLEXRING_MASTER_ADDR"] {
             assert!(error.message().contains(words), "{error}");
         }
     });
@@ -284,9 +249,7 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
             let ours = scope.spawn(|| refused(&[(0, 4, config()), (1, 4, config())], &at(port)));
             let (caller, terms) = stranger(2, 4);
             let mut stream = knock(port);
-            stream
-                .write_all(&Hello::encode(&caller, &terms).expect("short"))
-                .expect("sent");
+            stream.write_all(&Hello::encode(&caller, &terms).expect("short")).expect("sent");
             let mut heard = [0; 5];
             stream.read_exact(&mut heard).expect("heard");
             drop(stream);
@@ -294,9 +257,7 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
             let error = all_equal(&errors);
             assert_eq!(error.kind(), ErrorKind::PeerLost);
             assert!(
-                error
-                    .message()
-                    .contains("rank 2 (pid 4242 on host elsewhere) died or gave up"),
+                error.message().contains("rank 2 (pid 4242 on host elsewhere) died or gave up"),
                 "{error}"
             );
         });

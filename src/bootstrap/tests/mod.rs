@@ -46,10 +46,7 @@ fn free_port() -> u16 {
 }
 
 fn at(port: u16) -> Meeting {
-    Meeting::Address {
-        host: "127.0.0.1".to_owned(),
-        port,
-    }
+    Meeting::Address { host: "127.0.0.1".to_owned(), port }
 }
 
 fn who(rank: Rank, world: usize, meeting: &Meeting) -> Identity {
@@ -57,11 +54,7 @@ fn who(rank: Rank, world: usize, meeting: &Meeting) -> Identity {
         rank,
         world,
         meeting: meeting.clone(),
-        token: if let Meeting::Id(id) = meeting {
-            id.token()
-        } else {
-            7
-        },
+        token: if let Meeting::Id(id) = meeting { id.token() } else { 7 },
         launcher: "a test",
     }
 }
@@ -75,10 +68,7 @@ fn config() -> Config {
 }
 
 fn impatient() -> Config {
-    Config {
-        connect_timeout: Duration::from_millis(400),
-        ..config()
-    }
+    Config { connect_timeout: Duration::from_millis(400), ..config() }
 }
 
 fn fault() -> Arc<Fault> {
@@ -127,10 +117,7 @@ fn members(
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("joined"))
-            .collect()
+        threads.into_iter().map(|thread| thread.join().expect("joined")).collect()
     })
 }
 
@@ -144,17 +131,10 @@ fn refused(ranks: &[(Rank, usize, Config)], meeting: &Meeting) -> Vec<Error> {
         let threads: Vec<_> = ranks
             .iter()
             .map(|(rank, size, config)| {
-                scope.spawn(move || {
-                    join(*rank, *size, meeting, config)
-                        .map(drop)
-                        .expect_err("refused")
-                })
+                scope.spawn(move || join(*rank, *size, meeting, config).map(drop).expect_err("refused"))
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("refused"))
-            .collect()
+        threads.into_iter().map(|thread| thread.join().expect("refused")).collect()
     })
 }
 
@@ -174,11 +154,7 @@ fn stranger(rank: Rank, world: usize) -> (Caller, Terms) {
         token: 7,
         rank,
         world,
-        process: Process {
-            pid: 4242,
-            host: "elsewhere".to_owned(),
-            instance: 4242,
-        },
+        process: Process { pid: 4242, host: "elsewhere".to_owned(), instance: 4242 },
     };
     let terms = Terms {
         settings: config().shared(),
@@ -196,9 +172,7 @@ fn world_with_a_puppet(size: usize) -> (Vec<Member>, Connection) {
         let puppet = scope.spawn(|| {
             let (caller, terms) = stranger(size - 1, size);
             let deadline = Instant::now() + terms.patience;
-            meeting::attend(&Way::Meeting(&meeting), &caller, &terms, deadline, &fault())
-                .expect("welcome")
-                .0
+            meeting::attend(&Way::Meeting(&meeting), &caller, &terms, deadline, &fault()).expect("welcome").0
         });
         let members = members(0..size - 1, size, &meeting, &config());
         (members, puppet.join().expect("welcome"))

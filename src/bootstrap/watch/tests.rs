@@ -7,11 +7,7 @@ use super::*;
 const BEAT: Duration = Duration::from_millis(500);
 
 fn process(rank: Rank) -> Process {
-    Process {
-        pid: 100 + rank as u32,
-        host: "h".to_owned(),
-        instance: rank as u64,
-    }
+    Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
 }
 
 struct World {
@@ -118,21 +114,9 @@ fn silence_for_twenty_heartbeats_is_a_death() {
 fn calls_of_one_number_must_agree() {
     let mut world = World::of(3);
     world.calls(0, example(17));
-    world.calls(
-        1,
-        Call {
-            count: 9,
-            ..example(18)
-        },
-    );
+    world.calls(1, Call { count: 9, ..example(18) });
     assert_eq!(world.verdict(), None, "another number is another call");
-    world.calls(
-        2,
-        Call {
-            count: 9,
-            ..example(17)
-        },
-    );
+    world.calls(2, Call { count: 9, ..example(17) });
     let verdict = world.verdict().expect("a verdict");
     assert_eq!(verdict.kind(), ErrorKind::Disagreement);
     assert_eq!(
@@ -146,10 +130,7 @@ fn a_failure_of_its_own_is_told_at_once() {
     let mut world = World::of(2);
     world.reports(1, ErrorKind::System, "out of memory", None);
     let verdict = world.verdict().expect("a verdict");
-    assert_eq!(
-        (verdict.kind(), verdict.message()),
-        (ErrorKind::System, "rank 1: out of memory")
-    );
+    assert_eq!((verdict.kind(), verdict.message()), (ErrorKind::System, "rank 1: out of memory"));
 }
 
 #[test]
@@ -182,12 +163,7 @@ fn a_suspicion_that_nothing_confirms_is_told_as_it_is() {
 #[test]
 fn a_timeout_names_who_has_not_called() {
     let mut world = World::of(6);
-    world.reports(
-        0,
-        ErrorKind::Timeout,
-        "all_reduce #17 took longer than 300 s",
-        Some(3),
-    );
+    world.reports(0, ErrorKind::Timeout, "all_reduce #17 took longer than 300 s", Some(3));
     world.calls(1, example(17));
     world.idles(2, 17);
     world.idles(3, 16);
@@ -211,10 +187,7 @@ fn a_timeout_is_told_as_soon_as_everybody_has_answered() {
     world.reports(0, ErrorKind::Timeout, "too slow", None);
     assert_eq!(world.watch.orders(), [Order::All(ToRank::Ask)]);
     world.calls(1, example(17));
-    assert_eq!(
-        world.sentence(),
-        "rank 0: too slow (every rank is in all_reduce #17)"
-    );
+    assert_eq!(world.sentence(), "rank 0: too slow (every rank is in all_reduce #17)");
 }
 
 #[test]
@@ -223,38 +196,23 @@ fn whoever_has_left_is_named_as_having_left() {
     world.says(2, ToHub::Goodbye(Standing::Idle { finished: 16 }));
     assert_eq!(world.watch.orders(), [Order::Part(2)]);
     world.reports(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
-    assert_eq!(
-        world.sentence(),
-        "rank 0: rank 2 closed its link (rank 2 has left after call #16)"
-    );
+    assert_eq!(world.sentence(), "rank 0: rank 2 closed its link (rank 2 has left after call #16)");
 }
 
 #[test]
 fn the_hubs_process_says_when_it_may_end() {
     let mut world = World::of(2);
     world.says(0, ToHub::Goodbye(Standing::Idle { finished: 0 }));
-    assert_eq!(
-        world.watch.orders(),
-        [Order::All(ToRank::Closing), Order::Part(0)]
-    );
+    assert_eq!(world.watch.orders(), [Order::All(ToRank::Closing), Order::Part(0)]);
     assert!(!world.watch.is_over());
-    world.says(
-        1,
-        ToHub::Abort {
-            reason: "why".to_owned(),
-        },
-    );
+    world.says(1, ToHub::Abort { reason: "why".to_owned() });
     assert_eq!(world.sentence(), "rank 1: why");
     world.says(1, ToHub::Goodbye(Standing::Idle { finished: 0 }));
     assert!(world.watch.is_over());
 }
 
 fn part(number: u64, what: &str) -> ToHub {
-    ToHub::Gather {
-        number,
-        what: what.to_owned(),
-        part: vec![number as u8],
-    }
+    ToHub::Gather { number, what: what.to_owned(), part: vec![number as u8] }
 }
 
 #[test]
@@ -265,10 +223,7 @@ fn an_exchange_ends_when_all_have_come() {
         assert_eq!(world.watch.orders(), []);
         world.says(0, part(number, "cards"));
         let parts = vec![vec![number as u8]; 2];
-        assert_eq!(
-            world.watch.orders(),
-            [Order::All(ToRank::Gathered { number, parts })]
-        );
+        assert_eq!(world.watch.orders(), [Order::All(ToRank::Gathered { number, parts })]);
     }
 }
 
@@ -283,10 +238,7 @@ fn an_exchange_that_cannot_end_names_who_is_missing() {
         }
         world.passes(BEAT);
     }
-    assert_eq!(
-        world.sentence(),
-        "ranks 0 and 2 of 4 did not come to exchange cards within 60 s"
-    );
+    assert_eq!(world.sentence(), "ranks 0 and 2 of 4 did not come to exchange cards within 60 s");
 
     let mut world = World::of(2);
     world.says(0, part(1, "cards"));

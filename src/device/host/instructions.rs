@@ -35,11 +35,7 @@ pub(super) trait Instructions {
     unsafe fn widen_f16(group: [f16; GROUP]) -> [f32; GROUP] {
         // SAFETY: both are as large, and words may have any bits.
         let pairs = unsafe { std::mem::transmute::<[f16; GROUP], [u32; GROUP / 2]>(group) };
-        widen_pairs(
-            pairs,
-            |pair| f16_to_f32(pair & 0xffff),
-            |pair| f16_to_f32(pair >> 16),
-        )
+        widen_pairs(pairs, |pair| f16_to_f32(pair & 0xffff), |pair| f16_to_f32(pair >> 16))
     }
 
     /// Rounds a group.

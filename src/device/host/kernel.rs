@@ -131,11 +131,7 @@ impl<L: Lane> Reduction<'_, L> {
     /// element by element.
     #[inline(always)]
     unsafe fn walk<I: Instructions, C: Combine>(&self, streaming: bool, group: impl Fn(usize) -> [L; GROUP]) {
-        let head = if streaming {
-            to_line(self.into.addr()) / size_of::<L>()
-        } else {
-            0
-        };
+        let head = if streaming { to_line(self.into.addr()) / size_of::<L>() } else { 0 };
         let head = head.min(self.count);
         let tail = head + (self.count - head) / GROUP * GROUP;
         for at in (head..tail).step_by(GROUP) {
@@ -172,14 +168,11 @@ impl<L: Lane> Reduction<'_, L> {
             let load = |operand: &Operand| {
                 // SAFETY: the caller vouches for all operands within the range.
                 let value = unsafe { *elements::<L>(operand).add(at) }.widen();
-                operand
-                    .factor
-                    .map_or(value, |factor| value.product(L::Acc::factor(factor)))
+                operand.factor.map_or(value, |factor| value.product(L::Acc::factor(factor)))
             };
             let first = load(&self.operands[0]);
-            let value = self.operands[1..]
-                .iter()
-                .fold(first, |value, operand| C::combine(value, load(operand)));
+            let value =
+                self.operands[1..].iter().fold(first, |value, operand| C::combine(value, load(operand)));
             let value = self.divisor.map_or(value, |divisor| value.quotient(divisor));
             // SAFETY: the caller vouches for the destination within the range.
             unsafe { *self.into.add(at) = L::narrow(value) };

@@ -74,13 +74,7 @@ pub(super) fn widen_pairs<T>(
     low: impl Fn(u32) -> T,
     high: impl Fn(u32) -> T,
 ) -> [T; GROUP] {
-    std::array::from_fn(|i| {
-        if i < GROUP / 2 {
-            low(pairs[i])
-        } else {
-            high(pairs[i - GROUP / 2])
-        }
-    })
+    std::array::from_fn(|i| if i < GROUP / 2 { low(pairs[i]) } else { high(pairs[i - GROUP / 2]) })
 }
 
 #[inline(always)]
@@ -105,11 +99,7 @@ impl Lane for bf16 {
     unsafe fn load<I: Instructions>(from: *const Self) -> [f32; GROUP] {
         // SAFETY: the caller vouches for a group.
         let pairs = unsafe { from.cast::<[u32; GROUP / 2]>().read_unaligned() };
-        widen_pairs(
-            pairs,
-            |pair| f32::from_bits(pair << 16),
-            |pair| f32::from_bits(pair & 0xffff_0000),
-        )
+        widen_pairs(pairs, |pair| f32::from_bits(pair << 16), |pair| f32::from_bits(pair & 0xffff_0000))
     }
 
     #[inline(always)]
@@ -173,13 +163,7 @@ pub(super) fn f16_to_f32(bits: u32) -> f32 {
     // Infinities and NaNs have the largest exponent in both formats.
     let beyond = if magnitude >= 31 << 23 { REBIAS } else { 0 };
     let normal = magnitude + REBIAS + beyond;
-    f32::from_bits(
-        sign | if magnitude < ONE {
-            subnormal.to_bits()
-        } else {
-            normal
-        },
-    )
+    f32::from_bits(sign | if magnitude < ONE { subnormal.to_bits() } else { normal })
 }
 
 /// The bits of the f16 nearest to a float.
@@ -189,19 +173,9 @@ pub(super) fn f32_to_f16(value: f32) -> u32 {
     let sign = bits >> 16 & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
     // The spacing of floats from a half on is that of subnormal f16: the addition rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5)
-        .to_bits()
-        .wrapping_sub(0.5f32.to_bits());
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let normal = (magnitude + 0xfff + (magnitude >> 13 & 1)).wrapping_sub(REBIAS) >> 13;
     let beyond = if value.is_nan() { 0x7e00 } else { 0x7c00 };
-    let finite = if magnitude < REBIAS + (1 << 23) {
-        subnormal
-    } else {
-        normal
-    };
-    sign | if magnitude >= 65536f32.to_bits() {
-        beyond
-    } else {
-        finite
-    }
+    let finite = if magnitude < REBIAS + (1 << 23) { subnormal } else { normal };
+    sign | if magnitude >= 65536f32.to_bits() { beyond } else { finite }
 }

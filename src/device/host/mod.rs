@@ -28,10 +28,7 @@ struct Kernels {
 
 impl Kernels {
     fn of<I: Instructions>() -> Self {
-        Self {
-            reduce: by_dtype::<I>,
-            copy_past_cache: I::copy_past_cache,
-        }
+        Self { reduce: by_dtype::<I>, copy_past_cache: I::copy_past_cache }
     }
 
     /// The kernels for `simd`, if they are compiled in and this processor can run them.
@@ -168,10 +165,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     let refused = |why: String| {
         Err(Error::new(
             ErrorKind::Internal,
-            format!(
-                "the host device was given a job over {} that {why}",
-                job.dtype.name()
-            ),
+            format!("the host device was given a job over {} that {why}", job.dtype.name()),
         ))
     };
     let (into, len, size) = (job.into, job.into.len(), job.dtype.size());
@@ -191,9 +185,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
         }
         let distance = piece.as_ptr().addr().abs_diff(into.as_ptr().addr());
         if distance != 0 && distance < len {
-            return refused(format!(
-                "has an operand that overlaps the destination but for {distance} bytes"
-            ));
+            return refused(format!("has an operand that overlaps the destination but for {distance} bytes"));
         }
     }
     // An empty piece may point anywhere.

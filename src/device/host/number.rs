@@ -189,10 +189,7 @@ impl Reciprocal {
     #[inline(always)]
     fn of(ranks: u32) -> Self {
         let value = u128::MAX / u128::from(ranks) + 1;
-        Self {
-            high: (value >> 64) as u64,
-            low: value as u64,
-        }
+        Self { high: (value >> 64) as u64, low: value as u64 }
     }
 
     /// The whole part of `a / n`.

@@ -5,12 +5,7 @@ use crate::device::Operand;
 use std::fmt::Debug;
 use std::ptr::NonNull;
 
-const ARITHMETICS: [Arithmetic; 4] = [
-    Arithmetic::Sum,
-    Arithmetic::Prod,
-    Arithmetic::Max,
-    Arithmetic::Min,
-];
+const ARITHMETICS: [Arithmetic; 4] = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
 
 /// What is around a destination, and must still be there afterwards.
 const CANARY: u8 = 0xa5;
@@ -165,9 +160,7 @@ impl Memory {
     fn values<T: Reference>(&mut self, start: usize, len: usize) -> Vec<T> {
         let piece = self.piece::<T>(start, len);
         // SAFETY: i < len, which the piece has.
-        (0..len)
-            .map(|i| unsafe { piece.as_ptr().cast::<T>().add(i).read_unaligned() })
-            .collect()
+        (0..len).map(|i| unsafe { piece.as_ptr().cast::<T>().add(i).read_unaligned() }).collect()
     }
 
     fn is_intact_around<T>(&mut self, start: usize, len: usize) -> bool {
@@ -175,9 +168,7 @@ impl Memory {
         let all = size_of_val(&self.0[..]) - 64;
         let base = self.first();
         // SAFETY: at < all, which leaves out what the alignment may have taken.
-        (0..first)
-            .chain(last..all)
-            .all(|at| unsafe { base.add(at).read() } == CANARY)
+        (0..first).chain(last..all).all(|at| unsafe { base.add(at).read() } == CANARY)
     }
 }
 
@@ -200,18 +191,15 @@ struct Case {
 /// Runs the case on every host and compares with the reference.
 fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
     let k = case.factors.len();
-    let inputs: Vec<Vec<T>> = (0..k)
-        .map(|_| (0..case.len).map(|_| T::from_random(random.next())).collect())
-        .collect();
+    let inputs: Vec<Vec<T>> =
+        (0..k).map(|_| (0..case.len).map(|_| T::from_random(random.next())).collect()).collect();
     let expected: Vec<T> = (0..case.len)
         .map(|i| {
             let value = |nth: usize| {
                 let wide = inputs[nth][i].wide();
                 case.factors[nth].map_or(wide, |factor| T::scaled(wide, factor))
             };
-            let wide = (1..k).fold(value(0), |wide, nth| {
-                T::combined(case.arithmetic, wide, value(nth))
-            });
+            let wide = (1..k).fold(value(0), |wide, nth| T::combined(case.arithmetic, wide, value(nth)));
             T::rounded(match case.finish {
                 Finish::Divide(ranks) => T::divided(wide, ranks),
                 Finish::Keep => wide,
@@ -220,11 +208,8 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
         .collect();
     let starts: Vec<usize> = (0..=k).map(|_| random.next() as usize % 65).collect();
     for host in hosts {
-        let mut sources: Vec<Memory> = inputs
-            .iter()
-            .zip(&starts)
-            .map(|(values, start)| Memory::holding(values, *start))
-            .collect();
+        let mut sources: Vec<Memory> =
+            inputs.iter().zip(&starts).map(|(values, start)| Memory::holding(values, *start)).collect();
         let mut apart = Memory::holding(&vec![T::from_random(3); case.len], starts[k]);
         let operands: Vec<Operand> = sources
             .iter_mut()
@@ -253,24 +238,10 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
             Into::Operand(nth) => (&mut sources[nth], starts[nth]),
         };
         let context = || format!("{:?} with {}: {case:?}", T::DTYPE, host.simd.name());
-        assert!(
-            memory.is_intact_around::<T>(start, case.len),
-            "{} wrote beyond its piece",
-            context()
-        );
-        for (i, (found, expected)) in memory
-            .values::<T>(start, case.len)
-            .iter()
-            .zip(&expected)
-            .enumerate()
-        {
+        assert!(memory.is_intact_around::<T>(start, case.len), "{} wrote beyond its piece", context());
+        for (i, (found, expected)) in memory.values::<T>(start, case.len).iter().zip(&expected).enumerate() {
             let from = || inputs.iter().map(|input| input[i]).collect::<Vec<_>>();
-            assert!(
-                found.same(*expected),
-                "{}: {found:?} not {expected:?} from {:?}",
-                context(),
-                from()
-            );
+            assert!(found.same(*expected), "{}: {found:?} not {expected:?} from {:?}", context(), from());
         }
     }
 }
@@ -283,12 +254,7 @@ fn try_out_all<T: Reference>() {
     let (mut hosts, mut random) = (hosts(), Random(u64::from(T::DTYPE as u8)));
     for arithmetic in ARITHMETICS {
         for k in [1, 2, 3, 4, 5, 8, 9] {
-            for finish in [
-                Finish::Keep,
-                Finish::Divide(1),
-                Finish::Divide(3),
-                Finish::Divide(k as u32 + 1),
-            ] {
+            for finish in [Finish::Keep, Finish::Divide(1), Finish::Divide(3), Finish::Divide(k as u32 + 1)] {
                 for into in [Into::Apart, Into::Operand(0), Into::Operand(k - 1)] {
                     for streaming in [false, true] {
                         for factors in [vec![None; k], (0..k).map(|_| factor(&mut random)).collect()] {
@@ -296,14 +262,7 @@ fn try_out_all<T: Reference>() {
                             let some = random.next() as usize;
                             for len in [LENGTHS[some % 25], LENGTHS[some / 25 % 25], some / 625 % 300] {
                                 let factors = factors.clone();
-                                let case = Case {
-                                    arithmetic,
-                                    finish,
-                                    factors,
-                                    len,
-                                    into,
-                                    streaming,
-                                };
+                                let case = Case { arithmetic, finish, factors, len, into, streaming };
                                 try_out::<T>(&mut hosts, &mut random, &case);
                             }
                         }
@@ -313,20 +272,9 @@ fn try_out_all<T: Reference>() {
         }
     }
     for len in LENGTHS {
-        for (into, streaming) in [
-            (Into::Apart, true),
-            (Into::Apart, false),
-            (Into::Operand(1), false),
-        ] {
+        for (into, streaming) in [(Into::Apart, true), (Into::Apart, false), (Into::Operand(1), false)] {
             let (arithmetic, finish) = (Arithmetic::Sum, Finish::Keep);
-            let case = Case {
-                arithmetic,
-                finish,
-                factors: vec![None; 2],
-                len,
-                into,
-                streaming,
-            };
+            let case = Case { arithmetic, finish, factors: vec![None; 2], len, into, streaming };
             try_out::<T>(&mut hosts, &mut random, &case);
         }
     }
@@ -371,28 +319,16 @@ fn run<T: Reference>(
     finish: Finish,
 ) -> Vec<T> {
     let len = inputs[0].0.len();
-    let mut sources: Vec<Memory> = inputs
-        .iter()
-        .map(|(values, _)| Memory::holding(values, 0))
-        .collect();
+    let mut sources: Vec<Memory> = inputs.iter().map(|(values, _)| Memory::holding(values, 0)).collect();
     let mut into = Memory::holding(inputs[0].0, 0);
     let operands: Vec<Operand> = sources
         .iter_mut()
         .zip(inputs)
-        .map(|(memory, (_, factor))| Operand {
-            piece: memory.piece::<T>(0, len),
-            factor: *factor,
-        })
+        .map(|(memory, (_, factor))| Operand { piece: memory.piece::<T>(0, len), factor: *factor })
         .collect();
     let into_piece = into.piece::<T>(0, len);
-    let job = Job {
-        dtype: T::DTYPE,
-        arithmetic,
-        into: into_piece,
-        operands: &operands,
-        finish,
-        streaming: false,
-    };
+    let job =
+        Job { dtype: T::DTYPE, arithmetic, into: into_piece, operands: &operands, finish, streaming: false };
     host.submit(&job, 0).expect("a sound job");
     into.values(0, len)
 }
@@ -404,21 +340,13 @@ fn every_pattern<T: Reference>(from_bits: fn(u16) -> T) {
             let found = run(&mut host, Arithmetic::Sum, &[(&all, Some(factor))], Finish::Keep);
             for (input, found) in all.iter().zip(found) {
                 let expected = T::rounded(T::scaled(input.wide(), factor));
-                assert!(
-                    found.same(expected),
-                    "{input:?} * {factor}: {found:?} not {expected:?}"
-                );
+                assert!(found.same(expected), "{input:?} * {factor}: {found:?} not {expected:?}");
             }
         }
         for other in (0..=u16::MAX).step_by(1021).map(from_bits) {
             let others = vec![other; all.len()];
             for arithmetic in ARITHMETICS {
-                let found = run(
-                    &mut host,
-                    arithmetic,
-                    &[(&all, None), (&others, None)],
-                    Finish::Keep,
-                );
+                let found = run(&mut host, arithmetic, &[(&all, None), (&others, None)], Finish::Keep);
                 for (input, found) in all.iter().zip(found) {
                     let expected = T::rounded(T::combined(arithmetic, input.wide(), other.wide()));
                     assert!(
@@ -446,23 +374,13 @@ fn the_plain_conversions_of_half_round_every_sort_of_float() {
     // Around each tie of two neighbours, and everywhere at large.
     let ties = (0..0x7c00u16).map(|bits| {
         let (low, high) = (f16::from_bits(bits).to_f64(), f16::from_bits(bits + 1).to_f64());
-        if high.is_finite() {
-            (low + high) / 2.0
-        } else {
-            65520.0
-        }
+        if high.is_finite() { (low + high) / 2.0 } else { 65520.0 }
     });
     let near = ties.flat_map(|tie| [-1i32, 0, 1].map(|d| ((tie as f32).to_bits() as i32 + d) as u32));
     for bits in near.chain((0..=u32::MAX).step_by(4093)) {
         for value in [f32::from_bits(bits), -f32::from_bits(bits)] {
-            assert!(
-                <f16 as Lane>::narrow(value).same(f16::from_f32_const(value)),
-                "{value:e}"
-            );
-            assert!(
-                <bf16 as Lane>::narrow(value).same(bf16::from_f32_const(value)),
-                "{value:e}"
-            );
+            assert!(<f16 as Lane>::narrow(value).same(f16::from_f32_const(value)), "{value:e}");
+            assert!(<bf16 as Lane>::narrow(value).same(bf16::from_f32_const(value)), "{value:e}");
         }
     }
 }
@@ -472,13 +390,7 @@ fn sums_of_halves_are_rounded_once() {
     // One by one, each half would be lost to rounding: 2048 + 1 rounds to 2048.
     let (large, one) = ([f16::from_f32(2048.0); 33], [f16::ONE; 33]);
     for mut host in hosts() {
-        let inputs = [
-            (&large[..], None),
-            (&one, None),
-            (&one, None),
-            (&one, None),
-            (&one, None),
-        ];
+        let inputs = [(&large[..], None), (&one, None), (&one, None), (&one, None), (&one, None)];
         for value in run(&mut host, Arithmetic::Sum, &inputs, Finish::Keep) {
             assert_eq!(value.to_f32(), 2052.0);
         }
@@ -490,26 +402,12 @@ fn integers_divide_like_the_processor() {
     fn check<T: Reference + PartialEq>() {
         let mut random = Random(5);
         let values: Vec<T> = (0..1000).map(|_| T::from_random(random.next())).collect();
-        let some = (0..60)
-            .map(|_| (random.next() >> 32 >> (random.next() % 32)) as u32)
-            .filter(|n| *n > 0);
-        for ranks in (1..20)
-            .chain([127, 128, 129, 255, 256, 257, u32::MAX - 1, u32::MAX])
-            .chain(some)
-        {
+        let some = (0..60).map(|_| (random.next() >> 32 >> (random.next() % 32)) as u32).filter(|n| *n > 0);
+        for ranks in (1..20).chain([127, 128, 129, 255, 256, 257, u32::MAX - 1, u32::MAX]).chain(some) {
             for mut host in hosts() {
-                let found = run(
-                    &mut host,
-                    Arithmetic::Sum,
-                    &[(&values, None)],
-                    Finish::Divide(ranks),
-                );
+                let found = run(&mut host, Arithmetic::Sum, &[(&values, None)], Finish::Divide(ranks));
                 for (value, found) in values.iter().zip(found) {
-                    assert_eq!(
-                        found,
-                        T::rounded(T::divided(value.wide(), ranks)),
-                        "{value:?} / {ranks}"
-                    );
+                    assert_eq!(found, T::rounded(T::divided(value.wide(), ranks)), "{value:?} / {ranks}");
                 }
             }
         }
@@ -526,12 +424,9 @@ fn integers_divide_like_the_processor() {
 fn copies_need_no_alignment_and_stay_within_their_piece() {
     let values: Vec<u8> = (0..6000u32).map(|i| i as u8).collect();
     for mut host in hosts() {
-        for (len, from, into, streaming) in [
-            (4000, 1, 3, true),
-            (4000, 3, 2, false),
-            (56, 5, 7, true),
-            (0, 1, 1, true),
-        ] {
+        for (len, from, into, streaming) in
+            [(4000, 1, 3, true), (4000, 3, 2, false), (56, 5, 7, true), (0, 1, 1, true)]
+        {
             let mut source = Memory::holding(&values, 0);
             let mut target = Memory::holding(&[] as &[u8], 5000);
             let piece = source.piece::<u8>(from, len);
@@ -559,35 +454,16 @@ fn unsound_jobs_are_refused_in_words() {
     for (into, operands, finish, words) in [
         (low, vec![], Finish::Keep, "no operand"),
         (low, vec![high], Finish::Divide(0), "0 ranks"),
-        (
-            piece(0, 62),
-            vec![piece(512, 62)],
-            Finish::Keep,
-            "within an element",
-        ),
-        (
-            low,
-            vec![high, piece(512, 60)],
-            Finish::Keep,
-            "operand of 60 bytes",
-        ),
+        (piece(0, 62), vec![piece(512, 62)], Finish::Keep, "within an element"),
+        (low, vec![high, piece(512, 60)], Finish::Keep, "operand of 60 bytes"),
         (low, vec![high, piece(4, 64)], Finish::Keep, "overlaps"),
         (low, vec![high, piece(257, 64)], Finish::Keep, "aligned"),
         (piece(2, 64), vec![high, high], Finish::Keep, "aligned"),
     ] {
-        let operands: Vec<Operand> = operands
-            .into_iter()
-            .map(|piece| Operand { piece, factor: None })
-            .collect();
+        let operands: Vec<Operand> =
+            operands.into_iter().map(|piece| Operand { piece, factor: None }).collect();
         let (dtype, arithmetic) = (DType::F32, Arithmetic::Sum);
-        let job = Job {
-            dtype,
-            arithmetic,
-            into,
-            operands: &operands,
-            finish,
-            streaming: false,
-        };
+        let job = Job { dtype, arithmetic, into, operands: &operands, finish, streaming: false };
         let error = host.submit(&job, 0).expect_err(words);
         assert_eq!(error.kind(), ErrorKind::Internal);
         assert!(error.message().contains(words), "{error}");
@@ -596,16 +472,9 @@ fn unsound_jobs_are_refused_in_words() {
 
 #[test]
 fn an_instruction_set_that_is_not_there_is_refused_by_name() {
-    let missing = if cfg!(target_arch = "x86_64") {
-        Simd::Neon
-    } else {
-        Simd::Avx2
-    };
+    let missing = if cfg!(target_arch = "x86_64") { Simd::Neon } else { Simd::Avx2 };
     let error = Host::new(missing).expect_err("not on this architecture");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains(missing.name()), "{error}");
-    assert_ne!(
-        Host::new(Simd::Auto).expect("there is always one").simd(),
-        Simd::Auto
-    );
+    assert_ne!(Host::new(Simd::Auto).expect("there is always one").simd(), Simd::Auto);
 }

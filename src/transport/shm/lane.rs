@@ -61,23 +61,13 @@ pub(super) struct Duplex<L> {
 impl<L: Deref<Target = Lane>> Duplex<L> {
     /// Two halves that nobody has used yet.
     pub(super) fn new(mine: L, theirs: L) -> Self {
-        Self {
-            mine,
-            theirs,
-            written: 0,
-            read: 0,
-            consumed: 0,
-        }
+        Self { mine, theirs, written: 0, read: 0, consumed: 0 }
     }
 
     /// How many of my entries the peer has given back.
     pub(super) fn acknowledged(&self) -> Result<u64, Nonsense> {
         let acknowledged = self.theirs.consumed.load(Ordering::Acquire);
-        if acknowledged > self.written {
-            Err(Nonsense)
-        } else {
-            Ok(acknowledged)
-        }
+        if acknowledged > self.written { Err(Nonsense) } else { Ok(acknowledged) }
     }
 
     /// Writes the next entry. The caller keeps within [`ENTRIES`] beyond what was acknowledged.
@@ -101,9 +91,7 @@ impl<L: Deref<Target = Lane>> Duplex<L> {
             return Err(Nonsense);
         }
         let entry = &self.theirs.entries[self.read as usize % ENTRIES];
-        Ok(Some(std::array::from_fn(|word| {
-            entry[word].load(Ordering::Relaxed)
-        })))
+        Ok(Some(std::array::from_fn(|word| entry[word].load(Ordering::Relaxed))))
     }
 
     /// Takes the entry that was looked at.
@@ -157,10 +145,7 @@ mod tests {
 
     fn pair() -> (Duplex<Arc<Lane>>, Duplex<Arc<Lane>>) {
         let (left, right) = (Arc::new(Lane::default()), Arc::new(Lane::default()));
-        (
-            Duplex::new(Arc::clone(&left), Arc::clone(&right)),
-            Duplex::new(right, left),
-        )
+        (Duplex::new(Arc::clone(&left), Arc::clone(&right)), Duplex::new(right, left))
     }
 
     #[test]

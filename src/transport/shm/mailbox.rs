@@ -50,10 +50,7 @@ impl Boxes {
         let bytes = |which| {
             piece(at(which) + size_of::<Head>(), layout.small).expect("the mailbox lies within the arena")
         };
-        Ok(Self {
-            heads: [head(0)?, head(1)?],
-            bytes: [bytes(0), bytes(1)],
-        })
+        Ok(Self { heads: [head(0)?, head(1)?], bytes: [bytes(0), bytes(1)] })
     }
 }
 
@@ -95,13 +92,7 @@ impl Mailbox {
                     .map_err(|cause| crate::Error::system("cannot keep a bell", cause))?,
             });
         }
-        Ok(Self {
-            mine,
-            place: neighbours.place,
-            others,
-            ranks,
-            number: 0,
-        })
+        Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
     }
 
     /// How many ranks share the node.
@@ -141,11 +132,7 @@ impl Mailbox {
     /// `Some(None)` in front if what it says is no call.
     #[must_use]
     pub fn look(&self, place: usize) -> Option<(Option<Call>, Piece)> {
-        let boxes = if place == self.place {
-            &self.mine
-        } else {
-            &self.others[place].as_ref()?.boxes
-        };
+        let boxes = if place == self.place { &self.mine } else { &self.others[place].as_ref()?.boxes };
         let head = &boxes.heads[self.which()];
         if head.number.load(Ordering::Acquire) != self.number {
             return None;

@@ -65,12 +65,7 @@ impl Layout {
     /// slots of `slot_bytes` in the pool. Equal on all ranks of the node but for the pool, which comes last.
     #[must_use]
     pub fn new(neighbours: usize, small: usize, slots: usize, slot_bytes: usize) -> Self {
-        Self {
-            neighbours,
-            small,
-            slots,
-            slot_bytes,
-        }
+        Self { neighbours, small, slots, slot_bytes }
     }
 
     fn lane(self, neighbour: usize) -> usize {
@@ -97,9 +92,7 @@ impl Layout {
     #[must_use]
     pub fn slots_of(self, arena: &Arena) -> Vec<Piece> {
         let slot = |number| arena.piece(self.pool() + number * self.slot_bytes, self.slot_bytes);
-        (0..self.slots)
-            .map(|number| slot(number).expect("the pool lies within the arena"))
-            .collect()
+        (0..self.slots).map(|number| slot(number).expect("the pool lies within the arena")).collect()
     }
 }
 
@@ -180,10 +173,7 @@ impl Shm {
         for neighbour in &neighbours.others {
             let theirs: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&neighbour.arena) as _;
             let lane_bytes = size_of::<Lane>();
-            let mine = Placed::new(
-                arena.piece(layout.lane(neighbour.place), lane_bytes),
-                Arc::clone(&held),
-            )?;
+            let mine = Placed::new(arena.piece(layout.lane(neighbour.place), lane_bytes), Arc::clone(&held))?;
             let lane = neighbour.arena.piece(layout.lane(neighbours.place), lane_bytes);
             of_rank[neighbour.rank] = Some(links.len());
             links.push(Link {
@@ -200,18 +190,8 @@ impl Shm {
                 heard: true,
             });
         }
-        let bell = neighbours
-            .bell
-            .try_clone()
-            .map_err(|cause| Error::system("cannot keep a bell", cause))?;
-        Ok(Self {
-            name,
-            arena: Arc::clone(arena),
-            board,
-            bell,
-            links,
-            of_rank,
-        })
+        let bell = neighbours.bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))?;
+        Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank })
     }
 
     fn link(&mut self, peer: Rank) -> &mut Link {
@@ -222,10 +202,8 @@ impl Shm {
     fn check_given_up(&self) -> Result<()> {
         for link in &self.links {
             if link.board.given_up.load(Ordering::Acquire) != 0 {
-                return Err(Error::new(
-                    ErrorKind::PeerLost,
-                    format!("rank {} gave up this call", link.rank),
-                ));
+                let words = format!("rank {} gave up this call", link.rank);
+                return Err(Error::new(ErrorKind::PeerLost, words).blaming(link.rank));
             }
         }
         Ok(())
@@ -276,19 +254,13 @@ impl Link {
                     // All messages before it were given back, or this rank would not be in a new call.
                     self.duplex.consume();
                     self.wake();
-                    events.push_back(Event::Called {
-                        peer: self.rank,
-                        call,
-                    });
+                    events.push_back(Event::Called { peer: self.rank, call });
                 }
                 MESSAGE => {
                     let view = self.arena.piece(words[1] as usize, words[2] as usize);
                     let view = view.ok_or_else(|| self.nonsense())?;
                     self.duplex.advance();
-                    events.push_back(Event::Arrived {
-                        peer: self.rank,
-                        view,
-                    });
+                    events.push_back(Event::Arrived { peer: self.rank, view });
                 }
                 _ => return Err(self.nonsense()),
             }
@@ -341,21 +313,14 @@ impl Transport for Shm {
 
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
         let offset = self.arena.offset_of(piece).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                "a message outside of the arena was not staged",
-            )
+            Error::new(ErrorKind::Internal, "a message outside of the arena was not staged")
         })?;
-        self.link(peer)
-            .write([MESSAGE, offset as u64, piece.len() as u64, 0, 0, 0, 0, 0], true);
+        self.link(peer).write([MESSAGE, offset as u64, piece.len() as u64, 0, 0, 0, 0, 0], true);
         Ok(())
     }
 
     fn land(&mut self, _peer: Rank, _piece: Piece) -> Result<()> {
-        Err(Error::new(
-            ErrorKind::Internal,
-            "messages in shared memory are read where they are",
-        ))
+        Err(Error::new(ErrorKind::Internal, "messages in shared memory are read where they are"))
     }
 
     fn release(&mut self, peer: Rank) {
@@ -369,8 +334,7 @@ impl Transport for Shm {
         // Pairs with the fence in `give_up`: either this rank sees that a peer gave up, or the peer sees that
         // this rank reads and waits for it.
         fence(Ordering::SeqCst);
-        self.check_given_up()
-            .inspect_err(|_| self.board.reading.store(0, Ordering::Release))
+        self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
     }
 
     fn leave_views(&mut self) -> Result<()> {
@@ -406,11 +370,7 @@ impl Transport for Shm {
         self.board.given_up.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let patience = Instant::now() + GIVE_UP_PATIENCE;
-        while self
-            .links
-            .iter()
-            .any(|link| link.board.reading.load(Ordering::Acquire) != 0)
-        {
+        while self.links.iter().any(|link| link.board.reading.load(Ordering::Acquire) != 0) {
             if Instant::now() > patience {
                 log::debug!("a neighbour still reads this rank's memory after {GIVE_UP_PATIENCE:?}");
                 return;

@@ -87,10 +87,7 @@ impl Invitation {
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Neighbours> {
-        let place = node
-            .iter()
-            .position(|(rank, _)| *rank == me)
-            .expect("this rank is on its node");
+        let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
         let bell = new_bell()?;
         let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
@@ -117,19 +114,13 @@ impl Invitation {
             unsent = blocked;
             while let Some((from, descriptors)) = self.receive()? {
                 let [file, bell] = descriptors;
-                let Some((rank, _)) = node
-                    .get(from)
-                    .filter(|_| others.iter().all(|other| other.place != from))
+                let Some((rank, _)) =
+                    node.get(from).filter(|_| others.iter().all(|other| other.place != from))
                 else {
                     continue;
                 };
                 let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
-                others.push(Neighbour {
-                    rank: *rank,
-                    place: from,
-                    arena,
-                    bell,
-                });
+                others.push(Neighbour { rank: *rank, place: from, arena, bell });
             }
             if Instant::now() >= deadline {
                 let come = |(other, _): &(usize, _)| {
@@ -169,14 +160,7 @@ impl Invitation {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         let bytes = [IoSlice::new(&greeting)];
-        sendmsg_addr(
-            &self.socket,
-            &address(secret)?,
-            &bytes,
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        )
-        .map(drop)
+        sendmsg_addr(&self.socket, &address(secret)?, &bytes, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 
     /// The next greeting that knows the secret, if one is there. Others are dropped.
@@ -211,21 +195,12 @@ impl Invitation {
     /// Waits until something may have changed.
     fn wait(&self, fault: &Fault, all_sent: bool, deadline: Instant) {
         // A neighbour whose queue was full rings nowhere when it has room again.
-        let retry = if all_sent {
-            Duration::from_secs(1)
-        } else {
-            Duration::from_millis(1)
-        };
+        let retry = if all_sent { Duration::from_secs(1) } else { Duration::from_millis(1) };
         let patience = deadline.saturating_duration_since(Instant::now()).min(retry);
-        let patience = Timespec {
-            tv_sec: patience.as_secs() as i64,
-            tv_nsec: patience.subsec_nanos().into(),
-        };
+        let patience =
+            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
         let bell = fault.bell();
-        let mut descriptors = [
-            PollFd::new(&self.socket, PollFlags::IN),
-            PollFd::new(&bell, PollFlags::IN),
-        ];
+        let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
         // Whatever ends the wait, the caller looks at everything again.
         let _ = poll(&mut descriptors, Some(&patience));
     }

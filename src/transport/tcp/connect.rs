@@ -44,15 +44,9 @@ impl Listener {
     /// `System`, naming the address that cannot be listened at; `InvalidArgument` if there is none.
     pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
         if addresses.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "there is no address to listen at",
-            ));
+            return Err(Error::new(ErrorKind::InvalidArgument, "there is no address to listen at"));
         }
-        let mut listener = Self {
-            sockets: Vec::new(),
-            endpoints: Vec::new(),
-        };
+        let mut listener = Self { sockets: Vec::new(), endpoints: Vec::new() };
         for &address in addresses {
             let (socket, endpoint) = Self::listen(SocketAddr::new(address, 0))
                 .map_err(|cause| Error::system(format!("cannot listen at {address}"), cause))?;
@@ -117,10 +111,7 @@ struct Words {
 }
 
 impl Words {
-    const NONE: Self = Self {
-        bytes: [0; GREETING],
-        len: 0,
-    };
+    const NONE: Self = Self { bytes: [0; GREETING], len: 0 };
 
     /// Reads on. `Some` when all of it is there; not a byte more is read.
     fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<&[u8; GREETING]>> {
@@ -177,11 +168,7 @@ pub(super) fn meet(
             peer,
             address,
             socket,
-            state: if peer < me {
-                State::Paused(Instant::now())
-            } else {
-                State::Awaited
-            },
+            state: if peer < me { State::Paused(Instant::now()) } else { State::Awaited },
             cause: if peer < me { "no answer" } else { "it did not call" }.to_owned(),
         })
         .collect();
@@ -211,11 +198,7 @@ struct Meeting {
 
 impl Meeting {
     fn run(mut self, fault: &Fault) -> Result<Vec<Vec<TcpStream>>> {
-        while !self
-            .seats
-            .iter()
-            .all(|seat| matches!(seat.state, State::Taken(_)))
-        {
+        while !self.seats.iter().all(|seat| matches!(seat.state, State::Taken(_))) {
             fault.check()?;
             let now = Instant::now();
             if now >= self.deadline {
@@ -287,10 +270,7 @@ impl Meeting {
             Ok(_) | Err(Errno::INTR) => {}
             Err(cause) => return Err(Error::system("cannot wait for peers to connect", cause)),
         }
-        let ready = sources
-            .iter()
-            .zip(&fds)
-            .filter(|(_, fd)| !fd.revents().is_empty());
+        let ready = sources.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(source, _)| *source).collect())
     }
 
@@ -329,22 +309,12 @@ impl Meeting {
             State::Greeted(socket, mut words) => match words.read(&socket) {
                 Ok(Some(bytes)) => {
                     let answer = Greeting::from_bytes(bytes, Role::Answerer);
-                    let expected = Greeting {
-                        from: seat.peer,
-                        to: self.me,
-                        ..greeting
-                    };
+                    let expected = Greeting { from: seat.peer, to: self.me, ..greeting };
                     match answer {
                         Some(answer) if answer == expected => {
                             seat.state = State::Taken(prepare(socket)?);
                         }
-                        Some(answer)
-                            if answer
-                                == (Greeting {
-                                    sockets: answer.sockets,
-                                    ..expected
-                                }) =>
-                        {
+                        Some(answer) if answer == (Greeting { sockets: answer.sockets, ..expected }) => {
                             return Err(self.differing(greeting.to, answer.sockets));
                         }
                         _ => {
@@ -376,21 +346,11 @@ impl Meeting {
             Errno::MFILE,
             Errno::NFILE,
         ];
-        if permanent
-            .iter()
-            .any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
-        {
-            let kind = if lacks_descriptors(cause) {
-                ErrorKind::System
-            } else {
-                ErrorKind::Rendezvous
-            };
+        if permanent.iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error())) {
+            let kind = if lacks_descriptors(cause) { ErrorKind::System } else { ErrorKind::Rendezvous };
             return Err(Error::new(
                 kind,
-                format!(
-                    "cannot connect to rank {peer} at {address}: {cause}; {}",
-                    advice(cause)
-                ),
+                format!("cannot connect to rank {peer} at {address}: {cause}; {}", advice(cause)),
             ));
         }
         log::trace!("tcp: rank {peer} at {address}: {cause}; trying again");
@@ -423,12 +383,7 @@ impl Meeting {
                 self.strangers.pop_front();
             }
             let until = Instant::now() + PATIENCE;
-            self.strangers.push_back(Stranger {
-                socket,
-                address,
-                words: Words::NONE,
-                until,
-            });
+            self.strangers.push_back(Stranger { socket, address, words: Words::NONE, until });
         }
     }
 
@@ -454,12 +409,7 @@ impl Meeting {
             log::debug!("tcp: dropped a connection from {address}, which is none of this communicator's");
             return Ok(());
         };
-        let answer = Greeting {
-            from: self.me,
-            to: greeting.from,
-            sockets: self.sockets,
-            ..greeting
-        };
+        let answer = Greeting { from: self.me, to: greeting.from, sockets: self.sockets, ..greeting };
         let answered = write(&socket, &answer.to_bytes(Role::Answerer));
         if greeting.sockets != self.sockets {
             return Err(self.differing(greeting.from, greeting.sockets));
@@ -489,17 +439,11 @@ impl Meeting {
 
     /// Who is missing, and why.
     fn absent(&self) -> Error {
-        let mut absent: Vec<&Seat> = self
-            .seats
-            .iter()
-            .filter(|seat| !matches!(seat.state, State::Taken(_)))
-            .collect();
+        let mut absent: Vec<&Seat> =
+            self.seats.iter().filter(|seat| !matches!(seat.state, State::Taken(_))).collect();
         absent.dedup_by_key(|seat| seat.peer);
         let mut message = String::new();
-        if let Some(Seat {
-            peer, address, cause, ..
-        }) = absent.first()
-        {
+        if let Some(Seat { peer, address, cause, .. }) = absent.first() {
             let seconds = self.began.elapsed().as_secs_f64();
             let others = match absent.len() - 1 {
                 0 => String::new(),
@@ -547,17 +491,11 @@ fn prepare(socket: TcpStream) -> Result<TcpStream> {
 }
 
 fn lacks_descriptors(cause: &io::Error) -> bool {
-    [Errno::MFILE, Errno::NFILE]
-        .iter()
-        .any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
+    [Errno::MFILE, Errno::NFILE].iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn advice(cause: &io::Error) -> &'static str {
-    if lacks_descriptors(cause) {
-        "raise the limit of open files (ulimit -n)"
-    } else {
-        ADVICE
-    }
+    if lacks_descriptors(cause) { "raise the limit of open files (ulimit -n)" } else { ADVICE }
 }
 
 #[cfg(test)]

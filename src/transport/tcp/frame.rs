@@ -30,21 +30,11 @@ impl Head {
     const DATA: u32 = u32::from_le_bytes(*b"data");
 
     fn call(sequence: u64) -> Self {
-        Self {
-            kind: Self::CALL,
-            index: 0,
-            sequence,
-            length: CALL as u64,
-        }
+        Self { kind: Self::CALL, index: 0, sequence, length: CALL as u64 }
     }
 
     fn data(sequence: u64, index: u64, length: usize) -> Self {
-        Self {
-            kind: Self::DATA,
-            index: index as u32,
-            sequence,
-            length: length as u64,
-        }
+        Self { kind: Self::DATA, index: index as u32, sequence, length: length as u64 }
     }
 
     /// Whether it announces a call.
@@ -73,12 +63,7 @@ impl Head {
 
 impl fmt::Display for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            index,
-            sequence,
-            length,
-        } = self;
+        let Self { kind, index, sequence, length } = self;
         match *kind {
             Self::CALL => write!(f, "call {sequence}"),
             Self::DATA => write!(f, "message {index} of call {sequence} with {length} bytes"),
@@ -154,13 +139,7 @@ impl Frame {
     fn new(head: Head, size: usize, piece: Piece) -> Self {
         let mut bytes = [0; HEAD + CALL];
         bytes[..HEAD].copy_from_slice(&head.to_bytes());
-        Self {
-            head,
-            bytes,
-            size,
-            piece,
-            done: 0,
-        }
+        Self { head, bytes, size, piece, done: 0 }
     }
 
     /// Whether it carries a message.
@@ -202,10 +181,7 @@ impl Frame {
         // SAFETY: whoever handed the piece to `send` promised that it stays readable and unwritten until the
         // operation is over, and this frame does not outlive that: it is dropped when sent, or by `give_up`.
         let message = unsafe { slice::from_raw_parts(rest.as_ptr(), rest.len()) };
-        [
-            IoSlice::new(&self.bytes[self.done.min(self.size)..self.size]),
-            IoSlice::new(message),
-        ]
+        [IoSlice::new(&self.bytes[self.done.min(self.size)..self.size]), IoSlice::new(message)]
     }
 
     /// Where what is still to come goes.
@@ -215,10 +191,7 @@ impl Frame {
         // else until the operation is over, and this frame does not outlive that: it is dropped when filled,
         // or by `give_up`.
         let landing = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len()) };
-        [
-            IoSliceMut::new(&mut self.bytes[self.done.min(self.size)..self.size]),
-            IoSliceMut::new(landing),
-        ]
+        [IoSliceMut::new(&mut self.bytes[self.done.min(self.size)..self.size]), IoSliceMut::new(landing)]
     }
 
     /// What has come in place of this frame.
@@ -230,22 +203,14 @@ impl Frame {
             return Ok(Content::Partial);
         }
         let came = Head::from_bytes(&self.bytes);
-        let expected = if self.is_data() {
-            self.head
-        } else {
-            Head::call(came.sequence)
-        };
+        let expected = if self.is_data() { self.head } else { Head::call(came.sequence) };
         if came != expected {
             return Err((came, self.head));
         }
         if !self.is_whole() {
             return Ok(Content::Partial);
         }
-        Ok(if self.is_data() {
-            Content::Data
-        } else {
-            Content::Call(self.words(came.sequence))
-        })
+        Ok(if self.is_data() { Content::Data } else { Content::Call(self.words(came.sequence)) })
     }
 
     fn words(&self, sequence: u64) -> Option<Call> {

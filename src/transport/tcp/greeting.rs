@@ -49,13 +49,7 @@ impl Greeting {
         let mut bytes = [0; GREETING];
         bytes[..8].copy_from_slice(&role.magic());
         bytes[8..16].copy_from_slice(&self.token.to_le_bytes());
-        let words = [
-            VERSION,
-            self.from as u32,
-            self.to as u32,
-            self.socket as u32,
-            self.sockets as u32,
-        ];
+        let words = [VERSION, self.from as u32, self.to as u32, self.socket as u32, self.sockets as u32];
         for (place, word) in bytes[16..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -87,13 +81,7 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_the_trip_and_is_no_echo() {
-        let greeting = Greeting {
-            token: u64::MAX - 7,
-            from: 3,
-            to: 1,
-            socket: 2,
-            sockets: 4,
-        };
+        let greeting = Greeting { token: u64::MAX - 7, from: 3, to: 1, socket: 2, sockets: 4 };
         let bytes = greeting.to_bytes(Role::Caller);
         assert_eq!(Greeting::from_bytes(&bytes, Role::Caller), Some(greeting));
         assert_eq!(Greeting::from_bytes(&bytes, Role::Answerer), None);

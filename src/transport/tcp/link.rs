@@ -41,10 +41,7 @@ pub(super) struct Link {
 impl Link {
     /// A link to `peer`, which is at `address`, over connected sockets.
     pub fn new(peer: Rank, address: SocketAddr, sockets: Vec<TcpStream>, window: usize) -> Self {
-        let streams = sockets
-            .into_iter()
-            .map(|socket| Stream::new(socket, window))
-            .collect();
+        let streams = sockets.into_iter().map(|socket| Stream::new(socket, window)).collect();
         Self {
             peer,
             address,
@@ -113,9 +110,7 @@ impl Link {
     pub fn land(&mut self, piece: Piece) -> Result<usize> {
         self.check()?;
         let at = self.socket_of(self.awaited);
-        self.streams[at]
-            .incoming
-            .push_back(Frame::for_data(self.sequence, self.awaited, piece));
+        self.streams[at].incoming.push_back(Frame::for_data(self.sequence, self.awaited, piece));
         self.awaited += 1;
         Ok(at)
     }
@@ -145,9 +140,7 @@ impl Link {
     }
 
     fn flush(&mut self, at: usize) -> Result<usize> {
-        self.streams[at]
-            .flush()
-            .map_err(|cause| self.lose(Self::broke(cause)))
+        self.streams[at].flush().map_err(|cause| self.lose(Self::broke(cause)))
     }
 
     fn receive(&mut self, at: usize) -> Result<Moved> {
@@ -156,25 +149,16 @@ impl Link {
             Ok(moved) => return Ok(moved),
             Err(cause) => Self::broke(cause),
         };
-        let amidst = self.streams[at]
-            .incoming
-            .iter()
-            .any(|frame| !frame.is_untouched() && !frame.is_whole());
+        let amidst = self.streams[at].incoming.iter().any(|frame| !frame.is_untouched() && !frame.is_whole());
         let needed = amidst || self.is_busy() || self.streams.iter().any(Stream::is_sending);
-        let error = self.lose(if amidst {
-            format!("{loss} in the middle of a message")
-        } else {
-            loss
-        });
+        let error = self.lose(if amidst { format!("{loss} in the middle of a message") } else { loss });
         if needed { Err(error) } else { Ok(Moved::Ended) }
     }
 
     /// Takes the frames off the queue that are complete and due, and checks what has come of the next one.
     fn settle(&mut self, at: usize, events: &mut Events) -> Result<()> {
         while let Some(frame) = self.streams[at].incoming.front() {
-            let content = frame
-                .content()
-                .map_err(|(came, expected)| self.mismatch(&came, &expected))?;
+            let content = frame.content().map_err(|(came, expected)| self.mismatch(&came, &expected))?;
             match content {
                 Content::Partial => break,
                 Content::Data => self.streams[at].landed += 1,
@@ -188,10 +172,7 @@ impl Link {
                         break;
                     }
                     self.called = true;
-                    events.push_back(Event::Called {
-                        peer: self.peer,
-                        call,
-                    });
+                    events.push_back(Event::Called { peer: self.peer, call });
                     if call.sequence != self.sequence {
                         // The executor compares; all that comes after this call is of no use.
                         self.disagree(&format!(
@@ -229,11 +210,7 @@ impl Link {
     }
 
     fn mismatch(&mut self, came: &Head, expected: &Head) -> Error {
-        let expected = if expected.is_call() {
-            "its next call".to_owned()
-        } else {
-            expected.to_string()
-        };
+        let expected = if expected.is_call() { "its next call".to_owned() } else { expected.to_string() };
         self.disagree(&format!(
             "sent {came} where {expected} was expected; do all ranks run the same version with the same settings?"
         ))
@@ -248,7 +225,8 @@ impl Link {
     }
 
     fn fail(&mut self, kind: ErrorKind, what: &str) -> Error {
-        let error = Error::new(kind, format!("rank {} ({}) {what}", self.peer, self.address));
+        let error =
+            Error::new(kind, format!("rank {} ({}) {what}", self.peer, self.address)).blaming(self.peer);
         self.broken.get_or_insert(error).clone()
     }
 

@@ -42,10 +42,7 @@ const WINDOW: usize = 16;
 /// Events that one system call can bring; more of them wait for the next.
 const HARVEST: usize = 64;
 
-const NO_TIME: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A rank's TCP links.
 ///
@@ -91,10 +88,7 @@ impl Tcp {
         }
         let epoll =
             Self::watch(&links).map_err(|cause| Error::system("cannot watch sockets with epoll", cause))?;
-        log::debug!(
-            "tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each",
-            peers.len()
-        );
+        log::debug!("tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each", peers.len());
         Ok(Self {
             list: VecDeque::with_capacity(links.len() * sockets_per_link),
             links,
@@ -118,12 +112,11 @@ impl Tcp {
     }
 
     fn place(&self, peer: Rank) -> Result<usize> {
-        self.places.get(peer).copied().flatten().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                format!("there is no tcp link to rank {peer}"),
-            )
-        })
+        self.places
+            .get(peer)
+            .copied()
+            .flatten()
+            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("there is no tcp link to rank {peer}")))
     }
 
     /// Has the next poll look at a stream.
@@ -156,10 +149,7 @@ impl Tcp {
 
     fn full(&self, peer: Rank, what: &str) -> Error {
         let window = self.window();
-        Error::new(
-            ErrorKind::Internal,
-            format!("more than {window} {what} rank {peer} are under way"),
-        )
+        Error::new(ErrorKind::Internal, format!("more than {window} {what} rank {peer} are under way"))
     }
 }
 

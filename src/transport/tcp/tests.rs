@@ -34,30 +34,22 @@ pub(super) fn soon() -> Instant {
 
 /// The links of `ranks` ranks among each other, by rank.
 fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
-    let listeners: Vec<Listener> = (0..ranks)
-        .map(|_| Listener::bind(&[address]).expect("loopback can be listened at"))
-        .collect();
+    let listeners: Vec<Listener> =
+        (0..ranks).map(|_| Listener::bind(&[address]).expect("loopback can be listened at")).collect();
     let endpoints: Vec<SocketAddr> = listeners.iter().map(|listener| listener.endpoints()[0]).collect();
     let connecting: Vec<_> = listeners
         .into_iter()
         .enumerate()
         .map(|(me, listener)| {
-            let peers: Vec<_> = endpoints
-                .iter()
-                .copied()
-                .enumerate()
-                .filter(|(peer, _)| *peer != me)
-                .collect();
+            let peers: Vec<_> =
+                endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
                 let fault = Fault::new().expect("an event descriptor");
                 Tcp::connect(listener, me, &peers, 99, sockets, soon(), &fault).expect("all ranks are here")
             })
         })
         .collect();
-    connecting
-        .into_iter()
-        .map(|rank| rank.join().expect("connected"))
-        .collect()
+    connecting.into_iter().map(|rank| rank.join().expect("connected")).collect()
 }
 
 fn pair(sockets: usize) -> (Tcp, Tcp) {
@@ -189,15 +181,13 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
     loop {
         for (peer, exchange) in exchanges.iter_mut().enumerate().filter(|(peer, _)| *peer != me) {
             while exchange.posted < exchange.sends.len() && exchange.posted - exchange.sent < tcp.window() {
-                tcp.send(peer, piece(&mut exchange.sends[exchange.posted]))
-                    .expect("alive");
+                tcp.send(peer, piece(&mut exchange.sends[exchange.posted])).expect("alive");
                 exchange.posted += 1;
             }
             while exchange.awaited < exchange.landings.len()
                 && exchange.awaited - exchange.landed < tcp.window()
             {
-                tcp.land(peer, piece(&mut exchange.landings[exchange.awaited]))
-                    .expect("alive");
+                tcp.land(peer, piece(&mut exchange.landings[exchange.awaited])).expect("alive");
                 exchange.awaited += 1;
             }
         }
@@ -209,10 +199,7 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
             match event {
                 Event::Called { peer, call: theirs } => {
                     assert_eq!(theirs, call(sequence));
-                    assert!(
-                        !std::mem::replace(&mut exchanges[peer].called, true),
-                        "called twice"
-                    );
+                    assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
                 }
                 Event::Sent { peer } => exchanges[peer].sent += 1,
                 Event::Landed { peer } => {
@@ -245,10 +232,7 @@ fn all_exchange(address: IpAddr, ranks: usize, sockets: usize) {
             })
         })
         .collect();
-    let _links: Vec<Tcp> = running
-        .into_iter()
-        .map(|rank| rank.join().expect("exchanged"))
-        .collect();
+    let _links: Vec<Tcp> = running.into_iter().map(|rank| rank.join().expect("exchanged")).collect();
 }
 
 #[test]
@@ -258,11 +242,7 @@ fn two_ranks_exchange_messages_of_all_sizes_over_one_to_four_sockets() {
 
 #[test]
 fn four_ranks_exchange_messages_of_all_sizes_over_one_and_three_sockets() {
-    watched(|| {
-        [1, 3]
-            .into_iter()
-            .for_each(|sockets| all_exchange(LOOPBACK, 4, sockets))
-    });
+    watched(|| [1, 3].into_iter().for_each(|sockets| all_exchange(LOOPBACK, 4, sockets)));
 }
 
 #[test]
@@ -302,11 +282,7 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
             while events.len() < 3 {
                 behind.poll(&mut events).expect("alive");
             }
-            assert!(
-                events
-                    .iter()
-                    .all(|event| matches!(event, Event::Landed { peer: 1 }))
-            );
+            assert!(events.iter().all(|event| matches!(event, Event::Landed { peer: 1 })));
             assert_eq!(landings, sent);
             expect_silence(&mut behind);
         }
@@ -339,10 +315,7 @@ fn a_call_with_another_sequence_is_reported_for_the_executor_to_compare() {
         expect_called(&mut here, 1);
         let error = here.announce(1, &call(5)).expect_err("they disagree");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
-        assert!(
-            error.message().contains("is in call 1, this rank in call 5"),
-            "{error}"
-        );
+        assert!(error.message().contains("is in call 1, this rank in call 5"), "{error}");
 
         // One that is ahead while this rank needs something of the call before.
         let (mut here, mut there) = pair(1);
@@ -397,10 +370,7 @@ fn a_message_too_many_is_a_disagreement_in_the_next_call() {
         there.announce(0, &call(2)).expect("alive");
         let error = next(&mut here).expect_err("a call was expected");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
-        assert!(
-            error.message().contains("where its next call was expected"),
-            "{error}"
-        );
+        assert!(error.message().contains("where its next call was expected"), "{error}");
     });
 }
 
@@ -417,16 +387,10 @@ fn more_messages_than_the_window_holds_are_refused() {
             here.send(1, piece(&mut message)).expect("within the window");
             here.land(1, piece(&mut landing)).expect("within the window");
         }
-        for error in [
-            here.send(1, piece(&mut message)),
-            here.land(1, piece(&mut landing)),
-        ] {
+        for error in [here.send(1, piece(&mut message)), here.land(1, piece(&mut landing))] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
-        assert_eq!(
-            here.send(7, piece(&mut message)).expect_err("a stranger").kind(),
-            ErrorKind::Internal
-        );
+        assert_eq!(here.send(7, piece(&mut message)).expect_err("a stranger").kind(), ErrorKind::Internal);
     });
 }
 
@@ -551,10 +515,7 @@ fn links_that_were_given_up_say_so() {
         here.send(1, piece(&mut message)).expect("alive");
         here.give_up();
         drop(message);
-        assert_eq!(
-            here.poll(&mut Events::new()).expect_err("given up").kind(),
-            ErrorKind::PeerLost
-        );
+        assert_eq!(here.poll(&mut Events::new()).expect_err("given up").kind(), ErrorKind::PeerLost);
         let error = here.announce(1, &call(1)).expect_err("given up");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(error.message().contains("given up"), "{error}");

@@ -46,20 +46,14 @@ fn strangers_at_the_listener_hold_nobody_up() {
                 // Silent.
                 0 => {}
                 // Something that is no greeting.
-                1 => socket
-                    .write_all(b"GET / HTTP/1.1\r\nHost: the-wrong-door.example\r\n\r\n")
-                    .expect("sent"),
+                1 => {
+                    socket.write_all(b"GET / HTTP/1.1\r\nHost: the-wrong-door.example\r\n\r\n").expect("sent")
+                }
                 // Half of something.
                 2 => socket.write_all(b"flexcall").expect("sent"),
                 // A greeting of another communicator.
                 _ => {
-                    let greeting = Greeting {
-                        token: 8,
-                        from: 1,
-                        to: 0,
-                        socket: 0,
-                        sockets: 2,
-                    };
+                    let greeting = Greeting { token: 8, from: 1, to: 0, socket: 0, sockets: 2 };
                     socket.write_all(&greeting.to_bytes(Role::Caller)).expect("sent");
                 }
             }
@@ -84,10 +78,7 @@ fn a_listener_that_comes_late_is_found() {
         let one = joining(one, 1, (0, zero_at), 7, 1, soon());
         thread::sleep(3 * PAUSE);
         let (socket, endpoint) = Listener::listen(zero_at).expect("the port is free again");
-        let zero = Listener {
-            sockets: vec![socket],
-            endpoints: vec![endpoint],
-        };
+        let zero = Listener { sockets: vec![socket], endpoints: vec![endpoint] };
         let zero = joining(zero, 0, (1, one_at), 7, 1, soon());
         for rank in [zero, one] {
             rank.join().expect("no panic").expect("linked");
@@ -102,12 +93,7 @@ fn whoever_is_missing_at_the_deadline_is_named_with_address_and_cause() {
         for (me, peer, cause) in [(3, 1, "Connection refused"), (1, 3, "it did not call")] {
             let error = failure(joining(listen().0, me, (peer, nobody), 7, 2, shortly()));
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
-            for words in [
-                &format!("rank {peer} at {nobody}"),
-                cause,
-                "firewall",
-                "FLEXRING_SOCKET_IFNAME",
-            ] {
+            for words in [&format!("rank {peer} at {nobody}"), cause, "firewall", "FLEXRING_SOCKET_IFNAME"] {
                 assert!(error.message().contains(words), "{error}");
             }
         }
@@ -189,8 +175,5 @@ fn an_address_that_cannot_be_listened_at_is_named() {
     let error = Listener::bind(&["192.0.2.1".parse().expect("an address")]).expect_err("not this machine's");
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.message().contains("192.0.2.1"), "{error}");
-    assert_eq!(
-        Listener::bind(&[]).expect_err("nothing").kind(),
-        ErrorKind::InvalidArgument
-    );
+    assert_eq!(Listener::bind(&[]).expect_err("nothing").kind(), ErrorKind::InvalidArgument);
 }
