@@ -199,7 +199,7 @@ impl World {
 
     /// Lets a pipeline decide once.
     fn act(&mut self, rank: Rank, random: &mut Random) -> bool {
-        let Some(action) = self.machines[rank].pipeline.next() else {
+        let Some(action) = self.machines[rank].pipeline.next_action() else {
             return false;
         };
         match action {

@@ -44,7 +44,7 @@ impl Identity {
             let words = format!("rank {rank} is not in a world of {world}: ranks count from 0");
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
-        let meeting = Meeting::Id(id.clone());
+        let meeting = Meeting::Id(*id);
         Ok(Self { rank, world, token: id.token(), meeting, launcher: "a unique id" })
     }
 }

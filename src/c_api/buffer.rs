@@ -21,7 +21,7 @@ pub unsafe extern "C" fn flexring_alloc(
         if out.is_null() {
             return Err(refused("flexring_alloc: out is NULL"));
         }
-        let start = comm.communicator.arena().lease(bytes)?;
+        let start = comm.communicator.lease(bytes)?;
         // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
         unsafe { out.write(start.as_ptr().cast()) };
         Ok(())
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
     guarded(|| {
         // SAFETY: the caller vouches for the handle.
         let comm = unsafe { borrow(comm, "flexring_free")? };
-        if memory.is_null() || comm.communicator.arena().end_lease(memory.cast()) {
+        if memory.is_null() || comm.communicator.end_lease(memory.cast()) {
             return Ok(());
         }
         Err(refused(format!(

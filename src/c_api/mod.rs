@@ -4,8 +4,8 @@
 //! no panic gets out, and outputs are written last and only on success. Must not hold any logic of its own:
 //! each function checks, calls the Rust API, and turns its result into a code and a sentence.
 
-mod buffer;
-mod comm;
-mod reduce;
-mod status;
-mod unique_id;
+pub mod buffer;
+pub mod comm;
+pub mod reduce;
+pub mod status;
+pub mod unique_id;

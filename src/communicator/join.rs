@@ -16,7 +16,7 @@ use crate::plan::program::Program;
 use crate::plan::ring;
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
-use crate::transport::shm::{Invitation, Layout, Mailbox, Neighbours, Shm};
+use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm};
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::{Transport, local};
 use std::net::{IpAddr, SocketAddr};
@@ -87,7 +87,7 @@ impl Communicator {
         let arena = Arc::new(Arena::new(pool.layout.bytes())?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
-        let mut mailbox = None;
+        let (mut mailbox, mut growth) = (None, None);
         if let Some(invitation) = invitation.filter(|_| near.len() > 1) {
             let secret = |rank: &Rank| {
                 cards[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
@@ -95,6 +95,7 @@ impl Communicator {
             let node = near.iter().map(secret).collect::<Result<Vec<_>>>()?;
             let neighbours = invitation.meet(me, &node, &arena, pool.layout.bytes(), deadline, &fault)?;
             transports.push(Box::new(Shm::new("shm", world, &arena, pool.layout, &neighbours)?));
+            growth = Some(Growth::new(&arena, &neighbours)?);
             if far.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
             }
@@ -117,6 +118,7 @@ impl Communicator {
             transports,
             routes,
             mailbox,
+            growth,
             crowded,
             fault,
         };
@@ -146,6 +148,7 @@ impl Communicator {
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, pool.layout, &neighbours)?;
             let mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
+            let growth = Some(Growth::new(&arena, &neighbours)?);
             let assembly = Assembly {
                 config,
                 topology: &topology,
@@ -155,6 +158,7 @@ impl Communicator {
                 transports: vec![Box::new(shm)],
                 routes: vec![0; world],
                 mailbox,
+                growth,
                 crowded: crowded(world),
                 fault: Arc::clone(&fault),
             };
@@ -189,6 +193,7 @@ struct Assembly<'a> {
     transports: Vec<Box<dyn Transport>>,
     routes: Vec<usize>,
     mailbox: Option<Mailbox>,
+    growth: Option<Growth>,
     crowded: bool,
     fault: Arc<Fault>,
 }
@@ -242,6 +247,7 @@ impl Assembly<'_> {
             small: config.small.0,
             digest,
             arena: self.arena,
+            growth: self.growth,
             engine: Mutex::new(Engine { executor, sequence: 0, told: false }),
             turns: Turns::default(),
             fault: self.fault,

@@ -20,6 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Work};
 use crate::fault::Fault;
 use crate::memory::{self, Arena, Buffer, Piece};
+use crate::transport::shm::Growth;
+use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -44,6 +46,8 @@ struct Core {
     small: usize,
     digest: u64,
     arena: Arc<Arena>,
+    /// Tells the neighbours of new buffers, if there are neighbours.
+    growth: Option<Growth>,
     engine: Mutex<Engine>,
     turns: Turns,
     fault: Arc<Fault>,
@@ -82,7 +86,7 @@ impl Asked {
             return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
         }
         for (name, piece) in [("send", input), ("receive", output)] {
-            if !piece.is_empty() && piece.as_ptr() as usize % dtype.size() != 0 {
+            if !piece.is_empty() && !(piece.as_ptr() as usize).is_multiple_of(dtype.size()) {
                 return refuse(format!(
                     "the {name} buffer at {:p} is not aligned to the {} bytes of a {}",
                     piece.as_ptr(),
@@ -199,7 +203,9 @@ impl Communicator {
     /// # Errors
     /// `System` if there is not that much memory.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        Buffer::new(Arc::clone(&self.core.arena), len)
+        let buffer = Buffer::new(Arc::clone(&self.core.arena), len)?;
+        self.core.announce(buffer.offset(), size_of_val(&buffer[..]));
+        Ok(buffer)
     }
 
     /// Ends whatever all ranks do with this communicator, from any thread, at once: calls under way return an
@@ -208,9 +214,16 @@ impl Communicator {
         self.core.watch.abort(&self.core.fault, self.core.rank);
     }
 
-    /// The memory that [`alloc`](Self::alloc) takes from.
-    pub(crate) fn arena(&self) -> &Arc<Arena> {
-        &self.core.arena
+    /// The same as plain bytes, for somebody who keeps the address only.
+    pub(crate) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let (offset, start) = self.core.arena.lease(bytes)?;
+        self.core.announce(offset, bytes);
+        Ok(start)
+    }
+
+    /// Takes a lease back; `false` if nothing was leased at this address.
+    pub(crate) fn end_lease(&self, start: *const u8) -> bool {
+        self.core.arena.end_lease(start)
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
@@ -245,6 +258,12 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Core {
+    fn announce(&self, offset: usize, bytes: usize) {
+        if let Some(growth) = &self.growth {
+            growth.announce(offset, bytes);
+        }
+    }
+
     fn work(&self, queue: &Receiver<Job>) {
         for job in queue {
             let _turn = self.turns.wait(job.ticket);

@@ -220,7 +220,7 @@ impl Executor {
         self.wait.begin();
         loop {
             let mut busy = false;
-            while let Some(action) = self.pipeline(work).next() {
+            while let Some(action) = self.pipeline(work).next_action() {
                 busy = true;
                 self.perform(work, action)?;
             }
@@ -351,7 +351,7 @@ impl Executor {
         let already_there =
             matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
         if already_there && !divide {
-            return Ok(self.pipeline(work).combined(step).map_err(bug)?);
+            return self.pipeline(work).combined(step).map_err(bug);
         }
         if views {
             self.each_in_place(|transport| transport.enter_views())?;
@@ -375,9 +375,9 @@ impl Executor {
     }
 
     fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
-        let in_place =
+        let mut in_place =
             self.transports.iter_mut().filter(|transport| transport.delivery() == Delivery::InPlace);
-        in_place.map(|transport| act(transport.as_mut())).collect()
+        in_place.try_for_each(|transport| act(transport.as_mut()))
     }
 
     /// The bytes of a step's sub-chunk at a place.

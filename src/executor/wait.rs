@@ -84,8 +84,10 @@ impl Wait {
             }
             return Ok(true);
         }
-        let quiet = transports.iter_mut().fold(true, |quiet, transport| transport.before_sleep() && quiet);
-        if quiet && !come() {
+        // All of them must know, even if one has news.
+        let busy =
+            transports.iter_mut().filter_map(|transport| (!transport.before_sleep()).then_some(())).count();
+        if busy == 0 && !come() {
             sleep(fault, transports, (self.timeout - waited).min(LONGEST_SLEEP));
         }
         transports.iter_mut().for_each(|transport| transport.after_sleep());

@@ -149,15 +149,15 @@ impl Arena {
         self.give_back(offset, len.max(1).next_multiple_of(align));
     }
 
-    /// Allocates for somebody who keeps the address only.
+    /// Allocates for somebody who keeps the address only: offset and address.
     ///
     /// # Errors
     /// `System` if there is not that much memory.
-    pub fn lease(&self, len: usize) -> Result<NonNull<u8>> {
+    pub fn lease(&self, len: usize) -> Result<(usize, NonNull<u8>)> {
         let offset = self.alloc(len)?;
         let piece = self.piece(offset, len).expect("an allocation lies within its arena");
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert(offset, len);
-        Ok(NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero"))
+        Ok((offset, NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero")))
     }
 
     /// Takes a lease back; `false` if nothing was leased at this address.
@@ -211,13 +211,24 @@ impl PeerArena {
         }
         let map = MmapOptions::new().len(len).no_reserve_swap().map_raw_read_only(&file).map_err(failed)?;
         let start = map.as_ptr().cast_mut().cast();
-        // SAFETY: both ranges lie within the mapping that was just made, and neither advice changes contents.
+        // SAFETY: the range is the mapping that was just made, and the advice changes no contents.
         unsafe {
             let _ = rustix::mm::madvise(start, len, Advice::LinuxHugepage);
-            // Older kernels fault the pages in when they are first read.
-            let _ = rustix::mm::madvise(start, fixed, Advice::LinuxPopulateRead);
         }
-        Ok(Self { map })
+        let arena = Self { map };
+        arena.make_ready(0, fixed);
+        Ok(arena)
+    }
+
+    /// Makes a range ready for reading, so that reading it faults no more. A range that cannot be is left alone.
+    pub fn make_ready(&self, offset: usize, len: usize) {
+        let Some(piece) = self.piece(offset, len) else { return };
+        // SAFETY: the range lies within this mapping, which lives as long as `self`, and the advice changes no
+        // contents. Where the kernel does not know it or the range is not a whole page, nothing happens.
+        let ready = unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateRead) };
+        if let Err(cause) = ready {
+            log::debug!("cannot make {len} bytes of a neighbour's memory ready: {cause}");
+        }
     }
 
     /// A range of the arena, if it lies within. What the peer says is not trusted to do so.
@@ -267,11 +278,10 @@ impl FreeList {
     }
 
     fn give(&mut self, mut start: usize, mut len: usize) {
-        if let Some((before, size)) = self.0.range(..start).next_back().map(|(start, size)| (*start, *size)) {
-            if before + size == start {
-                self.0.remove(&before);
-                (start, len) = (before, size + len);
-            }
+        let before = self.0.range(..start).next_back().map(|(start, size)| (*start, *size));
+        if let Some((before, size)) = before.filter(|(before, size)| before + size == start) {
+            self.0.remove(&before);
+            (start, len) = (before, size + len);
         }
         if let Some(size) = self.0.remove(&(start + len)) {
             len += size;

@@ -30,6 +30,13 @@ impl<T: Element> Buffer<T> {
     }
 }
 
+impl<T: Element> Buffer<T> {
+    /// Where it begins in its arena.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {

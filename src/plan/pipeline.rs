@@ -387,7 +387,7 @@ impl Pipeline {
     }
 
     /// The next thing to do, if there is anything to do now.
-    pub fn next(&mut self) -> Option<Action> {
+    pub fn next_action(&mut self) -> Option<Action> {
         // Releases and messages first: they keep peers and wires busy while this rank adds.
         if let Some(peer) = self.to_release.pop_front() {
             return Some(Action::Release { peer });

@@ -16,17 +16,19 @@ use std::sync::Arc;
 /// `System` if a descriptor or a mapping cannot be had.
 pub fn introduce(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
     let bells = arenas.iter().map(|_| new_bell()).collect::<Result<Vec<OwnedFd>>>()?;
+    let growths = arenas.iter().map(|_| new_bell()).collect::<Result<Vec<OwnedFd>>>()?;
     let again =
         |bell: &OwnedFd| bell.try_clone().map_err(|cause| Error::system("cannot share a bell", cause));
     let neighbour = |rank: Rank| -> Result<Neighbour> {
         let arena = Arc::new(PeerArena::map(arenas[rank].file(), fixed)?);
-        Ok(Neighbour { rank, place: rank, arena, bell: again(&bells[rank])? })
+        let (bell, growth) = (again(&bells[rank])?, again(&growths[rank])?);
+        Ok(Neighbour { rank, place: rank, arena, bell, growth })
     };
     (0..arenas.len())
         .map(|place| {
             let others =
                 (0..arenas.len()).filter(|rank| *rank != place).map(neighbour).collect::<Result<_>>()?;
-            Ok(Neighbours { place, bell: again(&bells[place])?, others })
+            Ok(Neighbours { place, bell: again(&bells[place])?, growth: again(&growths[place])?, others })
         })
         .collect()
 }

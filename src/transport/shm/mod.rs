@@ -7,10 +7,12 @@
 //!
 //! A rank writes to its own arena only. Peers map it for reading, so no peer can harm another's memory.
 
+mod growth;
 mod lane;
 mod mailbox;
 mod neighbours;
 
+pub use growth::Growth;
 pub use mailbox::Mailbox;
 pub use neighbours::{Invitation, Neighbour, Neighbours};
 
@@ -49,6 +51,7 @@ struct Board {
     reading: crossbeam_utils::CachePadded<AtomicU32>,
     /// 1 once the rank has given up: what its messages point at may change at any time.
     given_up: crossbeam_utils::CachePadded<AtomicU32>,
+    announcements: crossbeam_utils::CachePadded<growth::Announcements>,
 }
 
 /// Where everything is in an arena, given how many ranks share the node and how large a small message may be.

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub struct Neighbour {
     pub arena: Arc<PeerArena>,
     /// What wakes it.
     pub bell: OwnedFd,
+    /// What tells it that a neighbour has allocated memory.
+    pub growth: OwnedFd,
 }
 
 /// All ranks of a node, as one of them sees them.
@@ -37,6 +39,8 @@ pub struct Neighbours {
     pub place: usize,
     /// What wakes this rank.
     pub bell: OwnedFd,
+    /// What tells this rank that a neighbour has allocated memory.
+    pub growth: OwnedFd,
     /// The others.
     pub others: Vec<Neighbour>,
 }
@@ -88,14 +92,14 @@ impl Invitation {
         fault: &Fault,
     ) -> Result<Neighbours> {
         let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
-        let bell = new_bell()?;
+        let (bell, growth) = (new_bell()?, new_bell()?);
         let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
         while !unsent.is_empty() || others.len() + 1 < node.len() {
             fault.check()?;
             let mut blocked = Vec::new();
             for other in unsent.drain(..) {
-                match self.greet(place, &node[other].1, arena, &bell) {
+                match self.greet(place, &node[other].1, [arena.file(), bell.as_fd(), growth.as_fd()]) {
                     Ok(()) => {}
                     // Its queue is full: it reads as soon as it gets here.
                     Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
@@ -113,14 +117,14 @@ impl Invitation {
             }
             unsent = blocked;
             while let Some((from, descriptors)) = self.receive()? {
-                let [file, bell] = descriptors;
+                let [file, bell, growth] = descriptors;
                 let Some((rank, _)) =
                     node.get(from).filter(|_| others.iter().all(|other| other.place != from))
                 else {
                     continue;
                 };
                 let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
-                others.push(Neighbour { rank: *rank, place: from, arena, bell });
+                others.push(Neighbour { rank: *rank, place: from, arena, bell, growth });
             }
             if Instant::now() >= deadline {
                 let come = |(other, _): &(usize, _)| {
@@ -142,21 +146,19 @@ impl Invitation {
             }
         }
         others.sort_by_key(|other| other.place);
-        Ok(Neighbours { place, bell, others })
+        Ok(Neighbours { place, bell, growth, others })
     }
 
     fn greet(
         &self,
         place: usize,
         secret: &[u8; 16],
-        arena: &Arena,
-        bell: &OwnedFd,
+        descriptors: [BorrowedFd<'_>; 3],
     ) -> rustix::io::Result<()> {
         let mut greeting = [0; GREETING];
         greeting[..16].copy_from_slice(secret);
         greeting[16..].copy_from_slice(&(place as u64).to_le_bytes());
-        let descriptors = [arena.file(), bell.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         let bytes = [IoSlice::new(&greeting)];
@@ -164,10 +166,10 @@ impl Invitation {
     }
 
     /// The next greeting that knows the secret, if one is there. Others are dropped.
-    fn receive(&self) -> Result<Option<(usize, [OwnedFd; 2])>> {
+    fn receive(&self) -> Result<Option<(usize, [OwnedFd; 3])>> {
         loop {
             let mut greeting = [0; GREETING];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut bytes = [IoSliceMut::new(&mut greeting)];
             let received = match recvmsg(&self.socket, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
@@ -183,10 +185,11 @@ impl Invitation {
                 }
             }
             let place = u64::from_le_bytes(std::array::from_fn(|byte| greeting[16 + byte]));
-            if received == GREETING && greeting[..16] == self.secret {
-                if let Ok(descriptors) = <[OwnedFd; 2]>::try_from(descriptors) {
-                    return Ok(Some((place as usize, descriptors)));
-                }
+            if received == GREETING
+                && greeting[..16] == self.secret
+                && let Ok(descriptors) = <[OwnedFd; 3]>::try_from(descriptors)
+            {
+                return Ok(Some((place as usize, descriptors)));
             }
             log::warn!("dropped a message of a stranger at the socket for the ranks of this node");
         }

@@ -1,0 +1,40 @@
+# What a developer and CI run. `make test` is everything; parts have names of their own.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+# Debian packages that tests need beyond Rust; without root they are named, not installed.
+PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
+
+.PHONY: all build test lint bench install setup test-rust test-loom
+
+all: build
+
+build:
+	$(CARGO) build --release
+
+test: setup build test-rust test-loom
+
+# Tests run the release build's library and command too, as users do.
+test-rust:
+	$(CARGO) test
+
+# Every interleaving of the shared-memory ring that the memory model allows.
+test-loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom lane
+
+lint:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib
+
+bench: build
+	bench/run.sh
+
+setup:
+	@bench/setup.sh $(PACKAGES)
+
+install: build
+	install -Dm644 include/flexring.h $(DESTDIR)$(PREFIX)/include/flexring.h
+	install -Dm644 target/release/libflexring.a $(DESTDIR)$(PREFIX)/lib/libflexring.a
+	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so
+	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring

@@ -1,0 +1,137 @@
+//! Growth: when a rank allocates a buffer in its arena, its neighbours make the pages ready for reading at
+//! once, in a thread of their own, so that the first call that reads the buffer is as fast as the hundredth.
+//!
+//! All of this may come late or not at all: a page that is not ready is faulted in when it is read.
+
+use super::{Board, Neighbours, Placed};
+use crate::error::{Error, Result};
+use crate::memory::{Arena, PeerArena};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Ranges that the board remembers; whoever is further behind has missed some, which costs page faults only.
+const REMEMBERED: usize = 16;
+
+/// Smaller buffers are faulted in about as fast as they are announced.
+const WORTH_IT: usize = 256 << 10;
+
+/// The part of a board on which a rank announces what it has allocated.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Announcements {
+    count: AtomicU64,
+    /// Offset and length.
+    ranges: [[AtomicU64; 2]; REMEMBERED],
+}
+
+impl Announcements {
+    fn add(&self, offset: usize, len: usize) {
+        let count = self.count.load(Ordering::Relaxed);
+        let [at, size] = &self.ranges[count as usize % REMEMBERED];
+        at.store(offset as u64, Ordering::Relaxed);
+        size.store(len as u64, Ordering::Relaxed);
+        self.count.store(count + 1, Ordering::Release);
+    }
+
+    /// The ranges announced since `seen`, which is brought up to date. A range that is overwritten while it
+    /// is read comes out wrong, which the arena's bounds make harmless.
+    fn since(&self, seen: &mut u64) -> impl Iterator<Item = (usize, usize)> {
+        let count = self.count.load(Ordering::Acquire);
+        let from = (*seen).clamp(count.saturating_sub(REMEMBERED as u64), count);
+        *seen = count;
+        (from..count).map(|number| {
+            let [at, size] = &self.ranges[number as usize % REMEMBERED];
+            (at.load(Ordering::Relaxed) as usize, size.load(Ordering::Relaxed) as usize)
+        })
+    }
+}
+
+/// A rank's side of both: it announces what it allocates, and a thread follows what its neighbours announce.
+pub struct Growth {
+    board: Placed<Board>,
+    neighbours: Vec<OwnedFd>,
+    bell: OwnedFd,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Growth {
+    /// Starts to follow the neighbours.
+    ///
+    /// # Errors
+    /// `System` if there is no thread or descriptor to be had.
+    pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Self> {
+        let again =
+            |bell: &OwnedFd| bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause));
+        let bell = again(&neighbours.growth)?;
+        let over = Arc::new(AtomicBool::new(false));
+        let mut followed = Vec::new();
+        for other in &neighbours.others {
+            let board = Placed::new(other.arena.piece(0, size_of::<Board>()), Arc::clone(&other.arena) as _)?;
+            followed.push((board, Arc::clone(&other.arena), 0));
+        }
+        let follower = Follower { bell: again(&bell)?, over: Arc::clone(&over), followed };
+        let thread = std::thread::Builder::new()
+            .name("flexring-growth".to_owned())
+            .spawn(move || follower.run())
+            .map_err(|cause| Error::system("cannot start a thread", cause))?;
+        Ok(Self {
+            board: Placed::new(arena.piece(0, size_of::<Board>()), Arc::clone(arena) as _)?,
+            neighbours: neighbours.others.iter().map(|other| again(&other.growth)).collect::<Result<_>>()?,
+            bell,
+            over,
+            thread: Some(thread),
+        })
+    }
+
+    /// Tells the neighbours of `len` bytes at `offset` in this rank's arena.
+    pub fn announce(&self, offset: usize, len: usize) {
+        if len < WORTH_IT {
+            return;
+        }
+        self.board.announcements.add(offset, len);
+        self.neighbours.iter().for_each(ring);
+    }
+}
+
+impl Drop for Growth {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        ring(&self.bell);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread that follows the neighbours' allocations panicked");
+        }
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // A full counter is readable too, so a failure to add to it does not matter.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// What the thread has.
+struct Follower {
+    bell: OwnedFd,
+    over: Arc<AtomicBool>,
+    /// Each neighbour's board and arena, and how many announcements were seen.
+    followed: Vec<(Placed<Board>, Arc<PeerArena>, u64)>,
+}
+
+impl Follower {
+    fn run(mut self) {
+        while !self.over.load(Ordering::Acquire) {
+            for (board, arena, seen) in &mut self.followed {
+                for (offset, len) in board.announcements.since(seen) {
+                    arena.make_ready(offset, len);
+                }
+            }
+            let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
+            // Whatever ends the wait, everything is looked at again.
+            let _ = poll(&mut bell, None);
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+    }
+}
