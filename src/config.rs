@@ -330,7 +330,7 @@ settings! {
         "What carries the bytes.";
     #[agree yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(512 << 10),
-        |size: &Size| (4096..=64 << 20).contains(&size.0) && size.0 % 4096 == 0,
+        |size: &Size| (4096..=64 << 20).contains(&size.0) && size.0.is_multiple_of(4096),
         "Bytes of one sub-chunk, the grain of the pipeline, and of one slot of the pool.";
     #[agree yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), |size: &Size| size.0 <= 64 << 10,

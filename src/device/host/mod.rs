@@ -12,6 +12,7 @@ use super::{Arithmetic, Device, Finish, Job, Submitted};
 use crate::config::Simd;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
 use half::{bf16, f16};
 use instructions::Instructions;
 use lane::Lane;
@@ -46,15 +47,13 @@ impl Kernels {
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("f16c") =>
+                    && is_x86_feature_detected!("avx512vl") =>
             {
                 Some(Self::of::<instructions::avx512::Here>())
             }
-            // NEON is in the baseline of its architecture.
+            // In the baseline of its architecture.
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => Some(Self::of::<instructions::baseline::Here>()),
+            Simd::Neon => Some(Self::of::<instructions::neon::Here>()),
             _ => None,
         }
     }
@@ -123,25 +122,26 @@ impl Host {
 
 impl Device for Host {
     fn submit(&mut self, job: &Job<'_>, _ticket: u64) -> Result<Submitted> {
-        check(job)?;
-        let into = job.into;
-        match *job.operands {
-            [only] if only.factor.is_none() && job.finish == Finish::Keep => {
-                let from = only.piece;
-                if from == into {
-                } else if job.streaming {
-                    // SAFETY: `check`
-                    unsafe { (self.kernels.copy_past_cache)(into.as_ptr(), from.as_ptr(), into.len()) }
-                } else {
-                    // SAFETY: `check`
-                    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), into.len()) }
-                }
+        let copied = only_copied(job);
+        check(job, copied.is_some())?;
+        let (into, len) = (job.into.as_ptr(), job.into.len());
+        if let Some(from) = copied {
+            let from = from.as_ptr();
+            if from == into {
+                // It is there already.
+            } else if job.streaming {
+                // SAFETY: both pieces have `len` bytes and do not overlap, as was checked. The kernels were
+                // found for this processor.
+                unsafe { (self.kernels.copy_past_cache)(into, from, len) }
+            } else {
+                // SAFETY: both pieces have `len` bytes and do not overlap, as was checked.
+                unsafe { std::ptr::copy_nonoverlapping(from, into, len) }
             }
-            _ => {
-                let reduce = (self.kernels.reduce)(job.dtype, job.arithmetic);
-                // SAFETY: check
-                unsafe { reduce(job) };
-            }
+        } else if len > 0 {
+            let reduce = (self.kernels.reduce)(job.dtype, job.arithmetic);
+            // SAFETY: lengths, alignment and overlap are as was checked, and of the job's own type. The kernels
+            // were found for this processor.
+            unsafe { reduce(job) };
         }
         Ok(Submitted::Done)
     }
@@ -153,6 +153,58 @@ impl Device for Host {
     fn quiesce(&mut self) {}
 }
 
-fn check(_job: &Job<'_>) -> Result<()> {
+/// What the job copies, if that is all it does.
+fn only_copied(job: &Job<'_>) -> Option<Piece> {
+    match job.operands {
+        [only] if only.factor.is_none() && matches!(job.finish, Finish::Keep | Finish::Divide(1)) => {
+            Some(only.piece)
+        }
+        _ => None,
+    }
+}
+
+/// Refuses a job that the kernels could not run without touching memory that is not theirs.
+fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
+    let refused = |why: String| {
+        Err(Error::new(
+            ErrorKind::Internal,
+            format!(
+                "the host device was given a job over {} that {why}",
+                job.dtype.name()
+            ),
+        ))
+    };
+    let (into, len, size) = (job.into, job.into.len(), job.dtype.size());
+    if job.operands.is_empty() {
+        return refused("has no operand".to_owned());
+    }
+    if job.finish == Finish::Divide(0) {
+        return refused("divides by 0 ranks".to_owned());
+    }
+    if !len.is_multiple_of(size) {
+        return refused(format!("ends within an element, after {len} bytes"));
+    }
+    for operand in job.operands {
+        let piece = operand.piece;
+        if piece.len() != len {
+            return refused(format!("has an operand of {} bytes for {len}", piece.len()));
+        }
+        let distance = piece.as_ptr().addr().abs_diff(into.as_ptr().addr());
+        if distance != 0 && distance < len {
+            return refused(format!(
+                "has an operand that overlaps the destination but for {distance} bytes"
+            ));
+        }
+    }
+    // An empty piece may point anywhere.
+    if !only_copied && len > 0 {
+        let aligned = |piece: Piece| piece.as_ptr().addr().is_multiple_of(size);
+        if !aligned(into) || !job.operands.iter().all(|operand| aligned(operand.piece)) {
+            return refused(format!("is not aligned to {size} bytes"));
+        }
+    }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

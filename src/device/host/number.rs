@@ -138,20 +138,40 @@ macro_rules! integer {
     )*};
 }
 
-// No processor divides vectors of integers, but all divide vectors of floats. A quotient a/n that is no whole
-// number is at least 1/n away from one, that is, a relative 1/a: more than a float's rounding error as long
-// as it has more bits than a, so that truncating the float gives the truncated quotient. (An n that f32
-// rounds is far above any 8-bit a, and gives 0 as it must.)
+// No processor divides vectors of integers, so all multiply by a reciprocal or divide as floats.
 integer! {
-    i8: f32, |n| n as f32, |a, n| (f32::from(a) / n) as i8;
-    u8: f32, |n| n as f32, |a, n| (f32::from(a) / n) as u8;
-    i32: f64, f64::from, |a, n| (f64::from(a) / n) as i32;
-    u32: f64, f64::from, |a, n| (f64::from(a) / n) as u32;
+    i8: u32, reciprocal_u8, |a: i8, n| {
+        let magnitude = quotient_u8(a.unsigned_abs(), n) as i8;
+        if a < 0 { magnitude.wrapping_neg() } else { magnitude }
+    };
+    u8: u32, reciprocal_u8, quotient_u8;
+    // The quotient of a 32-bit a and n that is no whole number is at least 1/n away from one, which is more
+    // than the rounding error of an f64, so that truncating the float gives the truncated quotient.
+    i32: f64, f64::from, |a: i32, n: f64| {
+        // SAFETY: n >= 2, so the quotient is finite and fits.
+        unsafe { (f64::from(a) / n).to_int_unchecked::<i32>() }
+    };
+    u32: f64, f64::from, |a: u32, n: f64| {
+        // SAFETY: n >= 2, so the quotient is finite and fits.
+        unsafe { (f64::from(a) / n).to_int_unchecked::<u32>() }
+    };
     i64: Reciprocal, Reciprocal::of, |a: i64, n: Reciprocal| {
         let magnitude = n.times(a.unsigned_abs()) as i64;
         if a < 0 { -magnitude } else { magnitude }
     };
     u64: Reciprocal, Reciprocal::of, |a, n: Reciprocal| n.times(a);
+}
+
+/// 2^16 / n, rounded up: exact enough for 8-bit numbers, as [`Reciprocal`] explains for 64-bit ones.
+#[inline(always)]
+fn reciprocal_u8(ranks: u32) -> u32 {
+    // Whatever is divided by 256 or more gives 0.
+    0xffff / ranks.min(256) + 1
+}
+
+#[inline(always)]
+fn quotient_u8(a: u8, reciprocal: u32) -> u8 {
+    ((u32::from(a) * reciprocal) >> 16) as u8
 }
 
 /// 2^128 / n, rounded up, for an n from 2 to 2^32.
