@@ -1,5 +1,13 @@
-//! Measures the host device beside `memcpy`: bytes read and written per second.
-#![allow(clippy::print_stdout, unsafe_code, reason = "a measurement prints, and makes pieces")]
+//! Measures sums on the host device beside `memcpy`: bytes read and written per second, in GB/s.
+//!
+//! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels]`. Large operands are walked in
+//! sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, every type and operation is
+//! measured in the cache, which shows loops that the compiler failed to vectorise.
+#![allow(
+    unsafe_code,
+    clippy::print_stdout,
+    reason = "a measurement makes pieces of its own memory and prints what it found"
+)]
 
 use flexring::DType;
 use flexring::config::Simd;
@@ -10,107 +18,165 @@ use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::time::Instant;
 
-const LARGE: usize = 64 << 20;
-const SUBCHUNK: usize = 512 << 10;
-const HOT: usize = 256 << 10;
+/// A walk through `total` bytes of every operand, `grain` bytes at a time, so often per measurement.
+#[derive(Clone, Copy)]
+struct Walk {
+    name: &'static str,
+    total: usize,
+    grain: usize,
+    rounds: usize,
+}
+
+const LARGE: Walk = Walk { name: "64 MiB in steps of 512 KiB", total: 64 << 20, grain: 512 << 10, rounds: 1 };
+
+const CACHED: Walk = Walk { name: "256 KiB in the cache", total: 256 << 10, grain: 256 << 10, rounds: 100 };
+
+/// Measurements of which the best counts: on a shared machine the others tell of the neighbours.
+const REPEATS: usize = 9;
 
 fn main() {
-    let only: Option<Simd> = std::env::args().find_map(|a| Simd::parse(&a));
-    let simds: Vec<Simd> = [Simd::Scalar, Simd::Avx2, Simd::Avx512, Simd::Neon]
-        .into_iter()
-        .filter(|s| Host::new(*s).is_ok() && only.is_none_or(|o| o == *s))
-        .collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let simd = words.iter().find_map(|word| Simd::parse(word)).unwrap_or(Simd::Auto);
+    let simd = match Host::new(simd) {
+        Ok(host) => host.simd(),
+        Err(error) => return println!("{error}"),
+    };
+    if words.iter().any(|word| word == "kernels") {
+        return kernels(simd);
+    }
     for threads in [1, 2] {
-        for (total, grain, what) in [(LARGE, SUBCHUNK, "64M by 512K"), (HOT, HOT, "256K hot")] {
-            let memcpy = measure(threads, total, grain, 1, |pieces| {
-                let (into, from) = (pieces[0], pieces[1]);
-                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), into.len()) };
-            });
-            println!("{threads} thread(s), {what}: memcpy {memcpy:.1} GB/s");
-            println!(
-                "{:8}{:10}{:>4}{:>9}{:>11}{:>10}{:>12}",
-                "simd", "dtype", "k", "plain", "streaming", "in place", "in pl str"
-            );
-            for &simd in &simds {
-                for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32, DType::F64] {
-                    for k in [1, 2, 4] {
-                        if k == 1 && dtype != DType::F32 {
-                            continue;
-                        }
-                        let rate = |streaming, in_place| {
-                            measure(threads, total, grain, k, |pieces| {
-                                let mut host = Host::new(simd).unwrap();
-                                let mut ops = [Operand { piece: pieces[1], factor: None }; 8];
-                                for (o, p) in ops.iter_mut().zip(&pieces[1..]) {
-                                    o.piece = *p;
-                                }
-                                let job = Job {
-                                    dtype,
-                                    arithmetic: Arithmetic::Sum,
-                                    into: if in_place { pieces[1] } else { pieces[0] },
-                                    operands: &ops[..k],
-                                    finish: Finish::Keep,
-                                    streaming,
-                                };
-                                host.submit(&job, 0).unwrap();
-                            })
-                        };
-                        println!(
-                            "{:8}{:10}{:>4}{:>9.1}{:>11.1}{:>10.1}{:>12.1}",
-                            simd.name(),
-                            dtype.name(),
-                            k,
-                            rate(false, false),
-                            rate(true, false),
-                            if k > 1 { rate(false, true) } else { f64::NAN },
-                            if k > 1 { rate(true, true) } else { f64::NAN }
-                        );
-                    }
-                }
+        for walk in [LARGE, CACHED] {
+            sums(simd, threads, walk);
+        }
+    }
+}
+
+/// The kinds of job that a pipeline consists of.
+fn sums(simd: Simd, threads: usize, walk: Walk) {
+    let memcpy = rate(threads, walk, 1, |pieces| {
+        // SAFETY: two pieces of one length and of different vectors.
+        unsafe { std::ptr::copy_nonoverlapping(pieces[1].as_ptr(), pieces[0].as_ptr(), pieces[0].len()) };
+    });
+    println!("\n{}, {threads} thread(s), {}; memcpy {memcpy:.1} GB/s", walk.name, simd.name());
+    println!("{:>10} {:>9} {:>9} {:>9} {:>9}", "type", "operands", "apart", "past", "in place");
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32, DType::F64] {
+        for k in [1, 2, 4] {
+            let measured = |into, streaming| {
+                let job = Shape {
+                    simd,
+                    dtype,
+                    arithmetic: Arithmetic::Sum,
+                    k,
+                    into,
+                    streaming,
+                    factor: None,
+                    finish: Finish::Keep,
+                };
+                job.rate(threads, walk)
+            };
+            print!("{:>10} {k:>9} {:>9.1} {:>9.1}", dtype.name(), measured(0, false), measured(0, true));
+            if k == 1 {
+                println!(" {:>9}", "");
+            } else {
+                println!(" {:>9.1}", measured(1, false));
             }
         }
     }
 }
 
-fn measure(threads: usize, total: usize, grain: usize, k: usize, work: impl Fn(&[Piece]) + Sync) -> f64 {
+/// Every loop that there is.
+fn kernels(simd: Simd) {
+    println!("{}, in the cache", simd.name());
+    println!("{:>10} {:>6} {:>9} {:>9} {:>9} {:>9}", "type", "op", "two", "five", "factor", "divide");
+    for dtype in DType::ALL {
+        for arithmetic in [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min] {
+            let measured = |k, factor, finish| {
+                Shape { simd, dtype, arithmetic, k, into: 0, streaming: false, factor, finish }
+                    .rate(1, CACHED)
+            };
+            println!(
+                "{:>10} {:>6} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
+                dtype.name(),
+                format!("{arithmetic:?}").to_lowercase(),
+                measured(2, None, Finish::Keep),
+                measured(5, None, Finish::Keep),
+                measured(2, Some(2.0), Finish::Keep),
+                measured(2, None, Finish::Divide(3)),
+            );
+        }
+    }
+}
+
+/// A job but for where it is done: `into` counts the destination of its own as 0 and the operands from 1.
+#[derive(Clone, Copy)]
+struct Shape {
+    simd: Simd,
+    dtype: DType,
+    arithmetic: Arithmetic,
+    k: usize,
+    into: usize,
+    streaming: bool,
+    factor: Option<f64>,
+    finish: Finish,
+}
+
+impl Shape {
+    fn rate(self, threads: usize, walk: Walk) -> f64 {
+        rate(threads, walk, self.k, |pieces| {
+            let mut host = Host::new(self.simd).expect("it was there a moment ago");
+            let operands: [Operand; 8] = std::array::from_fn(|nth| Operand {
+                piece: pieces[1 + nth.min(self.k - 1)],
+                factor: self.factor,
+            });
+            let job = Job {
+                dtype: self.dtype,
+                arithmetic: self.arithmetic,
+                into: pieces[self.into],
+                operands: &operands[..self.k],
+                finish: self.finish,
+                streaming: self.streaming,
+            };
+            host.submit(&job, 0).expect("a sound job");
+        })
+    }
+}
+
+/// Bytes that all threads together read from `k` operands and write to one destination, in GB/s.
+fn rate(threads: usize, walk: Walk, k: usize, work: impl Fn(&[Piece]) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
-    let passes = if total == HOT { 200 } else { 1 };
-    let seconds: f64 = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut buffers: Vec<Vec<u64>> = (0..=k).map(|_| vec![0u64; total / 8 + 512]).collect();
-                    let pieces: Vec<Piece> = buffers
-                        .iter_mut()
-                        .map(|b| {
-                            for x in b.iter_mut() {
-                                *x = 0x3c003c003c003c00;
-                            }
-                            unsafe { Piece::new(NonNull::new(b.as_mut_ptr().cast::<u8>()).unwrap(), total) }
-                        })
-                        .collect();
-                    let mut best = f64::INFINITY;
-                    for _ in 0..7 {
-                        barrier.wait();
-                        let start = Instant::now();
-                        for _ in 0..passes {
-                            let mut at = 0;
-                            while at < total {
-                                let mut now = [Piece::EMPTY; 9];
-                                for (n, p) in now.iter_mut().zip(&pieces) {
-                                    *n = p.narrow(at, grain);
-                                }
-                                work(&now[..=k]);
-                                at += grain;
-                            }
-                        }
-                        best = best.min(start.elapsed().as_secs_f64() / passes as f64);
-                    }
-                    best
-                })
+    let thread = || {
+        // Ones and zeros in every type, so that nothing overflows however often it is added.
+        let mut vectors: Vec<Vec<u64>> =
+            (0..=k).map(|_| vec![0x0000_3c00_0000_3c00; walk.total / 8]).collect();
+        let pieces: Vec<Piece> = vectors
+            .iter_mut()
+            .map(|vector| {
+                let start = NonNull::from(vector.as_mut_slice()).cast();
+                // SAFETY: the vector lives, and is touched by nobody else, until the thread ends.
+                unsafe { Piece::new(start, walk.total) }
             })
             .collect();
-        handles.into_iter().map(|h| h.join().unwrap()).fold(0.0, f64::max)
+        let mut best = f64::INFINITY;
+        for _ in 0..REPEATS {
+            barrier.wait();
+            let start = Instant::now();
+            for _ in 0..walk.rounds {
+                for at in (0..walk.total).step_by(walk.grain) {
+                    let now: [Piece; 9] =
+                        std::array::from_fn(|nth| pieces[nth.min(k)].narrow(at, walk.grain));
+                    work(&now[..=k]);
+                }
+            }
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        best
+    };
+    let slowest = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(thread)).collect();
+        handles
+            .into_iter()
+            .map(|handle| handle.join().expect("a measurement does not panic"))
+            .fold(0.0, f64::max)
     });
-    threads as f64 * (total * (k + 1)) as f64 / seconds / 1e9
+    (threads * walk.rounds * walk.total * (k + 1)) as f64 / slowest / 1e9
 }
