@@ -1,0 +1,130 @@
+//! `flexring env`: the settings, their values here, and where these came from.
+//!
+//! Owns the layout. What settings there are is `config`'s business.
+
+use crate::Failure;
+use clap::Args;
+use flexring::config::{Config, Origin, Row, environment};
+use flexring::{Error, ErrorKind};
+use std::io::Write;
+
+/// Print all settings with their values and where these came from
+#[derive(Args, Debug)]
+pub struct Options {
+    /// Print the table of the README
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let text = if options.markdown {
+        markdown(&Config::default().table(|_| None))
+    } else {
+        warn_of_strangers();
+        let config = Config::from_env().map_err(|first| Failure::Usage(complaints(first)))?;
+        let rows = config.table(environment);
+        if options.json { json(&rows)? } else { table(&rows) }
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|cause| Error::system("cannot write to standard output", cause).into())
+}
+
+/// Warns of variables that look like settings and are none.
+pub fn warn_of_strangers() {
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    for stranger in Config::strangers(names) {
+        eprintln!("warning: {stranger} is no setting of flexring; did you mean {}?", closest(&stranger));
+    }
+}
+
+/// The setting whose name is most like this one.
+fn closest(name: &str) -> &'static str {
+    let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
+    Config::NAMES.iter().min_by_key(distance).copied().unwrap_or_default()
+}
+
+/// Every setting that cannot be parsed, one to a line, and not just the `first`.
+fn complaints(first: Error) -> String {
+    let alone = |name: &&str| Config::read(|asked| (asked == *name).then(|| environment(name)).flatten()).err();
+    let all: Vec<String> = Config::NAMES.iter().filter_map(alone).map(|error| error.to_string()).collect();
+    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", crate::ERROR)) }
+}
+
+/// For a terminal: a line of columns for each setting, and what it does below.
+fn table(rows: &[Row]) -> String {
+    let cells: Vec<[&str; 4]> =
+        rows.iter().map(|row| [row.name, &row.value, origin(row), row.expected]).collect();
+    let head = ["setting", "value", "origin", "takes"];
+    let width = |column: usize| {
+        let lines = cells.iter().chain([&head]);
+        lines.map(|cells| cells[column].chars().count()).max().unwrap_or(0)
+    };
+    let widths = [width(0), width(1), width(2)];
+    let line = |cells: &[&str; 4]| {
+        let [name, value, origin, takes] = cells;
+        format!("{name:0$}  {value:1$}  {origin:2$}  {takes}\n", widths[0], widths[1], widths[2])
+    };
+    let mut text = line(&head);
+    for (row, cells) in rows.iter().zip(&cells) {
+        text += &line(cells);
+        text += &format!("    {}\n", row.sentence);
+    }
+    text
+}
+
+/// For the README: what holds everywhere, so without values.
+fn markdown(rows: &[Row]) -> String {
+    let mut text = "| setting | default | takes | what it does |\n|---|---|---|---|\n".to_owned();
+    for row in rows {
+        text += &format!("| `{}` | {} | {} | {} |\n", row.name, row.default, row.expected, row.sentence);
+    }
+    text
+}
+
+fn json(rows: &[Row]) -> Result<String, Failure> {
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            serde_json::json!({
+                "name": row.name, "value": row.value, "origin": origin(row), "default": row.default,
+                "takes": row.expected, "sentence": row.sentence,
+            })
+        })
+        .collect();
+    let failed = |cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}"));
+    Ok(serde_json::to_string_pretty(&rows).map_err(failed)? + "\n")
+}
+
+fn origin(row: &Row) -> &'static str {
+    match row.origin {
+        Origin::Default => "default",
+        Origin::Environment => "environment",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelt_names_are_near_the_right_ones() {
+        assert_eq!(closest("FLEXRING_RNAK"), "FLEXRING_RANK");
+        assert_eq!(closest("FLEXRING_SUBCHUNKS"), "FLEXRING_SUBCHUNK");
+        assert_eq!(closest("FLEXRING_TIMEOUT"), "FLEXRING_TIMEOUT_MS");
+    }
+
+    #[test]
+    fn tables_have_a_line_for_every_setting() {
+        let rows = Config::default().table(|name| (name == "FLEXRING_ALGO").then(|| "auto".to_owned()));
+        let text = table(&rows);
+        assert_eq!(text.lines().count(), 1 + 2 * rows.len());
+        assert!(text.contains("\nFLEXRING_ALGO              ") && text.contains("  environment  auto or ring\n"));
+        assert_eq!(markdown(&rows).lines().count(), 2 + rows.len());
+        assert_eq!(json(&rows).map(|text| text.matches("\"sentence\"").count()).ok(), Some(rows.len()));
+    }
+}

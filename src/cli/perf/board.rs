@@ -1,0 +1,134 @@
+//! What rank 0 shows: the table on standard output, the progress bar, and the report.
+//!
+//! Owns their order in time: a row is out as soon as it is measured, and the report on disk is never behind the
+//! table. Must not know how anything is measured.
+
+use super::options::{Memory, Options};
+use super::progress::Progress;
+use super::report::{File, Report, Row, Seat};
+use super::table;
+use flexring::config::{Config, environment};
+use flexring::{Error, Result};
+use std::io::Write;
+use std::time::Instant;
+
+/// Settings that say which rank this is, not how it works.
+const IDENTITY: [&str; 4] = ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
+
+/// What rank 0 shows.
+#[derive(Debug)]
+pub struct Board {
+    report: Report,
+    file: Option<File>,
+    progress: Progress,
+}
+
+impl Board {
+    /// An empty board for a world of `world` ranks. Its report is on disk already, so a path that cannot be written
+    /// is told before anything is measured.
+    ///
+    /// # Errors
+    /// `System` if the report cannot be written.
+    pub fn new(options: &Options, config: &Config, world: usize) -> Result<Self> {
+        let rows = config.table(environment).into_iter();
+        let settings = rows.filter(|row| row.value != row.default && !IDENTITY.contains(&row.name));
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            world,
+            settings: settings.map(|row| (row.name, row.value)).collect(),
+            memory: if options.memory == Memory::Pool { "pool" } else { "heap" },
+            ..Report::default()
+        };
+        let file = options.json.as_deref().map(File::new);
+        if let Some(file) = &file {
+            file.save(&report)?;
+        }
+        let calls = options.warmup_iters + options.iters.get();
+        let rows = options.datatype.0.len() * options.op.0.len() * options.sizes().count();
+        let lender = options.rank_of.filter(|_| options.borrow_terminal);
+        let progress = if options.rank_of.is_some() && lender.is_none() {
+            Progress::hidden()
+        } else {
+            Progress::new((2 * rows * calls) as u64, lender)
+        };
+        Ok(Self { report, file, progress })
+    }
+
+    /// Shows who takes part, what the communicator says of itself, and the table's head.
+    ///
+    /// # Errors
+    /// `System` if standard output or the report cannot be written.
+    pub fn open(&mut self, options: &Options, summary: &str, ranks: Vec<Seat>) -> Result<()> {
+        summary.clone_into(&mut self.report.summary);
+        self.report.ranks = ranks;
+        let report = &self.report;
+        let step = match options.stepbytes {
+            Some(bytes) => format!("{}(bytes)", bytes.0),
+            None => format!("{}(factor)", options.stepfactor),
+        };
+        let mut head = format!(
+            "# flexring {}, {} {}\n# minBytes {} maxBytes {} step: {step} warmup iters: {} iters: {} validation: {} \
+             memory: {}\n#\n# Using ranks\n",
+            report.version,
+            report.world,
+            if report.world == 1 { "rank" } else { "ranks" },
+            options.minbytes.0,
+            options.maxbytes.0,
+            options.warmup_iters,
+            options.iters,
+            options.check,
+            report.memory,
+        );
+        for Seat { rank, pid, host } in &report.ranks {
+            head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}\n");
+        }
+        head += &format!("#\n# {summary}\n");
+        for (name, value) in &report.settings {
+            head += &format!("# {name}={value}\n");
+        }
+        head += &format!("#\n{}", table::HEAD);
+        self.say(&head)?;
+        self.save()
+    }
+
+    /// Moves the bar.
+    pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
+        self.progress.step(now, message);
+    }
+
+    /// Shows a row, and below it what is remarkable.
+    ///
+    /// # Errors
+    /// `System` if standard output or the report cannot be written.
+    pub fn row(&mut self, row: Row, notes: &[String]) -> Result<()> {
+        let mut lines = table::row(&row);
+        notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
+        self.say(&lines)?;
+        self.report.add(row);
+        self.save()
+    }
+
+    /// Ends the table, or leaves it where an error ended it, and finishes the report.
+    ///
+    /// # Errors
+    /// `System` if standard output or the report cannot be written.
+    pub fn close(mut self, error: Option<String>) -> Result<()> {
+        if error.is_none() {
+            self.say(&table::foot(self.report.wrong(), self.report.avg_busbw))?;
+        }
+        self.report.error = error;
+        self.file.as_ref().map_or(Ok(()), |file| file.finish(&self.report))
+    }
+
+    fn save(&self) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
+    }
+
+    fn say(&self, lines: &str) -> Result<()> {
+        let say = || {
+            let mut stdout = std::io::stdout().lock();
+            writeln!(stdout, "{lines}").and_then(|()| stdout.flush())
+        };
+        self.progress.aside(say).map_err(|cause| Error::system("cannot write to standard output", cause))
+    }
+}

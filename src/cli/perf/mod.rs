@@ -1,0 +1,71 @@
+//! `flexring perf`: measures all-reduces, checks their results, and prints the table of nccl-tests.
+//!
+//! Owns the choice of what this process is: the parent of new ranks, or a rank itself.
+
+mod bench;
+mod board;
+mod data;
+mod number;
+mod options;
+mod parent;
+mod progress;
+mod rank;
+mod report;
+mod table;
+
+pub use options::Options;
+
+use crate::Failure;
+use crate::env::warn_of_strangers;
+use flexring::bootstrap::identity;
+use flexring::config::{Config, environment};
+use flexring::{Error, ErrorKind};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(contradiction) = options.contradiction() {
+        return Err(Failure::Usage(contradiction));
+    }
+    if options.rank_of.is_none() {
+        // Flags count for more than variables; what they say is checked before any rank is.
+        let settings = options.settings();
+        let lookup = |name: &str| {
+            let flag = settings.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value.clone());
+            flag.or_else(|| environment(name))
+        };
+        let config = Config::read(lookup)?;
+        if let Some(ranks) = options.ranks {
+            warn_of_strangers();
+            return parent::run(options, &config, ranks.get());
+        }
+        let identity = identity(&config, lookup).map_err(nobody)?;
+        if settings.iter().any(|(name, value)| environment(name).as_ref() != Some(value)) {
+            return Err(start_over(settings));
+        }
+        if identity.rank == 0 {
+            warn_of_strangers();
+        }
+    }
+    match rank::run(options)? {
+        0 => Ok(()),
+        1 => Err(Failure::Failed("1 element was wrong".to_owned())),
+        wrong => Err(Failure::Failed(format!("{wrong} elements were wrong"))),
+    }
+}
+
+/// Says what to do if there is no job to join.
+fn nobody(error: Error) -> Failure {
+    if error.kind() != ErrorKind::Rendezvous {
+        return error.into();
+    }
+    Failure::Usage(format!("give --ranks N to start N ranks on this machine; without it, {}", error.message()))
+}
+
+/// Becomes the same command with other variables: a process cannot safely change its own. Returns only if it fails.
+fn start_over(settings: Vec<(&'static str, String)>) -> Failure {
+    let again = |program| Command::new(program).args(std::env::args_os().skip(1)).envs(settings).exec();
+    let cause = std::env::current_exe().map_or_else(|cause| cause, again);
+    Error::system("cannot start over with the settings that flags stand for", cause).into()
+}

@@ -1,0 +1,298 @@
+//! The flags of `flexring perf`: those of nccl-tests, and a few of its own.
+//!
+//! Owns their names, defaults and meaning. Must not know how anything is measured.
+
+use clap::Args;
+use flexring::config::{Algorithm, Config, Lowering, Size, TransportChoice};
+use flexring::{DType, ReduceOp};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// Measure all-reduces and check their results
+///
+/// Prints the columns of nccl-tests' all_reduce_perf and takes its flags. Unlike nccl-tests, which measures 32M alone
+/// unless told otherwise, it walks from 8 bytes to 128M in factors of 16.
+///
+/// Times are means over the iterations and over the ranks; sizes are binary (1K is 1024 bytes), GB/s are decimal.
+/// busbw is algbw * 2 (n - 1) / n for n ranks.
+///
+/// With --ranks N it starts N ranks on this machine; otherwise it joins the job of torchrun, mpirun or srun that it
+/// finds itself in, or the one that FLEXRING_RANK and its siblings describe.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Start N ranks on this machine
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<NonZeroUsize>,
+
+    /// Smallest vector in bytes, such as 4096, 512K or 1G
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = size)]
+    pub minbytes: Size,
+
+    /// Largest vector in bytes
+    #[arg(short = 'e', long, value_name = "SIZE", default_value = "128M", value_parser = size)]
+    pub maxbytes: Size,
+
+    /// Go from one size to the next by adding so many bytes
+    #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "stepfactor", value_parser = size)]
+    pub stepbytes: Option<Size>,
+
+    /// Go from one size to the next by multiplying
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value = "16")]
+    pub stepfactor: NonZeroUsize,
+
+    /// How many calls are measured for each size
+    #[arg(short = 'n', long, value_name = "N", default_value = "20")]
+    pub iters: NonZeroUsize,
+
+    /// How many calls go before those that are measured
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "5")]
+    pub warmup_iters: usize,
+
+    /// How often the results of each size are checked, apart from what is measured; 0 for never
+    #[arg(short = 'c', long, value_name = "N", default_value = "1")]
+    pub check: usize,
+
+    /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
+    #[arg(short = 'd', long, value_name = "TYPE", default_value = "float", value_parser = dtypes)]
+    pub datatype: Choice<DType>,
+
+    /// Operation: sum, prod, min, max, avg, mulsum (a sum with a factor for each rank) or all
+    #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = ops)]
+    pub op: Choice<Op>,
+
+    /// Which schedule is used, as FLEXRING_ALGO
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
+    pub algo: Option<Algorithm>,
+
+    /// How groups become transfers, as FLEXRING_LOWERING
+    #[arg(long, value_name = "NAME", value_parser = lowering)]
+    pub lowering: Option<Lowering>,
+
+    /// What carries the bytes, as FLEXRING_TRANSPORT
+    #[arg(long, value_name = "NAME", value_parser = transport)]
+    pub transport: Option<TransportChoice>,
+
+    /// How long a call waits for other ranks before it fails, as FLEXRING_TIMEOUT_MS
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout_ms: Option<u64>,
+
+    /// Where vectors lie: in the communicator's pool, which peers read directly, or on the heap
+    #[arg(long, value_name = "WHERE", default_value = "pool")]
+    pub memory: Memory,
+
+    /// Write everything that was measured to this file too, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// Be one of the ranks that this process started
+    #[arg(long, value_name = "PID", hide = true)]
+    pub rank_of: Option<i32>,
+
+    /// Draw the progress bar where that process has its standard error
+    #[arg(long, requires = "rank_of", hide = true)]
+    pub borrow_terminal: bool,
+}
+
+/// Where vectors lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Memory {
+    /// [`Communicator::alloc`](flexring::Communicator::alloc).
+    Pool,
+    /// An ordinary vector.
+    Heap,
+}
+
+/// One of a kind, or all of them.
+#[derive(Clone, Debug)]
+pub struct Choice<T>(pub Vec<T>);
+
+/// An operation, without the factors that only a rank and a type know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// The sum.
+    Sum,
+    /// The product.
+    Prod,
+    /// The smallest element.
+    Min,
+    /// The largest element.
+    Max,
+    /// The average.
+    Avg,
+    /// The sum with a factor for each rank.
+    PreMulSum,
+}
+
+impl Op {
+    const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum];
+
+    /// The name that nccl-tests gives it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+            Self::PreMulSum => "mulsum",
+        }
+    }
+
+    /// The operation as a rank with this factor calls it.
+    pub fn with_factor(self, factor: f64) -> ReduceOp {
+        match self {
+            Self::Sum => ReduceOp::Sum,
+            Self::Prod => ReduceOp::Prod,
+            Self::Min => ReduceOp::Min,
+            Self::Max => ReduceOp::Max,
+            Self::Avg => ReduceOp::Avg,
+            Self::PreMulSum => ReduceOp::PreMulSum(factor),
+        }
+    }
+}
+
+impl Options {
+    /// The sizes to measure, in bytes, smallest first.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
+        let (last, add, factor) = (self.maxbytes.0, self.stepbytes, self.stepfactor.get());
+        let next = move |size: &usize| match add {
+            Some(add) => size.checked_add(add.0),
+            None => size.checked_mul(factor),
+        };
+        let mut previous = None;
+        // A step that leads nowhere, such as twice zero, is the last one.
+        std::iter::successors(Some(self.minbytes.0), next)
+            .take_while(move |size| *size <= last && previous.replace(*size) != Some(*size))
+    }
+
+    /// Why these flags cannot be used together, if so.
+    pub fn contradiction(&self) -> Option<String> {
+        (self.minbytes > self.maxbytes).then(|| {
+            format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes)
+        })
+    }
+
+    /// The settings that flags stand for, by the names of their variables.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let all = [
+            ("FLEXRING_ALGO", self.algo.map(|algo| algo.name().to_owned())),
+            ("FLEXRING_LOWERING", self.lowering.map(|lowering| lowering.name().to_owned())),
+            ("FLEXRING_TRANSPORT", self.transport.map(|transport| transport.name().to_owned())),
+            ("FLEXRING_TIMEOUT_MS", self.timeout_ms.map(|ms| ms.to_string())),
+        ];
+        all.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect()
+    }
+}
+
+fn size(text: &str) -> Result<Size, String> {
+    Size::parse(text).ok_or_else(|| "expected a number of bytes such as 4096, 512K or 1M".to_owned())
+}
+
+fn dtypes(text: &str) -> Result<Choice<DType>, String> {
+    choice(text, &DType::ALL, DType::name, |_| None)
+}
+
+fn ops(text: &str) -> Result<Choice<Op>, String> {
+    choice(text, &Op::ALL, Op::name, |op| (op == Op::PreMulSum).then_some("premulsum"))
+}
+
+fn choice<T: Copy>(
+    text: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    alias: fn(T) -> Option<&'static str>,
+) -> Result<Choice<T>, String> {
+    if text == "all" {
+        return Ok(Choice(all.to_vec()));
+    }
+    let named = all.iter().find(|one| name(**one) == text || alias(**one) == Some(text));
+    named.map(|one| Choice(vec![*one])).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|one| name(*one)).collect();
+        format!("expected {} or all", names.join(", "))
+    })
+}
+
+fn algorithm(text: &str) -> Result<Algorithm, String> {
+    Algorithm::parse(text).ok_or_else(|| expected("FLEXRING_ALGO"))
+}
+
+fn lowering(text: &str) -> Result<Lowering, String> {
+    Lowering::parse(text).ok_or_else(|| expected("FLEXRING_LOWERING"))
+}
+
+fn transport(text: &str) -> Result<TransportChoice, String> {
+    TransportChoice::parse(text).ok_or_else(|| expected("FLEXRING_TRANSPORT"))
+}
+
+/// What a setting takes.
+fn expected(name: &str) -> String {
+    let table = Config::default().table(|_| None);
+    let row = table.iter().find(|row| row.name == name);
+    row.map_or_else(String::new, |row| format!("expected {}", row.expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(flags: &str) -> Result<Options, clap::Error> {
+        Command::try_parse_from(std::iter::once("perf").chain(flags.split_whitespace()))
+            .map(|command| command.options)
+    }
+
+    fn sizes(flags: &str) -> Vec<usize> {
+        parse(flags).expect(flags).sizes().collect()
+    }
+
+    #[test]
+    fn sizes_go_from_the_least_to_the_largest() {
+        assert_eq!(sizes(""), [8, 128, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20]);
+        assert_eq!(sizes("-b 1K -e 8K -f 2"), [1 << 10, 2 << 10, 4 << 10, 8 << 10]);
+        assert_eq!(sizes("-b 100 -e 350 -i 100"), [100, 200, 300]);
+        assert_eq!(sizes("-b 1M -e 1M"), [1 << 20]);
+        assert_eq!(sizes("-b 4 -e 9 -f 1"), [4], "a step that leads nowhere is the last one");
+        assert_eq!(sizes("-b 0 -e 9"), [0]);
+        assert_eq!(sizes("-b 4 -e 9 -i 0"), [4]);
+    }
+
+    #[test]
+    fn flags_of_nccl_tests_are_understood() {
+        let options = parse("--minbytes 8 --maxbytes 1G --stepfactor 2 --iters 7 --warmup_iters 0 --check 0 -d all -o avg")
+            .expect("all known");
+        assert_eq!(options.datatype.0, DType::ALL);
+        assert_eq!(options.op.0, [Op::Avg]);
+        assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
+        assert_eq!(parse("-o premulsum").expect("an alias").op.0, [Op::PreMulSum]);
+    }
+
+    #[test]
+    fn what_cannot_be_parsed_is_quoted() {
+        for (flags, words) in [
+            ("-b 1.5M", "1.5M"),
+            ("-d flaot", "bfloat16 or all"),
+            ("-o sub", "mulsum or all"),
+            ("--algo rign", "expected auto or ring"),
+            ("--ranks 0", "0"),
+            ("-i 4 -f 2", "cannot be used with"),
+            ("-x", "-x"),
+        ] {
+            let error = parse(flags).err().expect(flags).to_string();
+            assert!(error.contains(words), "{flags}: {error}");
+        }
+        assert!(parse("-b 2M -e 1M").expect("each is fine").contradiction().is_some());
+    }
+
+    #[test]
+    fn flags_stand_for_settings() {
+        let options = parse("--algo ring --transport TCP --timeout-ms 5").expect("valid");
+        let settings = [("FLEXRING_ALGO", "ring"), ("FLEXRING_TRANSPORT", "tcp"), ("FLEXRING_TIMEOUT_MS", "5")];
+        assert_eq!(options.settings(), settings.map(|(name, value)| (name, value.to_owned())));
+    }
+}

@@ -1,0 +1,141 @@
+//! The life of one rank: it joins, measures row by row, and, being rank 0, shows what comes out.
+//!
+//! Owns the order of rows, which is the same on all ranks. Must not know who started it.
+
+use super::bench::{Bench, Measured};
+use super::board::Board;
+use super::number::Number;
+use super::options::{Op, Options};
+use super::report::Seat;
+use flexring::bootstrap::{host_name, identity};
+use flexring::config::{Config, Size, environment};
+use flexring::{Communicator, DType, Error, ErrorKind, ReduceOp, Result};
+use half::{bf16, f16};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+/// Bytes of a host's name that others are told.
+const NAME: usize = 64;
+
+/// Takes part as the rank that the environment says, and says how many elements were wrong.
+///
+/// # Errors
+/// Whatever joining or a call fails with; `System` if rank 0 cannot write what it measured.
+pub fn run(options: &Options) -> Result<u64> {
+    if let Some(parent) = options.rank_of {
+        die_with(parent)?;
+    }
+    let config = Config::from_env()?;
+    let identity = identity(&config, environment)?;
+    let mut board =
+        (identity.rank == 0).then(|| Board::new(options, &config, identity.world)).transpose()?;
+    let outcome = take_part(options, board.as_mut());
+    if let Some(board) = board {
+        let error = match &outcome {
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        let closed = board.close(error);
+        return outcome.and_then(|wrong| closed.map(|()| wrong));
+    }
+    outcome
+}
+
+fn take_part(options: &Options, mut board: Option<&mut Board>) -> Result<u64> {
+    let comm = Communicator::from_env()?;
+    let ranks = roll_call(&comm)?;
+    if let Some(board) = board.as_mut() {
+        board.open(options, comm.summary(), ranks)?;
+    }
+    let mut session = Session { comm: &comm, options, board, wrong: 0 };
+    for dtype in &options.datatype.0 {
+        match dtype {
+            DType::I8 => session.rows::<i8>(),
+            DType::U8 => session.rows::<u8>(),
+            DType::I32 => session.rows::<i32>(),
+            DType::U32 => session.rows::<u32>(),
+            DType::I64 => session.rows::<i64>(),
+            DType::U64 => session.rows::<u64>(),
+            DType::F16 => session.rows::<f16>(),
+            DType::F32 => session.rows::<f32>(),
+            DType::F64 => session.rows::<f64>(),
+            DType::BF16 => session.rows::<bf16>(),
+        }?;
+    }
+    Ok(session.wrong)
+}
+
+struct Session<'a> {
+    comm: &'a Communicator,
+    options: &'a Options,
+    board: Option<&'a mut Board>,
+    /// How many elements were wrong so far.
+    wrong: u64,
+}
+
+impl Session<'_> {
+    /// All rows of one element type.
+    fn rows<T: Number>(&mut self) -> Result<()> {
+        let Some(largest) = self.options.sizes().last() else {
+            return Ok(());
+        };
+        let mut bench = Bench::<T>::new(self.comm, self.options, largest / size_of::<T>())?;
+        for op in &self.options.op.0 {
+            for bytes in self.options.sizes() {
+                self.row(&mut bench, *op, bytes / size_of::<T>())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn row<T: Number>(&mut self, bench: &mut Bench<'_, T>, op: Op, count: usize) -> Result<()> {
+        let mut calls = 0;
+        let per_placement = self.options.warmup_iters + self.options.iters.get();
+        let message = |call: usize| {
+            let size = Size(count * size_of::<T>());
+            let placement = if call < per_placement { "out-of-place" } else { "in-place" };
+            let iteration = call % per_placement + 1;
+            format!("{size} {} {} {placement}: call {iteration} of {per_placement}", T::DTYPE.name(), op.name())
+        };
+        let Measured { row, notes } = bench.measure(op, count, &mut |now| {
+            if let Some(board) = self.board.as_mut() {
+                board.step(now, || message(calls));
+            }
+            calls += 1;
+        })?;
+        let wrong = [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
+        if let Some(board) = self.board.as_mut() {
+            board.row(row, &notes)?;
+        } else if self.wrong == 0 {
+            // The other ranks' story is most often that of rank 0, so they tell it once.
+            let of = format!("{} {} of {}", Size(count * size_of::<T>()), T::DTYPE.name(), op.name());
+            notes.iter().for_each(|note| eprintln!("{of}, {note}"));
+        }
+        self.wrong += wrong;
+        Ok(())
+    }
+}
+
+/// Learns where every rank runs, by the means at hand: each adds its own entry to zeros.
+fn roll_call(comm: &Communicator) -> Result<Vec<Seat>> {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let mut pids = vec![0u32; world];
+    let mut hosts = vec![0u8; world * NAME];
+    pids[rank] = std::process::id();
+    hosts[rank * NAME..].iter_mut().zip(host_name().bytes().take(NAME)).for_each(|(to, byte)| *to = byte);
+    comm.all_reduce(&mut pids, ReduceOp::Sum)?;
+    comm.all_reduce(&mut hosts, ReduceOp::Sum)?;
+    let name = |host: &[u8]| String::from_utf8_lossy(host).trim_end_matches('\0').to_owned();
+    let seats = pids.iter().zip(hosts.chunks(NAME)).enumerate();
+    Ok(seats.map(|(rank, (pid, host))| Seat { rank, pid: *pid, host: name(host) }).collect())
+}
+
+/// Lets the system end this process when the one that started it ends, however that happens.
+fn die_with(parent: i32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|cause| Error::system("cannot ask to be ended with the parent", cause))?;
+    // It may have ended before it was asked for.
+    if getppid().map(Pid::as_raw_nonzero).is_none_or(|pid| pid.get() != parent) {
+        return Err(Error::new(ErrorKind::Aborted, "the process that started this rank is gone"));
+    }
+    Ok(())
+}

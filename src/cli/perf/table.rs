@@ -1,0 +1,76 @@
+//! The table of `flexring perf`, laid out as nccl-tests lays out its own.
+//!
+//! Owns columns, units and rounding. Must not know where it is printed.
+
+use super::report::{Row, Timing};
+
+/// The lines above the first row.
+pub const HEAD: &str = "\
+#                                                              out-of-place                       in-place          
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       ";
+
+/// One row.
+pub fn row(row: &Row) -> String {
+    format!(
+        "{:12}  {:12}  {:>8}  {:>6}  {:>6}{}{}",
+        row.size,
+        row.count,
+        row.dtype,
+        row.redop,
+        -1,
+        columns(&row.out_of_place),
+        columns(&row.in_place)
+    )
+}
+
+fn columns(timing: &Timing) -> String {
+    let wrong = timing.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
+    format!("  {}  {:6.2}  {:6.2}  {wrong:>5}", time(timing.mean_us), timing.algbw, timing.busbw)
+}
+
+/// Microseconds with as many digits as mean something.
+fn time(us: f64) -> String {
+    match us {
+        10_000.0.. => format!("{us:7.0}"),
+        100.0.. => format!("{us:7.1}"),
+        _ => format!("{us:7.2}"),
+    }
+}
+
+/// The lines below the last row.
+pub fn foot(wrong: u64, avg_busbw: f64) -> String {
+    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+    format!("# Out of bounds values : {wrong} {verdict}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_where_those_of_nccl_tests_stand() {
+        let timing = |mean_us, wrong| Timing { mean_us, algbw: 53.171, busbw: 93.05, wrong, ..Timing::default() };
+        let example = Row {
+            size: 33_554_432,
+            count: 8_388_608,
+            dtype: "float",
+            redop: "sum",
+            out_of_place: timing(631.12, Some(0)),
+            in_place: timing(23.456, None),
+        };
+        assert_eq!(
+            row(&example),
+            "    33554432       8388608     float     sum      -1    631.1   53.17   93.05      0    23.46   53.17   93.05    N/A"
+        );
+        let widths: Vec<usize> = HEAD.lines().map(str::len).collect();
+        assert_eq!(widths, [116; 3]);
+        assert_eq!(row(&example).len(), 116);
+    }
+
+    #[test]
+    fn the_foot_tells_the_verdict() {
+        assert_eq!(foot(0, 1.5), "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.5000 \n#");
+        assert!(foot(3, 1.5).contains(": 3 FAILED\n"));
+    }
+}

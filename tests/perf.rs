@@ -1,0 +1,310 @@
+//! The `flexring` command, run as its users run it: `perf` with local ranks, and `env`.
+
+#![cfg(feature = "cli")]
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The command, in an environment without settings or launchers.
+fn flexring(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let launcher = ["OMPI_", "PMI_", "PMIX_", "SLURM_"].iter().any(|kind| text.starts_with(kind));
+        if launcher || text.starts_with("FLEXRING_") || text == "RANK" || text == "WORLD_SIZE" {
+            command.env_remove(&name);
+        }
+    }
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn output(command: &mut Command) -> (Output, String, String) {
+    let output = command.output().expect("the command can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    (output, out, err)
+}
+
+/// Runs `perf` and gives back its rows as cells.
+fn rows(arguments: &str) -> Vec<Vec<String>> {
+    let (output, out, err) = output(&mut flexring(&format!("perf -w 1 -n 2 {arguments}")));
+    assert!(output.status.success(), "{arguments}\n{out}\n{err}");
+    assert!(out.contains("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{out}");
+    out.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect()
+}
+
+fn read_json(path: &Path) -> Value {
+    let text = std::fs::read(path).expect("a report was written");
+    serde_json::from_slice(&text).expect("the report is JSON")
+}
+
+/// Waits until `what` holds.
+fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process still runs; one that only waits to be reaped does not.
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// A `perf` that runs for longer than any test waits, its ranks, and what it printed until its first row was out.
+struct Endless {
+    child: Child,
+    pids: Vec<i32>,
+    out: BufReader<std::process::ChildStdout>,
+    seen: String,
+}
+
+impl Endless {
+    fn start(arguments: &str) -> Self {
+        let mut command = flexring(&format!("perf -b 1K -e 1G -i 4 -n 200 -c 0 {arguments}"));
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command can be started");
+        let mut out = BufReader::new(child.stdout.take().expect("its output is piped"));
+        let (mut seen, mut pids) = (String::new(), Vec::new());
+        loop {
+            let at = seen.len();
+            let bytes = out.read_line(&mut seen).expect("it prints text");
+            let line = seen[at..].to_owned();
+            if let Some((_, rest)) = line.split_once(" Pid ") {
+                let pid = rest.split_whitespace().next().and_then(|pid| pid.parse().ok());
+                pids.push(pid.expect("a process id"));
+            }
+            if bytes == 0 || !line.starts_with('#') {
+                return Self { child, pids, out, seen };
+            }
+        }
+    }
+
+    fn kill_rank(&self, rank: usize) {
+        let pid = Pid::from_raw(self.pids[rank]).expect("not zero");
+        kill_process(pid, Signal::KILL).expect("the rank runs");
+    }
+
+    /// Waits for the end: what it printed, what it complained of, and its exit code.
+    fn end(mut self) -> (String, String, Option<i32>) {
+        let (mut out, mut err) = (std::mem::take(&mut self.seen), String::new());
+        // The pipes are read in threads of their own, so that neither fills up.
+        let mut stderr = self.child.stderr.take().expect("its errors are piped");
+        let complaints = std::thread::spawn(move || {
+            stderr.read_to_string(&mut err).expect("it complains in text");
+            err
+        });
+        self.out.read_to_string(&mut out).expect("it prints text");
+        let child = &mut self.child;
+        let mut status = None;
+        within(Duration::from_secs(10), "the end of the command", || {
+            status = child.try_wait().expect("it is our child");
+            status.is_some()
+        });
+        let pids = &self.pids;
+        within(Duration::from_secs(10), "the end of all ranks", || !pids.iter().any(|pid| is_alive(*pid)));
+        (out, complaints.join().expect("no panic"), status.and_then(|status| status.code()))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        // A test that failed leaves no process behind: the ranks end with the command.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn every_type_and_operation_is_right_in_small_worlds() {
+    for ranks in [1, 2, 4] {
+        let rows = rows(&format!("--ranks {ranks} -b 8 -e 100K -f 110 -d all -o all"));
+        assert_eq!(rows.len(), 10 * 6 * 2, "types, operations and sizes");
+        for row in rows {
+            assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn every_transport_and_memory_is_right() {
+    for flags in ["--transport shm", "--transport tcp", "--memory heap", "--lowering chain", "--algo ring"] {
+        let rows = rows(&format!("--ranks 3 -b 12 -e 1M -f 1000 {flags}"));
+        assert!(rows.iter().all(|row| row[8] == "0" && row[12] == "0"), "{flags}: {rows:?}");
+        assert_eq!(rows.len(), 2);
+    }
+}
+
+#[test]
+fn flags_count_as_settings_of_all_ranks() {
+    let (output, out, err) = output(&mut flexring("perf --ranks 2 -e 8 --transport tcp --timeout-ms 7000"));
+    assert!(output.status.success(), "{err}");
+    assert!(out.contains("# FLEXRING_TRANSPORT=tcp\n# FLEXRING_TIMEOUT_MS=7000\n"), "{out}");
+    assert!(out.contains("tcp to 1 rank"), "{out}");
+}
+
+#[test]
+fn unchecked_results_are_not_called_right() {
+    let rows = rows("--ranks 1 -e 8 -c 0");
+    assert_eq!((&*rows[0][8], &*rows[0][12]), ("N/A", "N/A"));
+}
+
+#[test]
+fn the_report_tells_everything() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let rows = rows(&format!("--ranks 2 -b 4K -e 16K -f 4 -d double -o avg --json {}", path.display()));
+    let report = read_json(&path);
+    assert_eq!(report["world"], 2);
+    assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    assert!(report["summary"].as_str().is_some_and(|summary| summary.starts_with("rank 0 of 2")));
+    assert_eq!(report["ranks"].as_array().map(Vec::len), Some(2));
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(rows.len()));
+    assert_eq!(report.get("error"), None);
+    for row in report["rows"].as_array().expect("rows") {
+        assert_eq!((&row["type"], &row["redop"]), (&"double".into(), &"avg".into()));
+        assert_eq!(row["size"].as_u64(), row["count"].as_u64().map(|count| count * 8));
+        for placement in ["out_of_place", "in_place"] {
+            let timing = |field: &str| row[placement][field].as_f64().expect(field);
+            assert!(timing("min") <= timing("median") && timing("median") <= timing("max"), "{row}");
+            assert!(timing("mean_us") > 0.0 && timing("p95") <= timing("max") && timing("first") > 0.0);
+            assert!((timing("busbw") - timing("algbw")).abs() < 1e-9, "2 (n - 1) / n is 1 for two ranks");
+            assert_eq!(row[placement]["wrong"], 0);
+        }
+    }
+}
+
+#[test]
+fn a_rank_started_by_a_launcher_joins_its_world() {
+    let rank = |rank: &str| {
+        let mut command = flexring("perf -w 0 -n 1 -e 1K --transport tcp");
+        command
+            .envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")])
+            .env("MASTER_PORT", (20_000 + std::process::id() % 10_000).to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().expect("the command can be started")
+    };
+    let (zero, one) = (rank("0"), rank("1"));
+    let outputs = [zero, one].map(|child| child.wait_with_output().expect("it ends"));
+    let [table, nothing] = outputs.map(|output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    });
+    assert!(table.contains("# FLEXRING_TRANSPORT=tcp\n") && table.contains(" 0 OK\n"), "{table}");
+    assert_eq!(nothing, "", "rank 0 alone prints");
+}
+
+#[test]
+fn a_killed_rank_ends_all_and_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let endless = Endless::start(&format!("--ranks 3 --json {}", path.display()));
+    let pid = endless.pids[2];
+    endless.kill_rank(2);
+    let (out, err, code) = endless.end();
+    assert_eq!(code, Some(1));
+    assert!(out.lines().any(|line| !line.starts_with('#')), "rows that were measured stay: {out}");
+    assert!(err.contains(&format!("rank 2 (pid {pid}) was killed by signal 9")), "{err}");
+    assert_eq!(err.matches("ranks 0 and 1: ").count(), 1, "what both say is said once: {err}");
+    assert!(err.lines().any(|line| line.starts_with("ranks 0 and 1: ") && line.contains("rank 2 ")), "{err}");
+    let report = read_json(&path);
+    assert!(report["error"].as_str().is_some_and(|error| error.contains("rank 2")), "{report}");
+    assert!(report["rows"].as_array().is_some_and(|rows| !rows.is_empty()));
+}
+
+#[test]
+fn when_rank_0_is_killed_its_report_still_tells_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let endless = Endless::start(&format!("--ranks 2 --json {}", path.display()));
+    endless.kill_rank(0);
+    let (_, err, code) = endless.end();
+    assert_eq!(code, Some(1));
+    assert!(err.contains("was killed by signal 9"), "{err}");
+    let report = read_json(&path);
+    assert!(report["error"].as_str().is_some_and(|error| error.contains("rank 0 (pid")), "{report}");
+    assert!(report["rows"].as_array().is_some_and(|rows| !rows.is_empty()));
+}
+
+#[test]
+fn ranks_end_with_their_parent() {
+    let mut endless = Endless::start("--ranks 2");
+    endless.child.kill().expect("it runs");
+    endless.child.wait().expect("it ends");
+    let pids = endless.pids.clone();
+    assert_eq!(pids.len(), 2);
+    within(Duration::from_secs(10), "the end of all ranks", || !pids.iter().any(|pid| is_alive(*pid)));
+}
+
+#[test]
+fn flags_that_cannot_be_used_are_quoted() {
+    for (flags, words) in [
+        ("--frobnicate", "--frobnicate"),
+        ("-b 1.5M", "1.5M"),
+        ("-d flaot", "flaot"),
+        ("-o sub", "sub"),
+        ("--algo rign", "rign"),
+        ("-b 2M -e 1M", "--minbytes 2M"),
+    ] {
+        let (output, out, err) = output(&mut flexring(&format!("perf --ranks 1 {flags}")));
+        assert_eq!((output.status.code(), &*out), (Some(2), ""), "{flags}: {err}");
+        assert!(err.contains(words), "{flags}: {err}");
+    }
+}
+
+#[test]
+fn without_ranks_or_a_launcher_it_says_what_to_do() {
+    let (output, out, err) = output(&mut flexring("perf"));
+    assert_eq!((output.status.code(), &*out), (Some(2), ""));
+    assert!(err.contains("--ranks N") && err.contains("torchrun, mpirun or srun"), "{err}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_before_anything_is_measured() {
+    let (output, out, err) = output(&mut flexring("perf --ranks 2 --json /nowhere/report.json"));
+    assert_eq!((output.status.code(), &*out), (Some(1), ""), "{err}");
+    assert!(err.contains("cannot write /nowhere/report.json"), "{err}");
+}
+
+#[test]
+fn settings_are_listed_with_their_origin() {
+    let mut command = flexring("env --json");
+    let (output, out, err) = output(command.env("FLEXRING_SUBCHUNK", "1024K"));
+    assert!(output.status.success(), "{err}");
+    let rows: Value = serde_json::from_str(&out).expect("JSON");
+    let row = |name: &str| rows.as_array().and_then(|rows| rows.iter().find(|row| row["name"] == name).cloned());
+    let subchunk = row("FLEXRING_SUBCHUNK").expect("listed");
+    assert_eq!((&subchunk["value"], &subchunk["origin"]), (&"1M".into(), &"environment".into()));
+    assert_eq!(row("FLEXRING_ALGO").expect("listed")["origin"], "default");
+}
+
+#[test]
+fn settings_that_cannot_be_parsed_are_all_quoted() {
+    for command in ["env", "perf --ranks 2 -e 8"] {
+        let mut command = flexring(command);
+        command.env("FLEXRING_SUBCHUNK", "1000").env("FLEXRING_ALGO", "rign");
+        let (output, out, err) = output(&mut command);
+        assert_eq!((output.status.code(), &*out), (Some(2), ""), "{err}");
+        assert!(err.contains("FLEXRING_ALGO=\"rign\""), "{err}");
+    }
+}
+
+#[test]
+fn misspelt_settings_are_warned_of() {
+    for command in ["env", "perf --ranks 1 -e 8"] {
+        let (output, _, err) = output(flexring(command).env("FLEXRING_ALOG", "ring"));
+        assert!(output.status.success(), "{err}");
+        assert_eq!(err, "warning: FLEXRING_ALOG is no setting of flexring; did you mean FLEXRING_ALGO?\n");
+    }
+}
