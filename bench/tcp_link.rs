@@ -20,11 +20,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const MESSAGE: usize = 512 << 10;
+/// As many that neither the vector nor the window fits into a cache, as with a gradient.
+const PLACES: usize = 128;
 const MESSAGES: usize = 4096;
 const TURNS: usize = 20_000;
 const ROUNDS: usize = 5;
 
-/// One end of the link, with room for every message that can be under way.
+/// One end of the link, with buffers of `PLACES` messages.
 struct End {
     tcp: Tcp,
     peer: usize,
@@ -44,7 +46,7 @@ impl End {
         let peers = [(1 - me, peer)];
         let deadline = Instant::now() + Duration::from_secs(10);
         let tcp = Tcp::connect(listener, me, &peers, 1, sockets, deadline, &Fault::new()?)?;
-        let room = tcp.window() * MESSAGE;
+        let room = PLACES * MESSAGE;
         Ok(Self {
             tcp,
             peer: 1 - me,
@@ -96,12 +98,12 @@ impl End {
         let (mut posted, mut sent, mut awaited, mut landed) = (0, 0, 0, 0);
         while sent < sends || landed < landings {
             while awaited < landings && awaited - landed < window {
-                let place = piece(&mut self.inbox, awaited % window * MESSAGE, MESSAGE);
+                let place = piece(&mut self.inbox, awaited % PLACES * MESSAGE, MESSAGE);
                 self.tcp.land(self.peer, place)?;
                 awaited += 1;
             }
             while posted < sends && posted - sent < window {
-                let place = piece(&mut self.outbox, posted % window * MESSAGE, MESSAGE);
+                let place = piece(&mut self.outbox, posted % PLACES * MESSAGE, MESSAGE);
                 self.tcp.send(self.peer, place)?;
                 posted += 1;
             }

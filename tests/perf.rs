@@ -72,8 +72,11 @@ struct Endless {
 impl Endless {
     fn start(arguments: &str) -> Self {
         let mut command = flexring(&format!("perf -b 1K -e 1G -i 4 -n 200 -c 0 {arguments}"));
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command can be started");
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command can be started");
         let mut out = BufReader::new(child.stdout.take().expect("its output is piped"));
         let (mut seen, mut pids) = (String::new(), Vec::new());
         loop {
@@ -283,7 +286,8 @@ fn settings_are_listed_with_their_origin() {
     let (output, out, err) = output(command.env("FLEXRING_SUBCHUNK", "1024K"));
     assert!(output.status.success(), "{err}");
     let rows: Value = serde_json::from_str(&out).expect("JSON");
-    let row = |name: &str| rows.as_array().and_then(|rows| rows.iter().find(|row| row["name"] == name).cloned());
+    let row =
+        |name: &str| rows.as_array().and_then(|rows| rows.iter().find(|row| row["name"] == name).cloned());
     let subchunk = row("FLEXRING_SUBCHUNK").expect("listed");
     assert_eq!((&subchunk["value"], &subchunk["origin"]), (&"1M".into(), &"environment".into()));
     assert_eq!(row("FLEXRING_ALGO").expect("listed")["origin"], "default");

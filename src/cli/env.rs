@@ -50,7 +50,8 @@ fn closest(name: &str) -> &'static str {
 
 /// Every setting that cannot be parsed, one to a line, and not just the `first`.
 fn complaints(first: Error) -> String {
-    let alone = |name: &&str| Config::read(|asked| (asked == *name).then(|| environment(name)).flatten()).err();
+    let alone =
+        |name: &&str| Config::read(|asked| (asked == *name).then(|| environment(name)).flatten()).err();
     let all: Vec<String> = Config::NAMES.iter().filter_map(alone).map(|error| error.to_string()).collect();
     if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", crate::ERROR)) }
 }
@@ -123,7 +124,9 @@ mod tests {
         let rows = Config::default().table(|name| (name == "FLEXRING_ALGO").then(|| "auto".to_owned()));
         let text = table(&rows);
         assert_eq!(text.lines().count(), 1 + 2 * rows.len());
-        assert!(text.contains("\nFLEXRING_ALGO              ") && text.contains("  environment  auto or ring\n"));
+        assert!(
+            text.contains("\nFLEXRING_ALGO              ") && text.contains("  environment  auto or ring\n")
+        );
         assert_eq!(markdown(&rows).lines().count(), 2 + rows.len());
         assert_eq!(json(&rows).map(|text| text.matches("\"sentence\"").count()).ok(), Some(rows.len()));
     }

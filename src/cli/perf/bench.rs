@@ -78,7 +78,9 @@ impl<'a, T: Number> Bench<'a, T> {
     fn call(&mut self, op: Op, count: usize, placement: Placement) -> Result<()> {
         let op = op.with_factor(T::factor(self.comm.rank()));
         match placement {
-            Placement::Apart => self.comm.all_reduce_into(&self.send[..count], &mut self.receive[..count], op),
+            Placement::Apart => {
+                self.comm.all_reduce_into(&self.send[..count], &mut self.receive[..count], op)
+            }
             Placement::InPlace => self.comm.all_reduce(&mut self.receive[..count], op),
         }
     }

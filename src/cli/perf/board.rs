@@ -13,7 +13,8 @@ use std::io::Write;
 use std::time::Instant;
 
 /// Settings that say which rank this is, not how it works.
-const IDENTITY: [&str; 4] = ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
+const IDENTITY: [&str; 4] =
+    ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
 
 /// What rank 0 shows.
 #[derive(Debug)]

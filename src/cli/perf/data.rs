@@ -110,21 +110,29 @@ impl<T: Number> Pattern<T> {
     /// Compares `vector` with what the check of this number must give.
     pub fn verify(&self, round: usize, vector: &[T]) -> Finding {
         let table = self.table(round, vector.len(), |position| self.expected(position));
-        compare(vector, &table, |got, expected| self.is_right(got, expected), |index, got, expected| {
-            let mut sentence = format!("first wrong element {index}: got {got}, expected {expected}");
-            if let Some(story) = self.explain(self.position(round, vector.len(), index), got) {
-                sentence += &format!(": {story}");
-            }
-            sentence
-        })
+        compare(
+            vector,
+            &table,
+            |got, expected| self.is_right(got, expected),
+            |index, got, expected| {
+                let mut sentence = format!("first wrong element {index}: got {got}, expected {expected}");
+                if let Some(story) = self.explain(self.position(round, vector.len(), index), got) {
+                    sentence += &format!(": {story}");
+                }
+                sentence
+            },
+        )
     }
 
     /// Compares what `rank` contributed with what [`fill`](Self::fill) gave it.
     pub fn verify_input(&self, rank: usize, round: usize, vector: &[T]) -> Finding {
         let table = self.table(round, vector.len(), |position| self.contribution(rank, position));
-        compare(vector, &table, |got, given| got == given, |index, got, given| {
-            format!("element {index} of the input was changed from {given} to {got}")
-        })
+        compare(
+            vector,
+            &table,
+            |got, given| got == given,
+            |index, got, given| format!("element {index} of the input was changed from {given} to {got}"),
+        )
     }
 
     /// The values of `value` at one period of positions, beginning where this round begins.
@@ -267,7 +275,9 @@ fn telling_unit<T: Number>(world: usize) -> T {
 
 /// The least prime that is not below `least` nor [`LEAST_PERIOD`].
 fn prime_from(least: usize) -> usize {
-    let is_prime = |number: &usize| (2..).take_while(|divisor| divisor * divisor <= *number).all(|divisor| number % divisor != 0);
+    let is_prime = |number: &usize| {
+        (2..).take_while(|divisor| divisor * divisor <= *number).all(|divisor| number % divisor != 0)
+    };
     (least.max(LEAST_PERIOD)..).find(is_prime).unwrap_or(least)
 }
 

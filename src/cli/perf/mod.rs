@@ -60,7 +60,10 @@ fn nobody(error: Error) -> Failure {
     if error.kind() != ErrorKind::Rendezvous {
         return error.into();
     }
-    Failure::Usage(format!("give --ranks N to start N ranks on this machine; without it, {}", error.message()))
+    Failure::Usage(format!(
+        "give --ranks N to start N ranks on this machine; without it, {}",
+        error.message()
+    ))
 }
 
 /// Becomes the same command with other variables: a process cannot safely change its own. Returns only if it fails.

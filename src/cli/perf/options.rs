@@ -167,9 +167,8 @@ impl Options {
 
     /// Why these flags cannot be used together, if so.
     pub fn contradiction(&self) -> Option<String> {
-        (self.minbytes > self.maxbytes).then(|| {
-            format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes)
-        })
+        (self.minbytes > self.maxbytes)
+            .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
     }
 
     /// The settings that flags stand for, by the names of their variables.
@@ -264,8 +263,10 @@ mod tests {
 
     #[test]
     fn flags_of_nccl_tests_are_understood() {
-        let options = parse("--minbytes 8 --maxbytes 1G --stepfactor 2 --iters 7 --warmup_iters 0 --check 0 -d all -o avg")
-            .expect("all known");
+        let options = parse(
+            "--minbytes 8 --maxbytes 1G --stepfactor 2 --iters 7 --warmup_iters 0 --check 0 -d all -o avg",
+        )
+        .expect("all known");
         assert_eq!(options.datatype.0, DType::ALL);
         assert_eq!(options.op.0, [Op::Avg]);
         assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
@@ -292,7 +293,8 @@ mod tests {
     #[test]
     fn flags_stand_for_settings() {
         let options = parse("--algo ring --transport TCP --timeout-ms 5").expect("valid");
-        let settings = [("FLEXRING_ALGO", "ring"), ("FLEXRING_TRANSPORT", "tcp"), ("FLEXRING_TIMEOUT_MS", "5")];
+        let settings =
+            [("FLEXRING_ALGO", "ring"), ("FLEXRING_TRANSPORT", "tcp"), ("FLEXRING_TIMEOUT_MS", "5")];
         assert_eq!(options.settings(), settings.map(|(name, value)| (name, value.to_owned())));
     }
 }

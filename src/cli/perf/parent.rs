@@ -21,11 +21,11 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How often a rank that has closed its standard error is asked whether it has ended.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Launchers' variables, which would confuse ranks that those launchers did not start: the beginnings of names...
-const FOREIGN_KINDS: [&str; 8] = ["OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_", "TORCHELASTIC_", "LOCAL_"];
+const FOREIGN_KINDS: [&str; 8] =
+    ["OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_", "TORCHELASTIC_", "LOCAL_"];
 /// ... and whole names.
-const FOREIGN: [&str; 6] = [
-    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT",
-];
+const FOREIGN: [&str; 6] =
+    ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
 
 /// How a rank ended.
 struct End {
@@ -62,8 +62,8 @@ pub fn run(options: &Options, config: &Config, ranks: usize) -> std::result::Res
 
 /// This very command, as one rank of the world.
 fn command(options: &Options, rank: usize, world: usize) -> Result<Command> {
-    let program =
-        std::env::current_exe().map_err(|cause| Error::system("cannot find this program's own file", cause))?;
+    let program = std::env::current_exe()
+        .map_err(|cause| Error::system("cannot find this program's own file", cause))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(["--rank-of", &std::process::id().to_string()]);
     if std::io::stderr().is_terminal() {
@@ -93,7 +93,8 @@ struct Family(Vec<Arc<Mutex<Child>>>);
 
 impl Family {
     fn start(&mut self, rank: usize, mut command: Command, tell: Sender<End>) -> Result<()> {
-        let mut child = command.spawn().map_err(|cause| Error::system(format!("cannot start rank {rank}"), cause))?;
+        let mut child =
+            command.spawn().map_err(|cause| Error::system(format!("cannot start rank {rank}"), cause))?;
         let (pid, stderr) = (child.id(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
         self.0.push(Arc::clone(&child));
@@ -104,10 +105,9 @@ impl Family {
                 let _ = tell.send(End { rank, pid, status, error });
             }
         };
-        std::thread::Builder::new()
-            .name(format!("listen-{rank}"))
-            .spawn(listen)
-            .map_err(|cause| Error::system(format!("cannot start a thread to listen to rank {rank}"), cause))?;
+        std::thread::Builder::new().name(format!("listen-{rank}")).spawn(listen).map_err(|cause| {
+            Error::system(format!("cannot start a thread to listen to rank {rank}"), cause)
+        })?;
         Ok(())
     }
 
@@ -201,7 +201,10 @@ fn summary(failures: &[End]) -> Vec<String> {
     for End { rank, pid, status, error } in failures {
         match (status.signal(), status.code(), error) {
             (Some(signal), _, _) => {
-                lines.push(format!("rank {rank} (pid {pid}) was killed by signal {signal}{}", signal_name(signal)));
+                lines.push(format!(
+                    "rank {rank} (pid {pid}) was killed by signal {signal}{}",
+                    signal_name(signal)
+                ));
             }
             (_, _, Some(error)) => match said.iter_mut().find(|(words, _)| words == error) {
                 Some((_, ranks)) => ranks.push(*rank),
@@ -221,7 +224,9 @@ fn names(mut ranks: Vec<usize>) -> String {
     ranks.sort_unstable();
     let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
     match numbers.as_slice() {
-        [.., last] if numbers.len() > 1 => format!("ranks {} and {last}", numbers[..numbers.len() - 1].join(", ")),
+        [.., last] if numbers.len() > 1 => {
+            format!("ranks {} and {last}", numbers[..numbers.len() - 1].join(", "))
+        }
         _ => format!("rank {}", numbers.concat()),
     }
 }

@@ -26,8 +26,7 @@ pub fn run(options: &Options) -> Result<u64> {
     }
     let config = Config::from_env()?;
     let identity = identity(&config, environment)?;
-    let mut board =
-        (identity.rank == 0).then(|| Board::new(options, &config, identity.world)).transpose()?;
+    let mut board = (identity.rank == 0).then(|| Board::new(options, &config, identity.world)).transpose()?;
     let outcome = take_part(options, board.as_mut());
     if let Some(board) = board {
         let error = match &outcome {
@@ -94,7 +93,11 @@ impl Session<'_> {
             let size = Size(count * size_of::<T>());
             let placement = if call < per_placement { "out-of-place" } else { "in-place" };
             let iteration = call % per_placement + 1;
-            format!("{size} {} {} {placement}: call {iteration} of {per_placement}", T::DTYPE.name(), op.name())
+            format!(
+                "{size} {} {} {placement}: call {iteration} of {per_placement}",
+                T::DTYPE.name(),
+                op.name()
+            )
         };
         let Measured { row, notes } = bench.measure(op, count, &mut |now| {
             if let Some(board) = self.board.as_mut() {
@@ -102,7 +105,8 @@ impl Session<'_> {
             }
             calls += 1;
         })?;
-        let wrong = [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
+        let wrong =
+            [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
         if let Some(board) = self.board.as_mut() {
             board.row(row, &notes)?;
         } else if self.wrong == 0 {

@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn columns_stand_where_those_of_nccl_tests_stand() {
-        let timing = |mean_us, wrong| Timing { mean_us, algbw: 53.171, busbw: 93.05, wrong, ..Timing::default() };
+        let timing =
+            |mean_us, wrong| Timing { mean_us, algbw: 53.171, busbw: 93.05, wrong, ..Timing::default() };
         let example = Row {
             size: 33_554_432,
             count: 8_388_608,

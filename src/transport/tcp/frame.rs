@@ -184,13 +184,13 @@ impl Frame {
         [IoSlice::new(&self.bytes[self.done.min(self.size)..self.size]), IoSlice::new(message)]
     }
 
-    /// Where what is still to come goes.
-    pub fn unfilled(&mut self) -> [IoSliceMut<'_>; 2] {
+    /// Where what is still to come goes, with at most `limit` bytes of the message.
+    pub fn unfilled(&mut self, limit: usize) -> [IoSliceMut<'_>; 2] {
         let rest = self.rest();
         // SAFETY: whoever handed the piece to `land` promised that it stays writable and is touched by nobody
         // else until the operation is over, and this frame does not outlive that: it is dropped when filled,
         // or by `give_up`.
-        let landing = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len()) };
+        let landing = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len().min(limit)) };
         [IoSliceMut::new(&mut self.bytes[self.done.min(self.size)..self.size]), IoSliceMut::new(landing)]
     }
 

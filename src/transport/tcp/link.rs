@@ -13,7 +13,11 @@ use rustix::io::Errno;
 use std::net::{SocketAddr, TcpStream};
 
 /// How many bytes are read from one socket before others have their turn and the executor is told.
-const TURN: usize = 1 << 20;
+///
+/// Not tuned yet. Over loopback on a busy machine of two cores (512 KiB messages, one way), 256 KiB beat 1 MiB in
+/// three rounds of three (1.4, 1.6, 1.4 against 1.0, 1.0, 0.9 GB/s) and did not when that was repeated under more
+/// load (0.7, 0.8 against 0.7, 1.1). `bench/tcp_link.rs` on an idle machine is to settle it.
+const TURN: usize = 256 << 10;
 
 /// The link to one peer. Calls travel on socket 0, message `i` of a call on socket `i` modulo their number.
 ///

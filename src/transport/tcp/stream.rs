@@ -152,7 +152,7 @@ impl Stream {
         }
     }
 
-    /// Receives, with one system call, what has come of the frames that are expected.
+    /// Receives, with one system call, what has come of the frames that are expected: about `limit` bytes at most.
     ///
     /// # Errors
     /// Whatever the socket says but that it is not ready.
@@ -168,9 +168,9 @@ impl Stream {
             if asked >= limit {
                 break;
             }
-            asked += frame.missing();
             used += 2;
-            for (place, part) in place.iter_mut().zip(frame.unfilled()) {
+            for (place, part) in place.iter_mut().zip(frame.unfilled(limit - asked)) {
+                asked += part.len();
                 *place = part;
             }
         }

@@ -246,6 +246,7 @@ fn four_ranks_exchange_messages_of_all_sizes_over_one_and_three_sockets() {
 }
 
 #[test]
+#[allow(clippy::print_stderr, reason = "a skipped test says so")]
 fn ipv6_carries_the_same() {
     let loopback = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
     if Listener::bind(&[loopback]).is_err() {
