@@ -145,9 +145,10 @@ impl Shape {
 fn rate(threads: usize, walk: Walk, k: usize, work: impl Fn(&[Piece]) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let thread = || {
-        // Ones and zeros in every type, so that nothing overflows however often it is added.
-        let mut vectors: Vec<Vec<u64>> =
-            (0..=k).map(|_| vec![0x0000_3c00_0000_3c00; walk.total / 8]).collect();
+        // An ordinary number in every type: subnormal ones would measure the processor's assistance.
+        let mut vectors: Vec<Vec<u64>> = (0..=k)
+            .map(|_| vec![0x3f80_3f80_3f80_3f80; walk.total / 8])
+            .collect();
         let pieces: Vec<Piece> = vectors
             .iter_mut()
             .map(|vector| {

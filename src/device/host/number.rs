@@ -140,11 +140,12 @@ macro_rules! integer {
 
 // No processor divides vectors of integers, so all multiply by a reciprocal or divide as floats.
 integer! {
-    i8: u32, reciprocal_u8, |a: i8, n| {
-        let magnitude = quotient_u8(a.unsigned_abs(), n) as i8;
-        if a < 0 { magnitude.wrapping_neg() } else { magnitude }
+    i8: i32, reciprocal_8, |a: i8, n: i32| {
+        // The product is a little too far from 0, so below it the shift gives one less than the quotient.
+        let a = i32::from(a);
+        (((a * n) >> 16) - (a >> 31)) as i8
     };
-    u8: u32, reciprocal_u8, quotient_u8;
+    u8: i32, reciprocal_8, |a: u8, n: i32| ((i32::from(a) * n) >> 16) as u8;
     // The quotient of a 32-bit a and n that is no whole number is at least 1/n away from one, which is more
     // than the rounding error of an f64, so that truncating the float gives the truncated quotient.
     i32: f64, f64::from, |a: i32, n: f64| {
@@ -162,16 +163,12 @@ integer! {
     u64: Reciprocal, Reciprocal::of, |a, n: Reciprocal| n.times(a);
 }
 
-/// 2^16 / n, rounded up: exact enough for 8-bit numbers, as [`Reciprocal`] explains for 64-bit ones.
+/// The least whole number above 2^16 / n, which is exact enough for 8-bit numbers, as [`Reciprocal`] explains for
+/// 64-bit ones.
 #[inline(always)]
-fn reciprocal_u8(ranks: u32) -> u32 {
+fn reciprocal_8(ranks: u32) -> i32 {
     // Whatever is divided by 256 or more gives 0.
-    0xffff / ranks.min(256) + 1
-}
-
-#[inline(always)]
-fn quotient_u8(a: u8, reciprocal: u32) -> u8 {
-    ((u32::from(a) * reciprocal) >> 16) as u8
+    (1 << 16) / ranks.min(256) as i32 + 1
 }
 
 /// 2^128 / n, rounded up, for an n from 2 to 2^32.
