@@ -146,9 +146,8 @@ fn rate(threads: usize, walk: Walk, k: usize, work: impl Fn(&[Piece]) + Sync) ->
     let barrier = Barrier::new(threads);
     let thread = || {
         // An ordinary number in every type: subnormal ones would measure the processor's assistance.
-        let mut vectors: Vec<Vec<u64>> = (0..=k)
-            .map(|_| vec![0x3f80_3f80_3f80_3f80; walk.total / 8])
-            .collect();
+        let mut vectors: Vec<Vec<u64>> =
+            (0..=k).map(|_| vec![0x3f80_3f80_3f80_3f80; walk.total / 8]).collect();
         let pieces: Vec<Piece> = vectors
             .iter_mut()
             .map(|vector| {

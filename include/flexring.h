@@ -1,0 +1,238 @@
+/*
+ * flexring: an all-reduce engine for clusters that are not symmetric.
+ *
+ * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
+ * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
+ * make the same calls in the same order.
+ *
+ * This file is generated from src/c_api.
+ */
+
+#ifndef FLEXRING_H
+#define FLEXRING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The version of this header, numbered as flexring_version() numbers the library.
+#define FLEXRING_VERSION_MAJOR 0
+#define FLEXRING_VERSION_MINOR 1
+#define FLEXRING_VERSION_PATCH 0
+#define FLEXRING_VERSION 100
+
+// Bytes of a unique id.
+#define FLEXRING_UNIQUE_ID_BYTES 128
+
+// The result of every call. 0 is success; flexring_last_error() says the rest in words.
+typedef enum {
+    // It worked.
+    FLEXRING_SUCCESS = 0,
+    // A pointer, count, enum or argument that no call can accept.
+    FLEXRING_INVALID_ARGUMENT = 1,
+    // An environment variable that cannot be used.
+    FLEXRING_INVALID_SETTING = 2,
+    // The operating system refused something.
+    FLEXRING_SYSTEM_ERROR = 3,
+    // The ranks could not find each other.
+    FLEXRING_RENDEZVOUS_FAILED = 4,
+    // Ranks differ in version, settings, program, count, type or operation.
+    FLEXRING_DISAGREEMENT = 5,
+    // A rank died or its connection broke.
+    FLEXRING_PEER_LOST = 6,
+    // A deadline passed.
+    FLEXRING_TIMEOUT = 7,
+    // Somebody called flexring_comm_abort, or the communicator has failed before.
+    FLEXRING_ABORTED = 8,
+    // Not built into this library, or not possible here.
+    FLEXRING_UNSUPPORTED = 9,
+    // A bug in flexring.
+    FLEXRING_INTERNAL_ERROR = 10,
+} flexring_result;
+
+// A group of ranks that reduce together. Made by flexring_comm_init_*, ended by flexring_comm_free.
+typedef struct flexring_comm flexring_comm;
+
+// A call under way. Made by flexring_all_reduce_async, ended by flexring_wait.
+typedef struct flexring_request flexring_request;
+
+// Names a world that is about to meet. Plain bytes: pass it to the other ranks by any means.
+typedef struct {
+    // Opaque.
+    uint8_t internal[FLEXRING_UNIQUE_ID_BYTES];
+} flexring_unique_id;
+
+// How elements are combined: one of FLEXRING_SUM and so on, or what flexring_op_create_premul_sum returns.
+typedef uint64_t flexring_op;
+
+// The type of one element; one of FLEXRING_INT8 and so on. Numbered as NCCL numbers them.
+typedef int flexring_dtype;
+
+// Signed 8-bit integers.
+#define FLEXRING_INT8 0
+
+// Unsigned 8-bit integers.
+#define FLEXRING_UINT8 1
+
+// Signed 32-bit integers.
+#define FLEXRING_INT32 2
+
+// Unsigned 32-bit integers.
+#define FLEXRING_UINT32 3
+
+// Signed 64-bit integers.
+#define FLEXRING_INT64 4
+
+// Unsigned 64-bit integers.
+#define FLEXRING_UINT64 5
+
+// IEEE 754 binary16.
+#define FLEXRING_FLOAT16 6
+
+// IEEE 754 binary32.
+#define FLEXRING_FLOAT32 7
+
+// IEEE 754 binary64.
+#define FLEXRING_FLOAT64 8
+
+// bfloat16.
+#define FLEXRING_BFLOAT16 9
+
+// The sum over all ranks.
+#define FLEXRING_SUM 0
+
+// The product over all ranks.
+#define FLEXRING_PROD 1
+
+// The largest element; NaN if any is NaN.
+#define FLEXRING_MAX 2
+
+// The smallest element; NaN if any is NaN.
+#define FLEXRING_MIN 3
+
+// The sum divided by the number of ranks; integers truncate toward zero.
+#define FLEXRING_AVG 4
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The sentence that belongs to the last call of this thread that did not return FLEXRING_SUCCESS; empty if
+// there was none. Valid until this thread's next failing call. Never NULL.
+const char *flexring_last_error(void);
+
+// The version of this library, as MAJOR * 10000 + MINOR * 100 + PATCH.
+int32_t flexring_version(void);
+
+// Makes an id for a new world. The process that calls this must live until all ranks have joined; it is
+// usually rank 0. Each id serves one world.
+//
+// The caller promises:
+// `out` is NULL or points to a flexring_unique_id that may be written.
+flexring_result flexring_get_unique_id(flexring_unique_id *out);
+
+// Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR
+// and FLEXRING_MASTER_PORT, or the variables of torchrun, Open MPI, MPICH or Slurm. Returns when all ranks
+// are there and all links are ready.
+//
+// The caller promises:
+// `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_comm_init_from_env(flexring_comm **out);
+
+// Joins the world of `world` ranks that share `id`, as `rank`.
+//
+// The caller promises:
+// `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_comm_init_rank(flexring_comm **out, int world, flexring_unique_id id, int rank);
+
+// Writes this rank's number to `out`.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
+flexring_result flexring_comm_rank(const flexring_comm *comm, int *out);
+
+// Writes the number of ranks to `out`.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
+flexring_result flexring_comm_size(const flexring_comm *comm, int *out);
+
+// Ends what all ranks do with this communicator, from any thread, at once: calls under way return
+// FLEXRING_ABORTED on every rank. The communicator must still be freed.
+//
+// The caller promises:
+// `comm` is NULL or a live handle.
+flexring_result flexring_comm_abort(flexring_comm *comm);
+
+// Ends a communicator. Always works, after errors too; NULL is allowed. Waits for asynchronous calls that
+// are under way. Memory of flexring_alloc is freed by flexring_free before.
+//
+// The caller promises:
+// `comm` is NULL or a live handle that no other thread uses; it is dead afterwards.
+flexring_result flexring_comm_free(flexring_comm *comm);
+
+// Takes `bytes` bytes, zeroed and aligned to a page, from memory that the other ranks of this node read
+// directly: reducing it copies nothing. Freed by flexring_free.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
+
+// Gives memory back that flexring_alloc returned. NULL is allowed.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; nobody uses the memory any more.
+flexring_result flexring_free(flexring_comm *comm, void *memory);
+
+// Makes an operation that sums each rank's elements times that rank's own `factor`; ranks may give different
+// factors. For integer types the factor must be a whole number that the type can hold. The operation needs
+// not be freed.
+//
+// The caller promises:
+// `out` is NULL or points to a flexring_op that may be written.
+flexring_result flexring_op_create_premul_sum(float factor, flexring_op *out);
+
+// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
+// (in place) or apart, not overlap otherwise. With stream NULL both are host memory, and the call returns
+// when the result is there.
+//
+// The caller promises:
+// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle.
+flexring_result flexring_all_reduce(const void *send,
+                                    void *recv,
+                                    size_t count,
+                                    flexring_dtype dtype,
+                                    flexring_op op,
+                                    flexring_comm *comm,
+                                    void *stream);
+
+// The same without waiting: the call runs while the caller goes on, after all earlier calls of this
+// communicator. The buffers belong to flexring until flexring_wait has returned for the request.
+//
+// The caller promises:
+// As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is
+// NULL or points to a pointer that may be written.
+flexring_result flexring_all_reduce_async(const void *send,
+                                          void *recv,
+                                          size_t count,
+                                          flexring_dtype dtype,
+                                          flexring_op op,
+                                          flexring_comm *comm,
+                                          flexring_request **out);
+
+// Waits until the call is over, frees the request, and returns the call's result.
+//
+// The caller promises:
+// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it is dead afterwards.
+flexring_result flexring_wait(flexring_request *request);
+
+// Writes 1 to `done` if the call is over, well or not, and 0 if not. flexring_wait must follow all the same.
+//
+// The caller promises:
+// `request` is NULL or live; `done` is NULL or points to an int that may be written.
+flexring_result flexring_test(const flexring_request *request, int *done);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FLEXRING_H */

@@ -1,0 +1,161 @@
+/* Four processes reduce together: every type and operation, in place and out of place, blocking and not. */
+#include "check.h"
+
+#include <stdint.h>
+#include <sys/wait.h>
+
+enum { WORLD = 4, OPS = 6 };
+
+/* Exact in every type, as are all results: 1, 2 or 3. */
+static double value(int rank, size_t i) { return 1.0 + (double)(((size_t)rank * 2 + i) % 3); }
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Whole numbers and halves, of which binary16 holds all that occur here. */
+static uint16_t to_half(float value) {
+    uint32_t bits = bits_of(value);
+    return value == 0 ? 0 : (uint16_t)((((bits >> 23 & 0xff) - 112) << 10) | (bits >> 13 & 0x3ff));
+}
+
+static void store(int dtype, void *vector, size_t i, double value) {
+    switch (dtype) {
+    case FLEXRING_INT8: ((int8_t *)vector)[i] = (int8_t)value; break;
+    case FLEXRING_UINT8: ((uint8_t *)vector)[i] = (uint8_t)value; break;
+    case FLEXRING_INT32: ((int32_t *)vector)[i] = (int32_t)value; break;
+    case FLEXRING_UINT32: ((uint32_t *)vector)[i] = (uint32_t)value; break;
+    case FLEXRING_INT64: ((int64_t *)vector)[i] = (int64_t)value; break;
+    case FLEXRING_UINT64: ((uint64_t *)vector)[i] = (uint64_t)value; break;
+    case FLEXRING_FLOAT16: ((uint16_t *)vector)[i] = to_half((float)value); break;
+    case FLEXRING_FLOAT32: ((float *)vector)[i] = (float)value; break;
+    case FLEXRING_FLOAT64: ((double *)vector)[i] = value; break;
+    case FLEXRING_BFLOAT16: ((uint16_t *)vector)[i] = (uint16_t)(bits_of((float)value) >> 16); break;
+    default: CHECK(!"a known type");
+    }
+}
+
+static size_t size_of(int dtype) {
+    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    return sizes[dtype];
+}
+
+static int is_float(int dtype) { return dtype >= FLEXRING_FLOAT16; }
+
+/* Each rank's own factor: whole numbers for integers, halves for floats. */
+static double factor(int rank, int dtype) { return (rank + 1) * (is_float(dtype) ? 0.5 : 1.0); }
+
+static double expected(int dtype, int op, size_t i) {
+    double sum = 0, product = 1, largest = value(0, i), smallest = value(0, i), weighted = 0;
+    for (int rank = 0; rank < WORLD; rank++) {
+        double v = value(rank, i);
+        sum += v;
+        product *= v;
+        largest = v > largest ? v : largest;
+        smallest = v < smallest ? v : smallest;
+        weighted += v * factor(rank, dtype);
+    }
+    double average = is_float(dtype) ? sum / WORLD : (double)((int)sum / WORLD);
+    double results[OPS] = {sum, product, largest, smallest, average, weighted};
+    return results[op];
+}
+
+static flexring_op operation(int op, int rank, int dtype) {
+    static const flexring_op plain[] = {FLEXRING_SUM, FLEXRING_PROD, FLEXRING_MAX, FLEXRING_MIN, FLEXRING_AVG};
+    if (op < 5) return plain[op];
+    flexring_op weighted;
+    WORKS(flexring_op_create_premul_sum((float)factor(rank, dtype), &weighted));
+    return weighted;
+}
+
+static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t count) {
+    size_t bytes = count * size_of(dtype);
+    unsigned char *send = malloc(bytes), *sent = malloc(bytes), *recv = malloc(bytes), *want = malloc(bytes);
+    void *shared;
+    WORKS(flexring_alloc(comm, bytes, &shared));
+    for (size_t i = 0; i < count; i++) {
+        store(dtype, send, i, value(rank, i));
+        store(dtype, want, i, expected(dtype, op, i));
+    }
+    memcpy(sent, send, bytes);
+    memcpy(shared, send, bytes);
+    flexring_op code = operation(op, rank, dtype);
+
+    /* Out of place: the input stays as it is. */
+    WORKS(flexring_all_reduce(send, recv, count, dtype, code, comm, NULL));
+    CHECK(memcmp(recv, want, bytes) == 0);
+    CHECK(memcmp(send, sent, bytes) == 0);
+
+    /* In place, on the heap and in shared memory, both under way at the same time. */
+    flexring_request *first, *second;
+    int done = -1;
+    WORKS(flexring_all_reduce_async(send, send, count, dtype, code, comm, &first));
+    WORKS(flexring_all_reduce_async(shared, shared, count, dtype, code, comm, &second));
+    WORKS(flexring_test(first, &done));
+    CHECK(done == 0 || done == 1);
+    WORKS(flexring_wait(second));
+    WORKS(flexring_test(first, &done));
+    CHECK(done == 1); /* calls run in the order in which they were made */
+    WORKS(flexring_wait(first));
+    CHECK(memcmp(send, want, bytes) == 0);
+    CHECK(memcmp(shared, want, bytes) == 0);
+
+    WORKS(flexring_free(comm, shared));
+    free(send), free(sent), free(recv), free(want);
+}
+
+static void run(int rank, const int pipe[2]) {
+    alarm(120);
+    flexring_unique_id id;
+    if (rank == 0) {
+        WORKS(flexring_get_unique_id(&id));
+        for (int other = 1; other < WORLD; other++) CHECK(write(pipe[1], &id, sizeof id) == sizeof id);
+    } else {
+        CHECK(read(pipe[0], &id, sizeof id) == sizeof id);
+    }
+    flexring_comm *comm;
+    int told = -1;
+    WORKS(flexring_comm_init_rank(&comm, WORLD, id, rank));
+    WORKS(flexring_comm_rank(comm, &told));
+    CHECK(told == rank);
+    WORKS(flexring_comm_size(comm, &told));
+    CHECK(told == WORLD);
+
+    static const size_t counts[] = {1, 700, 20011};
+    for (int dtype = FLEXRING_INT8; dtype <= FLEXRING_BFLOAT16; dtype++)
+        for (int op = 0; op < OPS; op++)
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) reduce(comm, rank, dtype, op, counts[c]);
+    WORKS(flexring_all_reduce(NULL, NULL, 0, FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));
+
+    void *zeros;
+    WORKS(flexring_alloc(comm, 100000, &zeros));
+    for (size_t i = 0; i < 100000; i++) CHECK(((char *)zeros)[i] == 0);
+    CHECK((uintptr_t)zeros % 4096 == 0);
+    WORKS(flexring_free(comm, zeros));
+    WORKS(flexring_comm_free(comm));
+}
+
+int main(void) {
+    int pipe_ends[2];
+    CHECK(flexring_version() == FLEXRING_VERSION);
+    CHECK(pipe(pipe_ends) == 0);
+    pid_t ranks[WORLD];
+    for (int rank = 0; rank < WORLD; rank++) {
+        ranks[rank] = fork();
+        CHECK(ranks[rank] >= 0);
+        if (ranks[rank] == 0) {
+            run(rank, pipe_ends);
+            exit(0);
+        }
+    }
+    int bad = 0;
+    for (int rank = 0; rank < WORLD; rank++) {
+        int status;
+        CHECK(waitpid(ranks[rank], &status, 0) == ranks[rank]);
+        if (status != 0) fprintf(stderr, "rank %d ended with status %#x\n", rank, status), bad = 1;
+    }
+    if (!bad) puts("all_reduce: ok");
+    return bad;
+}

@@ -1,0 +1,160 @@
+/* Whatever a caller gets wrong is refused with a code and a sentence; nothing crashes, no output is touched. */
+#include "check.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdint.h>
+
+static float send[64], recv[64];
+static flexring_comm *comm;
+
+#define INVALID FLEXRING_INVALID_ARGUMENT
+#define SENTINEL ((void *)(uintptr_t)0x5e47)
+
+static void the_communicator_is_checked(void) {
+    flexring_comm *out = SENTINEL;
+    flexring_unique_id none;
+    memset(&none, 0, sizeof none);
+    EXPECT(INVALID, "out is NULL", flexring_get_unique_id(NULL));
+    EXPECT(INVALID, "out is NULL", flexring_comm_init_from_env(NULL));
+    EXPECT(INVALID, "out is NULL", flexring_comm_init_rank(NULL, 1, none, 0));
+    EXPECT(INVALID, "id", flexring_comm_init_rank(&out, 1, none, 0));
+    flexring_unique_id id;
+    WORKS(flexring_get_unique_id(&id));
+    EXPECT(INVALID, "-1", flexring_comm_init_rank(&out, -1, id, 0));
+    EXPECT(INVALID, "world", flexring_comm_init_rank(&out, 0, id, 0));
+    EXPECT(INVALID, "-2", flexring_comm_init_rank(&out, 2, id, -2));
+    EXPECT(INVALID, "2", flexring_comm_init_rank(&out, 2, id, 2));
+    id.internal[60] ^= 1;
+    EXPECT(INVALID, "damaged", flexring_comm_init_rank(&out, 1, id, 0));
+    CHECK(out == SENTINEL);
+
+    int number = 77;
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_rank(NULL, &number));
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_size(NULL, &number));
+    EXPECT(INVALID, "out is NULL", flexring_comm_rank(comm, NULL));
+    EXPECT(INVALID, "out is NULL", flexring_comm_size(comm, NULL));
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_abort(NULL));
+    WORKS(flexring_comm_free(NULL));
+    CHECK(number == 77);
+}
+
+static void settings_are_quoted(void) {
+    flexring_comm *out = SENTINEL;
+    setenv("FLEXRING_TIMEOUT_MS", "soon", 1);
+    EXPECT(FLEXRING_INVALID_SETTING, "FLEXRING_TIMEOUT_MS=\"soon\"", flexring_comm_init_from_env(&out));
+    unsetenv("FLEXRING_TIMEOUT_MS");
+    setenv("FLEXRING_RANK", "1", 1);
+    EXPECT(FLEXRING_INVALID_SETTING, "FLEXRING_RANK", flexring_comm_init_from_env(&out));
+    setenv("FLEXRING_RANK", "0", 1);
+    CHECK(out == SENTINEL);
+}
+
+static void buffers_are_checked(void) {
+    const int f32 = FLEXRING_FLOAT32;
+    char *bytes = (char *)send;
+    EXPECT(INVALID, "communicator is NULL", flexring_all_reduce(send, recv, 64, f32, FLEXRING_SUM, NULL, NULL));
+    EXPECT(INVALID, "send buffer is NULL", flexring_all_reduce(NULL, recv, 64, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "receive buffer is NULL", flexring_all_reduce(send, NULL, 64, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "not aligned", flexring_all_reduce(bytes + 1, recv, 8, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "not aligned", flexring_all_reduce(send, (char *)recv + 2, 8, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_all_reduce(send, send + 1, 8, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_all_reduce(send + 7, send, 8, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "more than any memory", flexring_all_reduce(send, recv, SIZE_MAX, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "more than any memory",
+           flexring_all_reduce(send, recv, SIZE_MAX, FLEXRING_INT8, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "beyond the address space",
+           flexring_all_reduce((void *)(UINTPTR_MAX - 15), recv, 64, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(FLEXRING_UNSUPPORTED, "stream", flexring_all_reduce(send, recv, 64, f32, FLEXRING_SUM, comm, SENTINEL));
+}
+
+static void numbers_are_checked(void) {
+    static const int types[] = {-1, 10, INT_MAX, INT_MIN};
+    static const flexring_op ops[] = {5, 4096, UINT64_MAX};
+    for (int i = 0; i < 4; i++)
+        EXPECT(INVALID, "flexring_dtype", flexring_all_reduce(send, recv, 1, types[i], FLEXRING_SUM, comm, NULL));
+    for (int i = 0; i < 3; i++)
+        EXPECT(INVALID, "flexring_op", flexring_all_reduce(send, recv, 1, FLEXRING_FLOAT32, ops[i], comm, NULL));
+    EXPECT(INVALID, "out is NULL", flexring_op_create_premul_sum(1, NULL));
+    flexring_op half, many, negative;
+    WORKS(flexring_op_create_premul_sum(0.5f, &half));
+    WORKS(flexring_op_create_premul_sum(300, &many));
+    WORKS(flexring_op_create_premul_sum(-1, &negative));
+    EXPECT(INVALID, "0.5", flexring_all_reduce(send, recv, 1, FLEXRING_INT32, half, comm, NULL));
+    EXPECT(INVALID, "300", flexring_all_reduce(send, recv, 1, FLEXRING_INT8, many, comm, NULL));
+    EXPECT(INVALID, "-1", flexring_all_reduce(send, recv, 1, FLEXRING_UINT8, negative, comm, NULL));
+}
+
+static void requests_are_checked(void) {
+    const int f32 = FLEXRING_FLOAT32;
+    flexring_request *request = SENTINEL;
+    int done = 77;
+    EXPECT(INVALID, "out is NULL", flexring_all_reduce_async(send, recv, 1, f32, FLEXRING_SUM, comm, NULL));
+    EXPECT(INVALID, "communicator is NULL",
+           flexring_all_reduce_async(send, recv, 1, f32, FLEXRING_SUM, NULL, &request));
+    EXPECT(INVALID, "NULL", flexring_all_reduce_async(send, NULL, 1, f32, FLEXRING_SUM, comm, &request));
+    EXPECT(INVALID, "flexring_dtype", flexring_all_reduce_async(send, recv, 1, 99, FLEXRING_SUM, comm, &request));
+    EXPECT(INVALID, "request is NULL", flexring_wait(NULL));
+    EXPECT(INVALID, "request is NULL", flexring_test(NULL, &done));
+    CHECK(request == SENTINEL && done == 77);
+    WORKS(flexring_all_reduce_async(send, send, 1, f32, FLEXRING_SUM, comm, &request));
+    EXPECT(INVALID, "done is NULL", flexring_test(request, NULL));
+    WORKS(flexring_wait(request));
+}
+
+static void memory_is_checked(void) {
+    void *memory = SENTINEL;
+    EXPECT(INVALID, "communicator is NULL", flexring_alloc(NULL, 64, &memory));
+    EXPECT(INVALID, "out is NULL", flexring_alloc(comm, 64, NULL));
+    EXPECT(FLEXRING_SYSTEM_ERROR, "cannot allocate", flexring_alloc(comm, SIZE_MAX, &memory));
+    CHECK(memory == SENTINEL);
+    EXPECT(INVALID, "communicator is NULL", flexring_free(NULL, send));
+    WORKS(flexring_free(comm, NULL));
+    EXPECT(INVALID, "was not returned by", flexring_free(comm, send));
+    WORKS(flexring_alloc(comm, 8192, &memory));
+    EXPECT(INVALID, "was not returned by", flexring_free(comm, (char *)memory + 4096));
+    WORKS(flexring_free(comm, memory));
+    EXPECT(INVALID, "freed before", flexring_free(comm, memory));
+    WORKS(flexring_alloc(comm, 0, &memory));
+    WORKS(flexring_free(comm, memory));
+}
+
+static void *another_thread(void *unused) {
+    CHECK(strcmp(flexring_last_error(), "") == 0);
+    EXPECT(INVALID, "request is NULL", flexring_wait(NULL));
+    return unused;
+}
+
+static void sentences_belong_to_their_thread(void) {
+    EXPECT(INVALID, "flexring_dtype",
+           flexring_all_reduce(send, recv, 1, 99, FLEXRING_SUM, comm, NULL));
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, another_thread, NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(strstr(flexring_last_error(), "flexring_dtype") != NULL);
+}
+
+int main(void) {
+    alarm(60);
+    CHECK(strcmp(flexring_last_error(), "") == 0);
+    setenv("FLEXRING_RANK", "0", 1);
+    setenv("FLEXRING_WORLD_SIZE", "1", 1);
+    WORKS(flexring_comm_init_from_env(&comm));
+    for (int i = 0; i < 64; i++) send[i] = (float)i, recv[i] = -1;
+
+    the_communicator_is_checked();
+    settings_are_quoted();
+    buffers_are_checked();
+    numbers_are_checked();
+    requests_are_checked();
+    memory_is_checked();
+    sentences_belong_to_their_thread();
+    for (int i = 0; i < 64; i++) CHECK(send[i] == (float)i && recv[i] == -1);
+
+    /* After all that the communicator still works. */
+    WORKS(flexring_all_reduce(send, recv, 64, FLEXRING_FLOAT32, FLEXRING_AVG, comm, NULL));
+    for (int i = 0; i < 64; i++) CHECK(recv[i] == (float)i);
+    WORKS(flexring_comm_free(comm));
+    puts("bad_input: ok");
+    return 0;
+}

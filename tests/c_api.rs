@@ -1,0 +1,183 @@
+//! The C ABI as C programs see it: compiled, linked by the documented lines, and run.
+
+mod programs;
+
+use programs::{libraries, present, program, root, succeed};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How README.md tells users to link the static library.
+const LINK_LINE: &str = "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o program";
+
+/// More than a program of these tests ever takes, on a machine that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(150);
+
+fn can_compile() -> bool {
+    present("cc", "C compiler")
+}
+
+/// Compiles `tests/c/<name>.c`, or an example, with the words of `line`, and strictly.
+fn compiled(line: &str, source: &str, folder: &Path) -> PathBuf {
+    let path = folder.join(Path::new(source).file_stem().expect("a source has a name"));
+    let archive = libraries().archive;
+    let archive = archive.to_str().expect("a path in UTF-8");
+    let path_text = path.to_str().expect("a path in UTF-8");
+    let words = line.split_whitespace().map(|word| match word {
+        "program.c" => source,
+        "program" => path_text,
+        "target/release/libflexring.a" => archive,
+        other => other,
+    });
+    let words: Vec<&str> = words.collect();
+    let mut compiler = program(words[0]);
+    compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&words[1..]);
+    succeed(&mut compiler, LIMIT);
+    path
+}
+
+/// Compiles a program of `tests/c` by the documented line, and runs it.
+fn passes(name: &str) {
+    if !can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = compiled(LINK_LINE, &format!("tests/c/{name}.c"), folder.path());
+    assert_eq!(succeed(&mut program(path), LIMIT), format!("{name}: ok\n"));
+}
+
+#[test]
+fn four_processes_reduce_every_type_and_operation() {
+    passes("all_reduce");
+}
+
+#[test]
+fn bad_input_is_refused_in_words_and_touches_nothing() {
+    passes("bad_input");
+}
+
+#[test]
+fn an_abort_ends_a_blocked_call_at_once() {
+    passes("abort");
+}
+
+#[test]
+fn the_documented_link_line_is_the_one_that_is_tested() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
+    for line in
+        readme.lines().map(str::trim).filter(|line| line.starts_with("cc ") && line.contains("libflexring.a"))
+    {
+        assert_eq!(line, LINK_LINE, "README.md and tests/c_api.rs differ");
+    }
+}
+
+#[test]
+fn the_documented_link_line_names_what_the_toolchain_asks_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("empty.rs");
+    std::fs::write(&source, "").expect("a file");
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut rustc = program(rustc);
+    rustc
+        .args(["--crate-type", "staticlib", "--print", "native-static-libs", "--out-dir"])
+        .arg(folder.path());
+    let text = succeed(rustc.arg(&source), LIMIT);
+    let libraries =
+        text.lines().find_map(|line| line.split("native-static-libs: ").nth(1)).expect("rustc tells");
+    // The C compiler links these by itself; librt and libutil are parts of the C library wherever flexring runs.
+    let by_itself = ["-lc", "-lgcc_s", "-lgcc_eh", "-lgcc", "-lrt", "-lutil"];
+    for library in libraries.split_whitespace().filter(|library| !by_itself.contains(library)) {
+        assert!(LINK_LINE.split_whitespace().any(|word| word == library), "the link line lacks {library}");
+    }
+}
+
+#[test]
+fn the_shared_library_links_too_and_exports_the_c_abi_alone() {
+    if !can_compile() {
+        return;
+    }
+    let shared = libraries().shared;
+    let folder = shared.parent().and_then(Path::to_str).expect("a library is in a folder");
+    let line =
+        format!("cc program.c -Iinclude -L{folder} -Wl,-rpath,{folder} -lflexring -lpthread -o program");
+    let programs = tempfile::tempdir().expect("a folder");
+    // The folder holds both libraries; the linker prefers the shared one.
+    let path = compiled(&line, "tests/c/bad_input.c", programs.path());
+    assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
+
+    if present("nm", "nm") {
+        let symbols = succeed(program("nm").args(["-D", "--defined-only"]).arg(&shared), LIMIT);
+        let strangers: Vec<&str> = symbols
+            .lines()
+            .filter_map(|line| line.split_whitespace().last())
+            .filter(|name| !name.starts_with("flexring_"))
+            .collect();
+        assert!(strangers.is_empty(), "exported without need: {strangers:?}");
+    }
+}
+
+#[test]
+fn pkg_config_tells_how_to_compile_and_link() {
+    if !can_compile() || !present("pkg-config", "pkg-config") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| prefix.path().join(path);
+    for folder in ["lib/pkgconfig", "include"] {
+        std::fs::create_dir_all(at(folder)).expect("a folder");
+    }
+    let template = std::fs::read_to_string(root().join("flexring.pc.in")).expect("the template");
+    let prefix_text = prefix.path().to_str().expect("a path in UTF-8");
+    let filled = template.replace("@PREFIX@", prefix_text).replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    std::fs::write(at("lib/pkgconfig/flexring.pc"), filled).expect("a file");
+    std::fs::copy(root().join("include/flexring.h"), at("include/flexring.h")).expect("a file");
+
+    let asked = |words: &[&str]| {
+        let mut pkg_config = program("pkg-config");
+        pkg_config.env("PKG_CONFIG_PATH", at("lib/pkgconfig")).args(words).arg("flexring");
+        succeed(&mut pkg_config, LIMIT)
+    };
+    assert_eq!(asked(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
+    asked(&["--validate"]);
+
+    // Whichever of the two libraries is installed, the program runs.
+    let libraries = libraries();
+    for (library, words) in [
+        (&libraries.shared, &["--cflags", "--libs"][..]),
+        (&libraries.archive, &["--static", "--cflags", "--libs"]),
+    ] {
+        let installed = at("lib").join(library.file_name().expect("a library has a name"));
+        std::fs::copy(library, &installed).expect("a file");
+        let line = format!("cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program", asked(words));
+        let path = compiled(&line, "tests/c/bad_input.c", prefix.path());
+        assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
+        std::fs::remove_file(installed).expect("a file");
+    }
+}
+
+#[test]
+fn the_example_compiles_by_the_documented_line_and_runs_alone() {
+    if !can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = compiled(LINK_LINE, "examples/all_reduce.c", folder.path());
+    let mut example = program(path);
+    let text = succeed(example.envs([("FLEXRING_RANK", "0"), ("FLEXRING_WORLD_SIZE", "1")]), LIMIT);
+    assert!(text.contains("rank 0 of 1"), "{text}");
+}
+
+#[test]
+fn the_example_runs_under_mpirun() {
+    if !can_compile() || !present("mpirun", "mpirun") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = compiled(LINK_LINE, "examples/all_reduce.c", folder.path());
+    let mut mpirun = program("mpirun");
+    // Containers often run as root, with fewer cores than ranks.
+    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    let text = succeed(mpirun.args(["--oversubscribe", "-np", "4"]).arg(path), LIMIT);
+    for rank in 0..4 {
+        assert!(text.contains(&format!("rank {rank} of 4")), "{text}");
+    }
+}

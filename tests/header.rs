@@ -1,0 +1,114 @@
+//! `include/flexring.h` is made from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test header`
+//! rewrites it.
+
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files of the C ABI, in the order in which a reader of the header wants them.
+const SOURCES: [&str; 5] = ["status", "unique_id", "comm", "buffer", "reduce"];
+
+const INTRODUCTION: &str = "\
+/*
+ * flexring: an all-reduce engine for clusters that are not symmetric.
+ *
+ * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
+ * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
+ * make the same calls in the same order.
+ *
+ * This file is generated from src/c_api.
+ */";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn committed() -> PathBuf {
+    root().join("include/flexring.h")
+}
+
+/// Macros by which a program tells at compile time what `flexring_version()` tells at run time.
+fn version_macros() -> String {
+    let number = |text: &str| text.parse::<u32>().expect("a version has three numbers");
+    let (major, minor, patch) = (
+        number(env!("CARGO_PKG_VERSION_MAJOR")),
+        number(env!("CARGO_PKG_VERSION_MINOR")),
+        number(env!("CARGO_PKG_VERSION_PATCH")),
+    );
+    let macros = [
+        ("FLEXRING_VERSION_MAJOR", major),
+        ("FLEXRING_VERSION_MINOR", minor),
+        ("FLEXRING_VERSION_PATCH", patch),
+        ("FLEXRING_VERSION", major * 10_000 + minor * 100 + patch),
+    ];
+    let lines = macros.map(|(name, value)| format!("#define {name} {value}"));
+    format!(
+        "\n// The version of this header, numbered as flexring_version() numbers the library.\n{}",
+        lines.join("\n")
+    )
+}
+
+/// The header as the sources have it now.
+fn generated() -> String {
+    let mut config =
+        cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("cbindgen.toml is valid");
+    config.header = Some(INTRODUCTION.to_owned());
+    config.after_includes = Some(version_macros());
+    let sources = SOURCES.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
+        builder.with_src(root().join(format!("src/c_api/{name}.rs")))
+    });
+    let mut bytes = Vec::new();
+    sources.generate().expect("the C ABI has a header").write(&mut bytes);
+    let text = String::from_utf8(bytes).expect("a header is text");
+    // What Rust calls safety is to a C reader what the function asks of its caller.
+    text.replace("// # Safety\n", "// The caller promises:\n")
+}
+
+#[test]
+fn the_committed_header_is_the_one_that_the_sources_make() {
+    let (path, new) = (committed(), generated());
+    if std::env::var_os("FLEXRING_BLESS").is_some() {
+        std::fs::write(&path, &new).expect("the header can be written");
+    }
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let line = old.lines().zip(new.lines()).position(|(old, new)| old != new);
+    assert!(
+        old == new,
+        "include/flexring.h is out of date from line {} on; FLEXRING_BLESS=1 cargo test --test header rewrites it",
+        line.unwrap_or_else(|| old.lines().count().min(new.lines().count())) + 1
+    );
+}
+
+#[test]
+fn every_function_of_the_c_abi_is_in_the_header() {
+    let header = generated();
+    for name in SOURCES {
+        let source = std::fs::read_to_string(root().join(format!("src/c_api/{name}.rs"))).expect("a source");
+        let functions = source.split("extern \"C\" fn ").skip(1);
+        for function in functions.filter_map(|rest| rest.split('(').next()) {
+            assert!(header.contains(&format!("{function}(")), "{function} is missing");
+        }
+    }
+}
+
+/// Compiles a file that includes the header alone, if there is such a compiler.
+fn compiles(compiler: &str, language: &str, standard: &str) {
+    let mut command = Command::new(compiler);
+    command.args(["-x", language, standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]);
+    match command.arg(committed()).output() {
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => eprintln!("skipped: no {compiler}"),
+        Err(cause) => panic!("cannot run {compiler}: {cause}"),
+        Ok(output) => {
+            assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
+#[test]
+fn the_header_is_strict_c99_and_cpp() {
+    compiles("cc", "c", "-std=c99");
+    compiles("cc", "c", "-std=c11");
+    compiles("c++", "c++", "-std=c++11");
+    compiles("c++", "c++", "-std=c++20");
+}

@@ -1,0 +1,112 @@
+//! Programs that a test runs: where flexring's libraries are, and how to run something without ever hanging or
+//! leaving anything behind.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The checkout.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What other languages link.
+#[derive(Debug)]
+pub struct Libraries {
+    /// `libflexring.a`
+    pub archive: PathBuf,
+    /// `libflexring.so`
+    pub shared: PathBuf,
+}
+
+/// The libraries that cargo built together with this test: it makes all kinds of a library at once, and puts
+/// them where it puts the tests.
+pub fn libraries() -> Libraries {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let named = |name: &str| {
+        let file = test.with_file_name(name);
+        assert!(file.is_file(), "cargo should have built {}", file.display());
+        file
+    };
+    Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
+}
+
+/// How a program ended and what it wrote to standard output and standard error, in the order in which it did.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub text: String,
+}
+
+/// A program that sees no setting of flexring that the test was started with, and meets on loopback.
+pub fn program(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(path);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FLEXRING_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("FLEXRING_SOCKET_IFNAME", "lo");
+    command
+}
+
+/// Runs a program in a process group of its own, and ends that group if it takes longer than `limit`.
+pub fn run(command: &mut Command, limit: Duration) -> Ended {
+    let output = tempfile::NamedTempFile::new().expect("a temporary file");
+    let reopen = || -> File { output.as_file().try_clone().expect("a second handle") };
+    command.stdin(Stdio::null()).stdout(reopen()).stderr(reopen()).process_group(0);
+    let mut child = command.spawn().unwrap_or_else(|cause| panic!("cannot run {command:?}: {cause}"));
+    let status = wait(&mut child, limit);
+    // Launchers end what they started when they are asked to; the rest is in this group.
+    let group = Pid::from_child(&child);
+    if status.is_none() {
+        let _ = kill_process_group(group, Signal::TERM);
+        let _ = wait(&mut child, GRACE);
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    let text = String::from_utf8_lossy(&std::fs::read(output.path()).unwrap_or_default()).into_owned();
+    let Some(status) = status else {
+        let _ = child.wait();
+        panic!("{command:?} took longer than {limit:?}:\n{text}");
+    };
+    Ended { status, text }
+}
+
+/// How long a program that took too long may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Waits for a child, but no longer than `limit`.
+fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        let status = child.try_wait().expect("a child can be waited for");
+        if status.is_some() {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    None
+}
+
+/// Runs a program that must succeed, and returns what it wrote.
+pub fn succeed(command: &mut Command, limit: Duration) -> String {
+    let ended = run(command, limit);
+    assert!(ended.status.success(), "{command:?} ended with {}:\n{}", ended.status, ended.text);
+    ended.text
+}
+
+/// Whether there is such a program; says that something is skipped if there is not.
+pub fn present(program: &str, name: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        eprintln!("skipped: no {name}");
+    }
+    found
+}
