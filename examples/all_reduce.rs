@@ -23,6 +23,11 @@ fn main() -> Result<()> {
 
     let expected = (comm.world_size() - 1) as f32 / 2.0;
     assert!(gradient.iter().all(|element| *element == expected));
-    println!("rank {} of {}: the average is {}", comm.rank(), comm.world_size(), gradient[0]);
+    println!(
+        "rank {} of {}: the average is {}",
+        comm.rank(),
+        comm.world_size(),
+        gradient[0]
+    );
     Ok(())
 }

@@ -4,7 +4,8 @@
 //! `call`, `fault`; (2) `plan`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
 //! (5) `communicator`; (6) `c_api` and the `flexring` command.
 
-#![cfg_attr(test, allow(clippy::print_stderr, reason = "a test that is skipped says so"))]
+// A library speaks through `log`. A test that is skipped says so.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bootstrap;
 #[allow(unsafe_code, reason = "C callers hand over pointers")]

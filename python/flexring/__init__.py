@@ -1,0 +1,24 @@
+"""flexring: an all-reduce engine for clusters that are not symmetric.
+
+    import flexring
+
+    comm = flexring.Communicator.from_env()        # under torchrun, mpirun or srun
+    comm.all_reduce(gradients, op="avg")           # a numpy array, a CPU tensor, an array.array, ...
+
+``flexring.torch`` averages the gradients of DistributedDataParallel.
+"""
+
+from ._library import FlexringError, library_path, version
+from ._vector import premul_sum
+from .communicator import Communicator, Request, unique_id
+
+__all__ = [
+    "Communicator",
+    "FlexringError",
+    "Request",
+    "library_path",
+    "premul_sum",
+    "unique_id",
+    "version",
+]
+__version__ = "0.1.0"

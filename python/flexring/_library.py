@@ -1,0 +1,123 @@
+"""libflexring.so: where it is, what it exports, and how its errors become exceptions.
+
+Must not know what vectors are made of.
+"""
+
+import ctypes
+import ctypes.util
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+
+UNIQUE_ID_BYTES = 128
+
+_NAME = "libflexring.so"
+
+
+class UniqueId(ctypes.Structure):
+    """``flexring_unique_id``."""
+
+    _fields_ = [("internal", ctypes.c_uint8 * UNIQUE_ID_BYTES)]
+
+
+class FlexringError(RuntimeError):
+    """A call failed. ``code`` is one of the numbers below, ``message`` the sentence that says why."""
+
+    INVALID_ARGUMENT = 1
+    INVALID_SETTING = 2
+    SYSTEM_ERROR = 3
+    RENDEZVOUS_FAILED = 4
+    DISAGREEMENT = 5
+    PEER_LOST = 6
+    TIMEOUT = 7
+    ABORTED = 8
+    UNSUPPORTED = 9
+    INTERNAL_ERROR = 10
+
+    def __init__(self, code, message):
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self):
+        return self.message
+
+
+# What each function takes. Every one of them returns a flexring_result.
+_SIGNATURES = {
+    "flexring_get_unique_id": [POINTER(UniqueId)],
+    "flexring_comm_init_from_env": [POINTER(c_void_p)],
+    "flexring_comm_init_rank": [POINTER(c_void_p), c_int, UniqueId, c_int],
+    "flexring_comm_rank": [c_void_p, POINTER(c_int)],
+    "flexring_comm_size": [c_void_p, POINTER(c_int)],
+    "flexring_comm_abort": [c_void_p],
+    "flexring_comm_free": [c_void_p],
+    "flexring_alloc": [c_void_p, c_size_t, POINTER(c_void_p)],
+    "flexring_free": [c_void_p, c_void_p],
+    "flexring_op_create_premul_sum": [c_float, POINTER(c_uint64)],
+    "flexring_all_reduce": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, c_void_p],
+    "flexring_all_reduce_async": [
+        c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, POINTER(c_void_p),
+    ],
+    "flexring_wait": [c_void_p],
+    "flexring_test": [c_void_p, POINTER(c_int)],
+}  # fmt: skip
+
+
+def _candidates():
+    """Where the library may be, best first."""
+    chosen = os.environ.get("FLEXRING_LIBRARY")
+    if chosen:
+        # Whoever names a library wants that one and no other.
+        return [chosen]
+    package = Path(__file__).resolve().parent
+    places = [package / _NAME, package.parents[1] / "target" / "release" / _NAME]
+    found = [str(place) for place in places if place.is_file()]
+    return found + [name for name in (ctypes.util.find_library("flexring"), _NAME) if name]
+
+
+def _load():
+    failures = []
+    for path in _candidates():
+        try:
+            # ctypes gives the interpreter's lock back for as long as a function of a CDLL runs.
+            return ctypes.CDLL(path), path
+        except OSError as error:
+            failures.append(f"{path}: {error}")
+    raise ImportError(
+        f"cannot load {_NAME} ({'; '.join(failures)}): build it by `cargo build --release`, or set "
+        "FLEXRING_LIBRARY to its path"
+    )
+
+
+def _declare(library):
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_int
+    library.flexring_last_error.argtypes = []
+    library.flexring_last_error.restype = c_char_p
+    library.flexring_version.argtypes = []
+    library.flexring_version.restype = c_int32
+    return library
+
+
+_loaded, _path = _load()
+library = _declare(_loaded)
+
+
+def library_path():
+    """The path of the libflexring.so in use."""
+    return _path
+
+
+def version():
+    """The version of the libflexring.so in use, as (major, minor, patch)."""
+    number = library.flexring_version()
+    return (number // 10000, number // 100 % 100, number % 100)
+
+
+def check(result):
+    """Raises what a call returned, unless that was success."""
+    if result != 0:
+        raise FlexringError(result, library.flexring_last_error().decode("utf-8", "replace"))

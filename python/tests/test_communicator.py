@@ -1,0 +1,308 @@
+"""Communicators and requests over plain buffers."""
+
+import array
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import flexring
+from flexring import FlexringError
+
+from .world import WorldTest
+
+
+def floats(*elements):
+    return array.array("f", elements)
+
+
+class Communicators(WorldTest):
+    def test_ranks_know_who_they_are(self):
+        self.assertEqual(self.world(3, lambda comm: (comm.rank, comm.size)), [(0, 3), (1, 3), (2, 3)])
+
+    def test_a_buffer_is_reduced_in_place(self):
+        def body(comm):
+            vector = floats(comm.rank, 1, 10 * comm.rank)
+            self.assertIs(comm.all_reduce(vector), vector)
+            return list(vector)
+
+        self.assertEqual(self.world(3, body), [[3, 3, 30]] * 3)
+
+    def test_the_result_goes_elsewhere_and_the_input_stays(self):
+        def body(comm):
+            vector, out = floats(comm.rank + 1, 2), floats(0, 0)
+            self.assertIs(comm.all_reduce(vector, op="prod", out=out), out)
+            self.assertEqual(list(vector), [comm.rank + 1, 2])
+            return list(out)
+
+        self.assertEqual(self.world(3, body), [[6, 8]] * 3)
+
+    def test_every_operation_and_type_of_the_buffer_protocol(self):
+        expected = {"sum": 6, "prod": 6, "max": 3, "min": 1, "avg": 2}
+
+        def body(comm):
+            for code in "bBiIlLqQfd":
+                for op, result in expected.items():
+                    vector = array.array(code, [comm.rank + 1] * 5)
+                    comm.all_reduce(vector, op=op)
+                    self.assertEqual(list(vector), [result] * 5, (code, op))
+            for kind in (ctypes.c_int8, ctypes.c_int32, ctypes.c_float, ctypes.c_double):
+                vector = (kind * 3)(comm.rank, comm.rank, 1)
+                comm.all_reduce(vector)
+                self.assertEqual(list(vector), [3, 3, 3])
+
+        self.world(3, body)
+
+    def test_each_rank_has_a_factor_of_its_own(self):
+        def body(comm):
+            vector = floats(2, 4)
+            comm.all_reduce(vector, op=flexring.premul_sum(0.5 * (comm.rank + 1)))
+            return list(vector)
+
+        self.assertEqual(self.world(2, body), [[3, 6]] * 2)
+
+    def test_a_read_only_buffer_is_an_input_and_no_output(self):
+        def body(comm):
+            out = bytearray(3)
+            comm.all_reduce(bytes([1, 2, 3]), out=out)
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                comm.all_reduce(bytes(3))
+            return list(out)
+
+        self.assertEqual(self.world(2, body), [[2, 4, 6]] * 2)
+
+    def test_nothing_can_be_reduced(self):
+        self.world(2, lambda comm: comm.all_reduce(array.array("f")))
+
+    def test_what_cannot_be_reduced_is_refused_in_words(self):
+        def body(comm):
+            view = memoryview(bytearray(8))
+            for error, words, vector, options in [
+                (TypeError, "has no buffer", [1.0, 2.0], {}),
+                (TypeError, "format", array.array("u", "abc"), {}),
+                (ValueError, "not contiguous", view[::2], {}),
+                (ValueError, "no such operation: 'median'", floats(1), {"op": "median"}),
+                (ValueError, "no such operation: 3", floats(1), {"op": 3}),
+                (ValueError, "2 x float32 cannot be reduced into 1 x", floats(1, 2), {"out": floats(0)}),
+                (ValueError, "into 2 x int32", floats(1, 2), {"out": array.array("i", [0, 0])}),
+            ]:
+                with self.assertRaisesRegex(error, words):
+                    comm.all_reduce(vector, **options)
+            with self.assertRaises(FlexringError) as caught:
+                comm.all_reduce(array.array("i", [1]), op=flexring.premul_sum(0.5))
+            self.assertEqual(caught.exception.code, FlexringError.INVALID_ARGUMENT)
+
+        self.world(1, body)
+
+    def test_bad_ids_and_ranks_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "128 bytes"):
+            flexring.Communicator.from_unique_id(b"short", 0, 1)
+        with self.assertRaisesRegex(ValueError, "no rank 2 among 2"):
+            flexring.Communicator.from_unique_id(bytes(128), 2, 2)
+        with self.assertRaises(FlexringError) as caught:
+            flexring.Communicator.from_unique_id(bytes(128), 0, 1)
+        self.assertEqual(caught.exception.code, FlexringError.INVALID_ARGUMENT)
+
+    def test_ranks_that_disagree_are_told(self):
+        def body(comm):
+            with self.assertRaises(FlexringError) as caught:
+                comm.all_reduce(array.array("f", bytes(4 * (100 + comm.rank))))
+            return caught.exception
+
+        for error in self.world(2, body):
+            self.assertEqual(error.code, FlexringError.DISAGREEMENT)
+            self.assertIn("101 x float", str(error))
+
+    def test_a_closed_communicator_says_so(self):
+        def body(comm):
+            with comm:
+                comm.all_reduce(floats(1))
+            comm.close()
+            with self.assertRaisesRegex(FlexringError, "closed"):
+                comm.all_reduce(floats(1))
+            self.assertIn("closed", repr(comm))
+
+        self.world(2, body)
+
+    def test_a_block_that_fails_lets_nobody_wait(self):
+        def body(comm):
+            try:
+                with comm:
+                    if comm.rank == 1:
+                        raise KeyError("something else")
+                    comm.all_reduce(floats(1, 2, 3))
+            except (KeyError, FlexringError) as error:
+                return error
+
+        ours, theirs = self.world(2, body)
+        self.assertEqual(ours.code, FlexringError.ABORTED)
+        self.assertIsInstance(theirs, KeyError)
+
+
+class Requests(WorldTest):
+    def test_calls_run_while_the_caller_goes_on(self):
+        def body(comm):
+            vectors = [floats(*[index + comm.rank] * 3000) for index in range(5)]
+            requests = [comm.all_reduce_async(vector) for vector in vectors]
+            results = [request.wait() for request in requests]
+            self.assertTrue(all(request.done() for request in requests))
+            self.assertTrue(all(result is vector for result, vector in zip(results, vectors)))
+            self.assertIs(requests[0].wait(), vectors[0])
+            return [vector[2999] for vector in vectors]
+
+        self.assertEqual(self.world(2, body), [[1, 3, 5, 7, 9]] * 2)
+
+    def test_a_request_keeps_its_vectors(self):
+        def body(comm):
+            out = floats(*[0] * 50_000)
+            request = comm.all_reduce_async(floats(*[1] * 50_000), out=out)
+            gc.collect()
+            with self.assertRaises(BufferError):
+                out.append(1)
+            request.wait()
+            out.append(1)
+            return set(out[:-1])
+
+        self.assertEqual(self.world(2, body), [{2.0}] * 2)
+
+    def test_letting_go_of_a_request_waits_for_it(self):
+        def body(comm):
+            vector = floats(*[1] * 50_000)
+            comm.all_reduce_async(vector)
+            return vector[49_999]
+
+        self.assertEqual(self.world(2, body), [2, 2])
+
+    def test_an_abort_ends_a_blocked_call(self):
+        def body(comm):
+            if comm.rank == 1:
+                time.sleep(0.1)
+                comm.abort()
+                return None
+            request = comm.all_reduce_async(floats(*[1] * 5000))
+            for _ in range(2):
+                with self.assertRaises(FlexringError) as caught:
+                    request.wait()
+            self.assertTrue(request.done())
+            return caught.exception.code
+
+        begun = time.monotonic()
+        self.assertEqual(self.world(2, body), [FlexringError.ABORTED, None])
+        self.assertLess(time.monotonic() - begun, 15)
+
+    def test_a_request_is_not_done_while_somebody_waits(self):
+        def body(comm):
+            if comm.rank == 1:
+                time.sleep(0.3)
+                comm.all_reduce(floats(1))
+                return
+            request = comm.all_reduce_async(floats(1))
+            waiter = threading.Thread(target=request.wait)
+            waiter.start()
+            time.sleep(0.1)
+            self.assertFalse(request.done())
+            waiter.join()
+            self.assertTrue(request.done())
+
+        self.world(2, body)
+
+
+class Processes(unittest.TestCase):
+    """What needs an interpreter of its own."""
+
+    def run_python(self, program, **variables):
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("FLEXRING_")}
+        environment.update(
+            PYTHONPATH=str(Path(flexring.__file__).parents[1]),
+            FLEXRING_LIBRARY=flexring.library_path(),
+            FLEXRING_SOCKET_IFNAME="lo",
+        )
+        environment.update(variables)
+        return subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    def test_a_library_that_is_not_there_is_named(self):
+        ended = self.run_python("import flexring", FLEXRING_LIBRARY="/nowhere/libflexring.so")
+        self.assertNotEqual(ended.returncode, 0)
+        self.assertIn("/nowhere/libflexring.so", ended.stderr)
+        self.assertIn("ImportError", ended.stderr)
+
+    def test_settings_that_cannot_be_used_are_quoted(self):
+        program = "import flexring; flexring.Communicator.from_env()"
+        ended = self.run_python(program, FLEXRING_RANK="first")
+        self.assertIn('FLEXRING_RANK="first"', ended.stderr)
+
+    def test_a_program_that_closes_nothing_ends_well(self):
+        program = """
+import array, flexring
+comm = flexring.Communicator.from_env()
+kept = comm.alloc_bytes(1000)
+request = comm.all_reduce_async(array.array("f", [1, 2]))
+"""
+        ended = self.run_python(program, FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_a_forked_child_leaves_its_parents_world_alone(self):
+        program = """
+import array, gc, os, flexring
+comm = flexring.Communicator.from_env()
+kept = comm.alloc_bytes(1000)
+child = os.fork()
+if child == 0:
+    try:
+        comm.all_reduce(array.array("f", [1]))
+    except flexring.FlexringError as error:
+        assert "forked" in str(error), error
+    else:
+        os._exit(3)
+    del comm, kept
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+comm.all_reduce(array.array("f", [1]))
+"""
+        ended = self.run_python(program, FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+
+class Memory(WorldTest):
+    def test_memory_outlives_the_communicator_that_made_it(self):
+        def body(comm):
+            block = comm.alloc_bytes(4096)
+            comm.close()
+            gc.collect()
+            block[4095] = 7
+            return block[4095]
+
+        self.assertEqual(self.world(1, body), [7])
+
+    def test_too_much_memory_is_refused(self):
+        def body(comm):
+            with self.assertRaises(FlexringError) as caught:
+                comm.alloc_bytes(1 << 60)
+            return caught.exception.code
+
+        self.assertEqual(self.world(1, body), [FlexringError.SYSTEM_ERROR])
+
+    def test_without_numpy_arrays_are_those_of_ctypes(self):
+        def body(comm):
+            hidden = sys.modules.get("numpy")
+            sys.modules["numpy"] = None
+            try:
+                vector = comm.alloc((2, 3))
+            finally:
+                if hidden is None:
+                    del sys.modules["numpy"]
+                else:
+                    sys.modules["numpy"] = hidden
+            vector[1][2] = 5
+            comm.all_reduce(vector, op=flexring.premul_sum(2))
+            return vector[1][2], vector[0][0]
+
+        self.assertEqual(self.world(1, body), [(10, 0)])

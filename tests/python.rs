@@ -1,0 +1,105 @@
+//! The Python bindings, by their own tests, and the training example on four ranks.
+
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+mod programs;
+
+use programs::{libraries, program, root, succeed};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// More than any of these takes, on a machine that is busy with other things.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The interpreters of this machine; not every one of them can import everything.
+const INTERPRETERS: [&str; 2] = ["python3", "/usr/bin/python3"];
+
+/// The first interpreter that can import these modules; says so if there is none.
+fn interpreter(modules: &str) -> Option<&'static str> {
+    let import = format!("import {modules}");
+    let imports = |name: &&str| {
+        let output = Command::new(name).args(["-c", &import]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let found = INTERPRETERS.into_iter().find(imports);
+    if found.is_none() {
+        eprintln!("skipped: no python3 that can import {modules}");
+    }
+    found
+}
+
+/// Python with the bindings of this checkout and the library that was just built.
+fn python(interpreter: &str, folder: &Path) -> Command {
+    let mut python = program(interpreter);
+    python
+        .current_dir(folder)
+        .env("PYTHONPATH", root().join("python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("FLEXRING_LIBRARY", &libraries().shared)
+        .env("GLOO_SOCKET_IFNAME", "lo")
+        .env("OMP_NUM_THREADS", "1");
+    python
+}
+
+/// Runs all unit tests with this interpreter; they skip what it cannot import.
+fn passes_unit_tests(interpreter: &str) {
+    let mut python = python(interpreter, &root().join("python"));
+    python.args(["-m", "unittest", "discover", "-v", "-t", ".", "-s", "tests"]);
+    let text = succeed(&mut python, LIMIT);
+    assert!(text.contains("\nOK"), "{text}");
+    let skipped = text.lines().filter(|line| line.contains("... skipped")).count();
+    if skipped > 0 {
+        eprintln!("skipped: {skipped} unit tests that {interpreter} cannot import the modules of");
+    }
+}
+
+#[test]
+fn the_unit_tests_pass_with_plain_python() {
+    if let Some(interpreter) = interpreter("ctypes") {
+        passes_unit_tests(interpreter);
+    }
+}
+
+#[test]
+fn the_unit_tests_pass_with_numpy_and_torch() {
+    if let Some(interpreter) = interpreter("numpy, torch.distributed") {
+        passes_unit_tests(interpreter);
+    }
+}
+
+#[test]
+fn a_model_learns_the_same_over_flexring_as_over_gloo() {
+    let Some(interpreter) = interpreter("torch.distributed.run") else {
+        return;
+    };
+    let logs = tempfile::tempdir().expect("a folder");
+    let mut torchrun = python(interpreter, root());
+    torchrun.args([
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "4",
+        "--standalone",
+    ]);
+    // PyTorch 1.13 under Python 3.11 starts nothing without these two.
+    torchrun
+        .args(["--redirects", "1", "--tee", "1", "--log_dir"])
+        .arg(logs.path());
+    torchrun.args(["examples/train_digits.py", "--backend", "both", "--epochs", "2"]);
+    let text = succeed(&mut torchrun, LIMIT);
+    assert!(text.contains("the loss curves agree"), "{text}");
+}
+
+#[test]
+fn the_package_has_the_version_of_the_crate() {
+    let version = format!("\"{}\"", env!("CARGO_PKG_VERSION"));
+    for (file, start) in [
+        ("pyproject.toml", "version = "),
+        ("flexring/__init__.py", "__version__ = "),
+    ] {
+        let text = std::fs::read_to_string(root().join("python").join(file)).expect("a file of the package");
+        let line = text.lines().find_map(|line| line.strip_prefix(start));
+        assert_eq!(line, Some(version.as_str()), "{file}");
+    }
+}
