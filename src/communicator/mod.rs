@@ -122,7 +122,7 @@ impl Communicator {
     }
 
     /// Joins the world of `world` ranks that share `id`, as `rank`. One rank makes the id by
-    /// [`create_unique_id`](crate::create_unique_id) and the program passes it to the others.
+    /// [`create_unique_id`](crate::bootstrap::create_unique_id) and the program passes it to the others.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env), and `InvalidArgument` if `rank` is not in the world.

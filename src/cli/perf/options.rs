@@ -284,7 +284,7 @@ mod tests {
             ("-i 4 -f 2", "cannot be used with"),
             ("-x", "-x"),
         ] {
-            let error = parse(flags).err().expect(flags).to_string();
+            let error = parse(flags).map(drop).expect_err(flags).to_string();
             assert!(error.contains(words), "{flags}: {error}");
         }
         assert!(parse("-b 2M -e 1M").expect("each is fine").contradiction().is_some());
