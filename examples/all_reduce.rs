@@ -8,8 +8,6 @@
 //!     export FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=127.0.0.1 FLEXRING_MASTER_PORT=29600
 //!     FLEXRING_RANK=0 target/release/examples/all_reduce & FLEXRING_RANK=1 target/release/examples/all_reduce
 
-#![allow(clippy::print_stdout, reason = "an example shows its result")]
-
 use flexring::{Communicator, ReduceOp, Result};
 
 fn main() -> Result<()> {
@@ -23,11 +21,6 @@ fn main() -> Result<()> {
 
     let expected = (comm.world_size() - 1) as f32 / 2.0;
     assert!(gradient.iter().all(|element| *element == expected));
-    println!(
-        "rank {} of {}: the average is {}",
-        comm.rank(),
-        comm.world_size(),
-        gradient[0]
-    );
+    println!("rank {} of {}: the average is {}", comm.rank(), comm.world_size(), gradient[0]);
     Ok(())
 }

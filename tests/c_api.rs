@@ -30,10 +30,7 @@ fn compiled(line: &str, source: &str, folder: &Path) -> PathBuf {
     });
     let words: Vec<&str> = words.collect();
     let mut compiler = program(words[0]);
-    compiler
-        .current_dir(root())
-        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"])
-        .args(&words[1..]);
+    compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&words[1..]);
     succeed(&mut compiler, LIMIT);
     path
 }
@@ -66,10 +63,8 @@ fn an_abort_ends_a_blocked_call_at_once() {
 #[test]
 fn the_documented_link_line_is_the_one_that_is_tested() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
-    for line in readme
-        .lines()
-        .map(str::trim)
-        .filter(|line| line.starts_with("cc ") && line.contains("libflexring.a"))
+    for line in
+        readme.lines().map(str::trim).filter(|line| line.starts_with("cc ") && line.contains("libflexring.a"))
     {
         assert_eq!(line, LINK_LINE, "README.md and tests/c_api.rs differ");
     }
@@ -83,29 +78,15 @@ fn the_documented_link_line_names_what_the_toolchain_asks_for() {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut rustc = program(rustc);
     rustc
-        .args([
-            "--crate-type",
-            "staticlib",
-            "--print",
-            "native-static-libs",
-            "--out-dir",
-        ])
+        .args(["--crate-type", "staticlib", "--print", "native-static-libs", "--out-dir"])
         .arg(folder.path());
     let text = succeed(rustc.arg(&source), LIMIT);
-    let libraries = text
-        .lines()
-        .find_map(|line| line.split("native-static-libs: ").nth(1))
-        .expect("rustc tells");
+    let libraries =
+        text.lines().find_map(|line| line.split("native-static-libs: ").nth(1)).expect("rustc tells");
     // The C compiler links these by itself; librt and libutil are parts of the C library wherever flexring runs.
     let by_itself = ["-lc", "-lgcc_s", "-lgcc_eh", "-lgcc", "-lrt", "-lutil"];
-    for library in libraries
-        .split_whitespace()
-        .filter(|library| !by_itself.contains(library))
-    {
-        assert!(
-            LINK_LINE.split_whitespace().any(|word| word == library),
-            "the link line lacks {library}"
-        );
+    for library in libraries.split_whitespace().filter(|library| !by_itself.contains(library)) {
+        assert!(LINK_LINE.split_whitespace().any(|word| word == library), "the link line lacks {library}");
     }
 }
 
@@ -115,10 +96,7 @@ fn the_shared_library_links_too_and_exports_the_c_abi_alone() {
         return;
     }
     let shared = libraries().shared;
-    let folder = shared
-        .parent()
-        .and_then(Path::to_str)
-        .expect("a library is in a folder");
+    let folder = shared.parent().and_then(Path::to_str).expect("a library is in a folder");
     let line =
         format!("cc program.c -Iinclude -L{folder} -Wl,-rpath,{folder} -lflexring -lpthread -o program");
     let programs = tempfile::tempdir().expect("a folder");
@@ -149,18 +127,13 @@ fn pkg_config_tells_how_to_compile_and_link() {
     }
     let template = std::fs::read_to_string(root().join("flexring.pc.in")).expect("the template");
     let prefix_text = prefix.path().to_str().expect("a path in UTF-8");
-    let filled = template
-        .replace("@PREFIX@", prefix_text)
-        .replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    let filled = template.replace("@PREFIX@", prefix_text).replace("@VERSION@", env!("CARGO_PKG_VERSION"));
     std::fs::write(at("lib/pkgconfig/flexring.pc"), filled).expect("a file");
     std::fs::copy(root().join("include/flexring.h"), at("include/flexring.h")).expect("a file");
 
     let asked = |words: &[&str]| {
         let mut pkg_config = program("pkg-config");
-        pkg_config
-            .env("PKG_CONFIG_PATH", at("lib/pkgconfig"))
-            .args(words)
-            .arg("flexring");
+        pkg_config.env("PKG_CONFIG_PATH", at("lib/pkgconfig")).args(words).arg("flexring");
         succeed(&mut pkg_config, LIMIT)
     };
     assert_eq!(asked(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
@@ -174,10 +147,7 @@ fn pkg_config_tells_how_to_compile_and_link() {
     ] {
         let installed = at("lib").join(library.file_name().expect("a library has a name"));
         std::fs::copy(library, &installed).expect("a file");
-        let line = format!(
-            "cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program",
-            asked(words)
-        );
+        let line = format!("cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program", asked(words));
         let path = compiled(&line, "tests/c/bad_input.c", prefix.path());
         assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
         std::fs::remove_file(installed).expect("a file");
@@ -192,10 +162,7 @@ fn the_example_compiles_by_the_documented_line_and_runs_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = compiled(LINK_LINE, "examples/all_reduce.c", folder.path());
     let mut example = program(path);
-    let text = succeed(
-        example.envs([("FLEXRING_RANK", "0"), ("FLEXRING_WORLD_SIZE", "1")]),
-        LIMIT,
-    );
+    let text = succeed(example.envs([("FLEXRING_RANK", "0"), ("FLEXRING_WORLD_SIZE", "1")]), LIMIT);
     assert!(text.contains("rank 0 of 1"), "{text}");
 }
 
@@ -208,10 +175,7 @@ fn the_example_runs_under_mpirun() {
     let path = compiled(LINK_LINE, "examples/all_reduce.c", folder.path());
     let mut mpirun = program("mpirun");
     // Containers often run as root, with fewer cores than ranks.
-    mpirun.envs([
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-    ]);
+    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     let text = succeed(mpirun.args(["--oversubscribe", "-np", "4"]).arg(path), LIMIT);
     for rank in 0..4 {
         assert!(text.contains(&format!("rank {rank} of 4")), "{text}");

@@ -55,16 +55,11 @@ fn generated() -> String {
         cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("cbindgen.toml is valid");
     config.header = Some(INTRODUCTION.to_owned());
     config.after_includes = Some(version_macros());
-    let sources = SOURCES
-        .iter()
-        .fold(cbindgen::Builder::new().with_config(config), |builder, name| {
-            builder.with_src(root().join(format!("src/c_api/{name}.rs")))
-        });
+    let sources = SOURCES.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
+        builder.with_src(root().join(format!("src/c_api/{name}.rs")))
+    });
     let mut bytes = Vec::new();
-    sources
-        .generate()
-        .expect("the C ABI has a header")
-        .write(&mut bytes);
+    sources.generate().expect("the C ABI has a header").write(&mut bytes);
     let text = String::from_utf8(bytes).expect("a header is text");
     // What Rust calls safety is to a C reader what the function asks of its caller.
     text.replace("// # Safety\n", "// The caller promises:\n")
@@ -100,25 +95,12 @@ fn every_function_of_the_c_abi_is_in_the_header() {
 /// Compiles a file that includes the header alone, if there is such a compiler.
 fn compiles(compiler: &str, language: &str, standard: &str) {
     let mut command = Command::new(compiler);
-    command.args([
-        "-x",
-        language,
-        standard,
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-pedantic",
-        "-fsyntax-only",
-    ]);
+    command.args(["-x", language, standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]);
     match command.arg(committed()).output() {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => eprintln!("skipped: no {compiler}"),
         Err(cause) => panic!("cannot run {compiler}: {cause}"),
         Ok(output) => {
-            assert!(
-                output.status.success(),
-                "{compiler}: {}",
-                String::from_utf8_lossy(&output.stderr)
-            );
+            assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
         }
     }
 }

@@ -70,6 +70,10 @@ struct Endless {
 }
 
 impl Endless {
+    #[allow(
+        clippy::zombie_processes,
+        reason = "`end` waits for it, and a test that panics before has failed"
+    )]
     fn start(arguments: &str) -> Self {
         let mut command = flexring(&format!("perf -b 1K -e 1G -i 4 -n 200 -c 0 {arguments}"));
         let mut child = command

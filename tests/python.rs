@@ -75,17 +75,9 @@ fn a_model_learns_the_same_over_flexring_as_over_gloo() {
     };
     let logs = tempfile::tempdir().expect("a folder");
     let mut torchrun = python(interpreter, root());
-    torchrun.args([
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "4",
-        "--standalone",
-    ]);
+    torchrun.args(["-m", "torch.distributed.run", "--nproc_per_node", "4", "--standalone"]);
     // PyTorch 1.13 under Python 3.11 starts nothing without these two.
-    torchrun
-        .args(["--redirects", "1", "--tee", "1", "--log_dir"])
-        .arg(logs.path());
+    torchrun.args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
     torchrun.args(["examples/train_digits.py", "--backend", "both", "--epochs", "2"]);
     let text = succeed(&mut torchrun, LIMIT);
     assert!(text.contains("the loss curves agree"), "{text}");
@@ -94,10 +86,7 @@ fn a_model_learns_the_same_over_flexring_as_over_gloo() {
 #[test]
 fn the_package_has_the_version_of_the_crate() {
     let version = format!("\"{}\"", env!("CARGO_PKG_VERSION"));
-    for (file, start) in [
-        ("pyproject.toml", "version = "),
-        ("flexring/__init__.py", "__version__ = "),
-    ] {
+    for (file, start) in [("pyproject.toml", "version = "), ("flexring/__init__.py", "__version__ = ")] {
         let text = std::fs::read_to_string(root().join("python").join(file)).expect("a file of the package");
         let line = text.lines().find_map(|line| line.strip_prefix(start));
         assert_eq!(line, Some(version.as_str()), "{file}");

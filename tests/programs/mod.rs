@@ -35,10 +35,7 @@ pub fn libraries() -> Libraries {
         assert!(file.is_file(), "cargo should have built {}", file.display());
         file
     };
-    Libraries {
-        archive: named("libflexring.a"),
-        shared: named("libflexring.so"),
-    }
+    Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
 }
 
 /// How a program ended and what it wrote to standard output and standard error, in the order in which it did.
@@ -64,14 +61,8 @@ pub fn program(path: impl AsRef<OsStr>) -> Command {
 pub fn run(command: &mut Command, limit: Duration) -> Ended {
     let output = tempfile::NamedTempFile::new().expect("a temporary file");
     let reopen = || -> File { output.as_file().try_clone().expect("a second handle") };
-    command
-        .stdin(Stdio::null())
-        .stdout(reopen())
-        .stderr(reopen())
-        .process_group(0);
-    let mut child = command
-        .spawn()
-        .unwrap_or_else(|cause| panic!("cannot run {command:?}: {cause}"));
+    command.stdin(Stdio::null()).stdout(reopen()).stderr(reopen()).process_group(0);
+    let mut child = command.spawn().unwrap_or_else(|cause| panic!("cannot run {command:?}: {cause}"));
     let status = wait(&mut child, limit);
     // Launchers end what they started when they are asked to; the rest is in this group.
     let group = Pid::from_child(&child);
@@ -107,12 +98,7 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 /// Runs a program that must succeed, and returns what it wrote.
 pub fn succeed(command: &mut Command, limit: Duration) -> String {
     let ended = run(command, limit);
-    assert!(
-        ended.status.success(),
-        "{command:?} ended with {}:\n{}",
-        ended.status,
-        ended.text
-    );
+    assert!(ended.status.success(), "{command:?} ended with {}:\n{}", ended.status, ended.text);
     ended.text
 }
 

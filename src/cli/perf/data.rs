@@ -276,7 +276,9 @@ fn telling_unit<T: Number>(world: usize) -> T {
 /// The least prime that is not below `least` nor [`LEAST_PERIOD`].
 fn prime_from(least: usize) -> usize {
     let is_prime = |number: &usize| {
-        (2..).take_while(|divisor| divisor * divisor <= *number).all(|divisor| !number.is_multiple_of(divisor))
+        (2..)
+            .take_while(|divisor| divisor * divisor <= *number)
+            .all(|divisor| !number.is_multiple_of(divisor))
     };
     (least.max(LEAST_PERIOD)..).find(is_prime).unwrap_or(least)
 }
