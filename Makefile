@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Debian packages that tests need beyond Rust; without root they are named, not installed.
 PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
 
@@ -38,3 +39,5 @@ install: build
 	install -Dm644 target/release/libflexring.a $(DESTDIR)$(PREFIX)/lib/libflexring.a
 	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so
 	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' flexring.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/flexring.pc

@@ -60,7 +60,7 @@ fn sums(simd: Simd, threads: usize, walk: Walk) {
     println!("\n{}, {threads} thread(s), {}; memcpy {memcpy:.1} GB/s", walk.name, simd.name());
     println!("{:>10} {:>9} {:>9} {:>9} {:>9}", "type", "operands", "apart", "past", "in place");
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32, DType::F64] {
-        for k in [1, 2, 4] {
+        for k in [1, 2, 4, 8] {
             let measured = |into, streaming| {
                 let job = Shape {
                     simd,

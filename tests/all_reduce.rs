@@ -33,7 +33,7 @@ const OPS: [ReduceOp; 6] =
 /// What rank `rank` contributes at `at`. Products stay small because most factors are 1.
 fn contribution(op: ReduceOp, rank: usize, at: usize) -> i64 {
     match op {
-        ReduceOp::Prod => 1 + i64::from((at + rank) % 5 == 0),
+        ReduceOp::Prod => 1 + i64::from((at + rank).is_multiple_of(5)),
         // Equal on all ranks, so that the division is exact in every type.
         ReduceOp::Avg => (at % 11) as i64,
         _ => ((at * 7 + rank * 3) % 11) as i64,

@@ -33,11 +33,14 @@ pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine>(job: &Job<'_>)
     // A line that was read is in the cache already: then writing past it saves nothing, and costs some.
     // Measured in place with k=2, f32, 64 MiB each, Cascade Lake: 14 GB/s, but 11 GB/s past the cache.
     let streaming = job.streaming && !job.operands.iter().any(|operand| operand.piece == job.into);
-    // SAFETY: passed on to the caller.
+    // SAFETY: passed on to the caller; there are as many operands as each is told.
     unsafe {
-        match job.operands {
-            [left, right] if plain => reduction.two::<I, C>(left, right, streaming),
-            _ => reduction.many::<I, C>(streaming),
+        match job.operands.len() {
+            2 if plain => reduction.exactly::<I, C, 2>(streaming),
+            3 if plain => reduction.exactly::<I, C, 3>(streaming),
+            4 if plain => reduction.exactly::<I, C, 4>(streaming),
+            8 if plain => reduction.exactly::<I, C, 8>(streaming),
+            _ => reduction.any::<I, C>(streaming),
         }
     }
 }
@@ -80,15 +83,19 @@ struct Reduction<'a, L: Lane> {
 
 // The safety of all of these is that of `reduce`.
 impl<L: Lane> Reduction<'_, L> {
-    /// Two operands without factors, nothing to be divided: what most jobs are.
+    /// `K` operands without factors, nothing to be divided: what a step of a chain and the root of a small group
+    /// do. A known number lets the compiler unroll. (Measured with k=4, f16, in
+    /// the cache: 26 GB/s, but 19 GB/s in `any`.)
     #[inline(always)]
-    unsafe fn two<I: Instructions, C: Combine>(&self, left: &Operand, right: &Operand, streaming: bool) {
-        let (left, right) = (elements::<L>(left), elements::<L>(right));
+    unsafe fn exactly<I: Instructions, C: Combine, const K: usize>(&self, streaming: bool) {
+        let from: [*const L; K] = std::array::from_fn(|nth| elements(&self.operands[nth]));
         let group = |at| {
             // SAFETY: the walk asks for whole groups within the operands.
             unsafe {
-                let mut values = L::load::<I>(left.add(at));
-                combine::<_, C>(&mut values, L::load::<I>(right.add(at)));
+                let mut values = L::load::<I>(from[0].add(at));
+                for source in &from[1..] {
+                    combine::<_, C>(&mut values, L::load::<I>(source.add(at)));
+                }
                 L::round::<I>(values)
             }
         };
@@ -98,7 +105,7 @@ impl<L: Lane> Reduction<'_, L> {
 
     /// Any number of operands, with factors if need be.
     #[inline(always)]
-    unsafe fn many<I: Instructions, C: Combine>(&self, streaming: bool) {
+    unsafe fn any<I: Instructions, C: Combine>(&self, streaming: bool) {
         let load = |operand: &Operand, at| {
             // SAFETY: the walk asks for whole groups within the operands.
             let mut values = unsafe { L::load::<I>(elements::<L>(operand).add(at)) };
