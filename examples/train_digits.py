@@ -4,6 +4,8 @@ both from the same start, to see that they learn the same.
     cargo build --release
     torchrun --nproc_per_node 4 examples/train_digits.py --backend both
 
+(PyTorch 1.13 under Python 3.11 needs ``--redirects 1 --tee 1`` before the file's name, or it starts nothing.)
+
 Ends with exit code 1 if the two loss curves differ by more than rounding, or if ranks end with different weights.
 """
 
