@@ -2,6 +2,7 @@
 //!
 //! Owns the subcommands and the exit codes: 0 if all is well, 1 if something failed or was wrong, 2 if flags or
 //! settings cannot be used. Each subcommand is a module of its own and a user of the library like any other.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command talks to its user")]
 
 mod env;
 mod perf;

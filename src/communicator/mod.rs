@@ -34,7 +34,8 @@ use watch::Watch;
 /// work on every rank; what remains is to drop it.
 pub struct Communicator {
     core: Arc<Core>,
-    jobs: Option<Sender<Job>>,
+    /// Locked from the taking of a ticket to the sending of its job, so that the worker gets them in order.
+    jobs: Mutex<Option<Sender<Job>>>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -67,6 +68,13 @@ struct Job {
     ticket: Ticket,
     request: Asked,
     outcome: Arc<Outcome>,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Whatever happened to the job, nobody waits for it for ever.
+        self.outcome.end(Err(Error::new(ErrorKind::Internal, "the worker thread ended before the call did")));
+    }
 }
 
 /// What a caller asks for, checked.
@@ -149,7 +157,7 @@ impl Communicator {
             .spawn(move || worker.work(&queue))
             .map_err(|cause| Error::system("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", core.summary);
-        Ok(Self { core, jobs: Some(jobs), worker: Some(worker) })
+        Ok(Self { core, jobs: Mutex::new(Some(jobs)), worker: Some(worker) })
     }
 
     /// This rank.
@@ -228,23 +236,24 @@ impl Communicator {
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, asked: &Asked) -> Result<()> {
-        let _turn = self.core.turns.wait(self.core.turns.take());
+        let _turn = self.core.turns.wait(&self.core.turns.take());
         self.core.run(asked)
     }
 
     /// Starts a checked call. The pieces must stay valid until the outcome is there.
     pub(crate) fn submit(&self, asked: Asked) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let job = Job { ticket: self.core.turns.take(), request: asked, outcome: Arc::clone(&outcome) };
-        let jobs = self.jobs.as_ref().filter(|jobs| jobs.send(job).is_ok());
-        jobs.map(|_| outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
+        let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        sent.then_some(outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         // The worker ends when it has run what was asked for.
-        self.jobs = None;
+        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if self.worker.take().is_some_and(|worker| worker.join().is_err()) {
             log::error!("the worker of rank {} panicked", self.core.rank);
         }
@@ -266,7 +275,7 @@ impl Core {
 
     fn work(&self, queue: &Receiver<Job>) {
         for job in queue {
-            let _turn = self.turns.wait(job.ticket);
+            let _turn = self.turns.wait(&job.ticket);
             // Within the turn: whoever comes next may rely on all before being over.
             job.outcome.end(self.run(&job.request));
         }
@@ -274,7 +283,7 @@ impl Core {
 
     /// Runs a call whose turn it is.
     fn run(&self, asked: &Asked) -> Result<()> {
-        // A panic in an earlier call left the executor in a state that it refuses to run from.
+        // After a panic in an earlier call the executor has given its links up and refuses to run.
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = self.fault.get() {
             if !std::mem::replace(&mut engine.told, true) {

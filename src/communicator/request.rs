@@ -41,8 +41,9 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Tells how the call ended; only the first word counts.
     pub(super) fn end(&self, result: Result<()>) {
-        *self.lock() = Some(result);
+        self.lock().get_or_insert(result);
         self.ended.notify_all();
     }
 

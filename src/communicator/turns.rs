@@ -29,7 +29,7 @@ impl Turns {
     }
 
     /// Waits until it is this ticket's turn. The turn ends when the guard is dropped.
-    pub(super) fn wait(&self, ticket: Ticket) -> Turn<'_> {
+    pub(super) fn wait(&self, ticket: &Ticket) -> Turn<'_> {
         let mut state = self.lock();
         while state.serving != ticket.0 {
             state.waiting += 1;

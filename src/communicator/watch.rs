@@ -72,6 +72,25 @@ impl Household {
     pub(super) fn new(world: usize, fault: Arc<Fault>) -> Arc<Self> {
         Arc::new(Self { calls: Mutex::new(vec![Standing::Idle { finished: 0 }; world]), fault })
     }
+
+    /// Adds to a time-out which ranks are not in the call.
+    fn explain(&self, error: &Error) -> Error {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = calls.iter().map(|standing| standing.finished()).max().unwrap_or(0);
+        let mut words = error.message().to_owned();
+        for (rank, standing) in calls.iter().enumerate() {
+            match standing {
+                Standing::Idle { finished } if *finished < current => {
+                    words += &format!("; rank {rank} has not made call #{current}: its last was #{finished}");
+                }
+                Standing::Left { finished } if *finished < current => {
+                    words += &format!("; rank {rank} left after call #{finished}");
+                }
+                _ => {}
+            }
+        }
+        Error::new(error.kind(), words)
+    }
 }
 
 /// One of them.
@@ -99,8 +118,7 @@ impl Member {
     }
 
     fn report(&self, error: Error) -> Error {
-        let error =
-            if error.kind() == ErrorKind::Timeout { error.within_standings(&self.household) } else { error };
+        let error = if error.kind() == ErrorKind::Timeout { self.household.explain(&error) } else { error };
         self.household.fault.raise(error)
     }
 }
@@ -118,26 +136,5 @@ impl Standing {
             Self::Idle { finished } | Self::Left { finished } => finished,
             Self::In(call) => call.sequence,
         }
-    }
-}
-
-impl Error {
-    /// Adds to a time-out where the ranks of the household are.
-    fn within_standings(self, household: &Household) -> Self {
-        let calls = household.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = calls.iter().map(|standing| standing.finished()).max().unwrap_or(0);
-        let mut words = self.message().to_owned();
-        for (rank, standing) in calls.iter().enumerate() {
-            match standing {
-                Standing::Idle { finished } if *finished < current => {
-                    words += &format!("; rank {rank} has not made call #{current}: its last was #{finished}");
-                }
-                Standing::Left { finished } if *finished < current => {
-                    words += &format!("; rank {rank} left after call #{finished}");
-                }
-                _ => {}
-            }
-        }
-        Self::new(self.kind(), words)
     }
 }

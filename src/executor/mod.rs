@@ -99,6 +99,18 @@ pub struct Executor {
     failed: bool,
 }
 
+/// A call under way. However it ends, no piece of it outlives this.
+struct Running<'a>(&'a mut Executor);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if self.0.failed {
+            self.0.device.quiesce();
+            self.0.transports.iter_mut().for_each(|transport| transport.give_up());
+        }
+    }
+}
+
 /// Tickets of jobs under way tell what to say to the pipeline: a step, a sub-chunk, and whether it was staged.
 fn ticket(step: StepId, sub: u64, staging: bool) -> u64 {
     u64::from(step) << 32 | sub << 1 | u64::from(staging)
@@ -158,7 +170,7 @@ impl Executor {
         })
     }
 
-    /// The largest vector, in bytes, that takes the path for small messages, given the setting.
+    /// Whether there is a path for small messages here.
     #[must_use]
     pub fn small_path(&self) -> bool {
         self.mailbox.is_some() && self.world > 1
@@ -173,12 +185,11 @@ impl Executor {
         if self.failed {
             return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before"));
         }
-        let outcome = if small { self.run_small(work) } else { self.run_pipeline(work) };
-        if outcome.is_err() {
-            self.failed = true;
-            self.device.quiesce();
-            self.transports.iter_mut().for_each(|transport| transport.give_up());
-        }
+        // Until it is known to have gone well. What must be done if not is done even if this panics.
+        self.failed = true;
+        let running = Running(self);
+        let outcome = if small { running.0.run_small(work) } else { running.0.run_pipeline(work) };
+        running.0.failed = outcome.is_err();
         outcome
     }
 

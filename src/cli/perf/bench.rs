@@ -137,3 +137,42 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok(total[0].max(wrong))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What rank 0 of three finds if rank 2 contributes by another pattern.
+    fn find(placement: Placement, strange: &Pattern<f32>) -> Finding {
+        let options = Options::parse("--memory heap").expect("valid flags");
+        let comms = Communicator::local(3).expect("a local world");
+        let check = |comm: Communicator| {
+            let pattern = Pattern::new(Op::Sum, 3);
+            let pattern = if comm.rank() == 2 { strange.clone() } else { pattern };
+            let mut bench = Bench::<f32>::new(&comm, &options, 1000).expect("memory");
+            bench.check(&pattern, Op::Sum, 1000, placement).expect("the call succeeds")
+        };
+        std::thread::scope(|scope| {
+            let check = &check;
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || check(comm))).collect();
+            let mut findings = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+            findings.next().expect("three ranks")
+        })
+    }
+
+    #[test]
+    fn right_results_leave_nothing_to_say() {
+        for placement in [Placement::Apart, Placement::InPlace] {
+            assert_eq!(find(placement, &Pattern::new(Op::Sum, 3)), Finding::default());
+        }
+    }
+
+    #[test]
+    fn a_rank_that_contributes_nothing_is_named() {
+        for placement in [Placement::Apart, Placement::InPlace] {
+            let finding = find(placement, &Pattern::new(Op::Sum, 3).muted());
+            assert_eq!(finding.wrong, 1000);
+            assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));
+        }
+    }
+}

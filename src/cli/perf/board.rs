@@ -104,9 +104,9 @@ impl Board {
     pub fn row(&mut self, row: Row, notes: &[String]) -> Result<()> {
         let mut lines = table::row(&row);
         notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
-        self.say(&lines)?;
         self.report.add(row);
-        self.save()
+        self.save()?;
+        self.say(&lines)
     }
 
     /// Ends the table, or leaves it where an error ended it, and finishes the report.

@@ -135,9 +135,10 @@ impl<T: Number> Pattern<T> {
         )
     }
 
-    /// The values of `value` at one period of positions, beginning where this round begins.
+    /// What `value` gives at the positions of this round, until they repeat or `count` elements have theirs.
     fn table(&self, round: usize, count: usize, value: impl Fn(usize) -> T) -> Vec<T> {
-        (0..self.period).map(|index| value(self.position(round, count, index))).collect()
+        let length = self.period.min(count).max(1);
+        (0..length).map(|index| value(self.position(round, count, index))).collect()
     }
 
     fn position(&self, round: usize, count: usize, index: usize) -> usize {
@@ -339,6 +340,17 @@ impl fmt::Display for Story {
             Self::Only(rank) => write!(f, "only rank {rank} is there"),
             Self::Nobody => f.write_str("nobody's contribution is there"),
         }
+    }
+}
+
+#[cfg(test)]
+impl<T: Number> Pattern<T> {
+    /// The same with zeros for every digit.
+    pub fn muted(mut self) -> Self {
+        if let Roles::Digits { weights, .. } = &mut self.roles {
+            weights.fill(T::of(0));
+        }
+        self
     }
 }
 

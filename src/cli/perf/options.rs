@@ -231,19 +231,22 @@ fn expected(name: &str) -> String {
 }
 
 #[cfg(test)]
+impl Options {
+    /// The options that these flags mean.
+    pub fn parse(flags: &str) -> Result<Self, clap::Error> {
+        use clap::FromArgMatches;
+        let command = Self::augment_args(clap::Command::new("perf"));
+        let words = std::iter::once("perf").chain(flags.split_whitespace());
+        command.try_get_matches_from(words).and_then(|matches| Self::from_arg_matches(&matches))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        options: Options,
-    }
 
     fn parse(flags: &str) -> Result<Options, clap::Error> {
-        Command::try_parse_from(std::iter::once("perf").chain(flags.split_whitespace()))
-            .map(|command| command.options)
+        Options::parse(flags)
     }
 
     fn sizes(flags: &str) -> Vec<usize> {
@@ -284,7 +287,7 @@ mod tests {
             ("-i 4 -f 2", "cannot be used with"),
             ("-x", "-x"),
         ] {
-            let error = parse(flags).map(drop).expect_err(flags).to_string();
+            let error = parse(flags).expect_err(flags).to_string();
             assert!(error.contains(words), "{flags}: {error}");
         }
         assert!(parse("-b 2M -e 1M").expect("each is fine").contradiction().is_some());

@@ -46,8 +46,8 @@ impl Progress {
     pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
         self.done += 1;
         if let Some(bar) = self.bar.as_ref().filter(|_| now.duration_since(self.drawn) >= PACE) {
-            bar.set_message(message());
             bar.set_position(self.done);
+            bar.set_message(message());
             self.drawn = now;
         }
     }

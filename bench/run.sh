@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Everything that `make bench` measures. Results go to bench/out/; those worth keeping are in bench/results/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bench/setup.sh gcc libopenmpi-dev openmpi-bin iproute2 iperf3 python3
+mkdir -p bench/out
+bench/compare.py node --out bench/out/node.json
+bench/lab.sh 1gbit 1gbit -- bench/compare.py link --out bench/out/link.json
