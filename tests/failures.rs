@@ -6,7 +6,7 @@ mod harness;
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::Size;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
-use harness::{Setup, World, join, spawn, watched};
+use harness::{Setup, World, join, spawn, spawn_processes, watched};
 use std::time::{Duration, Instant};
 
 /// The error of a call that must fail.
@@ -143,6 +143,43 @@ fn a_rank_that_leaves_is_named() {
             assert!(error.message().contains("rank 1"), "{world:?}: {error}");
         }
     }
+}
+
+/// Three processes reduce for ever; rank 1 is killed, and the others must end with an error that names it.
+fn survivors_name_the_killed_rank(test: &str, world: World) {
+    let ended = spawn_processes(
+        test,
+        &Setup::new(world, 3),
+        |comm| {
+            let error = loop {
+                if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
+                    break error;
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+            assert!(error.message().contains("rank 1 (pid"), "{error}");
+        },
+        |pids| {
+            std::thread::sleep(Duration::from_millis(700));
+            let pid =
+                i32::try_from(pids[1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the rank runs");
+        },
+    );
+    for (rank, output) in ended.iter().enumerate() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");
+    }
+}
+
+#[test]
+fn processes_that_share_memory_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_that_share_memory_name_a_killed_rank", World::Shm);
+}
+
+#[test]
+fn processes_that_use_tcp_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_that_use_tcp_name_a_killed_rank", World::Tcp);
 }
 
 #[test]

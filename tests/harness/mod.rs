@@ -116,3 +116,41 @@ pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
     drop(done);
     result
 }
+
+/// Runs `body` as every rank of a world of processes. The processes are this test binary once more, told to run
+/// the test called `name` alone, which must do nothing but call this. Returns how each of them ended, by rank;
+/// `meddle` is called with their ids once all of them run.
+pub fn spawn_processes(
+    name: &str,
+    setup: &Setup,
+    body: impl FnOnce(Communicator),
+    meddle: impl FnOnce(&[u32]),
+) -> Vec<std::process::Output> {
+    const RANK: &str = "FLEXRING_RANK";
+    if std::env::var_os(RANK).is_some() {
+        watched(Duration::from_secs(60), || body(Communicator::from_env().expect("the world meets")));
+        std::process::exit(0);
+    }
+    watched(Duration::from_secs(60), || {
+        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        let binary = std::env::current_exe().expect("this binary");
+        let transport = setup.config.transport.name();
+        let children: Vec<_> = (0..setup.ranks)
+            .map(|rank| {
+                std::process::Command::new(&binary)
+                    .args([name, "--exact", "--nocapture"])
+                    .env(RANK, rank.to_string())
+                    .env("FLEXRING_WORLD_SIZE", setup.ranks.to_string())
+                    .env("FLEXRING_UNIQUE_ID", id.to_hex())
+                    .env("FLEXRING_TRANSPORT", transport)
+                    .env("FLEXRING_SOCKET_IFNAME", "lo")
+                    .stdout(std::process::Stdio::piped())
+                    .stderr(std::process::Stdio::piped())
+                    .spawn()
+                    .expect("a process for the rank")
+            })
+            .collect();
+        meddle(&children.iter().map(std::process::Child::id).collect::<Vec<_>>());
+        children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect()
+    })
+}
