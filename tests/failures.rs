@@ -7,6 +7,7 @@ use flexring::bootstrap::{Hub, Identity};
 use flexring::config::Size;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use harness::{Setup, World, join, spawn, spawn_processes, watched};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// The error of a call that must fail.
@@ -20,8 +21,11 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
     for world in World::ALL {
         for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
             let setup = Setup::new(world, 4);
+            // A disagreement ends the communicator, so nobody may be in the first call any more when it comes.
+            let all = Barrier::new(setup.ranks);
             let errors = spawn(&setup, |comm| {
                 comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first call is like everybody's");
+                all.wait();
                 let begun = Instant::now();
                 let error = failing(&comm, if comm.rank() == 2 { other } else { usual }, ReduceOp::Sum);
                 assert!(
