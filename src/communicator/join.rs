@@ -83,8 +83,8 @@ impl Communicator {
             ));
         }
 
-        let pool = Pool::new(config, near.len(), world);
-        let arena = Arc::new(Arena::new(pool.layout.bytes())?);
+        let layout = layout(config, near.len(), world);
+        let arena = Arc::new(Arena::new(layout.bytes())?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut growth) = (None, None);
@@ -93,11 +93,11 @@ impl Communicator {
                 cards[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
             };
             let node = near.iter().map(secret).collect::<Result<Vec<_>>>()?;
-            let neighbours = invitation.meet(me, &node, &arena, pool.layout.bytes(), deadline, &fault)?;
-            transports.push(Box::new(Shm::new("shm", world, &arena, pool.layout, &neighbours)?));
+            let neighbours = invitation.meet(me, &node, &arena, layout.bytes(), deadline, &fault)?;
+            transports.push(Box::new(Shm::new("shm", world, &arena, layout, &neighbours)?));
             growth = Some(Growth::new(&arena, &neighbours)?);
             if far.is_empty() {
-                mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
+                mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             }
         }
         if let Some(listener) = listener.filter(|_| !far.is_empty()) {
@@ -114,7 +114,7 @@ impl Communicator {
             topology: &topology,
             me,
             arena,
-            pool,
+            layout,
             transports,
             routes,
             mailbox,
@@ -141,20 +141,20 @@ impl Communicator {
         let fault = Arc::new(Fault::new()?);
         let household = Household::new(world, Arc::clone(&fault));
         let topology = Topology::from_names(&vec!["here"; world]);
-        let pool = Pool::new(config, world, world);
+        let layout = layout(config, world, world);
         let arenas =
-            (0..world).map(|_| Arena::new(pool.layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        let introduced: Vec<Neighbours> = local::introduce(&arenas, pool.layout.bytes())?;
+            (0..world).map(|_| Arena::new(layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let introduced: Vec<Neighbours> = local::introduce(&arenas, layout.bytes())?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
-            let shm = Shm::new("local", world, &arena, pool.layout, &neighbours)?;
-            let mailbox = Some(Mailbox::new(&arena, pool.layout, &neighbours, me)?);
+            let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
+            let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             let growth = Some(Growth::new(&arena, &neighbours)?);
             let assembly = Assembly {
                 config,
                 topology: &topology,
                 me,
                 arena,
-                pool,
+                layout,
                 transports: vec![Box::new(shm)],
                 routes: vec![0; world],
                 mailbox,
@@ -169,18 +169,15 @@ impl Communicator {
     }
 }
 
-/// The pool of a rank and where it lies.
-#[derive(Clone, Copy)]
-struct Pool {
-    layout: Layout,
+/// Slots of a rank's pool: two per peer at least.
+fn slots(config: &Config, world: usize) -> usize {
+    config.slots.max(2 * world.saturating_sub(1))
 }
 
-impl Pool {
-    fn new(config: &Config, neighbours: usize, world: usize) -> Self {
-        // One more is the executor's own.
-        let slots = config.slots.max(2 * world.saturating_sub(1)) + 1;
-        Self { layout: Layout::new(neighbours, config.small.0, slots, config.subchunk.0) }
-    }
+/// Where everything lies in a rank's arena.
+fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
+    // One slot more is the executor's own.
+    Layout::new(neighbours, config.small.0, slots(config, world) + 1, config.subchunk.0)
 }
 
 /// Everything a rank has when its links are made.
@@ -189,7 +186,7 @@ struct Assembly<'a> {
     topology: &'a Topology,
     me: Rank,
     arena: Arc<Arena>,
-    pool: Pool,
+    layout: Layout,
     transports: Vec<Box<dyn Transport>>,
     routes: Vec<usize>,
     mailbox: Option<Mailbox>,
@@ -222,7 +219,7 @@ impl Assembly<'_> {
             topology.nodes(),
             if topology.nodes() == 1 { "node" } else { "nodes" },
             schedule.name,
-            config.slots.max(2 * world.saturating_sub(1)),
+            slots(config, world),
             config.subchunk,
             host.simd().name(),
         );
@@ -232,7 +229,7 @@ impl Assembly<'_> {
             transports: self.transports,
             routes: self.routes,
             device: Box::new(host),
-            slots: self.pool.layout.slots_of(&self.arena),
+            slots: self.layout.slots_of(&self.arena),
             program,
             prescaled,
             mailbox: self.mailbox,

@@ -3,7 +3,7 @@
 //!
 //! All of this may come late or not at all: a page that is not ready is faulted in when it is read.
 
-use super::{Board, Neighbours, Placed};
+use super::{Board, Neighbours, Placed, ring, share_bell};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, PeerArena};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -64,23 +64,25 @@ impl Growth {
     /// # Errors
     /// `System` if there is no thread or descriptor to be had.
     pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Self> {
-        let again =
-            |bell: &OwnedFd| bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause));
-        let bell = again(&neighbours.growth)?;
+        let bell = share_bell(&neighbours.growth)?;
         let over = Arc::new(AtomicBool::new(false));
         let mut followed = Vec::new();
         for other in &neighbours.others {
             let board = Placed::new(other.arena.piece(0, size_of::<Board>()), Arc::clone(&other.arena) as _)?;
             followed.push((board, Arc::clone(&other.arena), 0));
         }
-        let follower = Follower { bell: again(&bell)?, over: Arc::clone(&over), followed };
+        let follower = Follower { bell: share_bell(&bell)?, over: Arc::clone(&over), followed };
         let thread = std::thread::Builder::new()
             .name("flexring-growth".to_owned())
             .spawn(move || follower.run())
             .map_err(|cause| Error::system("cannot start a thread", cause))?;
         Ok(Self {
             board: Placed::new(arena.piece(0, size_of::<Board>()), Arc::clone(arena) as _)?,
-            neighbours: neighbours.others.iter().map(|other| again(&other.growth)).collect::<Result<_>>()?,
+            neighbours: neighbours
+                .others
+                .iter()
+                .map(|other| share_bell(&other.growth))
+                .collect::<Result<_>>()?,
             bell,
             over,
             thread: Some(thread),
@@ -105,11 +107,6 @@ impl Drop for Growth {
             log::error!("the thread that follows the neighbours' allocations panicked");
         }
     }
-}
-
-fn ring(bell: &OwnedFd) {
-    // A full counter is readable too, so a failure to add to it does not matter.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
 /// What the thread has.

@@ -5,7 +5,7 @@
 //! box of call n-1, and nobody fills that one before having read all boxes of call n-2: so the box that is
 //! overwritten is one that everybody has read.
 
-use super::{Board, Layout, Neighbours, Placed};
+use super::{Board, Layout, Neighbours, Placed, ring, share_bell};
 use crate::call::{Call, CallWords};
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
@@ -86,10 +86,7 @@ impl Mailbox {
             others[other.place] = Some(Neighbour {
                 boxes: Boxes::new(layout, |offset, len| other.arena.piece(offset, len), &held)?,
                 board: Placed::new(other.arena.piece(0, size_of::<Board>()), held)?,
-                bell: other
-                    .bell
-                    .try_clone()
-                    .map_err(|cause| crate::Error::system("cannot keep a bell", cause))?,
+                bell: share_bell(&other.bell)?,
             });
         }
         Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
@@ -122,8 +119,7 @@ impl Mailbox {
         head.number.store(self.number, Ordering::Release);
         for other in self.others.iter().flatten() {
             if other.board.doze.must_wake() {
-                // A full counter is readable too, so a failure to add to it does not matter.
-                let _ = rustix::io::write(&other.bell, &1u64.to_ne_bytes());
+                ring(&other.bell);
             }
         }
     }

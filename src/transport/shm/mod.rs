@@ -183,17 +183,14 @@ impl Shm {
                 rank: neighbour.rank,
                 duplex: Duplex::new(mine, Placed::new(lane, Arc::clone(&theirs))?),
                 board: Placed::new(neighbour.arena.piece(0, size_of::<Board>()), theirs)?,
-                bell: neighbour
-                    .bell
-                    .try_clone()
-                    .map_err(|cause| Error::system("cannot keep a bell", cause))?,
+                bell: share_bell(&neighbour.bell)?,
                 arena: Arc::clone(&neighbour.arena),
                 under_way: VecDeque::with_capacity(ENTRIES),
                 acknowledged: 0,
                 heard: true,
             });
         }
-        let bell = neighbours.bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))?;
+        let bell = share_bell(&neighbours.bell)?;
         Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank })
     }
 
@@ -222,8 +219,7 @@ impl Link {
 
     fn wake(&self) {
         if self.board.doze.must_wake() {
-            // A full counter is readable too, so a failure to add to it does not matter.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            ring(&self.bell);
         }
     }
 
@@ -387,4 +383,15 @@ impl Transport for Shm {
 pub(super) fn new_bell() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|cause| Error::system("cannot create an event descriptor", cause))
+}
+
+/// The same bell once more.
+pub(super) fn share_bell(bell: &OwnedFd) -> Result<OwnedFd> {
+    bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))
+}
+
+/// Rings a bell.
+fn ring(bell: &OwnedFd) {
+    // A full counter is readable too, so a failure to add to it does not matter.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
