@@ -116,7 +116,7 @@ fn play(seed: u64) {
     let subchunk = 1 + random.below(5) as u64;
     let align = 1 + random.below(3) as u64;
     let prescale = random.below(4) == 0;
-    let nodes: Vec<usize> = (0..world).map(|_| random.below(3)).collect();
+    let nodes: Vec<&str> = (0..world).map(|_| ["a", "b", "c"][random.below(3)]).collect();
     let direct_first = random.coin();
     let mixed = random.coin();
     let window = 1 + random.below(4);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();
-    let order: Arc<[Rank]> = topology.ranks_by_node().into();
+    let order: Arc<[Rank]> = topology.ranks_by_place().into();
     let groups = (0..world)
         .filter(|_| world > 1)
         .map(|place| Group {

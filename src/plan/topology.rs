@@ -1,36 +1,213 @@
-//! The cluster as planners see it: which ranks share a node.
+//! The cluster as planners see it: a tree of switches and nodes with ranks as leaves. Each link has a bandwidth
+//! and a latency.
+//!
+//! Owns the tree and what can be read off it. Must not know where it was described (see
+//! [`topology_file`](super::topology_file)) nor what planners make of it.
 
 use super::Rank;
+use crate::error::{Error, ErrorKind, Result};
 
-/// Which ranks share a node. Every rank is on exactly one.
+/// A vertex of the tree, by number; the root is 0 and parents have smaller numbers than their children.
+pub type VertexId = usize;
+
+/// A link from a vertex up to its parent, the same in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Bits per second, each way; never 0. Planners use ratios only.
+    pub bandwidth: u64,
+    /// Nanoseconds from one end to the other.
+    pub latency: u64,
+}
+
+impl Link {
+    /// A node's link to its switch, where nothing is said: 10 Gbit/s, 30 us.
+    pub const OF_NODE: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
+    /// A rank's way to the other ranks of its node, where nothing is said: 400 Gbit/s, 1 us.
+    pub const OF_RANK: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
+}
+
+/// What a vertex is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Joins nodes and other switches.
+    Switch,
+    /// One machine.
+    Node,
+    /// A leaf.
+    Rank(Rank),
+}
+
+/// A vertex of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vertex {
+    /// What people call it.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Its link to its parent; without meaning for the root.
+    pub link: Link,
+    /// Whose child it is; none for the root.
+    pub parent: Option<VertexId>,
+    /// What it joins, in the order of the description.
+    pub children: Vec<VertexId>,
+}
+
+/// A tree of switches and nodes, with every rank of the world on exactly one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The node of each rank, numbered in the order in which ranks first name them.
+    vertices: Vec<Vertex>,
+    /// Of each rank, its leaf.
+    leaves: Vec<VertexId>,
+    /// Of each rank, its node, numbered in the order of the tree.
     node_of: Vec<usize>,
     nodes: usize,
 }
 
-impl Topology {
-    /// The topology in which ranks with equal names share a node.
+/// A topology in the making.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    vertices: Vec<Vertex>,
+}
+
+impl Builder {
+    /// Begins with the switch at the top.
     #[must_use]
-    pub fn from_names<S: PartialEq>(names: &[S]) -> Self {
-        let mut first_of_node: Vec<&S> = Vec::new();
-        let node_of = names
-            .iter()
-            .map(|name| {
-                first_of_node.iter().position(|known| *known == name).unwrap_or_else(|| {
-                    first_of_node.push(name);
-                    first_of_node.len() - 1
-                })
+    pub fn new(name: &str) -> Self {
+        let root = Vertex {
+            name: name.to_owned(),
+            kind: Kind::Switch,
+            link: Link::OF_NODE,
+            parent: None,
+            children: Vec::new(),
+        };
+        Self { vertices: vec![root] }
+    }
+
+    /// Hangs a switch under the switch `parent`.
+    pub fn switch(&mut self, parent: VertexId, name: &str, link: Link) -> VertexId {
+        self.add(parent, name.to_owned(), Kind::Switch, link)
+    }
+
+    /// Hangs a node under the switch `parent`.
+    pub fn node(&mut self, parent: VertexId, name: &str, link: Link) -> VertexId {
+        self.add(parent, name.to_owned(), Kind::Node, link)
+    }
+
+    /// Puts a rank on `node`.
+    pub fn rank(&mut self, node: VertexId, rank: Rank, link: Link) -> VertexId {
+        self.add(node, format!("rank {rank}"), Kind::Rank(rank), link)
+    }
+
+    fn add(&mut self, parent: VertexId, name: String, kind: Kind, link: Link) -> VertexId {
+        let id = self.vertices.len();
+        self.vertices.push(Vertex { name, kind, link, parent: Some(parent), children: Vec::new() });
+        self.vertices[parent].children.push(id);
+        id
+    }
+
+    /// The finished tree. Switches and nodes without ranks below them are left out.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if a rank is on two nodes, if the ranks are not 0 to some number without a gap, if
+    /// there are none, or if a link has no bandwidth.
+    pub fn finish(self) -> Result<Topology> {
+        let refuse = |words: String| Err(Error::new(ErrorKind::InvalidSetting, words));
+        if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.link.bandwidth == 0) {
+            return refuse(format!("the link of {} has a bandwidth of zero", vertex.name));
+        }
+        let mut used = vec![false; self.vertices.len()];
+        let mut leaf_of: Vec<Option<VertexId>> = Vec::new();
+        for (id, vertex) in self.vertices.iter().enumerate() {
+            let Kind::Rank(rank) = vertex.kind else { continue };
+            // More numbers than leaves means a gap, which is found below without room for every number.
+            let place = rank.min(self.vertices.len());
+            if leaf_of.len() <= place {
+                leaf_of.resize(place + 1, None);
+            }
+            let on = |leaf: VertexId| match self.vertices[leaf].parent {
+                Some(node) => self.vertices[node].name.as_str(),
+                None => "nothing",
+            };
+            if let Some(other) = leaf_of[place].filter(|_| rank == place) {
+                return refuse(format!("rank {rank} is named twice: on {} and on {}", on(other), on(id)));
+            }
+            leaf_of[place] = Some(id);
+            let mut at = Some(id);
+            while let Some(id) = at.filter(|id| !std::mem::replace(&mut used[*id], true)) {
+                at = self.vertices[id].parent;
+            }
+        }
+        if leaf_of.is_empty() {
+            return refuse("the topology has no ranks".to_owned());
+        }
+        let mut leaves = Vec::with_capacity(leaf_of.len());
+        for (rank, leaf) in leaf_of.iter().enumerate() {
+            let Some(leaf) = leaf else {
+                return refuse(format!("the topology leaves out rank {rank}"));
+            };
+            leaves.push(*leaf);
+        }
+        Ok(Topology::of(self.vertices, &used, leaves))
+    }
+}
+
+impl Topology {
+    /// Numbers the used vertices afresh.
+    fn of(vertices: Vec<Vertex>, used: &[bool], leaves: Vec<VertexId>) -> Self {
+        let mut number = vec![0; vertices.len()];
+        let mut next = 0;
+        for (id, used) in used.iter().enumerate().filter(|(_, used)| **used) {
+            number[id] = next;
+            next += usize::from(*used);
+        }
+        let kept: Vec<Vertex> = vertices
+            .into_iter()
+            .zip(used)
+            .filter(|(_, used)| **used)
+            .map(|(vertex, _)| Vertex {
+                parent: vertex.parent.map(|parent| number[parent]),
+                children: vertex
+                    .children
+                    .iter()
+                    .filter(|child| used[**child])
+                    .map(|child| number[*child])
+                    .collect(),
+                ..vertex
             })
             .collect();
-        Self { node_of, nodes: first_of_node.len() }
+        let leaves: Vec<VertexId> = leaves.into_iter().map(|leaf| number[leaf]).collect();
+        let mut topology = Self { node_of: vec![0; leaves.len()], vertices: kept, leaves, nodes: 0 };
+        // In the order of the tree, so that a walk through the nodes stays in a rack as long as it can.
+        let mut machine: Option<VertexId> = None;
+        for rank in topology.ranks_by_place() {
+            let node = topology.vertices[topology.leaves[rank]].parent;
+            if machine != node {
+                machine = node;
+                topology.nodes += 1;
+            }
+            topology.node_of[rank] = topology.nodes - 1;
+        }
+        topology
+    }
+
+    /// Nodes at one switch: ranks with equal names share a node. Nodes are in the order in which ranks first
+    /// name them.
+    #[must_use]
+    pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
+        let mut builder = Builder::new("switch");
+        let mut nodes = std::collections::HashMap::new();
+        for (rank, name) in names.iter().enumerate() {
+            let name = name.as_ref();
+            let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Link::OF_NODE));
+            builder.rank(node, rank, Link::OF_RANK);
+        }
+        builder.finish().expect("every rank is named once")
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn world(&self) -> usize {
-        self.node_of.len()
+        self.leaves.len()
     }
 
     /// How many nodes there are.
@@ -45,12 +222,85 @@ impl Topology {
         self.node_of[rank]
     }
 
-    /// The ranks node by node, so that a ring through them enters and leaves each node once.
+    /// The vertices; the root is the first, and children come after their parents.
     #[must_use]
-    pub fn ranks_by_node(&self) -> Vec<Rank> {
-        let mut ranks: Vec<Rank> = (0..self.world()).collect();
-        ranks.sort_by_key(|rank| self.node_of[*rank]);
+    pub fn vertices(&self) -> &[Vertex] {
+        &self.vertices
+    }
+
+    /// The leaf of `rank`.
+    #[must_use]
+    pub fn leaf(&self, rank: Rank) -> VertexId {
+        self.leaves[rank]
+    }
+
+    /// The ranks from the left of the tree to the right, so that a walk through them enters and leaves each
+    /// node, and each switch, once.
+    #[must_use]
+    pub fn ranks_by_place(&self) -> Vec<Rank> {
+        let mut ranks = Vec::with_capacity(self.leaves.len());
+        let mut stack = vec![0];
+        while let Some(id) = stack.pop() {
+            let vertex = &self.vertices[id];
+            match vertex.kind {
+                Kind::Rank(rank) => ranks.push(rank),
+                _ => stack.extend(vertex.children.iter().rev()),
+            }
+        }
         ranks
+    }
+
+    /// The vertices that have children, level by level as a breadth-first walk from the root meets them.
+    #[must_use]
+    pub fn levels(&self) -> Vec<Vec<VertexId>> {
+        let mut levels = Vec::new();
+        let mut level = vec![0];
+        while !level.is_empty() {
+            let below = level.iter().flat_map(|id: &VertexId| &self.vertices[*id].children).copied();
+            let below = below.filter(|id| !self.vertices[*id].children.is_empty()).collect();
+            levels.push(std::mem::replace(&mut level, below));
+        }
+        levels
+    }
+
+    /// The fan-outs of a symmetric tree from the ranks of a node upwards, without those of one.
+    ///
+    /// # Errors
+    /// `InvalidSetting`, naming two vertices of one level that have different fan-outs.
+    pub fn dimensions(&self) -> Result<Vec<usize>> {
+        let mut dimensions = Vec::new();
+        for level in self.levels().iter().rev() {
+            let fan_out = |id: VertexId| self.vertices[id].children.len();
+            let first = level[0];
+            let odd = level.iter().copied().find(|id| fan_out(*id) != fan_out(first));
+            if let Some(odd) = odd {
+                return Err(self.asymmetric(first, odd));
+            }
+            dimensions.push(fan_out(first));
+        }
+        let product: usize = dimensions.iter().product();
+        if product != self.world() {
+            // Some leaf hangs higher than others.
+            let depth = |rank: &Rank| {
+                std::iter::successors(Some(self.leaves[*rank]), |id| self.vertices[*id].parent).count()
+            };
+            let highest = (0..self.world()).min_by_key(depth).unwrap_or(0);
+            let words =
+                format!("the topology is not symmetric: rank {highest} hangs higher in the tree than others");
+            return Err(Error::new(ErrorKind::InvalidSetting, words));
+        }
+        dimensions.retain(|fan_out| *fan_out > 1);
+        Ok(dimensions)
+    }
+
+    fn asymmetric(&self, one: VertexId, other: VertexId) -> Error {
+        let tell = |id: VertexId| {
+            let vertex = &self.vertices[id];
+            let what = if vertex.kind == Kind::Node { "ranks" } else { "branches" };
+            format!("{} has {} {what}", vertex.name, vertex.children.len())
+        };
+        let words = format!("the topology is not symmetric: {} and {}", tell(one), tell(other));
+        Error::new(ErrorKind::InvalidSetting, words)
     }
 }
 
@@ -62,6 +312,43 @@ mod tests {
     fn equal_names_are_one_node() {
         let topology = Topology::from_names(&["b", "a", "b", "a", "c"]);
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
-        assert_eq!(topology.ranks_by_node(), [0, 2, 1, 3, 4]);
+        assert_eq!(topology.ranks_by_place(), [0, 2, 1, 3, 4]);
+        assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 1, 0, 1, 2]);
+        assert_eq!(topology.levels().iter().map(Vec::len).collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn symmetric_trees_have_dimensions_and_others_say_why_not() {
+        let dimensions = |names: &[&str]| Topology::from_names(names).dimensions();
+        assert_eq!(dimensions(&["a", "a", "a", "b", "b", "b"]).expect("symmetric"), [3, 2]);
+        assert_eq!(dimensions(&["a", "b"]).expect("symmetric"), [2]);
+        assert_eq!(dimensions(&["a"]).expect("symmetric"), []);
+        let error = dimensions(&["a", "a", "b", "b", "b"]).expect_err("2 and 3");
+        assert_eq!(error.message(), "the topology is not symmetric: a has 2 ranks and b has 3 ranks");
+    }
+
+    #[test]
+    fn a_tree_has_every_rank_once() {
+        let finish = |ranks: &[Rank]| {
+            let mut builder = Builder::new("top");
+            let rack = builder.switch(0, "rack", Link::OF_NODE);
+            builder.node(rack, "empty", Link::OF_NODE);
+            for rank in ranks {
+                let node = builder.node(rack, &format!("n{rank}"), Link::OF_NODE);
+                builder.rank(node, *rank, Link::OF_RANK);
+            }
+            builder.finish().map_err(|error| error.message().to_owned())
+        };
+        let topology = finish(&[1, 0]).expect("complete");
+        assert_eq!((topology.vertices().len(), topology.nodes(), topology.node_of(0)), (6, 2, 1));
+        assert_eq!(finish(&[0, 2]), Err("the topology leaves out rank 1".to_owned()));
+        assert_eq!(finish(&[0, usize::MAX]), Err("the topology leaves out rank 1".to_owned()));
+        assert_eq!(finish(&[0, 0]), Err("rank 0 is named twice: on n0 and on n0".to_owned()));
+        assert_eq!(finish(&[]), Err("the topology has no ranks".to_owned()));
+        let mut builder = Builder::new("top");
+        let node = builder.node(0, "slow", Link { bandwidth: 0, latency: 0 });
+        builder.rank(node, 0, Link::OF_RANK);
+        let error = builder.finish().expect_err("no bandwidth");
+        assert_eq!(error.message(), "the link of slow has a bandwidth of zero");
     }
 }
