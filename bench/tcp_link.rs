@@ -66,6 +66,7 @@ impl End {
             collective: Collective::AllReduce,
             dtype: DType::U8,
             op: 0,
+            root: 0,
             count: 0,
             program: 0,
             factor: 1.0,

@@ -14,6 +14,48 @@ pub type Rank = usize;
 pub enum Collective {
     /// Every rank ends with the reduction of all ranks' vectors.
     AllReduce = 1,
+    /// Rank r ends with the r-th of equal parts of the reduction of all ranks' vectors.
+    ReduceScatter = 2,
+    /// Every rank ends with all ranks' vectors, one after the other.
+    AllGather = 3,
+    /// Every rank ends with the root's vector.
+    Broadcast = 4,
+    /// The root ends with the reduction of all ranks' vectors.
+    Reduce = 5,
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast, Self::Reduce];
+
+    /// Its name, as in `MPI` and `NCCL` but for the case.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+        }
+    }
+
+    /// Whether elements are added, so that the operation matters.
+    #[must_use]
+    pub fn reduces(self) -> bool {
+        !matches!(self, Self::AllGather | Self::Broadcast)
+    }
+
+    /// Whether one rank is unlike the others.
+    #[must_use]
+    pub fn has_root(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce)
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|collective| *collective as u8 == code)
+    }
 }
 
 /// One rank's view of one collective call.
@@ -27,7 +69,9 @@ pub struct Call {
     pub dtype: DType,
     /// The operation, as [`ReduceOp::code`] numbers it.
     pub op: u8,
-    /// Elements.
+    /// Where a broadcast begins or a reduce ends; else 0.
+    pub root: u32,
+    /// Elements of the whole vector that ranks reduce or gather together.
     pub count: u64,
     /// A digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
@@ -42,8 +86,10 @@ impl Call {
     /// Packs the call.
     #[must_use]
     pub fn to_words(self) -> CallWords {
-        let kinds =
-            u64::from(self.collective as u8) | u64::from(self.dtype as u8) << 8 | u64::from(self.op) << 16;
+        let kinds = u64::from(self.collective as u8)
+            | u64::from(self.dtype as u8) << 8
+            | u64::from(self.op) << 16
+            | u64::from(self.root) << 32;
         [self.sequence, kinds, self.count, self.program, self.factor.to_bits()]
     }
 
@@ -51,12 +97,13 @@ impl Call {
     #[must_use]
     pub fn from_words(words: CallWords) -> Option<Self> {
         let [sequence, kinds, count, program, factor] = words;
-        if kinds & 0xff != u64::from(Collective::AllReduce as u8) || kinds >> 24 != 0 {
+        if kinds >> 24 & 0xff != 0 {
             return None;
         }
         Some(Self {
             sequence,
-            collective: Collective::AllReduce,
+            collective: Collective::from_code(kinds as u8)?,
+            root: (kinds >> 32) as u32,
             dtype: DType::from_code((kinds >> 8) as u8)?,
             op: (kinds >> 16) as u8,
             count,
@@ -86,9 +133,16 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Collective::AllReduce = self.collective;
-        let (count, dtype, op) = (self.count, self.dtype.name(), ReduceOp::name_of(self.op));
-        write!(f, "all_reduce #{} ({count} x {dtype}, {op})", self.sequence)
+        let (name, count, dtype) = (self.collective.name(), self.count, self.dtype.name());
+        write!(f, "{name} #{} ({count} x {dtype}", self.sequence)?;
+        if self.collective.reduces() {
+            write!(f, ", {}", ReduceOp::name_of(self.op))?;
+        }
+        match self.collective {
+            Collective::Broadcast => write!(f, ", from rank {})", self.root),
+            Collective::Reduce => write!(f, ", to rank {})", self.root),
+            _ => write!(f, ")"),
+        }
     }
 }
 
@@ -102,6 +156,7 @@ mod tests {
             collective: Collective::AllReduce,
             dtype: DType::BF16,
             op: ReduceOp::Avg.code(),
+            root: 0,
             count: 1 << 40,
             program: 99,
             factor: 1.5,
@@ -110,7 +165,10 @@ mod tests {
 
     #[test]
     fn survives_packing() {
-        assert_eq!(Call::from_words(call().to_words()), Some(call()));
+        for collective in Collective::ALL {
+            let call = Call { collective, root: u32::MAX, ..call() };
+            assert_eq!(Call::from_words(call.to_words()), Some(call));
+        }
         assert_eq!(Call::from_words([0; 5]), None);
         assert_eq!(Call::from_words([1, u64::MAX, 0, 0, 0]), None);
     }

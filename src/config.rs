@@ -53,6 +53,8 @@ macro_rules! choices {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name { $($(#[$vdoc])* $variant),* }
         impl $name {
+            /// Every choice there is.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
             /// The word for this choice.
             #[must_use]
             pub fn name(self) -> &'static str {
@@ -75,11 +77,29 @@ macro_rules! choices {
 
 choices! {
     /// Which planner makes the schedule.
-    Algorithm: "auto or ring" {
+    Algorithm: "auto, ring, rabenseifner, hierarchical, blueconnect, flexreduce, weighted, tree, star, local-master or parameter-server" {
         /// Chosen by size and topology.
         Auto = "auto",
         /// One level, a group per rank.
         Ring = "ring",
+        /// Pairs that halve what they hold.
+        Rabenseifner = "rabenseifner",
+        /// A level of rings per dimension.
+        Hierarchical = "hierarchical",
+        /// The same, with the dimensions of a symmetric topology.
+        Blueconnect = "blueconnect",
+        /// A level per level of the tree, spans as uneven as the tree.
+        Flexreduce = "flexreduce",
+        /// The same, with spans weighed by bandwidth.
+        Weighted = "weighted",
+        /// A binary tree.
+        Tree = "tree",
+        /// Everybody onto one rank.
+        Star = "star",
+        /// Each node onto its master, then a ring of masters.
+        LocalMaster = "local-master",
+        /// Everybody onto some ranks.
+        ParameterServer = "parameter-server",
     }
 }
 choices! {
@@ -185,6 +205,57 @@ impl Value for Option<u16> {
     }
     fn show(&self) -> String {
         self.map_or_else(|| "unset".to_owned(), |value| value.to_string())
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+impl Value for Switch {
+    const EXPECTED: &'static str = "0 or 1";
+    fn parse(text: &str) -> Option<Self> {
+        match text.trim() {
+            "0" => Some(Self(false)),
+            "1" => Some(Self(true)),
+            _ => None,
+        }
+    }
+    fn show(&self) -> String {
+        u8::from(self.0).to_string()
+    }
+}
+
+/// The dimensions of a grid of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dimensions(pub Vec<usize>);
+
+impl Value for Option<Dimensions> {
+    const EXPECTED: &'static str = "whole numbers from 1 joined by x, such as 4x2";
+    fn parse(text: &str) -> Option<Self> {
+        let numbers = text.trim().split(['x', 'X']).map(|part| part.trim().parse().ok().filter(|n| *n > 0));
+        numbers.collect::<Option<Vec<usize>>>().map(|numbers| Some(Dimensions(numbers)))
+    }
+    fn show(&self) -> String {
+        let joined =
+            |numbers: &Dimensions| numbers.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
+        self.as_ref().map_or_else(|| "unset".to_owned(), joined)
+    }
+}
+
+/// A list of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Servers(pub Vec<usize>);
+
+impl Value for Option<Servers> {
+    const EXPECTED: &'static str = "ranks joined by commas, such as 0,4";
+    fn parse(text: &str) -> Option<Self> {
+        let ranks = text.trim().split(',').map(|part| part.trim().parse().ok());
+        ranks.collect::<Option<Vec<usize>>>().map(|ranks| Some(Servers(ranks)))
+    }
+    fn show(&self) -> String {
+        let joined = |ranks: &Servers| ranks.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        self.as_ref().map_or_else(|| "unset".to_owned(), joined)
     }
 }
 
@@ -317,7 +388,23 @@ settings! {
         "Name of the node that this rank is on; ranks with equal names share memory. Unset, the machine and its network namespace tell.";
     #[agree yes]
     algo: Algorithm = "FLEXRING_ALGO", Algorithm::Auto, any,
-        "Which schedule is used.";
+        "Which planner makes the schedule; `flexring plan --explain` says what auto chooses and why.";
+    #[agree yes]
+    dimensions: Option<Dimensions> = "FLEXRING_DIMENSIONS", None, any,
+        "Dimensions of the hierarchical ring, the nearest ranks first; unset, those of the topology.";
+    #[agree yes]
+    servers: Option<Servers> = "FLEXRING_SERVERS", None, any,
+        "Ranks that are parameter servers; unset, the first rank of each node.";
+    topology: Option<String> = "FLEXRING_TOPOLOGY", None, any,
+        "Where the ranks are: a file (TOML, or Slurm's topology.conf), or a short form such as 2+3 or 1@1G+1@500M. Unset, nodes at one switch.";
+    plan_file: Option<String> = "FLEXRING_PLAN_FILE", None, any,
+        "A schedule in JSON, as `flexring plan --write` makes it, to be used for everything; it is verified first.";
+    #[agree yes]
+    reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), any,
+        "Whether sums have the same bits whatever the algorithm, layout, transport and sub-chunk size: all contributions are added in rank order by one rank.";
+    #[agree yes]
+    direct: Size = "FLEXRING_DIRECT", Size(64 << 10), any,
+        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and there are several nodes.";
     #[agree yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, any,
         "How the groups of a schedule become transfers.";

@@ -2,30 +2,20 @@
 //! all ranks of a world, with every delay that links and devices may have. A million seeds look for deadlock,
 //! lost slots, memory that is reused too early, and contributions that are lost or counted twice.
 
+mod trees;
+
+use flexring::call::Collective;
 use flexring::plan::Rank;
-use flexring::plan::lowering::{Form, lower};
+use flexring::plan::fraction::Span;
+use flexring::plan::lowering::{Form, Plan, Purpose};
 use flexring::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place};
-use flexring::plan::program::{Operand, Source, Step, StepId};
-use flexring::plan::ring;
+use flexring::plan::program::{Body, Operand, Source, StepId};
 use flexring::plan::topology::Topology;
+use flexring::plan::verifier::verify;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// xorshift64*: a stream of numbers for a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
-    }
-    fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-}
+use trees::Random;
 
 /// What rank `rank` gives for element `at`: a digit per rank in base 4, so that a wrong sum tells which rank was
 /// lost or doubled, and the element's number above them, so that it tells what was misplaced.
@@ -56,6 +46,7 @@ struct Job {
 
 struct Machine {
     pipeline: Pipeline,
+    given: Vec<u64>,
     input: Vec<u64>,
     output: Vec<u64>,
     slots: Vec<Vec<u64>>,
@@ -108,28 +99,53 @@ struct World {
     wires: Vec<Vec<Wire>>,
 }
 
+/// What a world of random topology, algorithm, lowering and purpose is made from.
+fn plan(random: &mut Random) -> (Topology, Plan, Purpose) {
+    let topology = trees::tree(random, 6, 3);
+    let algorithms: Vec<_> = trees::algorithms().collect();
+    let schedule = loop {
+        let algorithm = algorithms[random.below(algorithms.len())];
+        if let Some(schedule) = trees::plan(random, algorithm, &topology) {
+            break schedule;
+        }
+    };
+    let (mixed, direct) = (random.coin(), random.coin());
+    let plan = Plan::new(schedule, |group| {
+        let direct = if mixed { group.root % 2 == 0 } else { direct };
+        if direct { Form::Direct } else { Form::Chain }
+    });
+    let collective = if random.coin() { Collective::AllReduce } else { Collective::ALL[random.below(5)] };
+    let purpose = Purpose {
+        collective,
+        root: if collective.has_root() { random.below(topology.world()) } else { 0 },
+        prescale: collective.reduces() && random.below(4) == 0,
+        reproducible: collective.reduces() && random.below(4) == 0,
+        by_wave: random.coin(),
+    };
+    (topology, plan, purpose)
+}
+
 /// Builds a random world for `seed` and plays it to its end.
 fn play(seed: u64) {
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let world = 1 + random.below(6);
-    let count = if random.below(8) == 0 { 0 } else { random.below(40) as u64 };
+    let mut random = Random::new(seed);
+    let (topology, plan, purpose) = plan(&mut random);
+    let world = topology.world();
+    let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
+    let parts = matches!(purpose.collective, Collective::ReduceScatter | Collective::AllGather);
+    let count = match random.below(8) {
+        0 => 0,
+        _ if parts => (world * random.below(10)) as u64,
+        _ => random.below(40) as u64,
+    };
     let subchunk = 1 + random.below(5) as u64;
-    let align = 1 + random.below(3) as u64;
-    let prescale = random.below(4) == 0;
-    let nodes: Vec<&str> = (0..world).map(|_| ["a", "b", "c"][random.below(3)]).collect();
-    let direct_first = random.coin();
-    let mixed = random.coin();
+    let align = if parts { 1 } else { 1 + random.below(3) as u64 };
     let window = 1 + random.below(4);
     let slots = 1 + random.below(3);
     let (stage_input, stage_output) = (random.coin(), random.coin());
-    let schedule = ring::plan(&Topology::from_names(&nodes));
+    let elements = |span: Span| span.elements(count, align);
     let machines = (0..world)
         .map(|rank| {
-            let program = lower(&schedule, rank, prescale, |group| {
-                let direct = if mixed { group.root % 2 == 0 } else { direct_first };
-                if direct { Form::Direct } else { Form::Chain }
-            })
-            .expect("a ring lowers");
+            let program = plan.program(rank, purpose);
             let mut pipeline = Pipeline::new(Arc::new(program), |peer| LinkProfile {
                 in_place: nodes[peer] == nodes[rank],
                 window,
@@ -137,12 +153,20 @@ fn play(seed: u64) {
             });
             let in_place = random.coin();
             pipeline.start(Binding { count, subchunk, align, in_place, stage_input, stage_output });
-            let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
+            if random.below(8) == 0 {
+                // Once more, as in the next call: nothing may be left of the first.
+                pipeline.start(Binding { count, subchunk, align, in_place, stage_input, stage_output });
+            }
+            let given = elements(purpose.windows(rank, world).input);
+            let given: Vec<u64> = (0..count)
+                .map(|at| if given.contains(&at) { contribution(rank, at) } else { u64::MAX / 2 })
+                .collect();
             Machine {
                 slots: vec![vec![u64::MAX; subchunk as usize]; pipeline.slots()],
                 pipeline,
                 output: if in_place { given.clone() } else { vec![u64::MAX; count as usize] },
-                input: given,
+                input: given.clone(),
+                given,
                 jobs: VecDeque::new(),
                 in_place,
             }
@@ -156,13 +180,19 @@ fn play(seed: u64) {
     let mut world_state = World { machines, wires };
     world_state.run(&mut random, seed);
     for (rank, machine) in world_state.machines.iter().enumerate() {
-        for at in 0..count {
-            let expected: u64 = (0..world).map(|from| contribution(from, at) * factor(from, prescale)).sum();
-            assert_eq!(machine.output[at as usize], expected, "seed {seed}: rank {rank}, element {at}");
+        for at in elements(purpose.windows(rank, world).output) {
+            let expected: u64 = match purpose.collective {
+                Collective::AllGather => contribution((at * world as u64 / count) as Rank, at),
+                Collective::Broadcast => contribution(purpose.root, at),
+                _ => (0..world).map(|from| contribution(from, at) * factor(from, purpose.prescale)).sum(),
+            };
+            assert_eq!(
+                machine.output[at as usize], expected,
+                "seed {seed}: rank {rank}, element {at}, {purpose:?}"
+            );
         }
         if !machine.in_place {
-            let given: Vec<u64> = (0..count).map(|at| contribution(rank, at)).collect();
-            assert_eq!(machine.input, given, "seed {seed}: rank {rank}'s input was written to");
+            assert_eq!(machine.input, machine.given, "seed {seed}: rank {rank}'s input was written to");
         }
     }
 }
@@ -238,7 +268,7 @@ impl World {
             return self.machines[rank].read(Place::Vector(source), elements);
         }
         let program = Arc::clone(self.machines[rank].pipeline.program());
-        let Step::Combine { operands, .. } = &program.steps[job.step as usize] else {
+        let Body::Combine { operands, .. } = &program.steps[job.step as usize].body else {
             panic!("step {} is no combine", job.step)
         };
         let mut sum = vec![0; (elements.end - elements.start) as usize];
@@ -323,6 +353,14 @@ impl World {
             self.machines[from].pipeline.sent(to).expect("it was sent");
         }
         ready
+    }
+}
+
+#[test]
+fn what_is_played_was_proved() {
+    for seed in 0..20_000 {
+        let (_, plan, purpose) = plan(&mut Random::new(seed));
+        verify(&plan, purpose).unwrap_or_else(|error| panic!("seed {seed}: {error}: {purpose:?}"));
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns the shared words that the executor writes on every call, without lock, allocation or system call, and
 //! that the lifeline's thread reads now and then. Must not know what becomes of them.
 
-use crate::call::{Call, CallWords, Collective};
+use crate::call::{Call, CallWords};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -43,8 +43,7 @@ impl fmt::Display for Standing {
 
 /// A call's name and number alone: `all_reduce #17`.
 pub(super) fn short(call: &Call) -> String {
-    let Collective::AllReduce = call.collective;
-    format!("all_reduce #{}", call.sequence)
+    format!("{} #{}", call.collective.name(), call.sequence)
 }
 
 /// The standing of this rank, shared between the executor and the lifeline.
@@ -110,9 +109,10 @@ impl Status {
 pub(super) fn example(sequence: u64) -> Call {
     Call {
         sequence,
-        collective: Collective::AllReduce,
+        collective: crate::call::Collective::AllReduce,
         dtype: crate::dtype::DType::F32,
         op: 0,
+        root: 0,
         count: 1024,
         program: 5,
         factor: 1.0,

@@ -5,7 +5,8 @@
 //! each function checks, calls the Rust API, and turns its result into a code and a sentence.
 
 pub mod buffer;
+pub mod collectives;
 pub mod comm;
-pub mod reduce;
 pub mod status;
+pub mod types;
 pub mod unique_id;

@@ -2,7 +2,7 @@
 //! on a program.
 
 use super::watch::{Household, Member, Watch};
-use super::{Communicator, Core, Engine, turns::Turns};
+use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
@@ -11,24 +11,22 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Parts};
 use crate::fault::Fault;
 use crate::memory::Arena;
-use crate::plan::lowering::{self, form_of};
-use crate::plan::program::Program;
-use crate::plan::ring;
-use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
+use crate::plan::topology_file;
 use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm};
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::{Transport, local};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// What a rank tells all others of itself.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Card {
     node: String,
     host: String,
+    /// The node's name as people write it in a topology file.
+    called: String,
     /// How a neighbour hands in its descriptors; none if this rank does not share memory.
     secret: Option<[u8; 16]>,
     /// Where it listens for links.
@@ -63,14 +61,17 @@ impl Communicator {
             token,
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
+            called: config.node.clone().unwrap_or_else(bootstrap::host_name),
             secret: invitation.as_ref().map(Invitation::secret),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
         };
         let cards = exchange(&lifeline, &card)?;
-        let names: Vec<&str> = cards.iter().map(|card| card.node.as_str()).collect();
-        let topology = Topology::from_names(&names);
-        let node: Vec<Rank> =
-            (0..world).filter(|rank| topology.node_of(*rank) == topology.node_of(me)).collect();
+        let node: Vec<Rank> = (0..world).filter(|rank| cards[*rank].node == cards[me].node).collect();
+        // A topology or a plan that cannot be used is everybody's business: all ranks get the same sentence.
+        let told = |error: Error| lifeline.report(error, None);
+        let topology = topology(config, &cards).map_err(told)?;
+        let plans = Plans::new(config, &topology, me).map_err(told)?;
+        agree(&lifeline.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(told)?;
         let near: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let far: Vec<Rank> = (0..world).filter(|rank| !near.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !far.is_empty() {
@@ -111,8 +112,10 @@ impl Communicator {
         let crowded = crowded(node.len());
         let assembly = Assembly {
             config,
-            topology: &topology,
+            nodes: topology.nodes(),
+            world,
             me,
+            plans,
             arena,
             layout,
             transports,
@@ -124,7 +127,8 @@ impl Communicator {
         };
         let core = assembly.finish(Watch::Lifeline(lifeline))?;
         if let Watch::Lifeline(lifeline) = &core.watch {
-            lifeline.all_gather("links", &core.digest.to_le_bytes())?;
+            // Nobody calls before everybody has all links.
+            lifeline.all_gather("links", &[])?;
         }
         Self::start(core)
     }
@@ -140,7 +144,10 @@ impl Communicator {
         }
         let fault = Arc::new(Fault::new()?);
         let household = Household::new(world, Arc::clone(&fault));
-        let topology = Topology::from_names(&vec!["here"; world]);
+        let topology = match &config.topology {
+            Some(text) => described(text, world, None)?,
+            None => Topology::from_names(&vec!["here"; world]),
+        };
         let layout = layout(config, world, world);
         let arenas =
             (0..world).map(|_| Arena::new(layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
@@ -151,8 +158,10 @@ impl Communicator {
             let growth = Some(Growth::new(&arena, &neighbours)?);
             let assembly = Assembly {
                 config,
-                topology: &topology,
+                nodes: topology.nodes(),
+                world,
                 me,
+                plans: Plans::new(config, &topology, me)?,
                 arena,
                 layout,
                 transports: vec![Box::new(shm)],
@@ -183,8 +192,10 @@ fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
 /// Everything a rank has when its links are made.
 struct Assembly<'a> {
     config: &'a Config,
-    topology: &'a Topology,
+    nodes: usize,
+    world: usize,
     me: Rank,
+    plans: Plans,
     arena: Arc<Arena>,
     layout: Layout,
     transports: Vec<Box<dyn Transport>>,
@@ -197,12 +208,7 @@ struct Assembly<'a> {
 
 impl Assembly<'_> {
     fn finish(self, watch: Watch) -> Result<Core> {
-        let Self { config, topology, me, .. } = self;
-        let world = topology.world();
-        let schedule = ring::plan(topology);
-        let lower = |prescale| lower(config, topology, &schedule, me, prescale);
-        let (program, prescaled) = (lower(false)?, lower(true)?);
-        let digest = program.digest ^ xxh3_64(&(config.subchunk.0 as u64).to_le_bytes());
+        let Self { config, me, world, nodes, mut plans, .. } = self;
         let host = Host::new(config.simd)?;
         let links: Vec<String> = self
             .transports
@@ -215,37 +221,35 @@ impl Assembly<'_> {
             .collect();
         let links = if links.is_empty() { "alone".to_owned() } else { links.join(", ") };
         let summary = format!(
-            "rank {me} of {world}, {} {}: {links}; schedule {}, {} sub-chunks of {}, {} arithmetic",
-            topology.nodes(),
-            if topology.nodes() == 1 { "node" } else { "nodes" },
-            schedule.name,
+            "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",
+            if nodes == 1 { "node" } else { "nodes" },
+            plans.summary(),
             slots(config, world),
             config.subchunk,
             host.simd().name(),
+            if config.reproducible.0 { ", reproducible" } else { "" },
         );
-        let executor = Executor::new(Parts {
+        let mut executor = Executor::new(Parts {
             rank: me,
             world,
             transports: self.transports,
             routes: self.routes,
             device: Box::new(host),
             slots: self.layout.slots_of(&self.arena),
-            program,
-            prescaled,
             mailbox: self.mailbox,
             fault: Arc::clone(&self.fault),
             spin: config.spin(),
             timeout: config.timeout,
             crowded: self.crowded,
-        })?;
+        });
+        plans.prepare(&mut executor)?;
         Ok(Core {
             rank: me,
             world,
             small: config.small.0,
-            digest,
             arena: self.arena,
             growth: self.growth,
-            engine: Mutex::new(Engine { executor, sequence: 0, told: false }),
+            engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0, told: false }),
             turns: Turns::default(),
             fault: self.fault,
             watch,
@@ -254,14 +258,52 @@ impl Assembly<'_> {
     }
 }
 
-fn lower(
-    config: &Config,
-    topology: &Topology,
-    schedule: &Schedule,
-    me: Rank,
-    prescale: bool,
-) -> Result<Arc<Program>> {
-    lowering::lower(schedule, me, prescale, |group| form_of(group, topology, config.lowering)).map(Arc::new)
+/// The topology that the settings describe; else what the ranks told of their nodes.
+fn topology(config: &Config, cards: &[Card]) -> Result<Topology> {
+    match &config.topology {
+        Some(text) => {
+            let hosts: Vec<String> = cards.iter().map(|card| card.called.clone()).collect();
+            described(text, cards.len(), Some(&hosts))
+        }
+        None => Ok(Topology::from_names(&cards.iter().map(|card| &card.node).collect::<Vec<_>>())),
+    }
+}
+
+/// What `FLEXRING_TOPOLOGY` says, if it is about a world of this size.
+fn described(text: &str, world: usize, hosts: Option<&[String]>) -> Result<Topology> {
+    let refuse =
+        |words: String| Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_TOPOLOGY={text}: {words}"));
+    let topology = match topology_file::parse_short(text) {
+        Some(topology) => topology?,
+        None => {
+            let contents =
+                std::fs::read_to_string(text).map_err(|cause| refuse(format!("cannot be read: {cause}")))?;
+            topology_file::parse(text, &contents, hosts)?
+        }
+    };
+    let ranks = topology.world();
+    if ranks < world {
+        return Err(refuse(format!(
+            "it leaves out rank {ranks}: it has {ranks} ranks, but there are {world}"
+        )));
+    }
+    if ranks > world {
+        return Err(refuse(format!("it names rank {}, but there are {world} ranks", ranks - 1)));
+    }
+    Ok(topology)
+}
+
+/// Whether all ranks have planned the same, by their digests.
+fn agree(digests: &[Vec<u8>]) -> Result<()> {
+    match digests.iter().position(|digest| *digest != digests[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(
+            ErrorKind::Disagreement,
+            format!(
+                "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
+            ),
+        )),
+    }
 }
 
 fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {

@@ -3,11 +3,14 @@
 //! Owns the order of calls, their checking, and the story of a failure. Must not know how ranks found each
 //! other (that is `bootstrap`), nor how anything moves (that is the executor).
 
+mod asked;
 mod join;
+mod plans;
 mod request;
 mod turns;
 mod watch;
 
+pub(crate) use asked::{Asked, Asker};
 pub(crate) use request::Outcome;
 pub use request::{Owned, Request};
 
@@ -15,12 +18,14 @@ use crate::bootstrap::{Identity, UniqueId, identity};
 use crate::call::{Call, Collective, Rank};
 use crate::config::{Config, environment};
 use crate::device::Arithmetic;
-use crate::dtype::{DType, Element, ReduceOp};
+use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::{Executor, Work};
+use crate::executor::{Executor, Path, Work};
 use crate::fault::Fault;
 use crate::memory::{self, Arena, Buffer, Piece};
+use crate::plan::verifier::Proven;
 use crate::transport::shm::Growth;
+use plans::Plans;
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,7 +50,6 @@ struct Core {
     world: usize,
     /// Largest vector, in bytes, that takes the path for small messages.
     small: usize,
-    digest: u64,
     arena: Arc<Arena>,
     /// Tells the neighbours of new buffers, if there are neighbours.
     growth: Option<Growth>,
@@ -58,6 +62,9 @@ struct Core {
 
 struct Engine {
     executor: Executor,
+    plans: Plans,
+    /// For what is made on the way outside the caller's memory; as long as the longest call needed so far.
+    scratch: Option<Buffer<u8>>,
     sequence: u64,
     /// Whether a call on this rank has returned the error that ended the communicator.
     told: bool,
@@ -74,45 +81,6 @@ impl Drop for Job {
     fn drop(&mut self) {
         // Whatever happened to the job, nobody waits for it for ever.
         self.outcome.end(Err(Error::new(ErrorKind::Internal, "the worker thread ended before the call did")));
-    }
-}
-
-/// What a caller asks for, checked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    input: Piece,
-    output: Piece,
-    dtype: DType,
-    op: ReduceOp,
-}
-
-impl Asked {
-    /// Checks an all-reduce of the elements of `input` into `output`.
-    pub(crate) fn new(input: Piece, output: Piece, dtype: DType, op: ReduceOp) -> Result<Self> {
-        let refuse = |words: String| Err(Error::new(ErrorKind::InvalidArgument, words));
-        if input.len() != output.len() {
-            return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
-        }
-        for (name, piece) in [("send", input), ("receive", output)] {
-            if !piece.is_empty() && !(piece.as_ptr() as usize).is_multiple_of(dtype.size()) {
-                return refuse(format!(
-                    "the {name} buffer at {:p} is not aligned to the {} bytes of a {}",
-                    piece.as_ptr(),
-                    dtype.size(),
-                    dtype.name()
-                ));
-            }
-        }
-        let apart = (input.as_ptr() as usize).abs_diff(output.as_ptr() as usize);
-        if apart != 0 && apart < input.len() {
-            return refuse(format!(
-                "the send buffer at {:p} and the receive buffer at {:p} overlap: they must be the same or apart",
-                input.as_ptr(),
-                output.as_ptr()
-            ));
-        }
-        op.check(dtype)?;
-        Ok(Self { input, output, dtype, op })
     }
 }
 
@@ -178,13 +146,19 @@ impl Communicator {
         &self.core.summary
     }
 
+    pub(crate) fn asker(&self) -> Asker {
+        Asker { rank: self.core.rank, world: self.core.world }
+    }
+
     /// Reduces the vectors of all ranks, element by element; every rank ends with the same result in `vector`.
     ///
     /// # Errors
     /// `Disagreement` if ranks call with different counts, types or operations; `PeerLost`, `Timeout` or
     /// `Aborted` if a rank does not get through; `InvalidArgument` for an operation that the type cannot do.
     pub fn all_reduce<T: Element>(&self, vector: &mut [T], op: ReduceOp) -> Result<()> {
-        memory::lend_in_place(vector, |piece| self.run(&Asked::new(piece, piece, T::DTYPE, op)?))
+        memory::lend_in_place(vector, |piece| {
+            self.run(&self.asker().all_reduce(piece, piece, T::DTYPE, op)?)
+        })
     }
 
     /// The same with the result in another vector, as long as the first.
@@ -192,18 +166,79 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and `InvalidArgument` if the lengths differ.
     pub fn all_reduce_into<T: Element>(&self, send: &[T], receive: &mut [T], op: ReduceOp) -> Result<()> {
-        memory::lend(send, receive, |input, output| self.run(&Asked::new(input, output, T::DTYPE, op)?))
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.asker().all_reduce(input, output, T::DTYPE, op)?)
+        })
     }
 
-    /// The same in place, while this thread goes on. Requests run in the order in which they were made.
+    /// Reduces the vectors `send` of all ranks; rank r ends with the r-th of equal parts of the result in
+    /// `receive`, so `send` is as many times as long as there are ranks.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into`](Self::all_reduce_into).
+    pub fn reduce_scatter<T: Element>(&self, send: &[T], receive: &mut [T], op: ReduceOp) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.asker().reduce_scatter(input, output, T::DTYPE, op)?)
+        })
+    }
+
+    /// Gathers the vectors `send` of all ranks, one after the other, in `receive` on every rank, which is as many
+    /// times as long as there are ranks.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into`](Self::all_reduce_into).
+    pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.asker().all_gather(input, output, T::DTYPE)?)
+        })
+    }
+
+    /// Makes `vector` on every rank what it is on `root`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and `InvalidArgument` if there is no rank `root`.
+    pub fn broadcast<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            self.run(&self.asker().broadcast(piece, piece, T::DTYPE, root)?)
+        })
+    }
+
+    /// Reduces the vectors of all ranks; `root` ends with the result in `vector`, the others' stay as they are.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast).
+    pub fn reduce<T: Element>(&self, vector: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            self.run(&self.asker().reduce(piece, piece, T::DTYPE, op, root)?)
+        })
+    }
+
+    /// An all-reduce in place, while this thread goes on. Requests run in the order in which they were made.
     ///
     /// # Errors
     /// `InvalidArgument` at once; everything else when the request is waited for.
     pub fn all_reduce_async<B: Owned>(&self, mut vector: B, op: ReduceOp) -> Result<Request<B>> {
         let outcome = memory::lend_in_place(vector.elements(), |piece| {
-            self.submit(Asked::new(piece, piece, B::Item::DTYPE, op)?)
+            self.submit(self.asker().all_reduce(piece, piece, B::Item::DTYPE, op)?)
         })?;
         Ok(Request { outcome, vector: Some(vector) })
+    }
+
+    /// Uses `plan` for all later calls, whatever the settings say. All ranks must do so between the same two
+    /// calls; else the next one is refused as a disagreement.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the plan is for another number of ranks.
+    pub fn use_plan(&self, plan: &Proven) -> Result<()> {
+        let (planned, world) = (plan.plan().schedule().world(), self.core.world);
+        if planned != world {
+            let words = format!("the plan is for {planned} ranks, but there are {world}");
+            return Err(Error::new(ErrorKind::InvalidArgument, words));
+        }
+        let _turn = self.core.turns.wait(&self.core.turns.take());
+        let mut engine = self.core.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let Engine { executor, plans, .. } = &mut *engine;
+        plans.replace(plan, executor)
     }
 
     /// A vector of `len` zeros in memory that the other ranks of this node read directly.
@@ -293,11 +328,7 @@ impl Core {
             return Err(Error::new(ErrorKind::Aborted, words));
         }
         engine.sequence += 1;
-        let work = self.work_for(asked, engine.sequence);
-        log::trace!("rank {}: {}", self.rank, work.call);
-        self.watch.enter(&work.call);
-        let small = asked.input.len() <= self.small && engine.executor.small_path();
-        let outcome = engine.executor.run(&work, small).map_err(|failure| match self.fault.get() {
+        let outcome = self.attempt(asked, &mut engine).map_err(|failure| match self.fault.get() {
             Some(error) => error.clone(),
             // While this rank still stands in the call, so that others can be told in which.
             None => self.fault.raise(self.watch.report(failure)),
@@ -307,19 +338,26 @@ impl Core {
         outcome
     }
 
-    fn work_for(&self, asked: &Asked, sequence: u64) -> Work {
-        Work {
-            call: Call {
-                sequence,
-                collective: Collective::AllReduce,
-                dtype: asked.dtype,
-                op: asked.op.code(),
-                count: (asked.input.len() / asked.dtype.size()) as u64,
-                program: self.digest,
-                factor: asked.op.factor(),
-            },
+    fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {
+        let (path, program) = self.path(asked, engine)?;
+        let call = Call {
+            sequence: engine.sequence,
+            collective: asked.collective,
+            dtype: asked.dtype,
+            op: asked.op.code(),
+            root: asked.root as u32,
+            count: asked.count,
+            program,
+            factor: asked.op.factor(),
+        };
+        log::trace!("rank {}: {call}", self.rank);
+        self.watch.enter(&call);
+        let work = Work {
+            call,
             input: asked.input,
             output: asked.output,
+            scratch: self.scratch(asked, engine)?,
+            in_place: asked.in_place,
             arithmetic: match asked.op {
                 ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
                 ReduceOp::Prod => Arithmetic::Prod,
@@ -328,6 +366,31 @@ impl Core {
             },
             average: asked.op == ReduceOp::Avg,
             prescale: matches!(asked.op, ReduceOp::PreMulSum(_)),
+        };
+        engine.executor.run(&work, path)
+    }
+
+    fn path(&self, asked: &Asked, engine: &mut Engine) -> Result<(Path, u64)> {
+        let small = asked.collective == Collective::AllReduce && asked.input.len() <= self.small;
+        if small && engine.executor.small_path() {
+            return Ok((Path::Small, engine.plans.digest()));
         }
+        engine.plans.path(asked, &mut engine.executor)
+    }
+
+    /// Memory as long as the whole vector, if the caller's is not.
+    fn scratch(&self, asked: &Asked, engine: &mut Engine) -> Result<Piece> {
+        let whole = asked.output.len() == asked.count as usize * asked.dtype.size();
+        if whole || !asked.collective.reduces() {
+            return Ok(Piece::EMPTY);
+        }
+        let bytes = asked.count as usize * asked.dtype.size();
+        if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
+            engine.scratch = None;
+            let scratch = Buffer::new(Arc::clone(&self.arena), bytes)?;
+            self.announce(scratch.offset(), bytes);
+            engine.scratch = Some(scratch);
+        }
+        Ok(engine.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
     }
 }

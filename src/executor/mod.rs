@@ -6,16 +6,16 @@
 mod small;
 mod wait;
 
-use crate::call::{Call, Rank};
+use crate::call::{Call, Collective, Rank};
 use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
-use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Violation};
-use crate::plan::program::{Operand, Program, Source, Step, StepId};
+use crate::plan::program::{Body, Operand, Program, Source, StepId};
 use crate::transport::shm::Mailbox;
 use crate::transport::{Delivery, Event, Events, Transport};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wait::Wait;
@@ -24,15 +24,20 @@ use wait::Wait;
 /// cache of a few dozen MiB: below, a result is still there when it is read next.
 const STREAMING: usize = 16 << 20;
 
-/// One call, checked: two vectors of equal length, of `dtype`, either the same memory or disjoint.
+/// One call, checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// What this rank calls, as it tells the others.
     pub call: Call,
-    /// What this rank contributes.
+    /// What this rank contributes: the input window of the program.
     pub input: Piece,
-    /// Where the result goes.
+    /// Where the result goes: the output window of the program.
     pub output: Piece,
+    /// As long as the whole vector, for what is made on the way outside the output window; empty where the
+    /// window is the whole vector.
+    pub scratch: Piece,
+    /// Whether what input and output have in common is the same memory; else they are apart.
+    pub in_place: bool,
     /// How elements are combined.
     pub arithmetic: Arithmetic,
     /// Whether the sum is divided by the number of ranks.
@@ -55,10 +60,6 @@ pub struct Parts {
     pub device: Box<dyn Device>,
     /// The slots of the pool, all of one size, and one more that is kept for calls without elements.
     pub slots: Vec<Piece>,
-    /// The program for contributions as they are.
-    pub program: Arc<Program>,
-    /// The program that multiplies contributions with a factor first.
-    pub prescaled: Arc<Program>,
     /// The path for small messages, if all ranks share a node.
     pub mailbox: Option<Mailbox>,
     /// What is raised when the communicator fails.
@@ -71,8 +72,25 @@ pub struct Parts {
     pub crowded: bool,
 }
 
+/// How a call is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// All vectors in everybody's sight, without a program.
+    Small,
+    /// By the program that was installed under this number.
+    Program(usize),
+}
+
 /// Where a peer's messages are that can be read in place, by their number on the link.
+#[derive(Default)]
 struct Views(Vec<Piece>);
+
+/// Which elements of the whole vector the caller's memory holds in the call under way.
+#[derive(Clone, Debug, Default)]
+struct Frame {
+    input: Range<u64>,
+    output: Range<u64>,
+}
 
 /// One rank's end of everything that moves.
 pub struct Executor {
@@ -84,12 +102,15 @@ pub struct Executor {
     slots: Vec<Piece>,
     /// A vector of one zero, for calls that have no elements.
     scratch: Piece,
-    plain: Pipeline,
-    prescaled: Pipeline,
+    /// One for each program that was installed.
+    pipelines: Vec<Pipeline>,
+    /// Which of them runs.
+    current: usize,
+    frame: Frame,
     mailbox: Option<Mailbox>,
     fault: Arc<Fault>,
     wait: Wait,
-    /// All peers that the program has traffic with.
+    /// All peers that the program under way has traffic with.
     peers: Vec<Rank>,
     /// By rank: whether its call was heard.
     heard: Vec<bool>,
@@ -117,38 +138,12 @@ fn ticket(step: StepId, sub: u64, staging: bool) -> u64 {
 }
 
 impl Executor {
-    /// An executor, with all that it will ever allocate.
-    ///
-    /// # Errors
-    /// `InvalidSetting` if the pool has no slot for each link.
-    pub fn new(parts: Parts) -> Result<Self> {
-        let Parts { rank, world, transports, routes, program, prescaled, mut slots, .. } = parts;
+    /// An executor without programs.
+    pub fn new(parts: Parts) -> Self {
+        let Parts { rank, world, transports, routes, mut slots, .. } = parts;
         let scratch = slots.pop().map_or(Piece::EMPTY, |slot| slot.narrow(0, size_of::<u64>()));
-        let peers: Vec<Rank> = program.peers().collect();
-        let share = slots.len() / peers.len().max(1);
-        if share == 0 {
-            return Err(Error::new(
-                ErrorKind::InvalidSetting,
-                format!("{} slots are too few for {} links: raise FLEXRING_SLOTS", slots.len(), peers.len()),
-            ));
-        }
-        let profile = |peer: Rank| {
-            let transport = &transports[routes[peer]];
-            let in_place = transport.delivery() == Delivery::InPlace;
-            LinkProfile { in_place, window: transport.window(), slots: share }
-        };
-        let plain = Pipeline::new(program, profile);
-        let prescaled = Pipeline::new(prescaled, profile);
-        let views = (0..world)
-            .map(|peer| {
-                let held = peer != rank && peers.contains(&peer);
-                Views(vec![Piece::EMPTY; if held { transports[routes[peer]].window() } else { 0 }])
-            })
-            .collect();
-        // No step adds more than everybody's part.
-        let operands = Vec::with_capacity(world);
         let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
-        Ok(Self {
+        Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
             events: Events::with_capacity(events),
             heard: vec![false; world],
@@ -156,18 +151,50 @@ impl Executor {
             mailbox: parts.mailbox,
             fault: parts.fault,
             failed: false,
+            views: std::iter::repeat_with(Views::default).take(world).collect(),
+            // No step adds more than everybody's part.
+            operands: Vec::with_capacity(world),
+            peers: Vec::with_capacity(world),
+            pipelines: Vec::new(),
+            current: 0,
+            frame: Frame::default(),
             rank,
             world,
             transports,
             routes,
             slots,
             scratch,
-            plain,
-            prescaled,
-            peers,
-            views,
-            operands,
-        })
+        }
+    }
+
+    /// Forgets all programs; their numbers are free for others.
+    pub fn uninstall_all(&mut self) {
+        self.pipelines.clear();
+    }
+
+    /// Takes a program in, with all that running it will ever allocate for vectors of usual length.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the pool has no slot for each of its links.
+    pub fn install(&mut self, program: Arc<Program>) -> Result<Path> {
+        let peers = program.links.len();
+        let share = self.slots.len() / peers.max(1);
+        if share == 0 {
+            let slots = self.slots.len();
+            let words = format!("{slots} slots are too few for {peers} links: raise FLEXRING_SLOTS");
+            return Err(Error::new(ErrorKind::InvalidSetting, words));
+        }
+        for peer in program.peers() {
+            let window = self.transports[self.routes[peer]].window();
+            self.views[peer].0.resize(window, Piece::EMPTY);
+        }
+        let profile = |peer: Rank| {
+            let transport = &self.transports[self.routes[peer]];
+            let in_place = transport.delivery() == Delivery::InPlace;
+            LinkProfile { in_place, window: transport.window(), slots: share }
+        };
+        self.pipelines.push(Pipeline::new(program, profile));
+        Ok(Path::Program(self.pipelines.len() - 1))
     }
 
     /// Whether there is a path for small messages here.
@@ -181,28 +208,30 @@ impl Executor {
     ///
     /// # Errors
     /// Whatever went wrong first on this rank.
-    pub fn run(&mut self, work: &Work, small: bool) -> Result<()> {
+    pub fn run(&mut self, work: &Work, path: Path) -> Result<()> {
         if self.failed {
             return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before"));
         }
         // Until it is known to have gone well. What must be done if not is done even if this panics.
         self.failed = true;
         let running = Running(self);
-        let outcome = if small { running.0.run_small(work) } else { running.0.run_pipeline(work) };
+        let outcome = match path {
+            Path::Small => running.0.run_small(work),
+            Path::Program(number) => {
+                running.0.current = number;
+                running.0.run_program(work)
+            }
+        };
         running.0.failed = outcome.is_err();
         outcome
     }
 
-    fn run_pipeline(&mut self, work: &Work) -> Result<()> {
+    fn run_program(&mut self, work: &Work) -> Result<()> {
         // With nothing to move nobody would hear of ranks that are not its neighbours. One element goes
         // through everybody's hands, so a call without elements moves one of nobody's.
-        let nothing = Work { input: self.scratch, output: self.scratch, ..*work };
+        let nothing = Work { input: self.scratch, output: self.scratch, scratch: self.scratch, ..*work };
         let work = if work.call.count == 0 { &nothing } else { work };
         let element = work.call.dtype.size();
-        let in_place = work.input == work.output;
-        // Where it matters spans begin on a cache line, and no line is written by two ranks.
-        let align = (64 / element) as u64;
-        let align = if work.call.count >= 16 * align * self.world as u64 { align } else { 1 };
         let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
         let stage = |transports: &[Box<dyn Transport>], piece| {
             transports
@@ -212,12 +241,20 @@ impl Executor {
         let binding = Binding {
             count: work.call.count.max(1),
             subchunk: (slot / element) as u64,
-            align,
-            in_place,
+            align: self.alignment(work),
+            in_place: work.in_place,
             stage_input: stage(&self.transports, work.input),
             stage_output: stage(&self.transports, work.output),
         };
-        self.pipeline(work).start(binding);
+        let pipeline = &mut self.pipelines[self.current];
+        let windows = pipeline.program().windows;
+        self.frame = Frame {
+            input: windows.input.elements(binding.count, binding.align),
+            output: windows.output.elements(binding.count, binding.align),
+        };
+        self.peers.clear();
+        self.peers.extend(pipeline.program().peers());
+        pipeline.start(binding);
         self.events.clear();
         self.heard.fill(false);
         for transport in &mut self.transports {
@@ -231,11 +268,11 @@ impl Executor {
         self.wait.begin();
         loop {
             let mut busy = false;
-            while let Some(action) = self.pipeline(work).next_action() {
+            while let Some(action) = self.pipeline().next_action() {
                 busy = true;
                 self.perform(work, action)?;
             }
-            if unheard == 0 && self.pipeline(work).is_done() {
+            if unheard == 0 && self.pipeline().is_done() {
                 return Ok(());
             }
             busy |= self.poll(work, &mut unheard)?;
@@ -247,8 +284,18 @@ impl Executor {
         }
     }
 
-    fn pipeline(&mut self, work: &Work) -> &mut Pipeline {
-        if work.prescale { &mut self.prescaled } else { &mut self.plain }
+    /// Where it matters spans begin on a cache line, and no line is written by two ranks; but not where the
+    /// ends of the ranks' own parts would move.
+    fn alignment(&self, work: &Work) -> u64 {
+        let line = (64 / work.call.dtype.size()) as u64;
+        let (count, world) = (work.call.count, self.world as u64);
+        let parts = matches!(work.call.collective, Collective::ReduceScatter | Collective::AllGather);
+        let fits = !parts || (count / world).is_multiple_of(line);
+        if fits && count >= 16 * line * world { line } else { 1 }
+    }
+
+    fn pipeline(&mut self) -> &mut Pipeline {
+        &mut self.pipelines[self.current]
     }
 
     /// Hears what has happened and tells the pipeline. Whether there was anything.
@@ -260,7 +307,7 @@ impl Executor {
         while let Some(event) = self.events.pop_front() {
             self.hear(work, event, unheard)?;
         }
-        let pipeline = if work.prescale { &mut self.prescaled } else { &mut self.plain };
+        let pipeline = &mut self.pipelines[self.current];
         let mut violation = Ok(());
         self.device.poll(&mut |ticket| {
             busy = true;
@@ -285,13 +332,14 @@ impl Executor {
                 if std::mem::replace(&mut self.heard[peer], true) {
                     return Err(bug(Violation(format!("rank {peer} called twice"))));
                 }
-                *unheard -= 1;
+                // Whoever agrees has a link with us in the program, too.
+                *unheard = unheard.saturating_sub(1);
             }
-            Event::Sent { peer } => self.pipeline(work).sent(peer).map_err(bug)?,
-            Event::Landed { peer } => self.pipeline(work).landed(peer).map_err(bug)?,
+            Event::Sent { peer } => self.pipeline().sent(peer).map_err(bug)?,
+            Event::Landed { peer } => self.pipeline().landed(peer).map_err(bug)?,
             Event::Arrived { peer, view } => {
                 let expected = self
-                    .pipeline(work)
+                    .pipeline()
                     .next_arrival(peer)
                     .map(|elements| (elements.end - elements.start) as usize * work.call.dtype.size());
                 if expected != Some(view.len()) {
@@ -302,7 +350,7 @@ impl Executor {
                     );
                     return Err(Error::new(ErrorKind::Disagreement, words));
                 }
-                let message = self.pipeline(work).arrived(peer).map_err(bug)?;
+                let message = self.pipeline().arrived(peer).map_err(bug)?;
                 let views = &mut self.views[peer].0;
                 let at = message as usize % views.len();
                 views[at] = view;
@@ -335,7 +383,7 @@ impl Executor {
                     streaming: false,
                 };
                 if self.device.submit(&job, ticket(step, sub, true))? == Submitted::Done {
-                    self.pipeline(work).staged(step, sub);
+                    self.pipeline().staged(step, sub);
                 }
             }
             Action::Combine { step, sub } => self.combine(work, step, sub)?,
@@ -344,14 +392,14 @@ impl Executor {
     }
 
     fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {
-        let program = Arc::clone(self.pipeline(work).program());
-        let Step::Combine { operands, last, .. } = &program.steps[step as usize] else {
+        let program = Arc::clone(self.pipeline().program());
+        let Body::Combine { operands, last } = &program.steps[step as usize].body else {
             return Err(bug(Violation(format!("step {step} adds nothing"))));
         };
         self.operands.clear();
         let mut views = false;
         for (part, operand) in operands.iter().enumerate() {
-            let place = self.pipeline(work).operand_place(step, part, sub);
+            let place = self.pipeline().operand_place(step, part, sub);
             views |= matches!(place, Place::View { .. });
             let scaled = matches!(operand, Operand::Own { scaled: true, .. });
             let piece = self.piece(work, place, step, sub);
@@ -362,7 +410,7 @@ impl Executor {
         let already_there =
             matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
         if already_there && !divide {
-            return self.pipeline(work).combined(step).map_err(bug);
+            return self.pipeline().combined(step).map_err(bug);
         }
         if views {
             self.each_in_place(|transport| transport.enter_views())?;
@@ -380,7 +428,7 @@ impl Executor {
             self.each_in_place(|transport| transport.leave_views())?;
         }
         if submitted == Submitted::Done {
-            self.pipeline(work).combined(step).map_err(bug)?;
+            self.pipeline().combined(step).map_err(bug)?;
         }
         Ok(())
     }
@@ -393,11 +441,17 @@ impl Executor {
 
     /// The bytes of a step's sub-chunk at a place.
     fn piece(&mut self, work: &Work, place: Place, step: StepId, sub: u64) -> Piece {
-        let elements = self.pipeline(work).elements(step, sub);
-        let (offset, len) = bytes(work.call.dtype, elements);
+        let elements = self.pipeline().elements(step, sub);
+        let size = work.call.dtype.size();
+        let len = (elements.end - elements.start) as usize * size;
+        let from = |start: u64| (elements.start - start) as usize * size;
         match place {
-            Place::Vector(Source::Input) => work.input.narrow(offset, len),
-            Place::Vector(Source::Output) => work.output.narrow(offset, len),
+            Place::Vector(Source::Input) => work.input.narrow(from(self.frame.input.start), len),
+            // Programs cut their steps at the ends of the windows, so a piece is wholly inside or outside.
+            Place::Vector(Source::Output) if self.frame.output.contains(&elements.start) => {
+                work.output.narrow(from(self.frame.output.start), len)
+            }
+            Place::Vector(Source::Output) => work.scratch.narrow(from(0), len),
             Place::Slot(slot) => self.slots[slot as usize].narrow(0, len),
             Place::View { peer, message } => {
                 let views = &self.views[peer].0;
@@ -420,11 +474,6 @@ impl Executor {
             None => error,
         }
     }
-}
-
-fn bytes(dtype: DType, elements: std::ops::Range<u64>) -> (usize, usize) {
-    let size = dtype.size();
-    (elements.start as usize * size, (elements.end - elements.start) as usize * size)
 }
 
 fn bug(violation: Violation) -> Error {

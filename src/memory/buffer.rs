@@ -31,6 +31,11 @@ impl<T: Element> Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
+    /// All of it. The piece must not outlive the buffer.
+    pub(crate) fn piece(&self) -> Piece {
+        self.piece
+    }
+
     /// Where it begins in its arena.
     pub(crate) fn offset(&self) -> usize {
         self.offset

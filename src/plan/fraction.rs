@@ -11,9 +11,12 @@ use std::ops::Range;
 /// A number from 0 to 1, in lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fraction {
-    numerator: u64,
-    denominator: u64,
+    numerator: u128,
+    denominator: u128,
 }
+
+/// Denominators stay below this, so that sums of a few numerators fit a word.
+const LIMIT: u128 = 1 << 124;
 
 impl Fraction {
     /// The start of the vector.
@@ -31,8 +34,37 @@ impl Fraction {
             denominator > 0 && numerator <= denominator,
             "{numerator}/{denominator} is no part of a vector"
         );
+        Self::reduced(numerator.into(), denominator.into()).expect("a word has fewer bits than the limit")
+    }
+
+    fn reduced(numerator: u128, denominator: u128) -> Option<Self> {
         let divisor = gcd(numerator, denominator);
-        Self { numerator: numerator / divisor, denominator: denominator / divisor }
+        let (numerator, denominator) = (numerator / divisor, denominator / divisor);
+        (denominator < LIMIT && numerator <= denominator).then_some(Self { numerator, denominator })
+    }
+
+    /// The sum, if it is at most 1 and its parts are not too long.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Option<Self> {
+        if self.denominator == other.denominator {
+            return Self::reduced(self.numerator + other.numerator, self.denominator);
+        }
+        let shared = gcd(self.denominator, other.denominator);
+        let stretch = other.denominator / shared;
+        let denominator = self.denominator.checked_mul(stretch)?;
+        let left = self.numerator.checked_mul(stretch)?;
+        let right = other.numerator.checked_mul(self.denominator / shared)?;
+        Self::reduced(left.checked_add(right)?, denominator)
+    }
+
+    /// The product, if its parts are not too long.
+    #[must_use]
+    pub fn times(self, other: Self) -> Option<Self> {
+        let (across, along) =
+            (gcd(self.numerator, other.denominator), gcd(other.numerator, self.denominator));
+        let numerator = (self.numerator / across).checked_mul(other.numerator / along)?;
+        let denominator = (self.denominator / along).checked_mul(other.denominator / across)?;
+        Self::reduced(numerator, denominator)
     }
 
     /// How many of `count` elements lie before this point, rounded down to a multiple of `align` elements;
@@ -42,19 +74,56 @@ impl Fraction {
         if self == Self::ONE {
             return count;
         }
-        // The product of two u64 fits a u128, and the quotient is at most `count`.
-        let exact = (u128::from(self.numerator) * u128::from(count) / u128::from(self.denominator)) as u64;
+        let exact = match self.numerator.checked_mul(count.into()) {
+            Some(product) => (product / self.denominator) as u64,
+            None => self.long_element(count),
+        };
         exact - exact % align.max(1)
+    }
+
+    /// The same where the product is longer than a word: multiplies and divides bit by bit.
+    fn long_element(self, count: u64) -> u64 {
+        let (mut quotient, mut rest) = (0, 0);
+        for bit in (0..u64::BITS).rev() {
+            quotient *= 2;
+            rest = 2 * rest + if count >> bit & 1 == 1 { self.numerator } else { 0 };
+            while rest >= self.denominator {
+                rest -= self.denominator;
+                quotient += 1;
+            }
+        }
+        quotient
     }
 
     /// The parts of the fraction, in lowest terms: numerator and denominator.
     #[must_use]
-    pub fn parts(self) -> (u64, u64) {
+    pub fn parts(self) -> (u128, u128) {
         (self.numerator, self.denominator)
+    }
+
+    /// As a floating-point number, for drawings and estimates.
+    #[must_use]
+    pub fn to_f64(self) -> f64 {
+        self.numerator as f64 / self.denominator as f64
+    }
+
+    /// What [`Display`](fmt::Display) writes: `0`, `1` or `2/3`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (numerator, denominator) = text.split_once('/').unwrap_or((text, "1"));
+        let denominator: u128 = denominator.trim().parse().ok().filter(|denominator| *denominator > 0)?;
+        Self::reduced(numerator.trim().parse().ok()?, denominator)
     }
 }
 
-fn gcd(mut a: u64, mut b: u64) -> u64 {
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    // Division of long numbers is slow, and most are short.
+    if let (Ok(mut a), Ok(mut b)) = (u64::try_from(a), u64::try_from(b)) {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        return a.into();
+    }
     while b != 0 {
         (a, b) = (b, a % b);
     }
@@ -63,9 +132,24 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
 
 impl Ord for Fraction {
     fn cmp(&self, other: &Self) -> Ordering {
-        let left = u128::from(self.numerator) * u128::from(other.denominator);
-        let right = u128::from(other.numerator) * u128::from(self.denominator);
-        left.cmp(&right)
+        let (mut a, mut b, mut c, mut d) =
+            (self.numerator, self.denominator, other.numerator, other.denominator);
+        // a/b against c/d: by cross products where they fit, else by integer parts and then the reciprocals
+        // of what is left.
+        loop {
+            if let (Some(left), Some(right)) = (a.checked_mul(d), c.checked_mul(b)) {
+                return left.cmp(&right);
+            }
+            let order = (a / b).cmp(&(c / d));
+            if order != Ordering::Equal {
+                return order;
+            }
+            (a, b, c, d) = (d, c % d, b, a % b);
+            if b == 0 || d == 0 {
+                // What has no rest has an endless reciprocal.
+                return d.cmp(&b);
+            }
+        }
     }
 }
 
@@ -106,6 +190,18 @@ impl Span {
         }
     }
 
+    /// Whether it is no part at all.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.start >= self.end
+    }
+
+    /// What both have.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self { start: self.start.max(other.start), end: self.end.min(other.end) }
+    }
+
     /// Its elements, in a vector of `count`, with boundaries at multiples of `align`.
     #[must_use]
     pub fn elements(self, count: u64, align: u64) -> Range<u64> {
@@ -130,9 +226,38 @@ mod tests {
         assert!(Fraction::new(1, 3) < Fraction::new(333_334, 1_000_000));
         assert!(Fraction::new(u64::MAX - 1, u64::MAX) < Fraction::ONE);
         assert_eq!(Fraction::new(u64::MAX - 1, u64::MAX).element(u64::MAX, 1), u64::MAX - 1);
+        assert_eq!(Fraction::parse("2/6"), Some(Fraction::new(1, 3)));
+        for wrong in ["", "1/0", "3/2", "-1/2", "0.5", "1/2/3"] {
+            assert_eq!(Fraction::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn long_fractions_are_as_exact_as_short_ones() {
+        let long = |numerator: u128| Fraction { numerator, denominator: LIMIT - 159 };
+        let (less, more) = (long((LIMIT - 159) / 3), long((LIMIT - 159) / 3 + 1));
+        assert!(less < more && more > Fraction::new(1, 3) && less <= Fraction::new(1, 3));
+        assert!(less < Fraction::ONE && Fraction::ZERO < less && less.cmp(&less).is_eq());
+        assert_eq!(more.element(300, 1), 100);
+        assert_eq!(more.element(u64::MAX, 1), u64::MAX / 3);
+        assert_eq!(less.plus(Fraction::new(1, 7)), None);
+        assert_eq!(less.times(more), None);
     }
 
     proptest! {
+        #[test]
+        fn sums_products_and_order_are_those_of_rational_numbers(
+            a in 0u64..2000, b in 1u64..2000, c in 0u64..2000, d in 1u64..2000,
+        ) {
+            let (a, c) = (a % (b + 1), c % (d + 1));
+            let (left, right) = (Fraction::new(a, b), Fraction::new(c, d));
+            prop_assert_eq!(left.cmp(&right), (a * d).cmp(&(c * b)));
+            prop_assert_eq!(left.times(right), Some(Fraction::new(a * c, b * d)));
+            let sum = a * d + c * b;
+            prop_assert_eq!(left.plus(right), (sum <= b * d).then(|| Fraction::new(sum, b * d)));
+            prop_assert_eq!(left.long_element(d * 1000), a * d * 1000 / b);
+        }
+
         #[test]
         fn parts_tile_every_vector(parts in 1usize..70, count in 0u64..5000, align in 1u64..40) {
             let mut next = 0;

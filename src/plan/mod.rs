@@ -5,13 +5,17 @@
 
 #![forbid(unsafe_code)]
 
+pub mod choice;
+pub mod file;
 pub mod fraction;
 pub mod lowering;
 pub mod pipeline;
+pub mod planner;
 pub mod program;
-pub mod ring;
 pub mod schedule;
 mod span_map;
 pub mod topology;
+pub mod topology_file;
+pub mod verifier;
 
 pub use crate::call::Rank;

@@ -1,11 +1,13 @@
 //! What one rank does: sends and combines, each after the earlier steps that touch its span.
 //!
-//! A program holds for every element count. Steps are listed in an order that all ranks share (phase, level,
-//! hop, group), which gives two things at once: both ends of a link see the same list of messages, and the
-//! earliest unfinished message of the whole world can always be moved, so no program waits for itself.
+//! A program holds for every element count. Every step has a depth: how many hops of the collective come before
+//! it. Steps that touch the same elements have rising depths, on all ranks, and all ranks list the steps of one
+//! depth in the same order. That gives two things at once: both ends of a link see the same list of messages,
+//! and the earliest unfinished message of the whole world can always be moved, so no program waits for itself.
 
 use super::Rank;
-use super::fraction::Span;
+use super::fraction::{Fraction, Span};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A step's place in its program.
@@ -39,11 +41,22 @@ pub enum Operand {
 
 /// One thing that a rank does, sub-chunk by sub-chunk, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub struct Step {
+    /// Which part of the vector it touches.
+    pub span: Span,
+    /// Where the grid of its sub-chunks begins: steps with one origin cut the elements that they share alike.
+    pub origin: Fraction,
+    /// How many hops come before it.
+    pub depth: u32,
+    /// What it does.
+    pub body: Body,
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
     /// Send the span to each of the peers.
     Send {
-        /// Which part of the vector.
-        span: Span,
         /// From where.
         source: Source,
         /// To whom; each is on a link of its own.
@@ -51,8 +64,6 @@ pub enum Step {
     },
     /// Add the operands and write the sum to the output.
     Combine {
-        /// Which part of the vector.
-        span: Span,
         /// What is added, at least one.
         operands: Vec<Operand>,
         /// Whether this completes the sum over all ranks, so that an average is divided here.
@@ -61,18 +72,10 @@ pub enum Step {
 }
 
 impl Step {
-    /// The part of the vector that it touches.
-    #[must_use]
-    pub fn span(&self) -> Span {
-        match self {
-            Self::Send { span, .. } | Self::Combine { span, .. } => *span,
-        }
-    }
-
     /// Whether it only moves a peer's bytes to where they belong, so that they can land there directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(self, Self::Combine { operands, last: false, .. } if matches!(operands[..], [Operand::From { .. }]))
+        matches!(&self.body, Body::Combine { operands, last: false } if matches!(operands[..], [Operand::From { .. }]))
     }
 }
 
@@ -94,6 +97,24 @@ pub struct LinkEntry {
     pub part: u32,
 }
 
+/// What moves between this rank and one peer, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// What is sent.
+    pub sends: Vec<LinkEntry>,
+    /// What is received.
+    pub receives: Vec<LinkEntry>,
+}
+
+/// Which part of the vector a caller's memory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// What the caller gives.
+    pub input: Span,
+    /// What the caller gets; what is made elsewhere on the way is the executor's own.
+    pub output: Span,
+}
+
 /// What one rank does in one collective.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -103,42 +124,49 @@ pub struct Program {
     pub world: usize,
     /// Equal on all ranks that run the same collective.
     pub digest: u64,
-    /// What it does.
+    /// What it does, by rising depth.
     pub steps: Vec<Step>,
+    /// Whether sub-chunks of all depths travel side by side; else one step's come after another's.
+    pub by_wave: bool,
+    /// Which parts of the vector are the caller's.
+    pub windows: Windows,
     /// For each step, the earlier steps it waits for, as a range of `dependencies`.
-    pub(super) dependency_ranges: Vec<Range<u32>>,
-    pub(super) dependencies: Vec<Dependency>,
+    dependency_ranges: Vec<Range<u32>>,
+    dependencies: Vec<Dependency>,
     /// For each step, the later steps that wait for it, as a range of `dependents`.
-    pub(super) dependent_ranges: Vec<Range<u32>>,
-    pub(super) dependents: Vec<StepId>,
-    /// Per peer, what is sent to it, in order.
-    pub sends: Vec<Vec<LinkEntry>>,
-    /// Per peer, what is received from it, in order.
-    pub receives: Vec<Vec<LinkEntry>>,
+    dependent_ranges: Vec<Range<u32>>,
+    dependents: Vec<StepId>,
+    /// By peer, the traffic of its link; only those that have any.
+    pub links: BTreeMap<Rank, Traffic>,
+}
+
+/// The parts of a program that [`Program::assemble`] completes.
+pub(super) struct Parts {
+    pub(super) rank: Rank,
+    pub(super) world: usize,
+    pub(super) digest: u64,
+    pub(super) by_wave: bool,
+    pub(super) windows: Windows,
+    pub(super) steps: Vec<Step>,
+    pub(super) depends: Vec<Vec<Dependency>>,
 }
 
 impl Program {
     /// Completes a program from its steps and their dependencies.
-    pub(super) fn assemble(
-        rank: Rank,
-        world: usize,
-        digest: u64,
-        steps: Vec<Step>,
-        depends: Vec<Vec<Dependency>>,
-    ) -> Self {
-        let mut sends = vec![Vec::new(); world];
-        let mut receives = vec![Vec::new(); world];
-        for (step, body) in (0..).zip(&steps) {
+    pub(super) fn assemble(parts: Parts) -> Self {
+        let Parts { rank, world, digest, by_wave, windows, steps, depends } = parts;
+        let mut links: BTreeMap<Rank, Traffic> = BTreeMap::new();
+        for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
-                Step::Send { peers, .. } => {
+                Body::Send { peers, .. } => {
                     for (part, peer) in (0..).zip(peers) {
-                        sends[*peer].push(LinkEntry { step, part });
+                        links.entry(*peer).or_default().sends.push(LinkEntry { step, part });
                     }
                 }
-                Step::Combine { operands, .. } => {
+                Body::Combine { operands, .. } => {
                     for (part, operand) in (0..).zip(operands) {
                         if let Operand::From { peer } = operand {
-                            receives[*peer].push(LinkEntry { step, part });
+                            links.entry(*peer).or_default().receives.push(LinkEntry { step, part });
                         }
                     }
                 }
@@ -157,12 +185,13 @@ impl Program {
             world,
             digest,
             steps,
+            by_wave,
+            windows,
             dependency_ranges,
             dependencies,
             dependent_ranges,
             dependents,
-            sends,
-            receives,
+            links,
         }
     }
 
@@ -182,7 +211,7 @@ impl Program {
 
     /// The peers that this rank sends to or receives from.
     pub fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
-        (0..self.world).filter(|peer| !self.sends[*peer].is_empty() || !self.receives[*peer].is_empty())
+        self.links.keys().copied()
     }
 }
 

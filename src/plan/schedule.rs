@@ -1,47 +1,98 @@
 //! The one table that every algorithm is: levels of groups, each saying *this span, held by these
 //! participants, is reduced onto this root*. Read downwards it is a reduce-scatter; read upwards, with
 //! broadcast for reduce, it is the all-gather.
+//!
+//! Owns the table and what is read off it once for all ranks. Must not know how groups become transfers.
 
 use super::Rank;
-use super::fraction::Span;
+use super::fraction::{Fraction, Span};
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Ranks in an order: a shared list, begun at some place and read around. All groups of a ring share one list.
-#[derive(Clone, Debug)]
-pub struct Participants {
-    list: Arc<[Rank]>,
-    first: usize,
+/// Ranks that groups draw their participants from. Many groups share one cast, so that a schedule's size is
+/// that of its groups and not of their participants.
+#[derive(Debug)]
+pub struct Cast {
+    members: Members,
+    /// Every member with its place, by rank.
+    places: Vec<(Rank, u32)>,
 }
 
-impl Participants {
-    /// `list`, read around from place `first`.
+#[derive(Debug)]
+enum Members {
+    /// All of them take part in each group.
+    All(Vec<Rank>),
+    /// One of each list takes part: the one whose part of the vector the group's span is in. Each list is in
+    /// the order of the vector and covers it.
+    Holders(Vec<Vec<Held>>),
+}
+
+/// A part of the vector that a rank holds a partial sum of.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Which part.
+    pub span: Span,
+    /// Who.
+    pub rank: Rank,
+}
+
+impl Cast {
+    /// All of `ranks` take part in each group.
     #[must_use]
-    pub fn rotated(list: &Arc<[Rank]>, first: usize) -> Self {
-        Self { list: Arc::clone(list), first: first % list.len().max(1) }
+    pub fn all(ranks: Vec<Rank>) -> Arc<Self> {
+        let places = ranks.iter().copied().zip(0..).collect();
+        Self::sorted(Members::All(ranks), places)
     }
 
-    /// How many.
+    /// Of each of the lists that rank takes part that holds the group's span. Each list must cover the vector
+    /// in order.
+    #[must_use]
+    pub fn holders(lists: Vec<Vec<Held>>) -> Arc<Self> {
+        let places =
+            (0..).zip(&lists).flat_map(|(place, list)| list.iter().map(move |held| (held.rank, place)));
+        let places = places.collect();
+        Self::sorted(Members::Holders(lists), places)
+    }
+
+    fn sorted(members: Members, mut places: Vec<(Rank, u32)>) -> Arc<Self> {
+        places.sort_unstable();
+        Arc::new(Self { members, places })
+    }
+
+    /// How many take part in each group.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.list.len()
+        match &self.members {
+            Members::All(ranks) => ranks.len(),
+            Members::Holders(lists) => lists.len(),
+        }
     }
 
-    /// Whether there are none.
+    /// Whether nobody does.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.len() == 0
     }
 
-    /// The ranks, in order.
-    pub fn iter(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.list[self.first..].iter().chain(&self.list[..self.first]).copied()
+    /// Everybody who takes part in some group, each with its place in the order of addition.
+    pub fn members(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
+        self.places.iter().map(|(rank, place)| (*rank, *place as usize))
     }
-}
 
-impl From<Vec<Rank>> for Participants {
-    fn from(ranks: Vec<Rank>) -> Self {
-        Self { list: ranks.into(), first: 0 }
+    fn place_of(&self, rank: Rank) -> Option<usize> {
+        let found = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        Some(self.places[found].1 as usize)
+    }
+
+    fn at(&self, place: usize, point: Fraction) -> Rank {
+        match &self.members {
+            Members::All(ranks) => ranks[place],
+            Members::Holders(lists) => {
+                let list = &lists[place];
+                list[list.partition_point(|held| held.span.start <= point).saturating_sub(1)].rank
+            }
+        }
     }
 }
 
@@ -51,57 +102,363 @@ impl From<Vec<Rank>> for Participants {
 pub struct Group {
     /// Which part of the vector.
     pub span: Span,
-    /// Who holds a part of its sum, in the order of addition.
-    pub participants: Participants,
+    /// Who holds a part of its sum.
+    pub cast: Arc<Cast>,
+    /// Whose turn is first; the others follow around.
+    pub first: usize,
     /// Who holds all of its sum afterwards; need not be a participant.
     pub root: Rank,
+}
+
+impl Group {
+    /// A group with participants of its own.
+    #[must_use]
+    pub fn of(span: Span, participants: Vec<Rank>, root: Rank) -> Self {
+        Self { span, cast: Cast::all(participants), first: 0, root }
+    }
+
+    /// How many take part.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.cast.len()
+    }
+
+    /// Whether nobody takes part.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cast.is_empty()
+    }
+
+    /// The `index`-th participant in the order of addition.
+    #[must_use]
+    pub fn participant(&self, index: usize) -> Rank {
+        self.cast.at((index + self.first) % self.len(), self.span.start)
+    }
+
+    /// The participants, in the order of addition.
+    pub fn participants(&self) -> impl Iterator<Item = Rank> + '_ {
+        (0..self.len()).map(|index| self.participant(index))
+    }
+
+    /// The place of `rank` among the participants.
+    #[must_use]
+    pub fn place_of(&self, rank: Rank) -> Option<usize> {
+        let place = self.cast.place_of(rank)?;
+        let index = (place + self.len() - self.first % self.len()) % self.len();
+        (self.participant(index) == rank).then_some(index)
+    }
+
+    /// Whether anything moves: it is not one rank that already holds the span alone.
+    #[must_use]
+    pub fn moves(&self) -> bool {
+        self.len() > 1 || (self.len() == 1 && self.participant(0) != self.root)
+    }
 }
 
 /// Groups that do not depend on each other.
 #[derive(Clone, Debug, Default)]
 pub struct Level {
+    groups: Vec<Group>,
+    /// Runs of groups with one cast.
+    blocks: Vec<Range<u32>>,
+    /// By rank, the blocks whose cast it is in.
+    cast_in: Table,
+    /// By rank, the groups that it is the root of.
+    root_of: Table,
+}
+
+/// Lists of numbers, one per rank, in one piece.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    starts: Vec<u32>,
+    entries: Vec<u32>,
+}
+
+impl Table {
+    fn new(world: usize, pairs: impl Iterator<Item = (Rank, u32)> + Clone) -> Self {
+        let mut starts = vec![0; world + 1];
+        pairs.clone().for_each(|(rank, _)| starts[rank + 1] += 1);
+        for rank in 0..world {
+            starts[rank + 1] += starts[rank];
+        }
+        let mut next = starts.clone();
+        let mut entries = vec![0; starts[world] as usize];
+        for (rank, entry) in pairs {
+            entries[next[rank] as usize] = entry;
+            next[rank] += 1;
+        }
+        Self { starts, entries }
+    }
+
+    fn of(&self, rank: Rank) -> &[u32] {
+        &self.entries[self.starts[rank] as usize..self.starts[rank + 1] as usize]
+    }
+}
+
+impl Level {
+    fn new(groups: Vec<Group>, world: usize) -> Self {
+        let mut blocks: Vec<Range<u32>> = Vec::new();
+        for (number, group) in (0..).zip(&groups) {
+            match blocks.last_mut() {
+                Some(block) if Arc::ptr_eq(&groups[block.start as usize].cast, &group.cast) => {
+                    block.end = number + 1;
+                }
+                _ => blocks.push(number..number + 1),
+            }
+        }
+        let cast_in = (0..).zip(&blocks).flat_map(|(number, block)| {
+            groups[block.start as usize].cast.places.iter().map(move |(rank, _)| (*rank, number))
+        });
+        let cast_in = Table::new(world, cast_in);
+        let root_of = Table::new(world, (0..).zip(&groups).map(|(number, group)| (group.root, number)));
+        Self { groups, blocks, cast_in, root_of }
+    }
+
     /// The groups.
-    pub groups: Vec<Group>,
+    #[must_use]
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Runs of groups that draw from one cast: the cast, and which groups.
+    pub fn blocks(&self) -> impl Iterator<Item = (&Arc<Cast>, Range<usize>)> {
+        let block = |block: &Range<u32>| {
+            (&self.groups[block.start as usize].cast, block.start as usize..block.end as usize)
+        };
+        self.blocks.iter().map(block)
+    }
+
+    /// The groups in which `rank` has something to do, by number. Costs what they are, not what all are.
+    #[must_use]
+    pub fn groups_of(&self, rank: Rank) -> Vec<usize> {
+        let mut found: Vec<usize> = self.root_of.of(rank).iter().map(|group| *group as usize).collect();
+        for block in self.cast_in.of(rank) {
+            let Range { start, end } = self.blocks[*block as usize];
+            let (start, end) = (start as usize, end as usize);
+            let cast = &self.groups[start].cast;
+            match (&cast.members, cast.place_of(rank)) {
+                (Members::Holders(lists), Some(place)) => {
+                    for held in lists[place].iter().filter(|held| held.rank == rank) {
+                        let groups = &self.groups[start..end];
+                        let from = groups.partition_point(|group| group.span.start < held.span.start);
+                        let to = groups.partition_point(|group| group.span.start < held.span.end);
+                        found.extend(start + from..start + to);
+                    }
+                }
+                _ => found.extend(start..end),
+            }
+        }
+        found.retain(|group| self.groups[*group].moves());
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+/// A part of the vector whose sum ends at one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// Which part.
+    pub span: Span,
+    /// Who has its sum when all levels are done.
+    pub owner: Rank,
+    /// The last level that moves it; none if nobody does.
+    pub level: Option<usize>,
 }
 
 /// What a planner makes.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// The planner's name.
-    pub name: &'static str,
-    /// How many ranks take part.
-    pub world: usize,
-    /// From the first reduction to the last; the all-gather goes back through them.
-    pub levels: Vec<Level>,
+    name: String,
+    world: usize,
+    levels: Vec<Level>,
+    homes: Vec<Home>,
 }
 
 impl Schedule {
+    /// The schedule of the planner `name` for `world` ranks: `levels` from the first reduction to the last;
+    /// the all-gather goes back through them. Groups with holders must be in the order of their spans.
+    ///
+    /// # Panics
+    /// If a group names a rank that is not in the world.
+    #[must_use]
+    pub fn new(name: &str, world: usize, levels: Vec<Vec<Group>>) -> Self {
+        let levels: Vec<Level> = levels.into_iter().map(|groups| Level::new(groups, world)).collect();
+        let homes = homes(&levels);
+        Self { name: name.to_owned(), world, levels, homes }
+    }
+
+    /// The planner's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many ranks take part.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// From the first reduction to the last.
+    #[must_use]
+    pub fn levels(&self) -> &[Level] {
+        &self.levels
+    }
+
+    /// Where each part of the vector ends: in the order of the vector, without a gap.
+    #[must_use]
+    pub fn homes(&self) -> &[Home] {
+        &self.homes
+    }
+
     /// A number that differs between schedules that differ.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3::new();
-        let mut word = |value: u64| hash.update(&value.to_le_bytes());
-        word(self.world as u64);
-        // Groups of one ring share their list, so a list is hashed again only where it changes.
-        let mut last: Option<&Arc<[Rank]>> = None;
+        hash.update(&(self.world as u64).to_le_bytes());
+        // Groups share casts, so one is hashed only where it comes up.
         for (number, level) in self.levels.iter().enumerate() {
-            for group in &level.groups {
-                word(number as u64);
-                for end in [group.span.start, group.span.end] {
-                    let (numerator, denominator) = end.parts();
-                    word(numerator);
-                    word(denominator);
+            for (cast, block) in level.blocks() {
+                hash.update(&(number as u64).to_le_bytes());
+                hash.update(&[matches!(cast.members, Members::Holders(_)).into()]);
+                match &cast.members {
+                    Members::All(ranks) => {
+                        ranks.iter().for_each(|rank| hash.update(&(*rank as u64).to_le_bytes()));
+                    }
+                    Members::Holders(lists) => {
+                        for (place, held) in lists
+                            .iter()
+                            .enumerate()
+                            .flat_map(|(place, list)| list.iter().map(move |held| (place, held)))
+                        {
+                            hash.update(&(place as u64).to_le_bytes());
+                            hash.update(&(held.rank as u64).to_le_bytes());
+                            hash_span(&mut hash, held.span);
+                        }
+                    }
                 }
-                word(group.root as u64);
-                word(group.participants.first as u64);
-                let list = &group.participants.list;
-                if !last.is_some_and(|last| Arc::ptr_eq(last, list)) {
-                    word(list.len() as u64);
-                    list.iter().for_each(|rank| word(*rank as u64));
+                for group in &level.groups[block] {
+                    hash_span(&mut hash, group.span);
+                    hash.update(&(group.root as u64).to_le_bytes());
+                    hash.update(&(group.first as u64).to_le_bytes());
                 }
-                last = Some(list);
             }
         }
         hash.digest()
+    }
+}
+
+fn hash_span(hash: &mut Xxh3, span: Span) {
+    for end in [span.start, span.end] {
+        let (numerator, denominator) = end.parts();
+        hash.update(&numerator.to_le_bytes());
+        hash.update(&denominator.to_le_bytes());
+    }
+}
+
+/// Goes through the levels from the last to the first and gives every point to the root that had it last.
+fn homes(levels: &[Level]) -> Vec<Home> {
+    let mut homes: Vec<Home> = Vec::new();
+    let mut open = vec![Span::WHOLE];
+    for (number, level) in levels.iter().enumerate().rev() {
+        if open.is_empty() {
+            break;
+        }
+        let mut groups: Vec<&Group> = level.groups.iter().filter(|group| group.moves()).collect();
+        groups.sort_by_key(|group| group.span.start);
+        let mut left = Vec::new();
+        let mut next = groups.into_iter().peekable();
+        for gap in open {
+            // `at` is how far the gap is closed; groups that end before it are of no use to later gaps.
+            let mut at = gap.start;
+            while let Some(group) = next.peek().filter(|group| group.span.start < gap.end) {
+                let part = group.span.intersection(Span { start: at, end: gap.end });
+                if !part.is_empty() {
+                    left.extend((at < part.start).then_some(Span { start: at, end: part.start }));
+                    homes.push(Home { span: part, owner: group.root, level: Some(number) });
+                    at = part.end;
+                }
+                if group.span.end > gap.end {
+                    break;
+                }
+                next.next();
+            }
+            left.extend((at < gap.end).then_some(Span { start: at, end: gap.end }));
+        }
+        open = left;
+    }
+    homes.extend(open.into_iter().map(|span| Home { span, owner: 0, level: None }));
+    homes.sort_by_key(|home| home.span.start);
+    homes.dedup_by(|next, home| {
+        let same = (home.owner, home.level) == (next.owner, next.level);
+        if same {
+            home.span.end = next.span.end;
+        }
+        same
+    });
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(index: usize, parts: usize) -> Span {
+        Span::part(index, parts)
+    }
+
+    #[test]
+    fn homes_are_where_the_last_level_leaves_each_point() {
+        let schedule = Schedule::new(
+            "made up",
+            3,
+            vec![
+                vec![Group::of(Span::WHOLE, vec![0, 1], 1)],
+                vec![Group::of(part(1, 4), vec![1, 2], 2), Group::of(part(0, 4), vec![1, 2], 2)],
+                vec![Group::of(part(3, 4), vec![1], 1), Group::of(part(2, 4), vec![1], 0)],
+            ],
+        );
+        let homes: Vec<_> =
+            schedule.homes().iter().map(|home| (home.span.to_string(), home.owner, home.level)).collect();
+        let expected = [("[0, 1/2)", 2, Some(1)), ("[1/2, 3/4)", 0, Some(2)), ("[3/4, 1)", 1, Some(0))];
+        assert_eq!(homes, expected.map(|(span, owner, level)| (span.to_owned(), owner, level)));
+    }
+
+    #[test]
+    fn a_rank_finds_its_groups_without_looking_at_the_others() {
+        let held = |index, parts, rank| Held { span: part(index, parts), rank };
+        let cast = Cast::holders(vec![
+            vec![held(0, 2, 5), held(1, 2, 6)],
+            vec![held(0, 3, 7), held(1, 3, 8), held(2, 3, 9)],
+        ]);
+        let group = |start: (u64, u64), end: (u64, u64), root| Group {
+            span: Span { start: Fraction::new(start.0, start.1), end: Fraction::new(end.0, end.1) },
+            cast: Arc::clone(&cast),
+            first: 0,
+            root,
+        };
+        let groups = vec![
+            group((0, 1), (1, 3), 7),
+            group((1, 3), (1, 2), 5),
+            group((1, 2), (2, 3), 4),
+            group((2, 3), (1, 1), 9),
+        ];
+        let level = Level::new(groups, 10);
+        assert_eq!(level.groups_of(5), [0, 1]);
+        assert_eq!(level.groups_of(8), [1, 2]);
+        assert_eq!(level.groups_of(4), [2]);
+        assert_eq!(level.groups_of(3), [] as [usize; 0]);
+        let group = &level.groups()[2];
+        assert_eq!(group.participants().collect::<Vec<_>>(), [6, 8]);
+        assert_eq!((group.place_of(8), group.place_of(7), group.place_of(4)), (Some(1), None, None));
+    }
+
+    #[test]
+    fn turns_go_around() {
+        let cast = Cast::all(vec![4, 2, 9]);
+        let group = Group { span: Span::WHOLE, cast, first: 2, root: 4 };
+        assert_eq!(group.participants().collect::<Vec<_>>(), [9, 4, 2]);
+        assert_eq!([9, 4, 2, 1].map(|rank| group.place_of(rank)), [Some(0), Some(1), Some(2), None]);
     }
 }

@@ -296,7 +296,12 @@ impl Topology {
     fn asymmetric(&self, one: VertexId, other: VertexId) -> Error {
         let tell = |id: VertexId| {
             let vertex = &self.vertices[id];
-            let what = if vertex.kind == Kind::Node { "ranks" } else { "branches" };
+            let what = match (vertex.kind, vertex.children.len()) {
+                (Kind::Node, 1) => "rank",
+                (Kind::Node, _) => "ranks",
+                (_, 1) => "branch",
+                _ => "branches",
+            };
             format!("{} has {} {what}", vertex.name, vertex.children.len())
         };
         let words = format!("the topology is not symmetric: {} and {}", tell(one), tell(other));
@@ -322,7 +327,7 @@ mod tests {
         let dimensions = |names: &[&str]| Topology::from_names(names).dimensions();
         assert_eq!(dimensions(&["a", "a", "a", "b", "b", "b"]).expect("symmetric"), [3, 2]);
         assert_eq!(dimensions(&["a", "b"]).expect("symmetric"), [2]);
-        assert_eq!(dimensions(&["a"]).expect("symmetric"), []);
+        assert!(dimensions(&["a"]).expect("symmetric").is_empty());
         let error = dimensions(&["a", "a", "b", "b", "b"]).expect_err("2 and 3");
         assert_eq!(error.message(), "the topology is not symmetric: a has 2 ranks and b has 3 ranks");
     }

@@ -144,6 +144,9 @@ struct Link {
     acknowledged: u64,
     /// Whether the peer's call of this sequence was heard.
     heard: bool,
+    /// The call that this rank is in, and whether it goes over this link.
+    sequence: u64,
+    announced: bool,
 }
 
 /// The shared-memory transport of one rank.
@@ -187,6 +190,8 @@ impl Shm {
                 arena: Arc::clone(&neighbour.arena),
                 under_way: VecDeque::with_capacity(ENTRIES),
                 acknowledged: 0,
+                sequence: 0,
+                announced: false,
                 heard: true,
             });
         }
@@ -223,10 +228,16 @@ impl Link {
         }
     }
 
+    /// Whether the peer's call is left for when this rank is there too. If the call that this rank is in goes
+    /// over this link, and the peer makes a later one without it, that must be told instead.
+    fn is_ahead(&self, call: &lane::Words) -> bool {
+        self.heard || (!self.announced && call[1] > self.sequence)
+    }
+
     fn has_news(&self) -> bool {
         let heard = match self.duplex.peek() {
             // A call that is ahead of this rank's is no news.
-            Ok(Some(words)) => words[0] != CALL || !self.heard,
+            Ok(Some(words)) => words[0] != CALL || !self.is_ahead(&words),
             Ok(None) => false,
             Err(Nonsense) => true,
         };
@@ -244,7 +255,7 @@ impl Link {
         }
         while let Some(words) = self.duplex.peek().map_err(|Nonsense| self.nonsense())? {
             match words[0] {
-                CALL if self.heard => break,
+                CALL if self.is_ahead(&words) => break,
                 CALL => {
                     let call: CallWords = std::array::from_fn(|word| words[word + 1]);
                     let call = Call::from_words(call).ok_or_else(|| self.nonsense())?;
@@ -295,9 +306,9 @@ impl Transport for Shm {
         WINDOW
     }
 
-    fn begin(&mut self, _sequence: u64) {
+    fn begin(&mut self, sequence: u64) {
         for link in &mut self.links {
-            link.heard = false;
+            (link.sequence, link.announced, link.heard) = (sequence, false, false);
         }
     }
 
@@ -306,7 +317,9 @@ impl Transport for Shm {
         let mut words = [0; 8];
         words[0] = CALL;
         words[1..=call.len()].copy_from_slice(&call);
-        self.link(peer).write(words, false);
+        let link = self.link(peer);
+        link.announced = true;
+        link.write(words, false);
         Ok(())
     }
 

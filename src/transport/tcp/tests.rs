@@ -68,6 +68,7 @@ fn call(sequence: u64) -> Call {
         collective: Collective::AllReduce,
         dtype: DType::F32,
         op: 0,
+        root: 0,
         count: 5,
         program: 6,
         factor: 1.0,

@@ -7,14 +7,18 @@
 //!
 //! # Why it ends
 //!
-//! Messages of a link are sent, landed and released in the order of the program, which is one order for the
-//! whole world. So the earliest unfinished message of the world has nothing unfinished before it: it is at
-//! the head of its link, what it depends on is done, and since slots are counted per link (a staged message
-//! to several peers counts on each of their links) none of its link's slots is held by a later message.
-//! It can always move, with any window and any number of slots from one per link.
+//! Messages of a link are sent, landed and released in one order for the whole world: by step, or in waves by
+//! when they are due (see `link`), and what a message waits for comes before it in that order. So the earliest
+//! unfinished message of the world has nothing unfinished before it: it is at the head of its link, what it
+//! depends on is done, and since slots are counted per link (a staged message to several peers counts on each
+//! of their links) none of its link's slots is held by a later message. It can always move, with any window and
+//! any number of slots from one per link. The verifier checks, for every program, that the order is one.
+
+mod link;
 
 use super::Rank;
-use super::program::{LinkEntry, Operand, Program, Source, Step, StepId};
+use super::program::{Body, Operand, Program, Source, StepId};
+use link::{Bound, Incoming, Link, Outgoing};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -116,107 +120,19 @@ pub enum Action {
     },
 }
 
-/// A step's elements in this call, and how far it has come.
-#[derive(Clone, Debug, Default)]
-struct Bound {
-    start: u64,
-    end: u64,
-    subs: u64,
-    /// Combines: sub-chunks handed to the device.
-    issued: u64,
-    /// Combines: sub-chunks done.
-    done: u64,
-}
-
-/// A message's entry in its link's list, bound to this call.
-#[derive(Clone, Copy, Debug)]
-struct Stretch {
-    entry: LinkEntry,
-    /// The number on the link of the message that carries its first sub-chunk.
-    first: u64,
-}
-
-/// Walks along a link's list, skipping entries that are empty in this call.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cursor {
-    entry: usize,
-    sub: u64,
-    /// Messages passed.
-    passed: u64,
-}
-
-/// What is remembered of a message that was planned to be sent and not yet reported as sent.
-#[derive(Clone, Copy, Debug)]
-struct Outgoing {
-    step: StepId,
-    sub: u64,
-    /// Whether its bytes are where they are sent from; false while they are being staged.
-    ready: bool,
-    slot: Option<Slot>,
-}
-
-/// What is remembered of a message that was landed or has arrived and is still needed.
-#[derive(Clone, Copy, Debug)]
-struct Incoming {
-    slot: Option<Slot>,
-    consumed: bool,
-}
-
-/// One link's traffic in this call. Messages are numbered from 0 in each direction.
-#[derive(Debug)]
-struct Link {
-    profile: LinkProfile,
-    sends: Vec<Stretch>,
-    receives: Vec<Stretch>,
-    /// Next message to be planned for sending.
-    planned: Cursor,
-    /// Messages handed to the transport.
-    posted: u64,
-    /// Next message whose sending will be reported.
-    sent: Cursor,
-    /// Next message to be given a landing.
-    landing: Cursor,
-    /// Next message that will arrive or land.
-    arrived: Cursor,
-    /// Messages given back to the sender.
-    released: u64,
-    slots_held: usize,
-    outgoing: Ring<Outgoing>,
-    incoming: Ring<Incoming>,
-    send_queued: bool,
-    land_queued: bool,
-}
-
-/// Entries by message number, as many as the window admits.
-#[derive(Debug)]
-struct Ring<T>(Vec<Option<T>>);
-
-impl<T: Copy> Ring<T> {
-    fn new(window: usize) -> Self {
-        Self(vec![None; window])
-    }
-    fn set(&mut self, message: u64, entry: T) {
-        let at = self.index(message);
-        self.0[at] = Some(entry);
-    }
-    fn get(&mut self, message: u64) -> &mut T {
-        let at = self.index(message);
-        self.0[at].as_mut().expect("the message is within the window")
-    }
-    fn index(&self, message: u64) -> usize {
-        (message % self.0.len() as u64) as usize
-    }
-}
-
 /// The state machine. Made once per program; [`start`](Self::start) binds it to a call without allocating.
 #[derive(Debug)]
 pub struct Pipeline {
     program: Arc<Program>,
     binding: Binding,
+    /// Whether messages are numbered for the binding's elements.
+    numbered: bool,
     steps: Vec<Bound>,
     exec_queued: Vec<bool>,
     /// By peer; `None` where there is no traffic.
     links: Vec<Option<Box<Link>>>,
+    /// Those with traffic.
+    peers: Vec<Rank>,
     free: Vec<Slot>,
     slots: usize,
     /// How many links still send from a slot.
@@ -237,38 +153,15 @@ pub struct Violation(pub String);
 impl Pipeline {
     /// A pipeline for `program` on links that `profile` describes, with as many slots as they may hold together.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
-        let stretches = |entries: &[LinkEntry]| -> Vec<Stretch> {
-            entries.iter().map(|entry| Stretch { entry: *entry, first: 0 }).collect()
-        };
-        let mut slots = 0;
-        let mut window = 0;
-        let links: Vec<_> = (0..program.world)
-            .map(|peer| {
-                let (sends, receives) = (&program.sends[peer], &program.receives[peer]);
-                if sends.is_empty() && receives.is_empty() {
-                    return None;
-                }
-                let profile = profile(peer);
-                slots += profile.slots;
-                window += profile.window;
-                Some(Box::new(Link {
-                    profile,
-                    sends: stretches(sends),
-                    receives: stretches(receives),
-                    planned: Cursor::default(),
-                    posted: 0,
-                    sent: Cursor::default(),
-                    landing: Cursor::default(),
-                    arrived: Cursor::default(),
-                    released: 0,
-                    slots_held: 0,
-                    outgoing: Ring::new(profile.window),
-                    incoming: Ring::new(profile.window),
-                    send_queued: false,
-                    land_queued: false,
-                }))
-            })
-            .collect();
+        let (mut slots, mut window) = (0, 0);
+        let mut links: Vec<Option<Box<Link>>> = (0..program.world).map(|_| None).collect();
+        for (peer, traffic) in &program.links {
+            let profile = profile(*peer);
+            slots += profile.slots;
+            window += profile.window;
+            links[*peer] = Some(Box::new(Link::new(profile, &traffic.sends, &traffic.receives)));
+        }
+        let peers: Vec<Rank> = program.peers().collect();
         let steps = program.steps.len();
         Self {
             binding: Binding {
@@ -279,10 +172,12 @@ impl Pipeline {
                 stage_input: false,
                 stage_output: false,
             },
+            numbered: false,
             steps: vec![Bound::default(); steps],
             exec_queued: vec![false; steps],
-            to_send: VecDeque::with_capacity(links.len()),
-            to_land: VecDeque::with_capacity(links.len()),
+            to_send: VecDeque::with_capacity(peers.len()),
+            to_land: VecDeque::with_capacity(peers.len()),
+            peers,
             to_combine: VecDeque::with_capacity(steps),
             to_release: VecDeque::with_capacity(window),
             links,
@@ -308,7 +203,10 @@ impl Pipeline {
 
     /// Begins a call; whatever was under way is forgotten.
     pub fn start(&mut self, binding: Binding) {
+        let elements = |binding: &Binding| (binding.count, binding.subchunk, binding.align);
+        let numbered = self.numbered && elements(&self.binding) == elements(&binding);
         self.binding = binding;
+        self.numbered = true;
         self.left = 0;
         self.free.clear();
         self.free.extend((0..self.slots as Slot).rev());
@@ -317,38 +215,46 @@ impl Pipeline {
         self.to_land.clear();
         self.to_combine.clear();
         self.to_release.clear();
+        if !numbered {
+            self.bind();
+        }
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
-            let Range { start, end } = step.span().elements(binding.count, binding.align);
-            let subs = (end - start).div_ceil(binding.subchunk);
-            *bound = Bound { start, end, subs, issued: 0, done: 0 };
-            if matches!(step, Step::Combine { .. }) {
-                self.left += subs;
+            (bound.issued, bound.done) = (0, 0);
+            if matches!(step.body, Body::Combine { .. }) {
+                self.left += bound.subs;
             }
         }
-        for (peer, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
-            self.left += number(&mut link.sends, &self.steps);
-            number(&mut link.receives, &self.steps);
-            (link.planned, link.sent) = (Cursor::default(), Cursor::default());
-            (link.landing, link.arrived) = (Cursor::default(), Cursor::default());
-            (link.posted, link.released, link.slots_held) = (0, 0, 0);
-            link.planned.settle(&link.sends, &self.steps);
-            link.sent.settle(&link.sends, &self.steps);
-            link.landing.settle(&link.receives, &self.steps);
-            link.arrived.settle(&link.receives, &self.steps);
-            link.send_queued = true;
-            self.to_send.push_back(peer);
-            link.land_queued = !link.profile.in_place;
+        for peer in &self.peers {
+            let link = self.links[*peer].as_mut().expect("the peer has a link");
+            if !numbered {
+                link.sends.number(&self.steps, self.program.by_wave);
+                link.receives.number(&self.steps, self.program.by_wave);
+            }
+            link.restart();
+            self.left += link.sends.messages();
+            self.to_send.push_back(*peer);
             if link.land_queued {
-                self.to_land.push_back(peer);
+                self.to_land.push_back(*peer);
             }
         }
-        for (step, body) in (0..).zip(&self.program.steps) {
-            let local = matches!(body, Step::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })));
+        for (step, body) in (0..).zip(self.program.steps.iter().map(|step| &step.body)) {
+            let local = matches!(body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })));
             self.exec_queued[step as usize] = local;
             if local {
                 self.to_combine.push_back(step);
             }
+        }
+    }
+
+    /// Gives every step its elements.
+    fn bind(&mut self) {
+        let Binding { count, subchunk, align, .. } = self.binding;
+        for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
+            let Range { start, end } = step.span.elements(count, align);
+            let origin = step.origin.element(count, align);
+            let first = (start - origin) / subchunk;
+            let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
+            *bound = Bound { start, end, origin, first, subs, depth: step.depth.into(), ..Bound::default() };
         }
     }
 
@@ -362,14 +268,14 @@ impl Pipeline {
     #[must_use]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
         let bound = &self.steps[step as usize];
-        let start = bound.start + sub * self.binding.subchunk;
-        start..(start + self.binding.subchunk).min(bound.end)
+        let cell = bound.origin + (bound.first + sub) * self.binding.subchunk;
+        cell.max(bound.start)..(cell + self.binding.subchunk).min(bound.end)
     }
 
     /// Where the operand of a combine is for this sub-chunk.
     #[must_use]
     pub fn operand_place(&self, step: StepId, part: usize, sub: u64) -> Place {
-        let Step::Combine { operands, .. } = &self.program.steps[step as usize] else {
+        let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
             unreachable!("only combines have operands");
         };
         match operands[part] {
@@ -377,8 +283,7 @@ impl Pipeline {
             Operand::From { peer } => {
                 let message = self.message_of(peer, step, part as u32, sub);
                 let link = self.links[peer].as_ref().expect("the operand's link exists");
-                let at = link.incoming.index(message);
-                match link.incoming.0[at].and_then(|incoming| incoming.slot) {
+                match link.incoming.peek(message).and_then(|incoming| incoming.slot) {
                     Some(slot) => Place::Slot(slot),
                     None => Place::View { peer, message },
                 }
@@ -422,12 +327,12 @@ impl Pipeline {
     /// A violation if nothing was under way.
     pub fn sent(&mut self, peer: Rank) -> Result<(), Violation> {
         let link = self.links[peer].as_mut().ok_or_else(|| surprise("sent", peer))?;
-        if link.sent.passed >= link.posted {
+        if link.sent >= link.posted {
             return Err(surprise("sent", peer));
         }
-        let step = link.sends[link.sent.entry].entry.step;
-        let outgoing = *link.outgoing.get(link.sent.passed);
-        link.sent.advance(&link.sends, &self.steps);
+        let outgoing = *link.outgoing.get(link.sent);
+        link.sends.count_over(link.sent);
+        link.sent += 1;
         if let Some(slot) = outgoing.slot {
             link.slots_held -= 1;
             let users = &mut self.slot_users[slot as usize];
@@ -438,7 +343,7 @@ impl Pipeline {
         }
         self.left -= 1;
         self.queue_send(peer);
-        self.wake_dependents(step);
+        self.wake_dependents(outgoing.step);
         Ok(())
     }
 
@@ -448,16 +353,15 @@ impl Pipeline {
     /// A violation if the program expects none.
     pub fn arrived(&mut self, peer: Rank) -> Result<u64, Violation> {
         let link = self.links[peer].as_mut().ok_or_else(|| surprise("arrived", peer))?;
-        if !link.profile.in_place || link.arrived.entry >= link.receives.len() {
+        let message = link.arrived;
+        let Some((step, _)) = link.receives.at(message).filter(|_| link.profile.in_place) else {
             return Err(surprise("arrived", peer));
-        }
-        let message = link.arrived.passed;
+        };
         if message - link.released >= link.profile.window as u64 {
             return Err(surprise("arrived beyond the window", peer));
         }
         link.incoming.set(message, Incoming { slot: None, consumed: false });
-        let step = link.receives[link.arrived.entry].entry.step;
-        link.arrived.advance(&link.receives, &self.steps);
+        link.arrived += 1;
         self.queue_combine(step);
         Ok(message)
     }
@@ -466,8 +370,8 @@ impl Pipeline {
     #[must_use]
     pub fn next_arrival(&self, peer: Rank) -> Option<Range<u64>> {
         let link = self.links[peer].as_ref()?;
-        let stretch = link.receives.get(link.arrived.entry)?;
-        Some(self.elements(stretch.entry.step, link.arrived.sub))
+        let (step, sub) = link.receives.at(link.arrived)?;
+        Some(self.elements(step, sub))
     }
 
     /// The oldest landing of `peer` is filled.
@@ -476,12 +380,11 @@ impl Pipeline {
     /// A violation if none was under way.
     pub fn landed(&mut self, peer: Rank) -> Result<(), Violation> {
         let link = self.links[peer].as_mut().ok_or_else(|| surprise("landed", peer))?;
-        if link.arrived.passed >= link.landing.passed {
+        let message = link.arrived;
+        let Some((step, _)) = link.receives.at(message).filter(|_| message < link.landing) else {
             return Err(surprise("landed", peer));
-        }
-        let message = link.arrived.passed;
-        let step = link.receives[link.arrived.entry].entry.step;
-        link.arrived.advance(&link.receives, &self.steps);
+        };
+        link.arrived += 1;
         if link.incoming.get(message).slot.is_none() {
             // It landed where it belongs: nothing is left to be done with it.
             link.incoming.get(message).consumed = true;
@@ -518,7 +421,7 @@ impl Pipeline {
         }
         let sub = bound.done;
         let program = Arc::clone(&self.program);
-        let Step::Combine { operands, .. } = &program.steps[step as usize] else {
+        let Body::Combine { operands, .. } = &program.steps[step as usize].body else {
             return Err(Violation(format!("step {step} adds nothing")));
         };
         for (part, operand) in operands.iter().enumerate() {
@@ -552,11 +455,12 @@ impl Pipeline {
     fn wake_dependents(&mut self, step: StepId) {
         let program = Arc::clone(&self.program);
         for dependent in program.dependents(step) {
-            match &program.steps[*dependent as usize] {
-                Step::Send { peers, .. } => peers.iter().for_each(|peer| self.queue_send(*peer)),
-                body @ Step::Combine { operands, .. } => {
+            let step = &program.steps[*dependent as usize];
+            match &step.body {
+                Body::Send { peers, .. } => peers.iter().for_each(|peer| self.queue_send(*peer)),
+                Body::Combine { operands, .. } => {
                     self.queue_combine(*dependent);
-                    if body.is_copy() {
+                    if step.is_copy() {
                         for operand in operands {
                             if let Operand::From { peer } = operand {
                                 self.queue_land(*peer);
@@ -571,19 +475,18 @@ impl Pipeline {
     fn try_send(&mut self, peer: Rank) -> Option<Action> {
         loop {
             let link = self.links[peer].as_mut()?;
-            if link.posted < link.planned.passed {
+            if link.posted < link.planned {
                 let outgoing = *link.outgoing.get(link.posted);
                 if outgoing.ready {
                     link.posted += 1;
-                    let Step::Send { source, .. } = &self.program.steps[outgoing.step as usize] else {
+                    let Body::Send { source, .. } = &self.program.steps[outgoing.step as usize].body else {
                         unreachable!("only sends are planned");
                     };
                     let place = outgoing.slot.map_or(Place::Vector(*source), Place::Slot);
                     return Some(Action::Send { peer, place, step: outgoing.step, sub: outgoing.sub });
                 }
             }
-            let stretch = link.sends.get(link.planned.entry)?;
-            let (step, sub) = (stretch.entry.step, link.planned.sub);
+            let (step, sub) = link.sends.at(link.planned)?;
             if !self.may_touch(step, sub) {
                 return None;
             }
@@ -591,17 +494,11 @@ impl Pipeline {
                 return self.try_stage(step, sub);
             }
             let link = self.link(peer);
-            if link.planned.passed - link.sent.passed >= link.profile.window as u64 {
+            if link.is_full() {
                 return None;
             }
-            self.plan_send(peer, Outgoing { step, sub, ready: true, slot: None });
+            link.plan_send(Outgoing { step, sub, ready: true, slot: None });
         }
-    }
-
-    fn plan_send(&mut self, peer: Rank, outgoing: Outgoing) {
-        let link = self.links[peer].as_mut().expect("the link exists");
-        link.outgoing.set(link.planned.passed, outgoing);
-        link.planned.advance(&link.sends, &self.steps);
     }
 
     /// Stages a sub-chunk once for all peers that need it staged. All of them must be ready for it, so that a
@@ -613,10 +510,8 @@ impl Pipeline {
                 continue;
             }
             let link = self.links[*peer].as_ref()?;
-            let head =
-                link.sends.get(link.planned.entry).map(|stretch| (stretch.entry.step, link.planned.sub));
-            let full = link.planned.passed - link.sent.passed >= link.profile.window as u64;
-            if head != Some((step, sub)) || full || link.slots_held >= link.profile.slots {
+            let head = link.sends.at(link.planned);
+            if head != Some((step, sub)) || link.is_full() || link.slots_held >= link.profile.slots {
                 return None;
             }
             users += 1;
@@ -624,13 +519,14 @@ impl Pipeline {
         let slot = self.free.pop().expect("slots suffice for all that links may hold");
         self.slot_users[slot as usize] = users;
         let program = Arc::clone(&self.program);
-        let Step::Send { source, peers, .. } = &program.steps[step as usize] else {
+        let Body::Send { source, peers } = &program.steps[step as usize].body else {
             unreachable!("only sends are staged");
         };
         for peer in peers {
             if self.needs_staging(*peer, step) {
-                self.link(*peer).slots_held += 1;
-                self.plan_send(*peer, Outgoing { step, sub, ready: false, slot: Some(slot) });
+                let link = self.link(*peer);
+                link.slots_held += 1;
+                link.plan_send(Outgoing { step, sub, ready: false, slot: Some(slot) });
                 self.queue_send(*peer);
             }
         }
@@ -639,9 +535,8 @@ impl Pipeline {
 
     fn try_land(&mut self, peer: Rank) -> Option<Action> {
         let link = self.links[peer].as_ref()?;
-        let stretch = link.receives.get(link.landing.entry)?;
-        let (step, sub) = (stretch.entry.step, link.landing.sub);
-        if link.landing.passed - link.released >= link.profile.window as u64 {
+        let (step, sub) = link.receives.at(link.landing)?;
+        if link.landing - link.released >= link.profile.window as u64 {
             return None;
         }
         let slot = if self.program.steps[step as usize].is_copy() {
@@ -657,8 +552,8 @@ impl Pipeline {
         };
         let link = self.links[peer].as_mut()?;
         link.slots_held += usize::from(slot.is_some());
-        link.incoming.set(link.landing.passed, Incoming { slot, consumed: false });
-        link.landing.advance(&link.receives, &self.steps);
+        link.incoming.set(link.landing, Incoming { slot, consumed: false });
+        link.landing += 1;
         let place = slot.map_or(Place::Vector(Source::Output), Place::Slot);
         Some(Action::Land { peer, place, step, sub })
     }
@@ -668,7 +563,7 @@ impl Pipeline {
         if sub >= self.steps[step as usize].subs {
             return None;
         }
-        let Step::Combine { operands, .. } = &self.program.steps[step as usize] else {
+        let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
             return None;
         };
         for (part, operand) in operands.iter().enumerate() {
@@ -680,7 +575,7 @@ impl Pipeline {
                 // It lands where it belongs and needs no device.
                 return None;
             }
-            if self.message_of(peer, step, part as u32, sub) >= link.arrived.passed {
+            if self.message_of(peer, step, part as u32, sub) >= link.arrived {
                 return None;
             }
         }
@@ -707,22 +602,23 @@ impl Pipeline {
     /// The element up to which a step is done.
     fn watermark(&self, step: StepId) -> u64 {
         let bound = &self.steps[step as usize];
-        let done = match &self.program.steps[step as usize] {
-            Step::Combine { .. } => bound.done,
-            Step::Send { peers, .. } => {
-                let acknowledged = |(part, peer): (u32, &Rank)| {
-                    let link = self.links[*peer].as_ref().expect("a send's links exist");
-                    let first = link.sends[find(&link.sends, step, part)].first;
-                    link.sent.passed.saturating_sub(first)
+        let done = match &self.program.steps[step as usize].body {
+            Body::Combine { .. } => bound.done,
+            Body::Send { peers, .. } => {
+                let over = |(part, peer): (u32, &Rank)| {
+                    self.links[*peer].as_ref().expect("a send's links exist").sends.over(step, part)
                 };
-                (0..).zip(peers).map(acknowledged).min().unwrap_or(bound.subs).min(bound.subs)
+                (0..).zip(peers).map(over).min().unwrap_or(bound.subs)
             }
         };
-        (bound.start + done * self.binding.subchunk).min(bound.end)
+        match done {
+            0 => bound.start,
+            _ => (bound.origin + (bound.first + done) * self.binding.subchunk).min(bound.end),
+        }
     }
 
     fn needs_staging(&self, peer: Rank, step: StepId) -> bool {
-        let Step::Send { source, .. } = &self.program.steps[step as usize] else {
+        let Body::Send { source, .. } = &self.program.steps[step as usize].body else {
             return false;
         };
         let stage = match source {
@@ -733,20 +629,20 @@ impl Pipeline {
     }
 
     fn peers_of(&self, step: StepId) -> &[Rank] {
-        match &self.program.steps[step as usize] {
-            Step::Send { peers, .. } => peers,
-            Step::Combine { .. } => &[],
+        match &self.program.steps[step as usize].body {
+            Body::Send { peers, .. } => peers,
+            Body::Combine { .. } => &[],
         }
     }
 
     fn message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
         let link = self.links[peer].as_ref().expect("the operand's link exists");
-        link.receives[find(&link.receives, step, part)].first + sub
+        link.receives.message_of(step, part, sub)
     }
 
     fn sent_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
         let link = self.links[peer].as_ref().expect("the send's link exists");
-        link.sends[find(&link.sends, step, part)].first + sub
+        link.sends.message_of(step, part, sub)
     }
 
     fn link(&mut self, peer: Rank) -> &mut Link {
@@ -772,53 +668,6 @@ impl Pipeline {
             self.to_combine.push_back(step);
         }
     }
-}
-
-impl Link {
-    /// Gives consumed messages back, oldest first.
-    fn release_consumed(&mut self, peer: Rank, mut releases: Option<&mut VecDeque<Rank>>) {
-        while self.released < self.arrived.passed && self.incoming.get(self.released).consumed {
-            self.released += 1;
-            if let Some(releases) = releases.as_deref_mut() {
-                releases.push_back(peer);
-            }
-        }
-    }
-}
-
-impl Cursor {
-    /// Skips entries that have no sub-chunks in this call.
-    fn settle(&mut self, list: &[Stretch], steps: &[Bound]) {
-        while list.get(self.entry).is_some_and(|stretch| steps[stretch.entry.step as usize].subs == 0) {
-            self.entry += 1;
-        }
-    }
-
-    fn advance(&mut self, list: &[Stretch], steps: &[Bound]) {
-        self.passed += 1;
-        self.sub += 1;
-        if self.sub == steps[list[self.entry].entry.step as usize].subs {
-            self.sub = 0;
-            self.entry += 1;
-            self.settle(list, steps);
-        }
-    }
-}
-
-/// Numbers the messages of a link in this call and returns how many there are.
-fn number(list: &mut [Stretch], steps: &[Bound]) -> u64 {
-    let mut next = 0;
-    for stretch in list {
-        stretch.first = next;
-        next += steps[stretch.entry.step as usize].subs;
-    }
-    next
-}
-
-/// A step stands in a link's list in the order of steps.
-fn find(list: &[Stretch], step: StepId, part: u32) -> usize {
-    list.binary_search_by_key(&(step, part), |stretch| (stretch.entry.step, stretch.entry.part))
-        .expect("the step is in the list of its link")
 }
 
 fn surprise(what: &str, peer: Rank) -> Violation {

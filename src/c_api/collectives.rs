@@ -1,0 +1,308 @@
+//! The collectives, blocking and not. Counts and in-place pointers mean what they mean in NCCL.
+
+use super::comm::{borrow, flexring_comm};
+use super::status::{flexring_result, guarded, refused};
+use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
+use crate::communicator::{Asked, Asker, Communicator, Outcome};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The vectors of one call, not yet checked against each other.
+struct Vectors {
+    dtype: DType,
+    send: *mut c_void,
+    receive: *mut c_void,
+}
+
+impl Vectors {
+    fn new(send: *const c_void, receive: *mut c_void, dtype: flexring_dtype) -> Result<Self> {
+        Ok(Self { dtype: dtype_of(dtype)?, send: send.cast_mut(), receive })
+    }
+
+    /// `count` elements of what is sent, times `parts`.
+    ///
+    /// # Safety
+    /// The send buffer is NULL or valid for them until the call is over.
+    unsafe fn send(&self, count: usize, parts: usize) -> Result<Piece> {
+        // SAFETY: as this function's.
+        unsafe { self.piece(self.send, count, parts, "send") }
+    }
+
+    /// `count` elements of what is received, times `parts`.
+    ///
+    /// # Safety
+    /// The receive buffer is NULL or valid for writing them until the call is over.
+    unsafe fn receive(&self, count: usize, parts: usize) -> Result<Piece> {
+        // SAFETY: as this function's.
+        unsafe { self.piece(self.receive, count, parts, "receive") }
+    }
+
+    /// # Safety
+    /// `pointer` is NULL or valid for `count * parts` elements until the call is over.
+    unsafe fn piece(&self, pointer: *mut c_void, count: usize, parts: usize, name: &str) -> Result<Piece> {
+        let elements = count.checked_mul(parts).and_then(|count| count.checked_mul(self.dtype.size()));
+        // No object is larger than that, so no honest count is.
+        let bytes = elements.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
+            refused(format!("{count} x {} is more than any memory holds", self.dtype.name()))
+        })?;
+        if bytes == 0 {
+            return Ok(Piece::EMPTY);
+        }
+        let start =
+            NonNull::new(pointer.cast()).ok_or_else(|| refused(format!("the {name} buffer is NULL")))?;
+        if (start.as_ptr() as usize).checked_add(bytes).is_none() {
+            return Err(refused(format!("{bytes} bytes at {pointer:p} reach beyond the address space")));
+        }
+        // SAFETY: the caller vouches for the elements, which are these bytes.
+        Ok(unsafe { Piece::new(start, bytes) })
+    }
+}
+
+fn host_only(stream: *mut c_void) -> Result<()> {
+    if stream.is_null() {
+        return Ok(());
+    }
+    let words = "stream is not NULL, but this build of flexring reduces host memory only";
+    Err(Error::new(ErrorKind::Unsupported, words))
+}
+
+fn root_of(root: c_int) -> Result<usize> {
+    usize::try_from(root).map_err(|_| refused(format!("root {root} is not a rank")))
+}
+
+/// Checks, and runs to its end, what `ask` makes of the caller's vectors.
+///
+/// # Safety
+/// `comm` is NULL or a live handle.
+unsafe fn call(
+    comm: *mut flexring_comm,
+    name: &str,
+    stream: *mut c_void,
+    ask: impl FnOnce(Asker) -> Result<Asked>,
+) -> flexring_result {
+    guarded(|| {
+        // SAFETY: the caller vouches for the handle.
+        let communicator: &Communicator = unsafe { &borrow(comm, name)?.communicator };
+        host_only(stream)?;
+        communicator.run(&ask(communicator.asker())?)
+    })
+}
+
+/// # Safety
+/// `send` and `recv` are NULL or valid for `count` elements until the call is over.
+unsafe fn all_reduce(
+    asker: Asker,
+    (send, recv): (*const c_void, *mut c_void),
+    count: usize,
+    dtype: flexring_dtype,
+    op: flexring_op,
+) -> Result<Asked> {
+    let vectors = Vectors::new(send, recv, dtype)?;
+    let op: ReduceOp = op_of(op)?;
+    // SAFETY: as this function's.
+    unsafe { asker.all_reduce(vectors.send(count, 1)?, vectors.receive(count, 1)?, vectors.dtype, op) }
+}
+
+/// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
+/// (in place) or apart, not overlap otherwise. With stream NULL both are host memory, and the call returns
+/// when the result is there.
+///
+/// # Safety
+/// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_all_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: flexring_dtype,
+    op: flexring_op,
+    comm: *mut flexring_comm,
+    stream: *mut c_void,
+) -> flexring_result {
+    // SAFETY: the caller vouches for the handle, and for the buffers until this function returns, which it
+    // does after the call is over.
+    unsafe {
+        call(comm, "flexring_all_reduce", stream, |asker| all_reduce(asker, (send, recv), count, dtype, op))
+    }
+}
+
+/// Reduces the vectors at `send` of all ranks, `recv_count` elements for each rank; rank r ends with the r-th
+/// `recv_count` of them at `recv`. In place: `recv` is `send` plus this rank times `recv_count` elements.
+///
+/// # Safety
+/// `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm` is
+/// NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_reduce_scatter(
+    send: *const c_void,
+    recv: *mut c_void,
+    recv_count: usize,
+    dtype: flexring_dtype,
+    op: flexring_op,
+    comm: *mut flexring_comm,
+    stream: *mut c_void,
+) -> flexring_result {
+    // SAFETY: as for flexring_all_reduce.
+    unsafe {
+        call(comm, "flexring_reduce_scatter", stream, |asker| {
+            let vectors = Vectors::new(send, recv, dtype)?;
+            let (input, output) = (vectors.send(recv_count, asker.world)?, vectors.receive(recv_count, 1)?);
+            asker.reduce_scatter(input, output, vectors.dtype, op_of(op)?)
+        })
+    }
+}
+
+/// Gathers the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on every rank. In
+/// place: `send` is `recv` plus this rank times `send_count` elements.
+///
+/// # Safety
+/// `send` is valid for reading `send_count` elements, `recv` for writing `send_count` for each rank; `comm` is
+/// NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_all_gather(
+    send: *const c_void,
+    recv: *mut c_void,
+    send_count: usize,
+    dtype: flexring_dtype,
+    comm: *mut flexring_comm,
+    stream: *mut c_void,
+) -> flexring_result {
+    // SAFETY: as for flexring_all_reduce.
+    unsafe {
+        call(comm, "flexring_all_gather", stream, |asker| {
+            let vectors = Vectors::new(send, recv, dtype)?;
+            let (input, output) = (vectors.send(send_count, 1)?, vectors.receive(send_count, asker.world)?);
+            asker.all_gather(input, output, vectors.dtype)
+        })
+    }
+}
+
+/// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. The others' `send` is not
+/// looked at.
+///
+/// # Safety
+/// On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or a
+/// live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_broadcast(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: flexring_dtype,
+    root: c_int,
+    comm: *mut flexring_comm,
+    stream: *mut c_void,
+) -> flexring_result {
+    // SAFETY: as for flexring_all_reduce.
+    unsafe {
+        call(comm, "flexring_broadcast", stream, |asker| {
+            let (vectors, root) = (Vectors::new(send, recv, dtype)?, root_of(root)?);
+            let input = if asker.rank == root { vectors.send(count, 1)? } else { Piece::EMPTY };
+            asker.broadcast(input, vectors.receive(count, 1)?, vectors.dtype, root)
+        })
+    }
+}
+
+/// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. The others' `recv` is not
+/// looked at.
+///
+/// # Safety
+/// `send` is valid for reading, on the root `recv` for writing `count` elements; `comm` is NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: flexring_dtype,
+    op: flexring_op,
+    root: c_int,
+    comm: *mut flexring_comm,
+    stream: *mut c_void,
+) -> flexring_result {
+    // SAFETY: as for flexring_all_reduce.
+    unsafe {
+        call(comm, "flexring_reduce", stream, |asker| {
+            let (vectors, root) = (Vectors::new(send, recv, dtype)?, root_of(root)?);
+            let output = if asker.rank == root { vectors.receive(count, 1)? } else { Piece::EMPTY };
+            asker.reduce(vectors.send(count, 1)?, output, vectors.dtype, op_of(op)?, root)
+        })
+    }
+}
+
+/// A call under way. Made by flexring_all_reduce_async, ended by flexring_wait.
+#[allow(non_camel_case_types, reason = "named as C names types")]
+pub struct flexring_request {
+    outcome: Arc<Outcome>,
+}
+
+/// The same without waiting: the call runs while the caller goes on, after all earlier calls of this
+/// communicator. The buffers belong to flexring until flexring_wait has returned for the request.
+///
+/// # Safety
+/// As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is
+/// NULL or points to a pointer that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_all_reduce_async(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: flexring_dtype,
+    op: flexring_op,
+    comm: *mut flexring_comm,
+    out: *mut *mut flexring_request,
+) -> flexring_result {
+    guarded(|| {
+        if out.is_null() {
+            return Err(refused("flexring_all_reduce_async: out is NULL"));
+        }
+        // SAFETY: the caller vouches for the handle, for `out`, and for the buffers until the request is over.
+        unsafe {
+            let comm = borrow(comm, "flexring_all_reduce_async")?;
+            let asked = all_reduce(comm.communicator.asker(), (send, recv), count, dtype, op)?;
+            let outcome = comm.communicator.submit(asked)?;
+            out.write(Box::into_raw(Box::new(flexring_request { outcome })));
+        }
+        Ok(())
+    })
+}
+
+/// Waits until the call is over, frees the request, and returns the call's result.
+///
+/// # Safety
+/// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it is dead afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {
+    guarded(|| {
+        if request.is_null() {
+            return Err(refused("flexring_wait: the request is NULL"));
+        }
+        // SAFETY: the caller vouches that the request is live and used by nobody else, so it is owned here.
+        unsafe { Box::from_raw(request) }.outcome.wait()
+    })
+}
+
+/// Writes 1 to `done` if the call is over, well or not, and 0 if not. flexring_wait must follow all the same.
+///
+/// # Safety
+/// `request` is NULL or live; `done` is NULL or points to an int that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_test(
+    request: *const flexring_request,
+    done: *mut c_int,
+) -> flexring_result {
+    guarded(|| {
+        // SAFETY: the caller vouches that a request that is not NULL is live.
+        let request =
+            unsafe { request.as_ref() }.ok_or_else(|| refused("flexring_test: the request is NULL"))?;
+        if done.is_null() {
+            return Err(refused("flexring_test: done is NULL"));
+        }
+        // SAFETY: `done` is not NULL, and the caller vouches that it may be written.
+        unsafe { done.write(c_int::from(request.outcome.is_over())) };
+        Ok(())
+    })
+}

@@ -1,0 +1,111 @@
+//! Element types and operations, as C numbers them.
+
+use super::status::{flexring_result, guarded, refused};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::Result;
+use std::ffi::c_int;
+
+/// The type of one element; one of FLEXRING_INT8 and so on. Numbered as NCCL numbers them.
+#[allow(non_camel_case_types, reason = "named as C names types")]
+pub type flexring_dtype = c_int;
+/// How elements are combined: one of FLEXRING_SUM and so on, or what flexring_op_create_premul_sum returns.
+#[allow(non_camel_case_types, reason = "named as C names types")]
+pub type flexring_op = u64;
+
+/// Signed 8-bit integers.
+pub const FLEXRING_INT8: flexring_dtype = 0;
+/// Unsigned 8-bit integers.
+pub const FLEXRING_UINT8: flexring_dtype = 1;
+/// Signed 32-bit integers.
+pub const FLEXRING_INT32: flexring_dtype = 2;
+/// Unsigned 32-bit integers.
+pub const FLEXRING_UINT32: flexring_dtype = 3;
+/// Signed 64-bit integers.
+pub const FLEXRING_INT64: flexring_dtype = 4;
+/// Unsigned 64-bit integers.
+pub const FLEXRING_UINT64: flexring_dtype = 5;
+/// IEEE 754 binary16.
+pub const FLEXRING_FLOAT16: flexring_dtype = 6;
+/// IEEE 754 binary32.
+pub const FLEXRING_FLOAT32: flexring_dtype = 7;
+/// IEEE 754 binary64.
+pub const FLEXRING_FLOAT64: flexring_dtype = 8;
+/// bfloat16.
+pub const FLEXRING_BFLOAT16: flexring_dtype = 9;
+
+/// The sum over all ranks.
+pub const FLEXRING_SUM: flexring_op = 0;
+/// The product over all ranks.
+pub const FLEXRING_PROD: flexring_op = 1;
+/// The largest element; NaN if any is NaN.
+pub const FLEXRING_MAX: flexring_op = 2;
+/// The smallest element; NaN if any is NaN.
+pub const FLEXRING_MIN: flexring_op = 3;
+/// The sum divided by the number of ranks; integers truncate toward zero.
+pub const FLEXRING_AVG: flexring_op = 4;
+
+pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
+    let dtype = u8::try_from(code).ok().and_then(DType::from_code);
+    dtype.ok_or_else(|| refused(format!("{code} is no flexring_dtype: there are 0 (int8) to 9 (bfloat16)")))
+}
+
+pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
+    Ok(match code {
+        FLEXRING_SUM => ReduceOp::Sum,
+        FLEXRING_PROD => ReduceOp::Prod,
+        FLEXRING_MAX => ReduceOp::Max,
+        FLEXRING_MIN => ReduceOp::Min,
+        FLEXRING_AVG => ReduceOp::Avg,
+        _ => ReduceOp::PreMulSum(factor_of(code).ok_or_else(|| {
+            refused(format!("{code} is no flexring_op: there are 0 (sum) to 4 (avg) and those of flexring_op_create_premul_sum"))
+        })?),
+    })
+}
+
+/// What marks an operation that carries a factor. The factor's f32 bits are in the lower half, so that an
+/// operation is a plain number, belongs to no communicator and needs not be freed.
+const PREMUL_SUM: u64 = 0x464c_5831 << 32;
+
+fn factor_of(code: flexring_op) -> Option<f64> {
+    (code >> 32 == PREMUL_SUM >> 32).then(|| f64::from(f32::from_bits(code as u32)))
+}
+
+/// Makes an operation that sums each rank's elements times that rank's own `factor`; ranks may give different
+/// factors. For integer types the factor must be a whole number that the type can hold. The operation needs
+/// not be freed.
+///
+/// # Safety
+/// `out` is NULL or points to a flexring_op that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_op_create_premul_sum(
+    factor: f32,
+    out: *mut flexring_op,
+) -> flexring_result {
+    guarded(|| {
+        if out.is_null() {
+            return Err(refused("flexring_op_create_premul_sum: out is NULL"));
+        }
+        // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
+        unsafe { out.write(PREMUL_SUM | u64::from(factor.to_bits())) };
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_carry_their_factor() {
+        let mut op = 0;
+        // SAFETY: `op` may be written.
+        let result = unsafe { flexring_op_create_premul_sum(-0.25, &raw mut op) };
+        assert_eq!(result, flexring_result::FLEXRING_SUCCESS);
+        assert_eq!(op_of(op), Ok(ReduceOp::PreMulSum(-0.25)));
+        for unknown in [5, 17, u64::MAX] {
+            assert!(op_of(unknown).is_err());
+        }
+        assert_eq!(op_of(FLEXRING_AVG), Ok(ReduceOp::Avg));
+        assert!(dtype_of(-1).is_err() && dtype_of(10).is_err());
+    }
+}

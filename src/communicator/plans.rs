@@ -1,0 +1,152 @@
+//! Which program serves a call.
+//!
+//! Owns the plans of a communicator and the programs that were made of them. Must not know what runs them.
+
+use super::asked::Asked;
+use crate::call::Rank;
+use crate::config::{Algorithm, Config, Lowering};
+use crate::dtype::ReduceOp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::executor::{Executor, Path};
+use crate::plan::choice::{self, Choice};
+use crate::plan::file;
+use crate::plan::lowering::{Plan, Purpose};
+use crate::plan::planner::{self, Details};
+use crate::plan::topology::Topology;
+use crate::plan::verifier::Proven;
+use std::collections::HashMap;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The plans of a communicator, and its programs so far.
+pub(super) struct Plans {
+    rank: Rank,
+    /// For vectors whose bytes take the time.
+    main: Arc<Plan>,
+    /// For vectors whose messages take the time, if there is another plan for them.
+    direct: Option<Arc<Plan>>,
+    /// Bytes up to which a vector is one of those.
+    direct_limit: usize,
+    subchunk: usize,
+    reproducible: bool,
+    installed: HashMap<Key, Installed>,
+    /// What was chosen and why.
+    choice: Choice,
+}
+
+/// Which program: whether the plan is the direct one, and what it is for.
+type Key = (bool, Purpose);
+
+#[derive(Clone, Copy)]
+struct Installed {
+    path: Path,
+    digest: u64,
+}
+
+impl Plans {
+    /// Plans for `topology` as the settings ask for.
+    pub(super) fn new(config: &Config, topology: &Topology, rank: Rank) -> Result<Self> {
+        let (main, choice) = match &config.plan_file {
+            Some(path) => (
+                from_file(path, config, topology)?,
+                Choice { algorithm: Algorithm::Auto, why: format!("FLEXRING_PLAN_FILE={path} was given") },
+            ),
+            None => {
+                let details = Details::of(config);
+                let choice = choice::choose(config.algo, topology, &details);
+                let schedule = planner::plan(choice.algorithm, topology, &details)?;
+                (Arc::new(Plan::on(schedule, topology, config.lowering)), choice)
+            }
+        };
+        // Who names an algorithm gets it for all sizes.
+        let free = config.algo == Algorithm::Auto && config.plan_file.is_none();
+        let direct = (free && config.lowering == Lowering::Auto && topology.nodes() > 1)
+            .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));
+        Ok(Self {
+            rank,
+            main,
+            direct,
+            direct_limit: config.direct.0,
+            subchunk: config.subchunk.0,
+            reproducible: config.reproducible.0,
+            installed: HashMap::new(),
+            choice,
+        })
+    }
+
+    /// What was chosen and why, in a clause.
+    pub(super) fn summary(&self) -> String {
+        format!("schedule {} ({})", self.main.schedule().name(), self.choice.why)
+    }
+
+    /// Equal on all ranks that will run the same programs.
+    pub(super) fn digest(&self) -> u64 {
+        let direct = self.direct.as_ref().map_or(0, |plan| plan.digest());
+        self.main.digest() ^ direct.rotate_left(1) ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
+    }
+
+    /// Makes the programs of usual calls, so that the first of them is as fast as the others.
+    pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
+        for (direct, by_wave) in [(false, true), (false, false), (true, false)] {
+            if !direct || self.direct.is_some() {
+                let reproducible = self.reproducible;
+                self.install((direct, Purpose { by_wave, reproducible, ..Purpose::ALL_REDUCE }), executor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses another plan for everything from now on.
+    pub(super) fn replace(&mut self, plan: &Proven, executor: &mut Executor) -> Result<()> {
+        self.main = Arc::clone(plan.plan());
+        self.direct = None;
+        self.installed.clear();
+        executor.uninstall_all();
+        self.prepare(executor)
+    }
+
+    /// How `asked` is done, and the digest by which ranks agree on it. The first call of its kind pays for the
+    /// program.
+    pub(super) fn path(&mut self, asked: &Asked, executor: &mut Executor) -> Result<(Path, u64)> {
+        let bytes = asked.count as usize * asked.dtype.size();
+        let direct = bytes <= self.direct_limit && self.direct.is_some();
+        let purpose = Purpose {
+            collective: asked.collective,
+            root: asked.root,
+            prescale: matches!(asked.op, ReduceOp::PreMulSum(_)),
+            reproducible: self.reproducible && asked.collective.reduces(),
+            by_wave: self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
+        };
+        let installed = match self.installed.get(&(direct, purpose)) {
+            Some(installed) => *installed,
+            None => self.install((direct, purpose), executor)?,
+        };
+        Ok((installed.path, installed.digest))
+    }
+
+    fn plan(&self, direct: bool) -> &Plan {
+        self.direct.as_ref().filter(|_| direct).unwrap_or(&self.main)
+    }
+
+    fn install(&mut self, key: Key, executor: &mut Executor) -> Result<Installed> {
+        let program = Arc::new(self.plan(key.0).program(self.rank, key.1));
+        let digest = self.digest() ^ program.digest;
+        let installed = Installed { digest, path: executor.install(program)? };
+        self.installed.insert(key, installed);
+        Ok(installed)
+    }
+}
+
+/// Reads a plan and proves it.
+fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Plan>> {
+    let refuse =
+        |words: String| Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_PLAN_FILE={path}: {words}"));
+    let text = std::fs::read_to_string(path).map_err(|cause| refuse(format!("cannot be read: {cause}")))?;
+    let schedule = file::parse(path, &text)?;
+    let (planned, world) = (schedule.world(), topology.world());
+    if planned != world {
+        return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
+    }
+    let proven = Proven::new(Plan::on(schedule, topology, config.lowering));
+    proven.map(|proven| Arc::clone(proven.plan())).map_err(|error| refuse(error.message().to_owned()))
+}

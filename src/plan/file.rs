@@ -1,0 +1,213 @@
+//! Plans as files: a schedule in JSON, and back.
+//!
+//! Owns the format. Must not know where the text comes from, nor whether the schedule is a good one: that is the
+//! verifier's to prove.
+//!
+//! ```json
+//! { "name": "flexreduce", "world": 5,
+//!   "levels": [ { "groups": [
+//!     { "span": { "start": "0", "end": "1/2" }, "participants": [0, 1], "root": 0 } ] } ] }
+//! ```
+//!
+//! Spans are fractions of the vector as texts; or, where the plan has a `count`, elements as numbers.
+
+use super::Rank;
+use super::fraction::{Fraction, Span};
+use super::schedule::{Group, Schedule};
+use crate::error::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// More ranks than anybody has; a bound for what a file can make us allocate.
+const MOST_RANKS: usize = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanFile {
+    name: String,
+    world: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+    levels: Vec<LevelFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LevelFile {
+    groups: Vec<GroupFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupFile {
+    span: SpanFile,
+    /// In the order of addition.
+    participants: Vec<Rank>,
+    root: Rank,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpanFile {
+    start: Point,
+    end: Point,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Point {
+    Element(u64),
+    Fraction(String),
+}
+
+impl Point {
+    fn read(&self, count: Option<u64>) -> std::result::Result<Fraction, String> {
+        match (self, count) {
+            (Self::Fraction(text), _) => Fraction::parse(text)
+                .ok_or_else(|| format!("\"{text}\" is no fraction from 0 to 1 such as \"2/3\"")),
+            (Self::Element(at), Some(count)) if *at <= count && count > 0 => Ok(Fraction::new(*at, count)),
+            (Self::Element(at), Some(count)) => {
+                Err(format!("element {at} is not within the {count} of the plan"))
+            }
+            (Self::Element(at), None) => {
+                Err(format!("the point {at} is an element, but the plan says no \"count\" of them"))
+            }
+        }
+    }
+}
+
+/// The schedule as JSON: with spans as fractions, or as elements of a vector of `count`.
+#[must_use]
+pub fn write(schedule: &Schedule, count: Option<u64>) -> String {
+    let point = |fraction: Fraction| match count {
+        Some(count) => Point::Element(fraction.element(count, 1)),
+        None => Point::Fraction(fraction.to_string()),
+    };
+    let group = |group: &Group| GroupFile {
+        span: SpanFile { start: point(group.span.start), end: point(group.span.end) },
+        participants: group.participants().collect(),
+        root: group.root,
+    };
+    let levels = schedule.levels().iter();
+    let file = PlanFile {
+        name: schedule.name().to_owned(),
+        world: schedule.world(),
+        count,
+        levels: levels
+            .map(|level| LevelFile { groups: level.groups().iter().map(group).collect() })
+            .collect(),
+    };
+    serde_json::to_string_pretty(&file).expect("numbers and texts have a JSON form")
+}
+
+/// Reads a schedule from the text of the file `name`.
+///
+/// # Errors
+/// `InvalidSetting` with file, line where it is known, and what was expected.
+pub fn parse(name: &str, text: &str) -> Result<Schedule> {
+    let refuse = |words: String| Err(Error::new(ErrorKind::InvalidSetting, format!("{name}: {words}")));
+    let file: PlanFile = match serde_json::from_str(text) {
+        Ok(file) => file,
+        Err(wrong) => {
+            let words = wrong.to_string();
+            let what = words.split(" at line ").next().unwrap_or(&words);
+            let words = format!("{name}:{}: {what}", wrong.line());
+            return Err(Error::new(ErrorKind::InvalidSetting, words));
+        }
+    };
+    let world = file.world;
+    if world == 0 || world > MOST_RANKS {
+        return refuse(format!("a plan is for 1 to {MOST_RANKS} ranks, not for {world}"));
+    }
+    let mut levels = Vec::new();
+    for (number, level) in file.levels.into_iter().enumerate() {
+        let mut groups = Vec::new();
+        for (index, group) in level.groups.into_iter().enumerate() {
+            match read_group(&group, world, file.count) {
+                Ok(group) => groups.extend(group),
+                Err(words) => return refuse(format!("level {number}, group {index}: {words}")),
+            }
+        }
+        levels.push(groups);
+    }
+    Ok(Schedule::new(&file.name, world, levels))
+}
+
+/// A group, unless its span is empty in this count.
+fn read_group(
+    group: &GroupFile,
+    world: usize,
+    count: Option<u64>,
+) -> std::result::Result<Option<Group>, String> {
+    let span = Span { start: group.span.start.read(count)?, end: group.span.end.read(count)? };
+    if span.start > span.end || (span.is_empty() && count.is_none()) {
+        return Err(format!("the span {span} does not end behind its start"));
+    }
+    if group.participants.is_empty() {
+        return Err("it has no participants".to_owned());
+    }
+    let mut seen = BTreeSet::new();
+    for rank in &group.participants {
+        if !seen.insert(*rank) {
+            return Err(format!("rank {rank} takes part twice"));
+        }
+    }
+    if let Some(stranger) = seen.into_iter().chain([group.root]).find(|rank| *rank >= world) {
+        return Err(format!("rank {stranger} is not in a world of {world}"));
+    }
+    Ok((!span.is_empty()).then(|| Group::of(span, group.participants.clone(), group.root)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::planner::{flexreduce, ring};
+    use crate::plan::topology::Topology;
+
+    #[test]
+    fn a_schedule_survives_the_file() {
+        let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
+        for schedule in [flexreduce::plan(&topology).expect("small"), ring::plan(&topology)] {
+            let text = write(&schedule, None);
+            let back = parse("plan.json", &text).expect("what was written can be read");
+            assert_eq!(write(&back, None), text);
+            let elements = write(&schedule, Some(60));
+            let back = parse("plan.json", &elements).expect("what was written can be read");
+            assert_eq!(write(&back, Some(60)), elements);
+            assert_eq!(write(&back, None), text);
+        }
+    }
+
+    #[test]
+    fn bad_files_say_where_and_what() {
+        let words = |text: &str| parse("p.json", text).expect_err(text).message().to_owned();
+        let plan = |groups: &str| format!(r#"{{"name":"x","world":2,"levels":[{{"groups":[{groups}]}}]}}"#);
+        let group = |start: &str, end: &str, ranks: &str, root: u32| {
+            plan(&format!(
+                r#"{{"span":{{"start":{start},"end":{end}}},"participants":[{ranks}],"root":{root}}}"#
+            ))
+        };
+        assert_eq!(words("{\n\"name\": 3}"), "p.json:2: invalid type: integer `3`, expected a string");
+        assert_eq!(
+            words(r#"{"name":"x","world":0,"levels":[]}"#),
+            "p.json: a plan is for 1 to 1048576 ranks, not for 0"
+        );
+        let at = "p.json: level 0, group 0: ";
+        assert_eq!(words(&group("\"0\"", "\"1\"", "0,2", 0)), format!("{at}rank 2 is not in a world of 2"));
+        assert_eq!(words(&group("\"0\"", "\"1\"", "0,1", 7)), format!("{at}rank 7 is not in a world of 2"));
+        assert_eq!(words(&group("\"0\"", "\"1\"", "0,0", 0)), format!("{at}rank 0 takes part twice"));
+        assert_eq!(words(&group("\"0\"", "\"1\"", "", 0)), format!("{at}it has no participants"));
+        assert_eq!(
+            words(&group("\"1\"", "\"0\"", "0", 0)),
+            format!("{at}the span [1, 0) does not end behind its start")
+        );
+        assert_eq!(
+            words(&group("\"0\"", "\"3/2\"", "0", 0)),
+            format!("{at}\"3/2\" is no fraction from 0 to 1 such as \"2/3\"")
+        );
+        assert_eq!(
+            words(&group("0", "5", "0", 0)),
+            format!("{at}the point 0 is an element, but the plan says no \"count\" of them")
+        );
+    }
+}

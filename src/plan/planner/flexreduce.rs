@@ -1,0 +1,269 @@
+//! FlexReduce: one level per level of the tree, spans as uneven as the tree.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Rank;
+use crate::plan::fraction::{Fraction, Span};
+use crate::plan::schedule::{Cast, Group, Held, Schedule};
+use crate::plan::topology::{Kind, Topology, VertexId};
+use std::sync::Arc;
+
+/// Plans as Lee et al. do (FlexReduce, `papers/000`, Fig. 3): every branch divides its leaves' portions by its
+/// degree; the leaves, sorted by the end of what they hold, then its start, then the rank, take ranges of their
+/// portions one after the other; and each range is reduced from whoever holds its parts.
+///
+/// Where the paper looks at all leaves for each subrange, this walks along the sorted ends once, and a group
+/// names its participants by the table that all groups of the branch share: n leaves cost n log n.
+///
+/// # Errors
+/// `InvalidSetting` if the tree is so irregular that its fractions outgrow 124 bits.
+pub fn plan(topology: &Topology) -> Result<Schedule> {
+    with_shares("flexreduce", topology, |vertex| {
+        let parent = topology.vertices()[vertex].parent;
+        let degree = parent.map_or(1, |parent| topology.vertices()[parent].children.len());
+        Fraction::new(1, degree as u64)
+    })
+}
+
+/// What a rank holds, and how much it shall own.
+#[derive(Clone, Copy)]
+struct Leaf {
+    portion: Fraction,
+    range: Span,
+}
+
+/// The same with shares of one's own: `share` says which part of its parent's a vertex shall own. The shares of
+/// siblings must add up to 1; a share of 0 contributes and owns nothing.
+pub(super) fn with_shares(
+    name: &str,
+    topology: &Topology,
+    share: impl Fn(VertexId) -> Fraction,
+) -> Result<Schedule> {
+    let vertices = topology.vertices();
+    let mut leaves = vec![Leaf { portion: Fraction::ONE, range: Span::WHOLE }; topology.world()];
+    // Of each vertex that was visited, its ranks in the order of what they hold.
+    let mut below: Vec<Vec<Rank>> = vertices
+        .iter()
+        .map(|vertex| match vertex.kind {
+            Kind::Rank(rank) => vec![rank],
+            _ => Vec::new(),
+        })
+        .collect();
+    let mut levels = Vec::new();
+    for level in topology.levels().into_iter().rev() {
+        let mut groups = Vec::new();
+        for branch in level {
+            let children = &vertices[branch].children;
+            let lists: Vec<Vec<Rank>> =
+                children.iter().map(|child| std::mem::take(&mut below[*child])).collect();
+            for (child, ranks) in children.iter().zip(&lists) {
+                let share = share(*child);
+                for rank in ranks {
+                    let leaf = &mut leaves[*rank];
+                    leaf.portion = leaf.portion.times(share).ok_or_else(|| too_irregular(topology))?;
+                }
+            }
+            below[branch] = match <[Vec<Rank>; 1]>::try_from(lists) {
+                Ok([only]) => only,
+                Err(lists) => {
+                    assign(&lists, &mut leaves, &mut groups).ok_or_else(|| too_irregular(topology))?
+                }
+            };
+        }
+        levels.push(groups);
+    }
+    levels.retain(|groups| !groups.is_empty());
+    Ok(Schedule::new(name, topology.world(), levels))
+}
+
+/// Gives the ranks below a branch their next ranges and adds the groups that it takes. Returns the ranks in the
+/// order of their ranges, or nothing if a fraction is too long.
+fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> Option<Vec<Rank>> {
+    let held = |list: &Vec<Rank>| -> Vec<Held> {
+        let holders = list.iter().map(|rank| Held { span: leaves[*rank].range, rank: *rank });
+        holders.filter(|held| !held.span.is_empty()).collect()
+    };
+    let cast = Cast::holders(lists.iter().map(held).collect());
+    let mut sorted: Vec<Rank> = lists.iter().flatten().copied().collect();
+    sorted.sort_by_key(|rank| (leaves[*rank].range.end, leaves[*rank].range.start, *rank));
+    let mut places: Vec<(Rank, usize)> =
+        (0..).zip(lists).flat_map(|(place, list)| list.iter().map(move |rank| (*rank, place))).collect();
+    places.sort_unstable();
+
+    let mut progress = Fraction::ZERO;
+    let mut next_ranges = Vec::with_capacity(sorted.len());
+    // The holders change where some range ends.
+    let mut ends = sorted.iter().map(|rank| leaves[*rank].range.end).peekable();
+    for rank in &sorted {
+        let next = Span { start: progress, end: progress.plus(leaves[*rank].portion)? };
+        let place = places[places.binary_search_by_key(rank, |(rank, _)| *rank).ok()?].1;
+        let mut begin = next.start;
+        while begin < next.end {
+            while ends.next_if(|end| *end <= begin).is_some() {}
+            let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(next.end);
+            // Begins behind the root's branch, so that the root adds last where it is a participant.
+            let first = (place + 1) % lists.len();
+            groups.push(Group {
+                span: Span { start: begin, end },
+                cast: Arc::clone(&cast),
+                first,
+                root: *rank,
+            });
+            begin = end;
+        }
+        progress = next.end;
+        next_ranges.push(next);
+    }
+    for (rank, range) in sorted.iter().zip(next_ranges) {
+        leaves[*rank].range = range;
+    }
+    (progress == Fraction::ONE).then_some(sorted)
+}
+
+fn too_irregular(topology: &Topology) -> Error {
+    let words = format!(
+        "the fan-outs of this topology of {} ranks have so little in common that its exact fractions do not \
+         fit 124 bits: describe it with fewer levels",
+        topology.world()
+    );
+    Error::new(ErrorKind::InvalidSetting, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::topology::{Builder, Link};
+
+    /// Nodes with so many ranks each, at one switch.
+    fn nodes(ranks: &[usize]) -> Topology {
+        let names = ranks.iter().enumerate().flat_map(|(node, ranks)| vec![format!("node {node}"); *ranks]);
+        Topology::from_names(&names.collect::<Vec<_>>())
+    }
+
+    /// Each group as a range of `count` elements, its participants in rank order, and its root.
+    fn table(schedule: &Schedule, count: u64) -> Vec<Vec<(std::ops::Range<u64>, Vec<Rank>, Rank)>> {
+        let row = |group: &Group| {
+            let mut participants: Vec<Rank> = group.participants().collect();
+            participants.sort_unstable();
+            (group.span.elements(count, 1), participants, group.root)
+        };
+        schedule.levels().iter().map(|level| level.groups().iter().map(row).collect()).collect()
+    }
+
+    #[test]
+    fn the_papers_figure_2() {
+        // D and E are ranks 0 and 1, F to H are ranks 2 to 4; the vector has 12 items.
+        let schedule = plan(&nodes(&[2, 3])).expect("small");
+        let [first, second] = &table(&schedule, 12)[..] else { panic!("two levels") };
+        assert_eq!(
+            first[..],
+            [
+                (0..6, vec![0, 1], 0),
+                (6..12, vec![0, 1], 1),
+                (0..4, vec![2, 3, 4], 2),
+                (4..8, vec![2, 3, 4], 3),
+                (8..12, vec![2, 3, 4], 4),
+            ]
+        );
+        assert_eq!(
+            second[..],
+            [
+                (0..2, vec![0, 2], 2),
+                (2..4, vec![0, 2], 0),
+                (4..5, vec![0, 3], 0),
+                (5..6, vec![0, 3], 3),
+                (6..7, vec![1, 3], 3),
+                (7..8, vec![1, 3], 1),
+                (8..10, vec![1, 4], 1),
+                (10..12, vec![1, 4], 4),
+            ]
+        );
+    }
+
+    /// The paper's loop over all leaves for each subrange, as Fig. 3 (b) has it, for one switch above nodes.
+    fn by_the_book(ranks: &[usize]) -> Vec<(Span, Vec<Rank>, Rank)> {
+        let world: usize = ranks.iter().sum();
+        let mut range = Vec::new();
+        let mut portion = Vec::new();
+        for degree in ranks {
+            for place in 0..*degree {
+                range.push(Span::part(place, *degree));
+                portion.push(Fraction::new(1, (degree * ranks.len()) as u64));
+            }
+        }
+        let mut order: Vec<Rank> = (0..world).collect();
+        order.sort_by_key(|rank| (range[*rank].end, range[*rank].start, *rank));
+        let mut progress = Fraction::ZERO;
+        let mut groups = Vec::new();
+        for leaf in order {
+            let end = progress.plus(portion[leaf]).expect("short");
+            let mut begin = progress;
+            while begin < end {
+                let participants: Vec<Rank> = (0..world)
+                    .filter(|rank| range[*rank].start <= begin && begin < range[*rank].end)
+                    .collect();
+                let stop = participants.iter().map(|rank| range[*rank].end).min().expect("somebody").min(end);
+                groups.push((Span { start: begin, end: stop }, participants, leaf));
+                begin = stop;
+            }
+            progress = end;
+        }
+        groups
+    }
+
+    #[test]
+    fn the_papers_nine_configurations_have_its_ranges_and_few_calls() {
+        let configurations: [&[usize]; 9] =
+            [&[2, 2], &[2, 3], &[3, 3], &[3, 4], &[4, 4], &[3, 3, 3], &[3, 3, 4], &[3, 4, 4], &[4, 4, 4]];
+        for ranks in configurations {
+            let schedule = plan(&nodes(ranks)).expect("small");
+            let world = schedule.world();
+            assert_eq!(schedule.levels().len(), 2);
+            let top = schedule.levels()[1].groups();
+            let found: Vec<(Span, Vec<Rank>, Rank)> = top
+                .iter()
+                .map(|group| {
+                    let mut participants: Vec<Rank> = group.participants().collect();
+                    participants.sort_unstable();
+                    (group.span, participants, group.root)
+                })
+                .collect();
+            assert_eq!(found, by_the_book(ranks), "{ranks:?}");
+            // Fig. 4 (c): calls per learner and level, of which the paper sees at most 1.5 on average.
+            let calls: usize = schedule.levels().iter().map(|level| level.groups().len()).sum();
+            assert!(calls as f64 / (2 * world) as f64 <= 1.5, "{ranks:?}: {calls} calls of {world} learners");
+        }
+    }
+
+    /// A tree of pods, racks and nodes whose fan-outs differ, with at least so many leaves.
+    fn cluster(leaves: usize) -> Topology {
+        let mut builder = Builder::new("top");
+        let (mut rank, mut pod) = (0, 0);
+        while rank < leaves {
+            let spine = builder.switch(0, &format!("pod {pod}"), Link::OF_NODE);
+            for rack in 0..16 + pod % 3 {
+                let switch = builder.switch(spine, &format!("rack {pod}.{rack}"), Link::OF_NODE);
+                for node in 0..14 + rack % 3 {
+                    let host = builder.node(switch, &format!("node {pod}.{rack}.{node}"), Link::OF_NODE);
+                    for _ in 0..7 + node % 2 {
+                        builder.rank(host, rank, Link::OF_RANK);
+                        rank += 1;
+                    }
+                }
+            }
+            pod += 1;
+        }
+        builder.finish().expect("a tree")
+    }
+
+    #[test]
+    fn a_hundred_thousand_leaves_have_a_plan() {
+        let topology = cluster(100_000);
+        let schedule = plan(&topology).expect("regular enough");
+        let homes = schedule.homes();
+        assert_eq!(homes.len(), topology.world());
+        // Whoever is not asked is not looked at: a rank's groups are few in a level of hundreds of thousands.
+        let top = schedule.levels().last().expect("levels");
+        assert!(top.groups().len() >= topology.world());
+        assert!(top.groups_of(4711).len() < top.groups().len() / 1000);
+    }
+}

@@ -1,0 +1,36 @@
+//! Local masters: each node onto its master, then the masters among themselves, and back.
+
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::topology::Topology;
+use std::sync::Arc;
+
+/// Plans the three phases of Jia et al. (2018, as `papers/000` describes them): a reduction onto the first rank
+/// of each node, a ring of those, and a broadcast back. Each node's link is crossed as little as can be, by one
+/// rank alone while the others wait.
+#[must_use]
+pub fn plan(topology: &Topology) -> Schedule {
+    let mut nodes: Vec<Vec<Rank>> = vec![Vec::new(); topology.nodes()];
+    for rank in topology.ranks_by_place() {
+        nodes[topology.node_of(rank)].push(rank);
+    }
+    let masters: Vec<Rank> = nodes.iter().map(|ranks| ranks[0]).collect();
+    let onto_master = |ranks: &Vec<Rank>| {
+        let mut order = ranks.clone();
+        order.rotate_left(1);
+        Group::of(Span::WHOLE, order, ranks[0])
+    };
+    let within = nodes.iter().filter(|ranks| ranks.len() > 1).map(onto_master).collect();
+    let cast = Cast::all(masters.clone());
+    let ring = |(place, root): (usize, &Rank)| Group {
+        span: Span::part(place, masters.len()),
+        cast: Arc::clone(&cast),
+        first: (place + 1) % masters.len(),
+        root: *root,
+    };
+    let between = masters.iter().enumerate().filter(|_| masters.len() > 1).map(ring).collect();
+    let mut levels: Vec<Vec<Group>> = vec![within, between];
+    levels.retain(|groups| !groups.is_empty());
+    Schedule::new("local-master", topology.world(), levels)
+}

@@ -1,0 +1,62 @@
+//! The parameter server: some ranks own everything.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::topology::Topology;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Plans parameter servers (BytePS, as `papers/002` has it) on the ranks `servers`, which own equal parts of the
+/// vector and contribute like all others. With none named, the first rank of each node is one.
+///
+/// # Errors
+/// `InvalidSetting` if a server is no rank of the world, or named twice.
+pub fn plan(topology: &Topology, servers: &[Rank]) -> Result<Schedule> {
+    let world = topology.world();
+    let order = topology.ranks_by_place();
+    let mut seen = BTreeSet::new();
+    for server in servers {
+        let wrong = match seen.insert(*server) {
+            _ if *server >= world => format!("server {server} is not a rank: there are {world}, from 0"),
+            false => format!("server {server} is named twice"),
+            true => continue,
+        };
+        return Err(Error::new(ErrorKind::InvalidSetting, wrong));
+    }
+    let mut first_of_node: Vec<Rank> = order.clone();
+    first_of_node.dedup_by_key(|rank| topology.node_of(*rank));
+    let servers = if servers.is_empty() { &first_of_node } else { servers };
+    let cast = Cast::all(order.clone());
+    let group = |(part, server): (usize, &Rank)| {
+        let place = order.iter().position(|rank| rank == server).unwrap_or(0);
+        Group {
+            span: Span::part(part, servers.len()),
+            cast: Arc::clone(&cast),
+            first: (place + 1) % world,
+            root: *server,
+        }
+    };
+    let groups: Vec<Group> = servers.iter().enumerate().map(group).collect();
+    Ok(Schedule::new("parameter-server", world, vec![groups]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_ranks_and_different() {
+        let topology = Topology::from_names(&["a", "a", "b"]);
+        let roots = |servers: &[Rank]| -> Vec<Rank> {
+            let schedule = plan(&topology, servers).expect("good servers");
+            schedule.levels()[0].groups().iter().map(|group| group.root).collect()
+        };
+        assert_eq!(roots(&[]), [0, 2]);
+        assert_eq!(roots(&[1]), [1]);
+        let words = |servers: &[Rank]| plan(&topology, servers).expect_err("bad").message().to_owned();
+        assert_eq!(words(&[0, 3]), "server 3 is not a rank: there are 3, from 0");
+        assert_eq!(words(&[1, 1]), "server 1 is named twice");
+    }
+}

@@ -1,0 +1,69 @@
+//! Rabenseifner: pairs that halve what they hold, then double it again.
+
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::topology::Topology;
+use std::sync::Arc;
+
+/// Plans recursive halving and doubling (Rabenseifner, ICCS 2004): log2 p levels of pairs. Ranks beyond a power
+/// of two first hand their vectors to a neighbour. The nearest ranks are paired first, so that the longest spans
+/// stay within nodes.
+#[must_use]
+pub fn plan(topology: &Topology) -> Schedule {
+    let world = topology.world();
+    let order = topology.ranks_by_place();
+    let power = if world == 0 { 0 } else { 1 << world.ilog2() };
+    let beyond = world - power;
+    let mut levels = Vec::new();
+    // The first ones fold in pairs; of each pair the second goes on.
+    let folded = order[..2 * beyond].chunks(2);
+    levels
+        .push(folded.clone().map(|pair| Group::of(Span::WHOLE, pair.to_vec(), pair[1])).collect::<Vec<_>>());
+    let players: Vec<Rank> = folded.map(|pair| pair[1]).chain(order[2 * beyond..].iter().copied()).collect();
+    // Which of `parts` equal parts each player holds.
+    let (mut held, mut parts) = (vec![0; players.len()], 1);
+    let mut distance = 1;
+    while distance < players.len() {
+        let mut groups = Vec::new();
+        for first in (0..players.len()).filter(|player| player & distance == 0) {
+            let second = first + distance;
+            let cast = Cast::all(vec![players[first], players[second]]);
+            for (player, half) in [(first, 0), (second, 1)] {
+                held[player] = 2 * held[player] + half;
+                let span = Span::part(held[player], 2 * parts);
+                // The root adds last.
+                groups.push(Group { span, cast: Arc::clone(&cast), first: 1 - half, root: players[player] });
+            }
+        }
+        levels.push(groups);
+        distance *= 2;
+        parts *= 2;
+    }
+    levels.retain(|groups| !groups.is_empty());
+    Schedule::new("rabenseifner", world, levels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn six_ranks_fold_to_four_and_halve_twice() {
+        let schedule = plan(&Topology::from_names(&["a", "a", "b", "b", "c", "c"]));
+        let row = |group: &Group| {
+            format!("{} {:?} {}", group.span, group.participants().collect::<Vec<_>>(), group.root)
+        };
+        let rows: Vec<Vec<String>> =
+            schedule.levels().iter().map(|level| level.groups().iter().map(row).collect()).collect();
+        assert_eq!(rows[0], ["[0, 1) [0, 1] 1", "[0, 1) [2, 3] 3"]);
+        assert_eq!(
+            rows[1],
+            ["[0, 1/2) [3, 1] 1", "[1/2, 1) [1, 3] 3", "[0, 1/2) [5, 4] 4", "[1/2, 1) [4, 5] 5"]
+        );
+        assert_eq!(
+            rows[2],
+            ["[0, 1/4) [4, 1] 1", "[1/4, 1/2) [1, 4] 4", "[1/2, 3/4) [5, 3] 3", "[3/4, 1) [3, 5] 5"]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! Whole-vector groups towards one root: the binary tree, and the star.
+
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::schedule::{Group, Schedule};
+use crate::plan::topology::Topology;
+
+/// Plans a binary tree (`papers/002`): the ranks, in the order of the tree, are a heap; every rank adds what its
+/// two children hand up. 2 log2 p hops, pipelined by sub-chunks.
+#[must_use]
+pub fn binary(topology: &Topology) -> Schedule {
+    let order = topology.ranks_by_place();
+    let world = order.len();
+    let mut levels = Vec::new();
+    let mut first = 0;
+    // Parents of one generation make one level; the last generation that has children comes first.
+    while 2 * first + 1 < world {
+        let parents = first..(2 * first + 1).min(world);
+        let with_children = parents.filter(|parent| 2 * parent + 1 < world);
+        let group = |parent: usize| {
+            let children = (2 * parent + 1..2 * parent + 3).filter(|child| *child < world);
+            let mut ranks: Vec<Rank> = children.map(|child| order[child]).collect();
+            ranks.push(order[parent]);
+            Group::of(Span::WHOLE, ranks, order[parent])
+        };
+        levels.push(with_children.map(group).collect());
+        first = 2 * first + 1;
+    }
+    levels.reverse();
+    Schedule::new("tree", world, levels)
+}
+
+/// Plans a star (`papers/002`): everybody onto the first rank, and back.
+#[must_use]
+pub fn star(topology: &Topology) -> Schedule {
+    let order = topology.ranks_by_place();
+    let centre = order[0];
+    let mut ranks: Vec<Rank> = order[1..].to_vec();
+    ranks.push(centre);
+    Schedule::new("star", order.len(), vec![vec![Group::of(Span::WHOLE, ranks, centre)]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_is_reduced_from_its_leaves() {
+        let schedule = binary(&Topology::from_names(&["a"; 6]));
+        let row = |group: &Group| (group.participants().collect::<Vec<_>>(), group.root);
+        let rows: Vec<Vec<_>> =
+            schedule.levels().iter().map(|level| level.groups().iter().map(row).collect()).collect();
+        assert_eq!(rows, [vec![(vec![3, 4, 1], 1), (vec![5, 2], 2)], vec![(vec![1, 2, 0], 0)]]);
+    }
+}

@@ -1,0 +1,250 @@
+//! Slurm's lists of names: `n[001-010,12],login`, `rack[0-3]node[0-9]`.
+//!
+//! Owns their grammar and expansion. Must not know what the names are of.
+
+use super::MOST;
+
+/// As long as a name may be; host names end at 253.
+const LONGEST: usize = 255;
+
+/// The names that `text` means, from the left. Counts them off `budget`, so that a file of many lists is bounded
+/// too.
+pub(super) fn expand(text: &str, budget: &mut usize) -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    for part in split(text)? {
+        let pieces = pieces(part)?;
+        let count = pieces.iter().try_fold(1usize, |count, piece| count.checked_mul(piece.len()));
+        *budget = count
+            .and_then(|count| budget.checked_sub(count))
+            .ok_or_else(|| format!("{part:?} is too many names: expected at most {MOST} in the file"))?;
+        let longest: usize = pieces.iter().map(Piece::width).sum();
+        if longest > LONGEST {
+            return Err(format!("{part:?} makes names of {longest} bytes: expected at most {LONGEST}"));
+        }
+        names.extend((0..count.unwrap_or(0)).map(|index| name(&pieces, index)));
+    }
+    Ok(names)
+}
+
+/// Between the commas that are in no brackets.
+fn split(text: &str) -> Result<Vec<&str>, String> {
+    let mut inside = false;
+    for c in text.chars() {
+        match c {
+            '[' | ']' if inside == (c == '[') => {
+                return Err(format!(
+                    "{text:?} has a {c} too many: expected pairs of [ and ], not inside each other"
+                ));
+            }
+            '[' | ']' => inside = !inside,
+            _ => {}
+        }
+    }
+    if inside {
+        return Err(format!("{text:?} lacks a ]: expected pairs of [ and ]"));
+    }
+    let parts: Vec<&str> = text
+        .split(|c| {
+            match c {
+                '[' => inside = true,
+                ']' => inside = false,
+                _ => {}
+            }
+            c == ',' && !inside
+        })
+        .collect();
+    match parts.iter().any(|part| part.is_empty()) {
+        true => Err(format!("{text:?} has an empty name: expected names between commas")),
+        false => Ok(parts),
+    }
+}
+
+/// What a name is put together from.
+enum Piece<'a> {
+    Text(&'a str),
+    Numbers(Vec<Range>),
+}
+
+/// Numbers, padded with zeros to the width of the first.
+#[derive(Clone, Copy)]
+struct Range {
+    first: u64,
+    last: u64,
+    width: usize,
+}
+
+impl Range {
+    fn parse(text: &str) -> Option<Self> {
+        // Nine digits are more than the names that a file may have, and never too many for an integer.
+        let number = |text: &str| {
+            let fits = (1..=9).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+            fits.then(|| text.parse::<u64>().ok()).flatten()
+        };
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let range = Self { first: number(first)?, last: number(last)?, width: first.len() };
+        (range.first <= range.last).then_some(range)
+    }
+
+    fn len(self) -> usize {
+        (self.last - self.first + 1) as usize
+    }
+}
+
+impl Piece<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Text(_) => 1,
+            Self::Numbers(ranges) => ranges.iter().map(|range| range.len()).fold(0, usize::saturating_add),
+        }
+    }
+
+    fn width(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Numbers(ranges) => {
+                let width = |range: &Range| range.width.max(range.last.to_string().len());
+                ranges.iter().map(width).max().unwrap_or(0)
+            }
+        }
+    }
+
+    fn write(&self, mut index: usize, name: &mut String) {
+        match self {
+            Self::Text(text) => name.push_str(text),
+            Self::Numbers(ranges) => {
+                for range in ranges {
+                    if index < range.len() {
+                        name.push_str(&format!(
+                            "{:0width$}",
+                            range.first + index as u64,
+                            width = range.width
+                        ));
+                        return;
+                    }
+                    index -= range.len();
+                }
+            }
+        }
+    }
+}
+
+fn pieces(part: &str) -> Result<Vec<Piece<'_>>, String> {
+    let mut pieces = Vec::new();
+    let mut rest = part;
+    while let Some((text, (numbers, behind))) =
+        rest.split_once('[').and_then(|(text, inner)| Some((text, inner.split_once(']')?)))
+    {
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text));
+        }
+        let range = |text: &str| {
+            Range::parse(text)
+                .ok_or_else(|| format!("{part:?} has {text:?} in brackets: expected numbers such as 0-5,8"))
+        };
+        pieces.push(Piece::Numbers(numbers.split(',').map(range).collect::<Result<_, _>>()?));
+        rest = behind;
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Text(rest));
+    }
+    Ok(pieces)
+}
+
+/// The name at `index` of all that `pieces` make; the numbers on the right change fastest.
+fn name(pieces: &[Piece], mut index: usize) -> String {
+    let mut digits: Vec<usize> = pieces
+        .iter()
+        .rev()
+        .map(|piece| {
+            let digit = index % piece.len();
+            index /= piece.len();
+            digit
+        })
+        .collect();
+    let mut name = String::new();
+    for piece in pieces {
+        piece.write(digits.pop().unwrap_or(0), &mut name);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn names(text: &str) -> Result<Vec<String>, String> {
+        expand(text, &mut MOST.clone())
+    }
+
+    #[test]
+    fn lists_are_what_slurm_takes_them_for() {
+        for (text, expected) in [
+            ("dev", "dev"),
+            ("a,b.x-ib,a", "a b.x-ib a"),
+            ("dev[0-2,8]", "dev0 dev1 dev2 dev8"),
+            ("n[8-11]", "n8 n9 n10 n11"),
+            ("n[008-010,7]", "n008 n009 n010 n7"),
+            ("n[5]-ib,login", "n5-ib login"),
+            ("r[0-1]n[1-2]x,z", "r0n1x r0n2x r1n1x r1n2x z"),
+            ("[1-2][3,4]", "13 14 23 24"),
+            ("a1,b[99-100],c", "a1 b99 b100 c"),
+        ] {
+            assert_eq!(names(text).expect(text).join(" "), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_quoted() {
+        let long = "x".repeat(254);
+        let wide = format!("\"{long}[8-10]\" makes names of 256 bytes: expected at most 255");
+        let brackets = "expected numbers such as 0-5,8";
+        for (text, words) in [
+            ("", r#""" has an empty name: expected names between commas"#.to_owned()),
+            ("a,,b", r#""a,,b" has an empty name: expected names between commas"#.to_owned()),
+            ("a[1,2],", r#""a[1,2]," has an empty name: expected names between commas"#.to_owned()),
+            ("a[1", r#""a[1" lacks a ]: expected pairs of [ and ]"#.to_owned()),
+            ("a1]", r#""a1]" has a ] too many: expected pairs of [ and ], not inside each other"#.to_owned()),
+            (
+                "a[[1]]",
+                r#""a[[1]]" has a [ too many: expected pairs of [ and ], not inside each other"#.to_owned(),
+            ),
+            ("a[]", format!(r#""a[]" has "" in brackets: {brackets}"#)),
+            ("b,a[1,]", format!(r#""a[1,]" has "" in brackets: {brackets}"#)),
+            ("a[3-1]", format!(r#""a[3-1]" has "3-1" in brackets: {brackets}"#)),
+            ("a[1-2-3]", format!(r#""a[1-2-3]" has "1-2-3" in brackets: {brackets}"#)),
+            ("a[x]", format!(r#""a[x]" has "x" in brackets: {brackets}"#)),
+            ("a[000x133]", format!(r#""a[000x133]" has "000x133" in brackets: {brackets}"#)),
+            ("a[0-9999999999]", format!(r#""a[0-9999999999]" has "0-9999999999" in brackets: {brackets}"#)),
+            (
+                "a[0-1000000]",
+                r#""a[0-1000000]" is too many names: expected at most 1000000 in the file"#.to_owned(),
+            ),
+            ("a[0-999999],b", r#""b" is too many names: expected at most 1000000 in the file"#.to_owned()),
+            (&format!("{long}[8-10]"), wide),
+        ] {
+            assert_eq!(names(text), Err(words));
+        }
+        let product = "[0-99999999]".repeat(20);
+        assert!(names(&product).expect_err("absurd").contains("is too many names"));
+    }
+
+    #[test]
+    fn the_budget_is_of_the_file() {
+        let mut budget = 5;
+        assert_eq!(expand("a[1-3]", &mut budget).expect("three").len(), 3);
+        assert_eq!(budget, 2);
+        assert!(expand("a[1-3]", &mut budget).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_combination_is_there_once(first in 0u64..50, count in 1u64..20, others in 1u64..7) {
+            let last = first + count - 1;
+            let names = names(&format!("r[{first}-{last}]n[0-{}]", others - 1)).expect("a list");
+            let expected: Vec<String> =
+                (first..=last).flat_map(|r| (0..others).map(move |n| format!("r{r}n{n}"))).collect();
+            prop_assert_eq!(names, expected);
+        }
+    }
+}

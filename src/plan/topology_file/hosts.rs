@@ -1,0 +1,319 @@
+//! Which rank is on which node: as the description says, or as the names of hosts say.
+//!
+//! Owns the comparison of names and the check that each rank has one place. Must not know how hosts came by
+//! their names.
+
+use super::super::Rank;
+use super::draft::{Draft, ItemId, What};
+use super::{MOST, Source};
+use crate::error::Result;
+use std::collections::HashMap;
+
+/// Puts every rank of the world on its node. A node that says which ranks it has is believed, whatever it is
+/// called; the other nodes have the ranks of the host they name.
+pub(super) fn settle(source: Source, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
+    let nodes: Vec<ItemId> =
+        (0..draft.items.len()).filter(|id| matches!(draft.items[*id].what, What::Node { .. })).collect();
+    let homes = said(source, draft, &nodes, hosts.map(<[String]>::len))?;
+    match hosts {
+        Some(hosts) => by_host(source, draft, &nodes, &homes, hosts),
+        None => by_order(source, draft, &nodes, &homes),
+    }
+}
+
+/// The node of each rank that the description places itself.
+fn said(
+    source: Source,
+    draft: &Draft,
+    nodes: &[ItemId],
+    world: Option<usize>,
+) -> Result<Vec<Option<(ItemId, usize)>>> {
+    let mut homes: Vec<Option<(ItemId, usize)>> = vec![None; world.unwrap_or(0)];
+    for id in nodes {
+        for (rank, line) in ranks_of(draft, *id).unwrap_or_default() {
+            let refuse = |words: String| Err(source.refuse(*line, words));
+            match world {
+                Some(world) if *rank >= world => {
+                    let ranks = if world == 1 { "rank" } else { "ranks" };
+                    return refuse(format!(
+                        "there is no rank {rank}: the job has {world} {ranks}, counted from 0"
+                    ));
+                }
+                None if *rank >= MOST => {
+                    return refuse(format!("there is no rank {rank}: expected at most {}", MOST - 1));
+                }
+                _ => homes.resize(homes.len().max(rank + 1), None),
+            }
+            if let Some((other, before)) = homes[*rank].replace((*id, *line)) {
+                let name = |id: ItemId| &draft.items[id].name;
+                return refuse(format!(
+                    "rank {rank} is on {} and, in line {before}, on {}: expected each rank once",
+                    name(*id),
+                    name(other)
+                ));
+            }
+        }
+    }
+    Ok(homes)
+}
+
+fn ranks_of(draft: &Draft, id: ItemId) -> Option<&[(Rank, usize)]> {
+    match &draft.items[id].what {
+        What::Node { ranks, .. } => ranks.as_deref(),
+        What::Switch => None,
+    }
+}
+
+fn put(draft: &mut Draft, id: ItemId, rank: Rank) {
+    let line = draft.items[id].line;
+    if let What::Node { ranks, .. } = &mut draft.items[id].what {
+        ranks.get_or_insert_default().push((rank, line));
+    }
+}
+
+/// Without hosts: the description places all ranks or none.
+fn by_order(
+    source: Source,
+    draft: &mut Draft,
+    nodes: &[ItemId],
+    homes: &[Option<(ItemId, usize)>],
+) -> Result<()> {
+    let silent = nodes.iter().copied().find(|id| ranks_of(draft, *id).is_none());
+    match (silent, homes.iter().position(Option::is_none)) {
+        (Some(_), _) if nodes.iter().all(|id| ranks_of(draft, *id).is_none()) => {
+            for (rank, id) in nodes.iter().enumerate() {
+                put(draft, *id, rank);
+            }
+            Ok(())
+        }
+        (Some(silent), _) => {
+            let item = &draft.items[silent];
+            let words = format!(
+                "nothing says which ranks are on {}: expected ranks on every node or on none, or a job to ask",
+                item.name
+            );
+            Err(source.refuse(item.line, words))
+        }
+        (None, Some(rank)) => Err(source.refuse_all(format!(
+            "rank {rank} is on no node: expected all from 0 to {}, the highest",
+            homes.len() - 1
+        ))),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Puts those that have no home yet on the node of their host.
+fn by_host(
+    source: Source,
+    draft: &mut Draft,
+    nodes: &[ItemId],
+    homes: &[Option<(ItemId, usize)>],
+    hosts: &[String],
+) -> Result<()> {
+    let names = Names::of(draft, nodes);
+    let mut node_of: HashMap<&str, ItemId> = HashMap::new();
+    let mut host_of: HashMap<ItemId, &str> = HashMap::new();
+    // Put there when all are chosen: until then a node with ranks is one that describes them.
+    let mut chosen: Vec<(ItemId, Rank)> = Vec::new();
+    for (rank, host) in hosts.iter().enumerate().filter(|(rank, _)| homes[*rank].is_none()) {
+        let host = host.as_str();
+        let id = match node_of.get(host) {
+            Some(id) => *id,
+            None => {
+                let refuse = |words: String| source.refuse_all(format!("rank {rank} is on {host}, {words}"));
+                nodes[names.find(host).map_err(refuse)?]
+            }
+        };
+        node_of.insert(host, id);
+        let item = &draft.items[id];
+        if ranks_of(draft, id).is_some() {
+            let words = format!(
+                "the ranks of {} leave out rank {rank}, which is on {host}: expected each rank on a node",
+                item.name
+            );
+            return Err(source.refuse(item.line, words));
+        }
+        let other = *host_of.entry(id).or_insert(host);
+        if other != host {
+            let words = format!(
+                "{} may be {other} or {host}, and ranks are on both: expected a node for each",
+                item.name
+            );
+            return Err(source.refuse(item.line, words));
+        }
+        chosen.push((id, rank));
+    }
+    for (id, rank) in chosen {
+        put(draft, id, rank);
+    }
+    Ok(())
+}
+
+/// The names of nodes, to be found whole or by their beginning.
+struct Names<'a> {
+    names: Vec<&'a str>,
+    whole: HashMap<&'a str, usize>,
+    /// By what is before the first dot.
+    short: HashMap<&'a str, Vec<usize>>,
+}
+
+impl<'a> Names<'a> {
+    fn of(draft: &'a Draft, nodes: &[ItemId]) -> Self {
+        let names: Vec<&str> = nodes.iter().map(|id| draft.items[*id].name.as_str()).collect();
+        let mut short: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (place, name) in names.iter().enumerate() {
+            short.entry(label(name)).or_default().push(place);
+        }
+        Self { whole: names.iter().copied().zip(0..).collect(), names, short }
+    }
+
+    /// The node that `host` is: the one with its name, or else the only one whose name lacks a domain that
+    /// `host` has, or has one that `host` lacks. Addresses, whose parts are no domains, never match in part.
+    fn find(&self, host: &str) -> std::result::Result<usize, String> {
+        if let Some(place) = self.whole.get(host) {
+            return Ok(*place);
+        }
+        let near = self.short.get(label(host)).into_iter().flatten().copied();
+        let mut near = near
+            .filter(|place| lacks_domain(self.names[*place], host) || lacks_domain(host, self.names[*place]));
+        match (near.next(), near.next(), self.names.as_slice()) {
+            (Some(place), None, _) => Ok(place),
+            (Some(one), Some(other), _) => Err(format!(
+                "which may be {} or {}: expected a node of just this name",
+                self.names[one], self.names[other]
+            )),
+            (None, _, [only]) => Err(format!("which no node is called: the only one is {only}")),
+            (None, _, [first, .., last]) => {
+                Err(format!("which no node is called: they are {first} to {last}"))
+            }
+            (None, _, []) => Err("and there are no nodes".to_owned()),
+        }
+    }
+}
+
+fn label(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
+}
+
+/// Whether `long` is `short` and a domain.
+fn lacks_domain(short: &str, long: &str) -> bool {
+    let is_address = long.parse::<std::net::IpAddr>().is_ok();
+    !is_address && long.strip_prefix(short).is_some_and(|domain| domain.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::draft::Item;
+    use super::*;
+
+    const SOURCE: Source<'static> = Source { name: "file" };
+
+    /// The nodes' ranks after settling, or why not; nodes are at lines 1, 2, ...
+    fn settled(
+        nodes: &[(&str, Option<&[Rank]>)],
+        hosts: Option<&[&str]>,
+    ) -> std::result::Result<Vec<Vec<Rank>>, String> {
+        let mut draft = Draft::default();
+        for (line, (name, ranks)) in (1..).zip(nodes) {
+            let ranks = ranks.map(|ranks| ranks.iter().map(|rank| (*rank, line)).collect());
+            draft.add(Item::node(name, line, ranks));
+        }
+        let hosts: Option<Vec<String>> =
+            hosts.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect());
+        settle(SOURCE, &mut draft, hosts.as_deref()).map_err(|error| error.message().to_owned())?;
+        let ranks = |id| ranks_of(&draft, id).unwrap_or_default().iter().map(|(rank, _)| *rank).collect();
+        Ok((0..nodes.len()).map(ranks).collect())
+    }
+
+    #[test]
+    fn ranks_are_where_their_hosts_are() {
+        let hosts = ["b", "a", "b", "d"];
+        let nodes = settled(&[("a", None), ("b", None), ("c", None), ("d", None)], Some(&hosts));
+        assert_eq!(nodes, Ok(vec![vec![1], vec![0, 2], vec![], vec![3]]));
+        // What is said goes before what a host is called.
+        let nodes = settled(&[("a", Some(&[3, 0])), ("b", None), ("d", Some(&[1]))], Some(&hosts));
+        assert_eq!(nodes, Ok(vec![vec![3, 0], vec![2], vec![1]]));
+    }
+
+    #[test]
+    fn without_a_job_each_node_has_a_rank_or_its_own() {
+        assert_eq!(settled(&[("b", None), ("a", None)], None), Ok(vec![vec![0], vec![1]]));
+        assert_eq!(settled(&[("b", Some(&[2, 1])), ("a", Some(&[0]))], None), Ok(vec![vec![2, 1], vec![0]]));
+        assert_eq!(settled(&[("b", Some(&[])), ("a", Some(&[0]))], None), Ok(vec![vec![], vec![0]]));
+    }
+
+    #[test]
+    fn domains_may_be_missing_on_either_side() {
+        for (node, host) in [("a", "a.x.y"), ("a.x.y", "a"), ("a.x", "a.x.y")] {
+            assert_eq!(settled(&[("b", None), (node, None)], Some(&[host, "b"])), Ok(vec![vec![1], vec![0]]));
+        }
+        assert_eq!(settled(&[("a", None), ("a.x", None)], Some(&["a.x", "a"])), Ok(vec![vec![1], vec![0]]));
+    }
+
+    #[test]
+    fn each_rank_has_one_place() {
+        type Nodes<'a> = &'a [(&'a str, Option<&'a [Rank]>)];
+        let table: &[(Nodes, Option<&[&str]>, &str)] = &[
+            (
+                &[("a", None), ("b", None), ("c", None)],
+                Some(&["a", "x"]),
+                "file: rank 1 is on x, which no node is called: they are a to c",
+            ),
+            (
+                &[("a", None)],
+                Some(&["ab"]),
+                "file: rank 0 is on ab, which no node is called: the only one is a",
+            ),
+            (
+                &[("a.x", None)],
+                Some(&["a.y"]),
+                "file: rank 0 is on a.y, which no node is called: the only one is a.x",
+            ),
+            (
+                &[("10", None), ("10.0", None)],
+                Some(&["10.0.0.1"]),
+                "file: rank 0 is on 10.0.0.1, which no node is called: they are 10 to 10.0",
+            ),
+            (
+                &[("a.x", None), ("a.y", None)],
+                Some(&["a"]),
+                "file: rank 0 is on a, which may be a.x or a.y: expected a node of just this name",
+            ),
+            (
+                &[("b", None), ("a", None)],
+                Some(&["a.x", "b", "a.y"]),
+                "file:2: a may be a.x or a.y, and ranks are on both: expected a node for each",
+            ),
+            (&[], Some(&["a"]), "file: rank 0 is on a, and there are no nodes"),
+            (
+                &[("a", Some(&[0]))],
+                Some(&["a", "a"]),
+                "file:1: the ranks of a leave out rank 1, which is on a: expected each rank on a node",
+            ),
+            (
+                &[("a", Some(&[0])), ("b", Some(&[1, 0]))],
+                None,
+                "file:2: rank 0 is on b and, in line 1, on a: expected each rank once",
+            ),
+            (
+                &[("a", Some(&[0, 2]))],
+                Some(&["a", "a"]),
+                "file:1: there is no rank 2: the job has 2 ranks, counted from 0",
+            ),
+            (&[("a", Some(&[MOST]))], None, "file:1: there is no rank 1000000: expected at most 999999"),
+            (
+                &[("a", Some(&[3, 0]))],
+                None,
+                "file: rank 1 is on no node: expected all from 0 to 3, the highest",
+            ),
+            (
+                &[("a", Some(&[0])), ("b", None)],
+                None,
+                "file:2: nothing says which ranks are on b: expected ranks on every node or on none, or a job to ask",
+            ),
+        ];
+        for (nodes, hosts, words) in table {
+            assert_eq!(settled(nodes, *hosts), Err((*words).to_owned()));
+        }
+    }
+}

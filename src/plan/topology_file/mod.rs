@@ -1,0 +1,167 @@
+//! Descriptions of a cluster, read: the short form for the command line, flexring's TOML, and the
+//! `topology.conf` of Slurm's tree plugin.
+//!
+//! Owns the formats and the words of their errors. Pure: text in, [`Topology`] out; it must not know where the
+//! text comes from, nor who is asking.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `short` | `(2+3)@10G+4` |
+//! | `native` | the TOML |
+//! | `slurm`, `hostlist` | `topology.conf` and its lists of names |
+//! | `draft` | what a file says, until it has become a tree |
+//! | `hosts` | which rank is on which node |
+//! | `units` | bandwidths and latencies |
+//!
+//! In all of them a link of which nothing is said is as [`Link::OF_NODE`](super::topology::Link::OF_NODE) and
+//! [`Link::OF_RANK`](super::topology::Link::OF_RANK) say, except that the uplink of a switch is as wide as all
+//! that hangs on it, so that a switch is a bottleneck only where somebody says so.
+
+mod draft;
+mod hostlist;
+mod hosts;
+mod native;
+mod short;
+mod slurm;
+mod units;
+
+use super::topology::Topology;
+use crate::error::{Error, ErrorKind, Result};
+
+/// As many ranks as a description may have, and as many names as a list may mean: far beyond any cluster, and
+/// little enough to hold.
+const MOST: usize = 1_000_000;
+
+/// As many switches as may hang below each other, the one at the top aside.
+const DEEPEST: usize = 64;
+
+/// The topology that `text` describes in TOML or as Slurm's `topology.conf`, whichever it looks like. `name` is
+/// the file's, for messages. `hosts` are the names of the ranks' hosts, by rank, for descriptions that name
+/// machines; without them (where a plan is drawn without a job) a description that has no rank numbers gets one
+/// rank on each node.
+///
+/// # Errors
+/// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`; without the line where it is none's
+/// fault.
+pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
+    let source = Source { name };
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut draft =
+        if slurm::is_meant(text) { slurm::read(source, text) } else { native::read(source, text) }?;
+    hosts::settle(source, &mut draft, hosts)?;
+    draft.finish(source)
+}
+
+/// The topology that `text` describes in the short form; none if it is something else, such as a file's name.
+///
+/// `2+3` is two nodes at one switch, with the ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses
+/// make a switch: `(2+3)+(4)`. What stands before an `@` hangs on a link of this bandwidth, in bit/s:
+/// `(1@500M+1@1G)@10G+4`.
+///
+/// # Errors
+/// `InvalidSetting`, quoting the text and the place.
+pub fn parse_short(text: &str) -> Option<Result<Topology>> {
+    short::is_meant(text).then(|| short::read(text))
+}
+
+/// The file of which messages speak.
+#[derive(Clone, Copy, Debug)]
+struct Source<'a> {
+    name: &'a str,
+}
+
+impl Source<'_> {
+    fn refuse(self, line: usize, words: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::InvalidSetting, format!("{}:{line}: {words}", self.name))
+    }
+
+    fn refuse_all(self, words: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::InvalidSetting, format!("{}: {words}", self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hosts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_content_tells_the_format() {
+        let toml = "[[node]]\nname = \"a\"\n[[node]]\nname = \"b\"\n";
+        let slurm = "# comment\r\n  switchname = s0 Nodes=a,b\r\n";
+        for text in [toml, slurm, &format!("\u{feff}{toml}"), &format!("\u{feff}{slurm}")] {
+            let topology = parse("cluster", text, Some(&hosts(&["b", "a", "b"]))).expect(text);
+            assert_eq!(topology.ranks_by_place(), [1, 0, 2], "{text}");
+        }
+        let error = parse("cluster", "switches are two", None).expect_err("neither");
+        assert!(error.message().starts_with("cluster:1: "), "{error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+    }
+
+    #[test]
+    fn the_example_is_right() {
+        let text = include_str!("../../../examples/topology.toml");
+        let topology = parse("examples/topology.toml", text, None).expect("an example");
+        assert_eq!((topology.world(), topology.nodes()), (11, 4));
+        assert_eq!(topology.ranks_by_place(), (0..11).collect::<Vec<_>>());
+        let short = text.split_once("almost the same: ").and_then(|(_, rest)| rest.lines().next());
+        let short = parse_short(short.expect("there")).expect("meant").expect("right");
+        assert_eq!(short.levels().len(), topology.levels().len());
+        assert!((0..11).all(|rank| short.node_of(rank) == topology.node_of(rank)));
+    }
+
+    #[test]
+    fn large_texts_end_soon() {
+        let deep = "[".repeat(1 << 20);
+        let long = "a.".repeat(1 << 20);
+        for text in [
+            format!("switch = {deep}"),
+            format!("{long}a = 1"),
+            format!("SwitchName=a Nodes={deep}"),
+            format!("SwitchName=a Nodes={long}"),
+            format!("SwitchName=a Nodes={}", "[0-999999]".repeat(1 << 16)),
+            format!("SwitchName=a Nodes={}", "[0-9],".repeat(1 << 18)),
+            "SwitchName=a\n".repeat(1 << 18),
+        ] {
+            assert!(parse("f", &text, None).is_err());
+        }
+        let hosts: Vec<String> = (0..MOST).rev().map(|rank| format!("n{rank:06}.cluster")).collect();
+        let text = "SwitchName=a Nodes=n[000000-499999]\nSwitchName=b Nodes=n[500000-999999]";
+        assert_eq!(parse("f", text, Some(&hosts)).expect("a million").nodes(), MOST);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_a_panic(text in any::<String>(), other in "(?s)[-0-9+@().GMkb ,=\\[\\]#\"\n]{0,40}") {
+            let hosts = hosts(&["a", "b"]);
+            for text in [&text, &other] {
+                let _ = parse_short(text);
+                for text in [
+                    text.clone(),
+                    format!("SwitchName=s Nodes={text}"),
+                    format!("SwitchName=s0 Nodes=a[{text}],b\nSwitchName=t Switches=s[{text}]"),
+                    format!("[[node]]\nname = \"a\"\nranks = [{text}]\nbandwidth = \"{text}\""),
+                ] {
+                    let _ = parse("f", &text, Some(&hosts));
+                    let _ = parse("f", &text, None);
+                }
+            }
+        }
+
+        #[test]
+        fn a_sum_is_its_nodes(counts in proptest::collection::vec(1usize..9, 1..30)) {
+            let text = counts.iter().map(usize::to_string).collect::<Vec<_>>().join("+");
+            let topology = parse_short(&text).expect("meant").expect("right");
+            prop_assert_eq!(topology.world(), counts.iter().sum::<usize>());
+            prop_assert_eq!(topology.nodes(), counts.len());
+            let nodes = counts.iter().enumerate().flat_map(|(node, count)| vec![node; *count]);
+            for (rank, node) in nodes.enumerate() {
+                prop_assert_eq!(topology.node_of(rank), node);
+            }
+        }
+    }
+}

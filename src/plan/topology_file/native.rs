@@ -1,0 +1,488 @@
+//! flexring's own description, in TOML: tables of switches and nodes.
+//!
+//! Owns the format, which `examples/topology.toml` shows. Must not know hosts, nor what is assumed where a key is
+//! left out.
+
+use super::super::Rank;
+use super::super::topology::Link;
+use super::draft::{Draft, Item, ItemId, What};
+use super::{Source, units};
+use crate::error::Result;
+use serde::de::{Deserializer, Unexpected, Visitor};
+use std::collections::HashMap;
+use std::fmt;
+use toml::Spanned;
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    switch: Vec<Switch>,
+    #[serde(default)]
+    node: Vec<Node>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Switch {
+    name: Spanned<String>,
+    up: Option<Spanned<String>>,
+    bandwidth: Option<Bandwidth>,
+    latency: Option<Latency>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Node {
+    name: Spanned<String>,
+    up: Option<Spanned<String>>,
+    bandwidth: Option<Bandwidth>,
+    latency: Option<Latency>,
+    ranks: Option<Vec<Spanned<RankNumber>>>,
+    rank_bandwidth: Option<Bandwidth>,
+    rank_latency: Option<Latency>,
+}
+
+struct Bandwidth(u64);
+struct Latency(u64);
+struct RankNumber(Rank);
+
+impl<'de> serde::Deserialize<'de> for Bandwidth {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Words;
+        impl Visitor<'_> for Words {
+            type Value = Bandwidth;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bit/s such as \"500M\", \"1G\" or \"2.5G\"")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, bits: i64) -> std::result::Result<Bandwidth, E> {
+                let bits_or_words =
+                    u64::try_from(bits).map_err(|_| E::invalid_value(Unexpected::Signed(bits), &self));
+                units::within(bits_or_words?)
+                    .map(Bandwidth)
+                    .map_err(|words| E::custom(format!("{bits} is {words}")))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Bandwidth, E> {
+                units::bandwidth(text).map(Bandwidth).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Latency {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Words;
+        impl Visitor<'_> for Words {
+            type Value = Latency;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a time such as \"800ns\", \"30us\" or \"1.5ms\"")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Latency, E> {
+                units::latency(text).map(Latency).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for RankNumber {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Words;
+        impl Visitor<'_> for Words {
+            type Value = RankNumber;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a rank, a number from 0")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, rank: i64) -> std::result::Result<RankNumber, E> {
+                let rank =
+                    Rank::try_from(rank).map_err(|_| E::invalid_value(Unexpected::Signed(rank), &self));
+                rank.map(RankNumber)
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
+/// Finds lines.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(text: &str) -> Self {
+        Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect())
+    }
+
+    fn at(&self, offset: usize) -> usize {
+        self.0.partition_point(|newline| *newline < offset) + 1
+    }
+
+    fn of_value<T>(&self, value: &Spanned<T>) -> usize {
+        self.at(value.span().start)
+    }
+}
+
+/// Reads the file.
+pub(super) fn read(source: Source, text: &str) -> Result<Draft> {
+    let lines = Lines::of(text);
+    let file: File = toml::from_str(text).map_err(|error| {
+        let words = error.message().trim().replace('\n', ", ");
+        match error.span() {
+            Some(span) => source.refuse(lines.at(span.start), words),
+            None => source.refuse_all(words),
+        }
+    })?;
+    if file.node.is_empty() {
+        return Err(source.refuse_all("there are no nodes: expected [[node]] tables"));
+    }
+    // Children are in the order of the file, whatever they are.
+    let switches = file.switch.into_iter().map(|switch| Table::of_switch(switch, &lines));
+    let mut tables: Vec<Table> =
+        switches.chain(file.node.into_iter().map(|node| Table::of_node(node, &lines))).collect();
+    tables.sort_by_key(|table| table.start);
+    Tables { source, tables }.hang()
+}
+
+/// A switch or a node, and the name of what it hangs on.
+struct Table {
+    start: usize,
+    item: Item,
+    up: Option<(String, usize)>,
+}
+
+impl Table {
+    fn of_switch(switch: Switch, lines: &Lines) -> Self {
+        let mut item = Item::switch(switch.name.get_ref(), lines.of_value(&switch.name));
+        item.bandwidth = switch.bandwidth.map(|bandwidth| bandwidth.0);
+        item.latency = switch.latency.map(|latency| latency.0);
+        Self::new(&switch.name, switch.up, item, lines)
+    }
+
+    fn of_node(node: Node, lines: &Lines) -> Self {
+        let with_line = |rank: Spanned<RankNumber>| {
+            let line = lines.of_value(&rank);
+            (rank.into_inner().0, line)
+        };
+        let ranks = node.ranks.map(|ranks| ranks.into_iter().map(with_line).collect());
+        let mut item = Item::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
+        item.bandwidth = node.bandwidth.map(|bandwidth| bandwidth.0);
+        item.latency = node.latency.map(|latency| latency.0);
+        if let What::Node { link, .. } = &mut item.what {
+            *link = Link {
+                bandwidth: node.rank_bandwidth.map_or(Link::OF_RANK.bandwidth, |bandwidth| bandwidth.0),
+                latency: node.rank_latency.map_or(Link::OF_RANK.latency, |latency| latency.0),
+            };
+        }
+        Self::new(&node.name, node.up, item, lines)
+    }
+
+    fn new(name: &Spanned<String>, up: Option<Spanned<String>>, item: Item, lines: &Lines) -> Self {
+        let up = up.map(|up| {
+            let line = lines.of_value(&up);
+            (up.into_inner(), line)
+        });
+        Self { start: name.span().start, item, up }
+    }
+
+    fn is_switch(&self) -> bool {
+        matches!(self.item.what, What::Switch)
+    }
+}
+
+struct Tables<'a> {
+    source: Source<'a>,
+    tables: Vec<Table>,
+}
+
+impl Tables<'_> {
+    /// The draft, with everything hung on the switch that it names.
+    fn hang(self) -> Result<Draft> {
+        let ups = self.ups()?;
+        let mut draft = Draft::default();
+        let implicit = self.tables.iter().all(|table| !table.is_switch());
+        let shift = usize::from(implicit);
+        if implicit {
+            draft.add(Item::switch("switch", 0));
+        }
+        for table in self.tables {
+            draft.add(table.item);
+        }
+        for (place, up) in ups.into_iter().enumerate() {
+            match up {
+                Some(up) => draft.hang(place + shift, up + shift),
+                None if implicit => draft.hang(place + shift, 0),
+                None => {}
+            }
+        }
+        Ok(draft)
+    }
+
+    /// Of each table the one above; none for the switch at the top, or where there are no switches.
+    fn ups(&self) -> Result<Vec<Option<ItemId>>> {
+        let names = self.names()?;
+        let switches: Vec<ItemId> =
+            (0..self.tables.len()).filter(|place| self.tables[*place].is_switch()).collect();
+        let mut top: Option<&Item> = None;
+        let mut ups = Vec::with_capacity(self.tables.len());
+        for table in &self.tables {
+            let Item { name, line, .. } = &table.item;
+            let up = match (&table.up, switches.as_slice()) {
+                (Some((up, line)), _) => {
+                    let refuse = |words: String| {
+                        Err(self.source.refuse(*line, format!("{words}: expected the name of a [[switch]]")))
+                    };
+                    match names.get(up.as_str()) {
+                        Some(place) if self.tables[*place].is_switch() => Some(*place),
+                        Some(_) => return refuse(format!("{name} cannot hang on {up}, which is a node")),
+                        None => return refuse(format!("{name} hangs on {up:?}, which is not there")),
+                    }
+                }
+                (None, _) if table.is_switch() => {
+                    self.at_the_top(&table.item, top)?;
+                    top = Some(&table.item);
+                    None
+                }
+                (None, []) => None,
+                (None, [only]) => Some(*only),
+                (None, several) => {
+                    let words = format!(
+                        "{name} hangs on nothing: expected up = one of the {} switches",
+                        several.len()
+                    );
+                    return Err(self.source.refuse(*line, words));
+                }
+            };
+            ups.push(up);
+        }
+        Ok(ups)
+    }
+
+    fn at_the_top(&self, item: &Item, other: Option<&Item>) -> Result<()> {
+        let Item { name, line, .. } = item;
+        if let Some(other) = other {
+            let words = format!(
+                "{name} hangs on nothing, like {} in line {}: expected one switch at the top",
+                other.name, other.line
+            );
+            return Err(self.source.refuse(*line, words));
+        }
+        if item.bandwidth.is_some() || item.latency.is_some() {
+            let words = format!(
+                "{name} has a link up that ends nowhere: expected up, or no bandwidth and no latency"
+            );
+            return Err(self.source.refuse(*line, words));
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> Result<HashMap<&str, ItemId>> {
+        let mut names = HashMap::new();
+        for (place, table) in self.tables.iter().enumerate() {
+            let Item { name, line, .. } = &table.item;
+            if name.is_empty() {
+                return Err(self
+                    .source
+                    .refuse(*line, "the name is empty: expected one to tell it from others"));
+            }
+            if let Some(other) = names.insert(name.as_str(), place) {
+                let other = self.tables[other].item.line;
+                let words = format!("the name {name} is taken in line {other}: expected another");
+                return Err(self.source.refuse(*line, words));
+            }
+        }
+        Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::topology::Topology;
+    use super::super::parse;
+    use super::*;
+
+    fn read(text: &str, hosts: Option<&[&str]>) -> std::result::Result<Topology, String> {
+        let hosts: Option<Vec<String>> =
+            hosts.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect());
+        parse("c.toml", text, hosts.as_deref()).map_err(|error| error.message().to_owned())
+    }
+
+    const TREE: &str = r#"
+[[switch]]
+name = "spine"
+[[switch]]
+name = "rack1"
+up = "spine"
+bandwidth = "100G"
+latency = "2us"
+[[node]]
+name = "host3"
+up = "spine"
+[[switch]]
+name = "rack2"
+up = "spine"
+[[node]]
+name = "host1"
+up = "rack1"
+bandwidth = 1_000_000_000
+latency = "40us"
+rank_bandwidth = "200G"
+rank_latency = "0.5us"
+[[node]]
+name = "host2.cluster"
+up = "rack2"
+ranks = [
+    4,
+    0,
+]
+"#;
+
+    #[test]
+    fn everything_is_where_it_says() {
+        let hosts = ["x", "host1.cluster", "host3", "host1.cluster", "x"];
+        let topology = read(TREE, Some(&hosts)).expect("a tree");
+        assert_eq!((topology.world(), topology.nodes()), (5, 3));
+        // rack1, host3 and rack2 are in the order of the file.
+        assert_eq!(topology.ranks_by_place(), [1, 3, 2, 4, 0]);
+        let link = |name: &str| {
+            let vertex = topology.vertices().iter().find(|vertex| vertex.name == name).expect(name);
+            (vertex.link.bandwidth, vertex.link.latency)
+        };
+        assert_eq!(link("rack1"), (100_000_000_000, 2_000));
+        assert_eq!(link("rack2"), (Link::OF_NODE.bandwidth, Link::OF_NODE.latency));
+        assert_eq!(link("host1"), (1_000_000_000, 40_000));
+        assert_eq!(link("rank 3"), (200_000_000_000, 500));
+        assert_eq!(link("rank 4"), (Link::OF_RANK.bandwidth, Link::OF_RANK.latency));
+        assert_eq!(topology.vertices()[0].name, "spine");
+    }
+
+    #[test]
+    fn one_switch_or_none_needs_no_up() {
+        let nodes = "[[node]]\nname = \"a\"\nranks = [0, 1]\n[[node]]\nname = \"b\"\nranks = [2]\n";
+        for text in [nodes.to_owned(), format!("{nodes}[[switch]]\nname = \"s\"")] {
+            let topology = read(&text, None).expect("a tree");
+            assert_eq!((topology.world(), topology.nodes(), topology.levels().len()), (3, 2, 2));
+        }
+    }
+
+    #[test]
+    fn wrong_files_are_told_the_line() {
+        let good = "[[switch]]\nname = \"s\"\n[[node]]\nname = \"a\"\n";
+        let bits = "expected bit/s such as 500M, 1G or 2.5G";
+        let time = "expected a time such as 800ns, 30us or 1.5ms";
+        for (text, line, words) in [
+            ("bandwidth = \"fast\"", ":5", &*format!("\"fast\" is no bandwidth: {bits}")),
+            ("\nbandwidth = \"0G\"", ":6", "\"0G\" is no bandwidth at all: expected at least 1 bit/s"),
+            ("bandwidth = 0", ":5", "0 is no bandwidth at all: expected at least 1 bit/s"),
+            (
+                "bandwidth = -1",
+                ":5",
+                "invalid value: integer `-1`, expected bit/s such as \"500M\", \"1G\" or \"2.5G\"",
+            ),
+            (
+                "bandwidth = 1.5",
+                ":5",
+                "invalid type: floating point `1.5`, expected bit/s such as \"500M\", \"1G\" or \"2.5G\"",
+            ),
+            ("rank_bandwidth = \"9999T\"", ":5", "\"9999T\" is too wide: expected at most 1000T"),
+            ("latency = \"30\"", ":5", &format!("\"30\" is no latency: {time}")),
+            (
+                "rank_latency = 30",
+                ":5",
+                "invalid type: integer `30`, expected a time such as \"800ns\", \"30us\" or \"1.5ms\"",
+            ),
+            ("ranks = [0,\n-1]", ":6", "invalid value: integer `-1`, expected a rank, a number from 0"),
+            ("ranks = [\"0\"]", ":5", "invalid type: string \"0\", expected a rank, a number from 0"),
+            ("ranks = 2", ":5", "invalid type: integer `2`, expected a sequence"),
+            ("ranks = [0,\n1000000]", ":6", "there is no rank 1000000: expected at most 999999"),
+            ("ranks = [0,\n0]", ":6", "rank 0 is on a and, in line 5, on a: expected each rank once"),
+            ("ranks = [1]", "", "rank 0 is on no node: expected all from 0 to 1, the highest"),
+            ("ranks = []", "", "the topology has no ranks"),
+            (
+                "color = 1",
+                ":5",
+                "unknown field `color`, expected one of `name`, `up`, `bandwidth`, `latency`, `ranks`, \
+                 `rank_bandwidth`, `rank_latency`",
+            ),
+            ("[[nodes]]", ":5", "unknown field `nodes`, expected `switch` or `node`"),
+            ("[[node]]\nup = \"s\"", ":5", "missing field `name`"),
+            ("[[node]]\nname = 3", ":6", "invalid type: integer `3`, expected a string"),
+            ("[[node]]\nname = \"\"", ":6", "the name is empty: expected one to tell it from others"),
+            ("[[node]]\nname = \"a\"", ":6", "the name a is taken in line 4: expected another"),
+            ("[[node]]\nname = \"s\"", ":6", "the name s is taken in line 2: expected another"),
+            ("up = \"x\"", ":5", "a hangs on \"x\", which is not there: expected the name of a [[switch]]"),
+            ("up = \"a\"", ":5", "a cannot hang on a, which is a node: expected the name of a [[switch]]"),
+            (
+                "up = \"s\"\n[[switch]]\nname = \"t\"\nup = \"a\"",
+                ":8",
+                "t cannot hang on a, which is a node: expected the name of a [[switch]]",
+            ),
+            (
+                "up = \"s\"\n[[switch]]\nname = \"t\"",
+                ":7",
+                "t hangs on nothing, like s in line 2: expected one switch at the top",
+            ),
+            (
+                "[[switch]]\nname = \"t\"\nup = \"s\"",
+                ":4",
+                "a hangs on nothing: expected up = one of the 2 switches",
+            ),
+            (
+                "up = \"t\"\n[[switch]]\nname = \"t\"\nup = \"u\"\n[[switch]]\nname = \"u\"\nup = \"t\"",
+                ":7",
+                "switches hang in a circle: t below u below t; expected a tree",
+            ),
+            ("ranks = [0", ":5", "unclosed array, expected `]`"),
+            ("name", ":5", "key with no value, expected `=`"),
+            ("ranks = [0]\nranks = [1]", ":6", "duplicate key"),
+        ] {
+            assert_eq!(read(&format!("{good}{text}"), None), Err(format!("c.toml{line}: {words}")), "{text}");
+        }
+        for (text, line, words) in [
+            ("", "", "there are no nodes: expected [[node]] tables"),
+            ("[[switch]]\nname = \"s\"", "", "there are no nodes: expected [[node]] tables"),
+            (
+                "[[node]]\nname = \"a\"\n[[switch]]\nname = \"s\"\nbandwidth = \"1G\"",
+                ":4",
+                "s has a link up that ends nowhere: expected up, or no bandwidth and no latency",
+            ),
+            (
+                "[[node]]\nname = \"a\"\nup = \"s\"\n[[switch]]\nname = \"s\"\nup = \"s\"",
+                ":5",
+                "switches hang in a circle: s below s; expected a tree",
+            ),
+            (
+                "[[node]]\nname = \"a\"\nup = \"s\"",
+                ":3",
+                "a hangs on \"s\", which is not there: expected the name of a [[switch]]",
+            ),
+        ] {
+            assert_eq!(read(text, None), Err(format!("c.toml{line}: {words}")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_job_must_fit_the_file() {
+        for (text, words) in [
+            (TREE, "c.toml: rank 0 is on h, which no node is called: they are host3 to host2.cluster"),
+            (
+                "[[node]]\nname = \"h\"\nranks = [\n1]",
+                "c.toml:4: there is no rank 1: the job has 1 rank, counted from 0",
+            ),
+        ] {
+            let text = text.replace("[\n    4,\n    0,\n]", "[]");
+            assert_eq!(read(&text, Some(&["h"])), Err(words.to_owned()));
+        }
+        let text = "[[node]]\nname = \"h\"\nranks = [1]";
+        assert_eq!(
+            read(text, Some(&["h", "h"])),
+            Err("c.toml:2: the ranks of h leave out rank 0, which is on h: expected each rank on a node"
+                .to_owned())
+        );
+    }
+}

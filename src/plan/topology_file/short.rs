@@ -1,0 +1,280 @@
+//! The short form: `2+3`, `(2@1G+3)@10G+4`.
+//!
+//! Owns its grammar. Must not know defaults, nor what makes a tree.
+//!
+//!     sum  = part { "+" part }
+//!     part = ( count | "(" sum ")" ) [ "@" bandwidth ]
+
+use super::super::topology::Topology;
+use super::draft::{Draft, Item, ItemId};
+use super::{DEEPEST, MOST, Source, units};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Whether somebody who writes this means the short form, if perhaps a wrong one. A file's name has a directory
+/// or an ending, or begins differently.
+pub(super) fn is_meant(text: &str) -> bool {
+    let text = text.trim();
+    let ending = text.rsplit_once('.').map_or("", |(_, ending)| ending);
+    let is_ending = ending.len() > 2 && ending.bytes().all(|byte| byte.is_ascii_lowercase());
+    text.starts_with(|c: char| c.is_ascii_digit() || "()+@".contains(c))
+        && !text.contains(['/', '\\'])
+        && (!is_ending || ending.ends_with("bit"))
+}
+
+/// Reads the short form.
+pub(super) fn read(text: &str) -> Result<Topology> {
+    let mut parser = Parser { text, at: 0, draft: Draft::default(), open: Vec::new(), world: 0, nodes: 0 };
+    match parser.sum() {
+        // What can go wrong with a tree cannot go wrong here, so nobody sees this name.
+        Ok(()) => parser.draft.finish(Source { name: text }),
+        Err(words) => {
+            let place = text[..parser.at].chars().count() + 1;
+            let words = format!("the topology {}, at character {place}: {words}", quoted(text));
+            Err(Error::new(ErrorKind::InvalidSetting, words))
+        }
+    }
+}
+
+/// The text, or enough of it to know it by.
+fn quoted(text: &str) -> String {
+    const SHOWN: usize = 60;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    /// Where to read on; after an error, what is wrong.
+    at: usize,
+    draft: Draft,
+    /// The switches around the place, the innermost last, each with the place of its parenthesis.
+    open: Vec<(ItemId, usize)>,
+    world: usize,
+    nodes: usize,
+}
+
+impl Parser<'_> {
+    /// All of it. Not recursive, so that no text is too deep.
+    fn sum(&mut self) -> std::result::Result<(), String> {
+        let top = self.draft.add(Item::switch("switch", 0));
+        self.open.push((top, 0));
+        loop {
+            if self.peek() == Some('(') {
+                self.open_switch()?;
+                continue;
+            }
+            self.node()?;
+            while self.peek() == Some(')') {
+                self.close_switch()?;
+            }
+            match self.peek() {
+                Some('+') => self.at += 1,
+                None if self.open.len() == 1 => return Ok(()),
+                None => {
+                    self.at = self.open[self.open.len() - 1].1;
+                    return Err("expected a ) for this (".to_owned());
+                }
+                _ => return Err(self.expected(if self.open.len() > 1 { "+, @ or )" } else { "+ or @" })),
+            }
+        }
+    }
+
+    fn open_switch(&mut self) -> std::result::Result<(), String> {
+        if self.open.len() > DEEPEST {
+            return Err(format!("expected at most {DEEPEST} switches inside each other"));
+        }
+        let name = format!("switch {}", self.draft.items.len() - self.nodes);
+        let id = self.draft.add(Item::switch(&name, 0));
+        self.draft.hang(id, self.innermost());
+        self.open.push((id, self.at));
+        self.at += 1;
+        Ok(())
+    }
+
+    fn close_switch(&mut self) -> std::result::Result<(), String> {
+        if self.open.len() == 1 {
+            return Err("there is no ( for this )".to_owned());
+        }
+        let id = self.innermost();
+        self.open.pop();
+        self.at += 1;
+        self.link(id)
+    }
+
+    fn node(&mut self) -> std::result::Result<(), String> {
+        self.peek();
+        let rest = &self.text[self.at..];
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        if digits == 0 {
+            return Err(self.expected("a number of ranks or ("));
+        }
+        // What does not fit in an integer is more than enough.
+        let count = rest[..digits].parse().unwrap_or(usize::MAX);
+        if count == 0 {
+            return Err("expected at least one rank on a node".to_owned());
+        }
+        if count > MOST - self.world {
+            return Err(format!("expected at most {MOST} ranks in all"));
+        }
+        let ranks = (self.world..self.world + count).map(|rank| (rank, 0)).collect();
+        let id = self.draft.add(Item::node(&format!("node {}", self.nodes), 0, Some(ranks)));
+        self.draft.hang(id, self.innermost());
+        self.world += count;
+        self.nodes += 1;
+        self.at += digits;
+        self.link(id)
+    }
+
+    /// The bandwidth of the link up, if there is one.
+    fn link(&mut self, id: ItemId) -> std::result::Result<(), String> {
+        if self.peek() != Some('@') {
+            return Ok(());
+        }
+        self.at += 1;
+        self.peek();
+        let rest = &self.text[self.at..];
+        let end = rest.find(['+', '@', '(', ')']).unwrap_or(rest.len());
+        self.draft.items[id].bandwidth = Some(units::bandwidth(rest[..end].trim())?);
+        self.at += end;
+        Ok(())
+    }
+
+    fn innermost(&self) -> ItemId {
+        self.open[self.open.len() - 1].0
+    }
+
+    /// The next character that is no space.
+    fn peek(&mut self) -> Option<char> {
+        self.at = self.text.len() - self.text[self.at..].trim_start().len();
+        self.text[self.at..].chars().next()
+    }
+
+    fn expected(&mut self, what: &str) -> String {
+        match self.peek() {
+            Some(c) => format!("expected {what}, found {c:?}"),
+            None => format!("expected {what}, found the end"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::topology::{Kind, Link};
+    use super::super::parse_short;
+    use super::*;
+
+    fn right(text: &str) -> Topology {
+        parse_short(text).expect("meant").unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Below what each node and switch but the topmost hangs, and on how wide a link.
+    fn links(topology: &Topology) -> Vec<(&str, &str, u64)> {
+        let vertices = topology.vertices();
+        let inner = vertices.iter().filter(|vertex| !matches!(vertex.kind, Kind::Rank(_)));
+        inner
+            .filter_map(|vertex| {
+                Some((vertex.name.as_str(), vertices[vertex.parent?].name.as_str(), vertex.link.bandwidth))
+            })
+            .collect()
+    }
+
+    const G: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_sum_is_nodes_at_one_switch() {
+        let topology = right("2+3");
+        assert_eq!((topology.world(), topology.nodes()), (5, 2));
+        assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 0, 1, 1, 1]);
+        let width = Link::OF_NODE.bandwidth;
+        assert_eq!(links(&topology), [("node 0", "switch", width), ("node 1", "switch", width)]);
+        assert_eq!(topology.vertices()[topology.leaf(4)].link, Link::OF_RANK);
+        assert_eq!((right("8").world(), right("8").nodes()), (8, 1));
+        assert_eq!(right("1000000").world(), MOST);
+    }
+
+    #[test]
+    fn a_bandwidth_is_of_the_link_up() {
+        let topology = right("1@1G + 1@1gbit+ 1 @ 500M ");
+        let widths: Vec<u64> = links(&topology).iter().map(|link| link.2).collect();
+        assert_eq!(widths, [G, G, G / 2]);
+    }
+
+    #[test]
+    fn parentheses_are_switches() {
+        let topology = right("(2+3)@10G+(4)");
+        let width = Link::OF_NODE.bandwidth;
+        assert_eq!(
+            links(&topology),
+            [
+                ("switch 1", "switch", 10 * G),
+                ("switch 2", "switch", width),
+                ("node 0", "switch 1", width),
+                ("node 1", "switch 1", width),
+                ("node 2", "switch 2", width),
+            ]
+        );
+        let topology = right("1@2G+((2@1G+3)+4@3G)+5");
+        assert_eq!(topology.ranks_by_place(), (0..15).collect::<Vec<_>>());
+        assert_eq!(topology.node_of(14), 4);
+        let above = |name: &str| *links(&topology).iter().find(|link| link.0 == name).expect("there");
+        assert_eq!(above("switch 2"), ("switch 2", "switch 1", 11 * G));
+        assert_eq!(above("switch 1"), ("switch 1", "switch", 14 * G));
+        assert_eq!(right("((2)+(2))+((2)+(2))").dimensions().expect("symmetric"), [2, 2, 2]);
+    }
+
+    #[test]
+    fn depth_has_an_end() {
+        let nested = |depth: usize| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
+        assert_eq!(right(&nested(DEEPEST)).world(), 1);
+        let error = read(&nested(DEEPEST + 1)).expect_err("too deep");
+        let quote = "(".repeat(60);
+        assert_eq!(
+            error.message(),
+            format!(
+                "the topology {quote:?}..., at character 65: expected at most 64 switches inside each other"
+            )
+        );
+        assert!(read(&"(".repeat(1 << 20)).is_err());
+    }
+
+    #[test]
+    fn other_texts_are_not_meant() {
+        for text in
+            ["", " ", "cluster.toml", "/etc/2+3", "./8", "2+3.toml", "8nodes.conf", "auto", "-1", "x2+3"]
+        {
+            assert!(parse_short(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_texts_are_quoted_with_the_place() {
+        for (text, at, words) in [
+            ("2+x", 3, "expected a number of ranks or (, found 'x'"),
+            ("2+", 3, "expected a number of ranks or (, found the end"),
+            ("+2", 1, "expected a number of ranks or (, found '+'"),
+            ("()", 2, "expected a number of ranks or (, found ')'"),
+            ("2+-3", 3, "expected a number of ranks or (, found '-'"),
+            ("2 3", 3, "expected + or @, found '3'"),
+            ("2(3)", 2, "expected + or @, found '('"),
+            ("(2x)", 3, "expected +, @ or ), found 'x'"),
+            ("1+(2+(3)", 3, "expected a ) for this ("),
+            ("2+3)", 4, "there is no ( for this )"),
+            ("2+0", 3, "expected at least one rank on a node"),
+            ("1+1000000", 3, "expected at most 1000000 ranks in all"),
+            ("99999999999999999999999", 1, "expected at most 1000000 ranks in all"),
+            ("1@+1", 3, "\"\" is no bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("1@1G@2G", 5, "expected + or @, found '@'"),
+            ("1@ 10GB+1", 4, "\"10GB\" is no bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("(1)@0", 5, "\"0\" is no bandwidth at all: expected at least 1 bit/s"),
+            ("(1)@9999T+1", 5, "\"9999T\" is too wide: expected at most 1000T"),
+            ("2+é", 3, "expected a number of ranks or (, found 'é'"),
+            ("2\u{2003}+\u{2003}é", 5, "expected a number of ranks or (, found 'é'"),
+        ] {
+            let error = parse_short(text).expect("meant").expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+            assert_eq!(error.message(), format!("the topology {text:?}, at character {at}: {words}"));
+        }
+    }
+}

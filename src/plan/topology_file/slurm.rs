@@ -1,0 +1,275 @@
+//! `topology.conf`, as Slurm's tree plugin reads it.
+//!
+//! Owns the format. Must not know ranks: it has names of nodes, and hosts tell who is there.
+//!
+//! Nodes and switches are those of Slurm; `LinkSpeed`, whose unit Slurm leaves open, is taken as Gbit/s of the
+//! switch's link up. Where Slurm has several trees they are joined at one more switch, since ranks that cannot
+//! reach each other are no world.
+
+use super::draft::{Draft, Item, ItemId};
+use super::{MOST, Source, hostlist, units};
+use crate::error::Result;
+use std::collections::HashMap;
+
+/// Whether `text` is Slurm's rather than TOML: some line gives a switch its name.
+pub(super) fn is_meant(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim_start();
+        let rest = line.get(.."SwitchName".len()).filter(|key| key.eq_ignore_ascii_case("SwitchName"));
+        rest.is_some_and(|key| line[key.len()..].trim_start().starts_with('='))
+    })
+}
+
+/// A line: a switch, and what hangs on it.
+struct Line<'a> {
+    number: usize,
+    name: &'a str,
+    nodes: Vec<String>,
+    switches: Vec<String>,
+    bandwidth: Option<u64>,
+}
+
+/// Reads the file.
+pub(super) fn read(source: Source, text: &str) -> Result<Draft> {
+    let mut budget = MOST;
+    let mut lines = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or(line).trim();
+        if !line.is_empty() {
+            lines.push(Line::read(number, line, &mut budget).map_err(|words| source.refuse(number, words))?);
+        }
+    }
+    let mut draft = Draft::default();
+    let mut switches: HashMap<&str, ItemId> = HashMap::new();
+    let mut nodes: HashMap<&str, usize> = HashMap::new();
+    for line in &lines {
+        let mut switch = Item::switch(line.name, line.number);
+        switch.bandwidth = line.bandwidth;
+        let id = draft.add(switch);
+        if let Some(other) = switches.insert(line.name, id) {
+            let words =
+                format!("switch {} was in line {}: expected it once", line.name, draft.items[other].line);
+            return Err(source.refuse(line.number, words));
+        }
+        for name in &line.nodes {
+            if let Some(other) = nodes.insert(name, line.number) {
+                let words = format!("node {name} is in line {other} already: expected it at one switch");
+                return Err(source.refuse(line.number, words));
+            }
+            let node = draft.add(Item::node(name, line.number, None));
+            draft.hang(node, id);
+        }
+    }
+    if nodes.is_empty() {
+        return Err(source.refuse_all("there are no nodes: expected Nodes= in some line"));
+    }
+    for line in &lines {
+        for name in &line.switches {
+            let id = *switches.get(name.as_str()).ok_or_else(|| {
+                source.refuse(
+                    line.number,
+                    format!("there is no switch {name}: expected SwitchName={name} in some line"),
+                )
+            })?;
+            if let Some(other) = draft.parent(id) {
+                let other = &draft.items[other].name;
+                let words = format!("switch {name} hangs on {other} and on {}: expected a tree", line.name);
+                return Err(source.refuse(line.number, words));
+            }
+            draft.hang(id, switches[line.name]);
+        }
+    }
+    let tops: Vec<ItemId> = draft.tops().collect();
+    if tops.len() > 1 {
+        let joint = draft.add(Item::switch("switch", 0));
+        for top in tops {
+            draft.hang(top, joint);
+        }
+    }
+    Ok(draft)
+}
+
+impl<'a> Line<'a> {
+    fn read(number: usize, text: &'a str, budget: &mut usize) -> std::result::Result<Self, String> {
+        let mut name = None;
+        let mut line = Self { number, name: "", nodes: Vec::new(), switches: Vec::new(), bandwidth: None };
+        let mut seen = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (key, value, behind) = setting(rest)?;
+            rest = behind;
+            match key.to_ascii_lowercase().as_str() {
+                "switchname" => name = Some(value),
+                "nodes" => line.nodes = hostlist::expand(value, budget)?,
+                "switches" => line.switches = hostlist::expand(value, budget)?,
+                "linkspeed" => line.bandwidth = Some(speed(value)?),
+                _ => {
+                    let known = "SwitchName, Switches, Nodes or LinkSpeed, of Slurm's tree plugin";
+                    return Err(format!("{key:?} is unknown: expected {known}"));
+                }
+            }
+            if seen.iter().any(|other: &&str| other.eq_ignore_ascii_case(key)) {
+                return Err(format!("{key:?} is there twice: expected it once in a line"));
+            }
+            seen.push(key);
+        }
+        line.name = name.ok_or("the switch has no name: expected SwitchName= in every line")?;
+        if line.name.contains(['[', ']', ',']) {
+            return Err(format!("{:?} is a list: expected the name of one switch", line.name));
+        }
+        if !line.nodes.is_empty() && !line.switches.is_empty() {
+            return Err(format!("{} has Nodes and Switches: expected one of them", line.name));
+        }
+        Ok(line)
+    }
+}
+
+/// The first key with its value, and what is behind them. `text` begins with no space, and nor does what is
+/// behind.
+fn setting(text: &str) -> std::result::Result<(&str, &str, &str), String> {
+    let word = |text: &str| text.find(|c: char| c.is_whitespace() || c == '=').unwrap_or(text.len());
+    let (key, rest) = text.split_at(word(text));
+    let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
+    let value = value.filter(|_| !key.is_empty()).ok_or_else(|| {
+        let found = text.split_whitespace().next().unwrap_or(text);
+        format!("expected KEY=VALUE, found {found:?}")
+    })?;
+    let (value, behind) = match value.strip_prefix('"') {
+        Some(inner) => {
+            inner.split_once('"').ok_or_else(|| format!("the value of {key} has no closing quote"))?
+        }
+        None => value.split_at(value.find(char::is_whitespace).unwrap_or(value.len())),
+    };
+    match value.is_empty() {
+        true => Err(format!("{key} is empty: expected {key}=VALUE")),
+        false => Ok((key, value, behind.trim_start())),
+    }
+}
+
+fn speed(text: &str) -> std::result::Result<u64, String> {
+    const GBIT: u64 = 1_000_000_000;
+    let speed =
+        text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().unwrap_or(u64::MAX));
+    let speed = speed.ok_or_else(|| format!("LinkSpeed={text}: expected a whole number, taken as Gbit/s"))?;
+    units::within(speed.saturating_mul(GBIT)).map_err(|words| format!("LinkSpeed={text} is {words}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::topology::{Link, Topology};
+    use super::super::parse;
+
+    fn read(text: &str, hosts: Option<&[&str]>) -> std::result::Result<Topology, String> {
+        let hosts: Option<Vec<String>> =
+            hosts.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect());
+        parse("topology.conf", text, hosts.as_deref()).map_err(|error| error.message().to_owned())
+    }
+
+    const TREE: &str = "\
+        # Slurm's example, with more to it
+        SwitchName=s0 Nodes=dev[0-5,8] LinkSpeed=100   # to the right\n\
+        switchname = s1   NODES=\"dev[09-10]\"\r\n\
+        \n\
+        SWITCHNAME=s2 Switches=s[0-1] LinkSpeed=7\n";
+
+    #[test]
+    fn a_tree_without_a_job_has_a_rank_on_each_node() {
+        let topology = read(TREE, None).expect("a tree");
+        assert_eq!((topology.world(), topology.nodes()), (9, 9));
+        let vertices = topology.vertices();
+        let names: Vec<&str> = vertices
+            .iter()
+            .map(|vertex| vertex.name.as_str())
+            .filter(|name| !name.starts_with("rank"))
+            .collect();
+        assert_eq!(
+            names,
+            ["s2", "s0", "s1", "dev0", "dev1", "dev2", "dev3", "dev4", "dev5", "dev8", "dev09", "dev10"]
+        );
+        assert_eq!(vertices[1].link.bandwidth, 100_000_000_000);
+        assert_eq!(vertices[2].link.bandwidth, 2 * Link::OF_NODE.bandwidth);
+        assert_eq!(vertices[3].link, Link::OF_NODE);
+        assert_eq!(topology.ranks_by_place(), (0..9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_job_has_its_nodes_only() {
+        let hosts = ["dev10.cluster", "dev0", "dev10.cluster", "dev5"];
+        let topology = read(TREE, Some(&hosts)).expect("a tree");
+        assert_eq!((topology.world(), topology.nodes()), (4, 3));
+        assert_eq!(topology.ranks_by_place(), [1, 3, 0, 2]);
+        assert_eq!(
+            read(TREE, Some(&["dev0", "dev7"])),
+            Err("topology.conf: rank 1 is on dev7, which no node is called: they are dev0 to dev10"
+                .to_owned())
+        );
+    }
+
+    #[test]
+    fn several_trees_are_joined_and_children_keep_their_order() {
+        let topology =
+            read("SwitchName=b Nodes=n1\nSwitchName=a Nodes=n0 LinkSpeed=1", None).expect("two trees");
+        let names: Vec<&str> = topology.vertices().iter().map(|vertex| vertex.name.as_str()).collect();
+        assert_eq!(names, ["switch", "b", "a", "n1", "rank 0", "n0", "rank 1"]);
+        assert_eq!(topology.vertices()[2].link.bandwidth, 1_000_000_000);
+        let text = "SwitchName=top Switches=b,a\nSwitchName=a Nodes=n0\nSwitchName=b Nodes=n1";
+        assert_eq!(read(text, Some(&["n0", "n1"])).expect("a tree").ranks_by_place(), [1, 0]);
+    }
+
+    #[test]
+    fn wrong_files_are_told_the_line() {
+        let names = "expected SwitchName, Switches, Nodes or LinkSpeed, of Slurm's tree plugin";
+        for (text, line, words) in [
+            ("Nodes=b", ":2", "the switch has no name: expected SwitchName= in every line"),
+            ("\nSwitchName=a Nodes=b", ":3", "switch a was in line 1: expected it once"),
+            ("SwitchName=b Nodes=n[3-5]", ":2", "node n3 is in line 1 already: expected it at one switch"),
+            ("SwitchName=b Nodes=x,x", ":2", "node x is in line 2 already: expected it at one switch"),
+            ("SwitchName=b Switches=c", ":2", "there is no switch c: expected SwitchName=c in some line"),
+            (
+                "SwitchName=b Switches=a\nSwitchName=c Switches=a",
+                ":3",
+                "switch a hangs on b and on c: expected a tree",
+            ),
+            ("SwitchName=b Switches=a,a", ":2", "switch a hangs on b and on b: expected a tree"),
+            (
+                "SwitchName=b Switches=c\nSwitchName=c Switches=b",
+                ":2",
+                "switches hang in a circle: b below c below b; expected a tree",
+            ),
+            ("SwitchName=b Switches=b", ":2", "switches hang in a circle: b below b; expected a tree"),
+            ("SwitchName=b Switches=a Nodes=x", ":2", "b has Nodes and Switches: expected one of them"),
+            ("SwitchName=b[0-1] Nodes=x", ":2", "\"b[0-1]\" is a list: expected the name of one switch"),
+            ("BlockName=b Nodes=x", ":2", &format!("\"BlockName\" is unknown: {names}")),
+            ("SwitchName=b Nodes=x nodes=y", ":2", "\"nodes\" is there twice: expected it once in a line"),
+            ("SwitchName=b Nodes=x, y", ":2", "\"x,\" has an empty name: expected names between commas"),
+            ("SwitchName=b Nodes=x y", ":2", "expected KEY=VALUE, found \"y\""),
+            ("SwitchName=b =x", ":2", "expected KEY=VALUE, found \"=x\""),
+            ("SwitchName=b Nodes=", ":2", "Nodes is empty: expected Nodes=VALUE"),
+            ("SwitchName=b Nodes=\"x", ":2", "the value of Nodes has no closing quote"),
+            ("SwitchName=b Nodes=x[", ":2", "\"x[\" lacks a ]: expected pairs of [ and ]"),
+            (
+                "SwitchName=b Nodes=x[1-999999]",
+                ":2",
+                "\"x[1-999999]\" is too many names: expected at most 1000000 in the file",
+            ),
+            ("SwitchName=b LinkSpeed=1G", ":2", "LinkSpeed=1G: expected a whole number, taken as Gbit/s"),
+            (
+                "SwitchName=b LinkSpeed=0",
+                ":2",
+                "LinkSpeed=0 is no bandwidth at all: expected at least 1 bit/s",
+            ),
+            (
+                "SwitchName=b LinkSpeed=99999999999999999999999",
+                ":2",
+                "LinkSpeed=99999999999999999999999 is too wide: expected at most 1000T",
+            ),
+        ] {
+            let text = format!("SwitchName=a Nodes=n[1-3]\n{text}");
+            assert_eq!(read(&text, None), Err(format!("topology.conf{line}: {words}")));
+        }
+        assert_eq!(
+            read("SwitchName=a", None),
+            Err("topology.conf: there are no nodes: expected Nodes= in some line".to_owned())
+        );
+    }
+}
