@@ -238,7 +238,8 @@ impl Communicator {
         let _turn = self.core.turns.wait(&self.core.turns.take());
         let mut engine = self.core.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let Engine { executor, plans, .. } = &mut *engine;
-        plans.replace(plan, executor)
+        plans.replace(plan, executor);
+        Ok(())
     }
 
     /// A vector of `len` zeros in memory that the other ranks of this node read directly.

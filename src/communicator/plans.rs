@@ -96,13 +96,12 @@ impl Plans {
         Ok(())
     }
 
-    /// Uses another plan for everything from now on.
-    pub(super) fn replace(&mut self, plan: &Proven, executor: &mut Executor) -> Result<()> {
+    /// Uses another plan for everything from now on. The first call of each kind pays for its program.
+    pub(super) fn replace(&mut self, plan: &Proven, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
         self.direct = None;
         self.installed.clear();
         executor.uninstall_all();
-        self.prepare(executor)
     }
 
     /// How `asked` is done, and the digest by which ranks agree on it. The first call of its kind pays for the
@@ -147,6 +146,6 @@ fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Pla
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
     }
-    let proven = Proven::new(Plan::on(schedule, topology, config.lowering));
+    let proven = Proven::for_all(Plan::on(schedule, topology, config.lowering));
     proven.map(|proven| Arc::clone(proven.plan())).map_err(|error| refuse(error.message().to_owned()))
 }

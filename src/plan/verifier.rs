@@ -20,16 +20,28 @@ use crate::error::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A plan whose programs were proved, for every collective.
+/// A plan that was proved.
 #[derive(Clone, Debug)]
 pub struct Proven(Arc<Plan>);
 
 impl Proven {
-    /// Proves `plan` for all collectives, in waves and not, reproducible and not.
+    /// Proves of `plan` that it all-reduces, in waves and not. The other collectives are made of the same
+    /// halves: what comes to the owners and what goes out from them.
     ///
     /// # Errors
     /// As for [`verify`].
     pub fn new(plan: Plan) -> Result<Self> {
+        for by_wave in [true, false] {
+            verify(&plan, Purpose { by_wave, ..Purpose::ALL_REDUCE })?;
+        }
+        Ok(Self(Arc::new(plan)))
+    }
+
+    /// Proves of `plan` every collective, in waves and not, reproducible and not, with and without factors.
+    ///
+    /// # Errors
+    /// As for [`verify`].
+    pub fn for_all(plan: Plan) -> Result<Self> {
         let last = plan.schedule().world().saturating_sub(1);
         for collective in Collective::ALL {
             for (by_wave, reproducible) in [(true, false), (false, false), (true, true)] {

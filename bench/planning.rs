@@ -1,0 +1,81 @@
+//! How long planning takes: FlexReduce for clusters of many ranks, and lowering one rank's program.
+//!
+//!     cargo bench --bench planning
+
+use flexring::config::Lowering;
+use flexring::plan::lowering::{Plan, Purpose};
+use flexring::plan::planner::{flexreduce, weighted};
+use flexring::plan::topology::{Builder, Link, Topology};
+use std::time::Instant;
+
+/// Pods, racks and nodes whose fan-outs differ, with at least so many ranks.
+fn cluster(ranks: usize) -> Topology {
+    let mut builder = Builder::new("top");
+    let (mut rank, mut pod) = (0, 0);
+    while rank < ranks {
+        let spine = builder.switch(0, &format!("pod {pod}"), Link::OF_NODE);
+        for rack in 0..16 + pod % 3 {
+            let switch = builder.switch(spine, &format!("rack {pod}.{rack}"), Link::OF_NODE);
+            for node in 0..14 + rack % 3 {
+                let host = builder.node(switch, &format!("node {pod}.{rack}.{node}"), Link::OF_NODE);
+                for _ in 0..7 + node % 2 {
+                    builder.rank(host, rank, Link::OF_RANK);
+                    rank += 1;
+                }
+            }
+        }
+        pod += 1;
+    }
+    builder.finish().expect("a tree")
+}
+
+/// Nodes of 7 and 8 ranks at one switch.
+fn flat(ranks: usize) -> Topology {
+    let mut builder = Builder::new("switch");
+    let (mut rank, mut number) = (0, 0);
+    while rank < ranks {
+        let node = builder.node(0, &format!("node {number}"), Link::OF_NODE);
+        for _ in 0..7 + number % 2 {
+            builder.rank(node, rank, Link::OF_RANK);
+            rank += 1;
+        }
+        number += 1;
+    }
+    builder.finish().expect("a tree")
+}
+
+/// The least of five, in milliseconds.
+fn least<T>(mut work: impl FnMut() -> T) -> f64 {
+    let mut time = || {
+        let start = Instant::now();
+        std::hint::black_box(work());
+        start.elapsed().as_secs_f64() * 1e3
+    };
+    (0..5).map(|_| time()).fold(f64::INFINITY, f64::min)
+}
+
+fn main() {
+    println!(
+        "{:>22} {:>8} {:>12} {:>12} {:>12} {:>14}",
+        "topology", "ranks", "flexreduce", "weighted", "forms", "one program"
+    );
+    for (name, topology) in [
+        ("nodes at one switch", flat(10_000)),
+        ("pods, racks, nodes", cluster(10_000)),
+        ("nodes at one switch", flat(100_000)),
+        ("pods, racks, nodes", cluster(100_000)),
+    ] {
+        let plan = least(|| flexreduce::plan(&topology));
+        let weighed = least(|| weighted::plan(&topology));
+        let schedule = flexreduce::plan(&topology).expect("regular enough");
+        let lowered = Plan::on(schedule.clone(), &topology, Lowering::Auto);
+        let forms = least(|| Plan::on(schedule.clone(), &topology, Lowering::Auto));
+        let rank = topology.world() / 2;
+        let program = least(|| lowered.program(rank, Purpose::ALL_REDUCE));
+        let steps = lowered.program(rank, Purpose::ALL_REDUCE).steps.len();
+        println!(
+            "{name:>22} {:>8} {plan:>9.1} ms {weighed:>9.1} ms {forms:>9.1} ms {program:>9.2} ms for {steps} steps",
+            topology.world()
+        );
+    }
+}

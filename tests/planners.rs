@@ -1,0 +1,107 @@
+//! Every planner on random trees: what it plans is proved by the verifier, and sums real vectors.
+
+mod harness;
+mod trees;
+
+use flexring::config::{Algorithm, Config, Lowering};
+use flexring::plan::lowering::Plan;
+use flexring::plan::topology::Topology;
+use flexring::plan::verifier::Proven;
+use flexring::{Communicator, ReduceOp};
+use harness::watched;
+use std::time::Duration;
+use trees::Random;
+
+const TREES: u64 = 10_000;
+
+/// The tree of a seed: up to 64 leaves, but most have fewer, and up to 4 levels deep.
+fn tree(seed: u64) -> (Random, Topology) {
+    let mut random = Random::new(seed);
+    let most = match random.below(20) {
+        0 => 64,
+        1..4 => 24,
+        _ => 8,
+    };
+    let topology = trees::tree(&mut random, most, 4);
+    (random, topology)
+}
+
+/// A plan of each algorithm for the tree of a seed, lowered in some way.
+fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
+    let (mut random, topology) = tree(seed);
+    let lowering = [Lowering::Auto, Lowering::Auto, Lowering::Chain, Lowering::Direct][random.below(4)];
+    let plan = |algorithm| {
+        let schedule = trees::plan(&mut random, algorithm, &topology)?;
+        Some((algorithm, Plan::on(schedule, &topology, lowering)))
+    };
+    trees::algorithms().filter_map(plan).collect()
+}
+
+/// The plans for the tree of a seed, each with its proof; for every fiftieth tree of all collectives.
+fn proven(seed: u64) -> Vec<(u64, Algorithm, Proven)> {
+    let prove = |(algorithm, plan): (Algorithm, Plan)| {
+        let proven = if seed % 50 == 0 { Proven::for_all(plan) } else { Proven::new(plan) };
+        let proven = proven.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", algorithm.name()));
+        (seed, algorithm, proven)
+    };
+    plans(seed).into_iter().map(prove).collect()
+}
+
+/// Proves the plans of all seeds, on all cores.
+fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, Proven)> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        let share = |thread| {
+            move || seeds.iter().skip(thread).step_by(threads).flat_map(|seed| proven(*seed)).collect()
+        };
+        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(share(thread))).collect();
+        threads.into_iter().flat_map(|thread| -> Vec<_> { thread.join().expect("all is proved") }).collect()
+    })
+}
+
+/// What rank `rank` gives for element `at`: from a wrong sum one can tell which rank was lost or doubled, as far as
+/// 64 ranks allow, and what was misplaced.
+fn contribution(rank: usize, at: usize) -> i64 {
+    (1 << (rank % 60)) + (rank as i64 + 1) * (at as i64 % 1009)
+}
+
+#[test]
+fn every_plan_for_ten_thousand_trees_is_proved_and_sums_on_the_local_transport() {
+    let mut by_world: Vec<Vec<u64>> = vec![Vec::new(); 65];
+    for seed in 0..TREES {
+        by_world[tree(seed).1.world()].push(seed);
+    }
+    let mut config = Config::default();
+    (config.small.0, config.subchunk.0, config.slots) = (0, 4096, 8);
+    for (world, seeds) in by_world.into_iter().enumerate().filter(|(_, seeds)| !seeds.is_empty()) {
+        let plans = proven_in_parallel(&seeds);
+        let ranks = Communicator::local_with(&config, world).expect("a local world");
+        let plans = &plans;
+        watched(Duration::from_secs(300), || {
+            std::thread::scope(|scope| {
+                for comm in ranks {
+                    scope.spawn(move || sum_by_each(&comm, plans));
+                }
+            });
+        });
+    }
+}
+
+fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, Proven)]) {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    for (seed, algorithm, plan) in plans {
+        let mut random = Random::new(seed ^ 77);
+        // Now and then long enough for homes of several sub-chunks.
+        let count = if random.below(16) == 0 { world * 600 + random.below(2000) } else { random.below(200) };
+        comm.use_plan(plan).expect("a plan for this world");
+        let mut vector: Vec<i64> = (0..count).map(|at| contribution(rank, at)).collect();
+        comm.all_reduce(&mut vector, ReduceOp::Sum)
+            .unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", algorithm.name()));
+        let bits: i64 = (0..world).map(|rank| contribution(rank, 0)).sum();
+        let ranks = (world * (world + 1) / 2) as i64;
+        for (at, sum) in vector.iter().enumerate() {
+            let expected = bits + ranks * (at as i64 % 1009);
+            assert_eq!(*sum, expected, "seed {seed}, {}: rank {rank}, element {at}", algorithm.name());
+        }
+    }
+}

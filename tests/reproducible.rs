@@ -1,0 +1,154 @@
+//! `FLEXRING_REPRODUCIBLE=1`: the bits of a sum are those of adding the ranks' contributions in rank order,
+//! whatever carries them, whoever adds them, and however the vector is cut.
+
+mod harness;
+mod trees;
+
+use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
+use flexring::{Element, ReduceOp};
+use half::{bf16, f16};
+use harness::{Setup, World, spawn};
+use trees::Random;
+
+/// Numbers of all magnitudes, so that every other order of addition gives other bits.
+fn given(rank: usize, count: usize) -> Vec<f64> {
+    let mut random = Random::new(rank as u64 + 1);
+    let mut number = || {
+        let sign = if random.coin() { 1.0 } else { -1.0 };
+        sign * (1.0 + random.below(1 << 20) as f64 / f64::from(1 << 20))
+            * 2f64.powi(random.below(12) as i32 - 6)
+    };
+    (0..count).map(|_| number()).collect()
+}
+
+/// A type with the sum that its documentation promises: in f32 for 16 bits, rounded once.
+trait Float: Element {
+    fn of(value: f64) -> Self;
+    fn bits(self) -> u64;
+    /// Adds in rank order and divides at last.
+    fn sum(column: &[Self], divide: bool) -> Self;
+}
+
+macro_rules! float {
+    ($type:ty, $wide:ty, $from:expr, $into:expr, $of:expr) => {
+        impl Float for $type {
+            fn of(value: f64) -> Self {
+                $of(value)
+            }
+            fn bits(self) -> u64 {
+                self.to_bits().into()
+            }
+            fn sum(column: &[Self], divide: bool) -> Self {
+                let first: $wide = $from(column[0]);
+                let sum = column[1..].iter().fold(first, |sum, next| sum + $from(*next));
+                $into(if divide { sum / column.len() as $wide } else { sum })
+            }
+        }
+    };
+}
+float!(f32, f32, |x: f32| x, |x: f32| x, |x: f64| x as f32);
+float!(f64, f64, |x: f64| x, |x: f64| x, |x: f64| x);
+float!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64);
+float!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64);
+
+fn check<T: Product>(setup: &Setup, count: usize) {
+    let ranks = setup.ranks;
+    let columns: Vec<Vec<T>> =
+        (0..ranks).map(|rank| given(rank, count).into_iter().map(T::of).collect()).collect();
+    for (op, factor) in [(ReduceOp::Sum, 1.0), (ReduceOp::Avg, 1.0), (ReduceOp::PreMulSum(0.75), 0.75)] {
+        // A factor is applied, and rounded, before anything is added.
+        let scaled = |value: T| if factor == 1.0 { value } else { T::of_product(value, factor) };
+        let expected: Vec<u64> = (0..count)
+            .map(|at| {
+                let column: Vec<T> = columns.iter().map(|column| scaled(column[at])).collect();
+                T::sum(&column, op == ReduceOp::Avg).bits()
+            })
+            .collect();
+        let found = spawn(setup, |comm| {
+            let mut vector = columns[comm.rank()].clone();
+            comm.all_reduce(&mut vector, op).expect("a sum");
+            vector.iter().map(|value| value.bits()).collect::<Vec<_>>()
+        });
+        for (rank, found) in found.iter().enumerate() {
+            assert_eq!(found, &expected, "{:?}, {op:?}, {} at rank {rank}: {setup:?}", T::DTYPE, count);
+        }
+    }
+}
+
+trait Product: Float {
+    fn of_product(value: Self, factor: f64) -> Self;
+}
+macro_rules! product {
+    ($($type:ty: $wide:ty, $from:expr, $into:expr;)*) => {$(
+        impl Product for $type {
+            fn of_product(value: Self, factor: f64) -> Self {
+                $into($from(value) * factor as $wide)
+            }
+        }
+    )*};
+}
+product! {
+    f32: f32, |x: f32| x, |x: f32| x;
+    f64: f64, |x: f64| x, |x: f64| x;
+    f16: f32, f16::to_f32, f16::from_f32;
+    bf16: f32, bf16::to_f32, bf16::from_f32;
+}
+
+fn setup(world: World, ranks: usize) -> Setup {
+    let mut setup = Setup::new(world, ranks);
+    setup.config.reproducible = Switch(true);
+    setup
+}
+
+#[test]
+fn the_bits_are_those_of_rank_order_on_every_transport_by_every_algorithm() {
+    for algorithm in trees::algorithms().chain([Algorithm::Auto]) {
+        for (world, ranks) in [(World::Local, 5), (World::Shm, 3), (World::Tcp, 3), (World::Mixed, 5)] {
+            let mut setup = setup(world, ranks);
+            setup.config.algo = algorithm;
+            if algorithm == Algorithm::Hierarchical {
+                setup.config.dimensions = Some(Dimensions(vec![ranks]));
+            }
+            if algorithm == Algorithm::Blueconnect && world == World::Mixed {
+                continue;
+            }
+            check::<f32>(&setup, 7001);
+        }
+    }
+}
+
+#[test]
+fn the_bits_are_those_of_rank_order_for_every_type_size_and_cut() {
+    for (subchunk, small, direct) in [(4096, 0, 0), (8192, 4096, 64 << 10), (64 << 10, 0, 1 << 20)] {
+        for (world, ranks) in [(World::Local, 1), (World::Local, 4), (World::Mixed, 4)] {
+            for lowering in [Lowering::Auto, Lowering::Chain, Lowering::Direct] {
+                let mut setup = setup(world, ranks).lowering(lowering);
+                setup.config.subchunk.0 = subchunk;
+                setup.config.small.0 = small;
+                setup.config.direct.0 = direct;
+                for count in [1, 50, 6000] {
+                    check::<f32>(&setup, count);
+                }
+                check::<f64>(&setup, 3000);
+                check::<f16>(&setup, 3000);
+                check::<bf16>(&setup, 3000);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_it_the_bits_are_still_the_same_on_every_rank_and_in_every_run() {
+    for world in World::ALL {
+        let run = || {
+            spawn(&Setup::new(world, 4), |comm| {
+                let mut vector: Vec<f32> = given(comm.rank(), 9000).into_iter().map(|x| x as f32).collect();
+                comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                vector.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+            })
+        };
+        let first = run();
+        assert!(first.iter().all(|bits| *bits == first[0]), "{world:?}: ranks have different bits");
+        assert_eq!(run(), first, "{world:?}: another run has different bits");
+    }
+}
