@@ -1,0 +1,167 @@
+//! Topologies and plans that users describe: good ones are used, and of bad ones every rank is told the same
+//! sentence before any data moves.
+
+mod harness;
+
+use flexring::bootstrap::{Hub, Identity};
+use flexring::config::{Algorithm, Config, Dimensions, Servers};
+use flexring::plan::file;
+use flexring::plan::planner::{flexreduce, ring};
+use flexring::plan::topology::Topology;
+use flexring::{Error, ErrorKind, ReduceOp};
+use harness::{Setup, World, join, spawn, watched};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A file that is gone when the test is over.
+struct File {
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+fn file(name: &str, text: &str) -> File {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).expect("a file");
+    File { path, _folder: folder }
+}
+
+impl File {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// What each of three ranks is told when they join with settings that `change` makes bad on some of them.
+fn refused(change: impl Fn(usize, &mut Config) + Sync) -> Vec<Error> {
+    watched(Duration::from_secs(60), || {
+        let setup = Setup::new(World::Shm, 3);
+        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        std::thread::scope(|scope| {
+            let rank = |rank| {
+                let (setup, change, id) = (&setup, &change, &id);
+                scope.spawn(move || {
+                    let mut config = setup.config_of(rank);
+                    change(rank, &mut config);
+                    let identity = Identity::from_unique_id(setup.ranks, id, rank).expect("an identity");
+                    join(&config, &identity).expect_err("nobody can join")
+                })
+            };
+            let ranks: Vec<_> = (0..setup.ranks).map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("an error is no panic")).collect()
+        })
+    })
+}
+
+/// All ranks are told `words`.
+fn told(errors: &[Error], kind: ErrorKind, words: &[&str]) {
+    for error in errors {
+        assert_eq!(error.kind(), kind, "{error}");
+        for words in words {
+            assert!(error.message().contains(words), "{error} does not say {words}");
+        }
+    }
+}
+
+#[test]
+fn a_topology_that_does_not_fit_the_ranks_names_the_culprit_on_every_rank() {
+    let short = |text: &'static str| refused(move |_, config| config.topology = Some(text.to_owned()));
+    told(&short("1+1"), ErrorKind::InvalidSetting, &["FLEXRING_TOPOLOGY=1+1", "leaves out rank 2"]);
+    told(
+        &short("2+2"),
+        ErrorKind::InvalidSetting,
+        &["FLEXRING_TOPOLOGY=2+2", "names rank 3, but there are 3 ranks"],
+    );
+    told(&short("1+1+1@0G"), ErrorKind::InvalidSetting, &["1+1+1@0G", "\"0G\" is no bandwidth at all"]);
+    told(&short("/nowhere/at.all"), ErrorKind::InvalidSetting, &["/nowhere/at.all", "cannot be read"]);
+    for (first, second, words) in
+        [("[0, 1]", "[1, 2]", "rank 1"), ("[0]", "[1]", "rank 2"), ("[0, 1]", "[3]", "rank 2")]
+    {
+        let text =
+            format!("[[node]]\nname = \"a\"\nranks = {first}\n[[node]]\nname = \"b\"\nranks = {second}\n");
+        let file = file("topology.toml", &text);
+        let errors = refused(|_, config| config.topology = Some(file.name()));
+        told(&errors, ErrorKind::InvalidSetting, &["topology.toml", words]);
+    }
+}
+
+#[test]
+fn a_plan_that_loses_or_doubles_a_contribution_is_not_run() {
+    let plan = file::write(&ring::plan(&Topology::from_names(&["a", "a", "a"])), None);
+    let lossy = plan.replacen(
+        "\"participants\": [\n            1,\n            2,\n            0",
+        "\"participants\": [\n            2,\n            0",
+        1,
+    );
+    assert_ne!(lossy, plan);
+    let loses = file("loses.json", &lossy);
+    let name = loses.name();
+    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
+    told(
+        &errors,
+        ErrorKind::InvalidSetting,
+        &["loses.json", "the contribution of rank 1 to [0, 1/3) is missing"],
+    );
+
+    let group = r#"{"span":{"start":"0","end":"1"},"participants":[0,1,2],"root":0}"#;
+    let doubles =
+        format!(r#"{{"name":"twice","world":3,"levels":[{{"groups":[{group}]}},{{"groups":[{group}]}}]}}"#);
+    let doubles = file("doubles.json", &doubles);
+    let name = doubles.name();
+    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
+    told(&errors, ErrorKind::InvalidSetting, &["doubles.json", "is counted more than once"]);
+}
+
+#[test]
+fn dimensions_servers_and_shapes_that_do_not_fit_are_told() {
+    let errors = refused(|_, config| {
+        config.algo = Algorithm::Hierarchical;
+        config.dimensions = Some(Dimensions(vec![2, 2]));
+    });
+    told(&errors, ErrorKind::InvalidSetting, &["dimensions 2x2 have 4 points, but there are 3 ranks"]);
+    let errors = refused(|_, config| {
+        config.algo = Algorithm::ParameterServer;
+        config.servers = Some(Servers(vec![0, 7]));
+    });
+    told(&errors, ErrorKind::InvalidSetting, &["server 7 is not a rank: there are 3, from 0"]);
+    let errors = refused(|_, config| {
+        config.algo = Algorithm::Blueconnect;
+        config.topology = Some("2+1".to_owned());
+    });
+    told(&errors, ErrorKind::InvalidSetting, &["BlueConnect needs a symmetric topology"]);
+}
+
+#[test]
+fn ranks_that_read_different_topologies_do_not_start() {
+    let errors = refused(|rank, config| {
+        config.topology = Some(if rank == 2 { "1+2" } else { "2+1" }.to_owned());
+    });
+    told(&errors, ErrorKind::Disagreement, &["ranks 0 and 2 made different plans"]);
+    // One rank alone has a bad file, and all are told.
+    let errors = refused(|rank, config| {
+        config.topology = Some(if rank == 1 { "1+1" } else { "2+1" }.to_owned());
+    });
+    told(&errors, ErrorKind::InvalidSetting, &["leaves out rank 2"]);
+}
+
+#[test]
+fn described_topologies_and_plans_are_used() {
+    let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
+    let plan = file("plan.json", &file::write(&flexreduce::plan(&topology).expect("small"), Some(60)));
+    let short = |config: &mut Config| config.topology = Some("2+3".to_owned());
+    let from_file = |config: &mut Config| config.plan_file = Some(plan.name());
+    for change in [&short as &dyn Fn(&mut Config), &from_file] {
+        for world in World::ALL {
+            let mut setup = Setup::new(world, 5);
+            change(&mut setup.config);
+            spawn(&setup, |comm| {
+                assert!(comm.summary().contains("flexreduce"), "{}", comm.summary());
+                for count in [1, 60, 50_000] {
+                    let mut vector = vec![1i32 << comm.rank(); count];
+                    comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                    assert!(vector.iter().all(|sum| *sum == 31), "{world:?}, {count}");
+                }
+            });
+        }
+    }
+}
