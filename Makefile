@@ -6,7 +6,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Debian packages that tests need beyond Rust; without root they are named, not installed.
 PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
 
-.PHONY: all build test lint bench install setup test-rust test-loom
+.PHONY: all build test lint bench bench-lab install setup test-rust test-loom
 
 all: build
 
@@ -30,6 +30,11 @@ lint:
 
 bench: build
 	bench/run.sh
+
+# Clusters of network namespaces, beside Gloo, Open MPI and what the links allow; needs root, takes some minutes.
+bench-lab: build
+	@bench/setup.sh gcc libopenmpi-dev openmpi-bin python3-torch iproute2 iperf3 python3
+	bench/lab_compare.py --out bench/out/lab.json
 
 setup:
 	@bench/setup.sh $(PACKAGES)

@@ -8,23 +8,14 @@ Prints a table and, with --out FILE, writes JSON. Needs a release build, and mpi
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-FLEXRING = ROOT / "target/release/flexring"
+import lab
+from common import FLEXRING, build_ompi, need_flexring, run, write
+
 ROUNDS = 3
-
-
-def run(command, **kwargs):
-    return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE, **kwargs).stdout
 
 
 def perf(arguments, before=(), **kwargs):
@@ -35,8 +26,7 @@ def perf(arguments, before=(), **kwargs):
 
 
 def node(folder):
-    program = Path(folder) / "ompi_allreduce"
-    run(["mpicc", "-O2", ROOT / "bench/peers/ompi_allreduce.c", "-o", program])
+    program = build_ompi(folder)
     results = []
     for size, iterations in ((8, 20000), (1 << 20, 300), (128 << 20, 10)):
         ours, theirs = [], []
@@ -62,27 +52,9 @@ def node(folder):
 
 
 def link(_folder):
-    nodes, addresses = os.environ["LAB_NODES"].split(), os.environ["LAB_ADDRESSES"].split()
-    inside = lambda number: ["ip", "netns", "exec", nodes[number]]
-    server = subprocess.Popen([*inside(1), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL)
-    try:
-        for attempt in range(50):
-            client = subprocess.run([*inside(0), "iperf3", "-c", addresses[1], "-t", "5", "-J"], text=True, stdout=subprocess.PIPE)
-            if client.returncode == 0:
-                break
-        wire = json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"]
-    finally:
-        server.kill()
-        server.wait()
+    wire = lab.iperf3(0, 1, seconds=5)
     size = 64 << 20
-    meeting = {"FLEXRING_WORLD_SIZE": "2", "FLEXRING_MASTER_ADDR": addresses[0], "FLEXRING_MASTER_PORT": "29400"}
-    arguments = ["-b", size, "-e", size, "-n", 50, "-w", 0, "-c", 0, "--memory", "heap"]
-    environment = lambda rank: {**os.environ, **meeting, "FLEXRING_RANK": str(rank)}
-    other = subprocess.Popen([str(word) for word in [*inside(1), FLEXRING, "perf", *arguments]], env=environment(1), stdout=subprocess.DEVNULL)
-    try:
-        row = perf(arguments, before=inside(0), env=environment(0))[0]
-    finally:
-        other.wait(timeout=60)
+    row = lab.flexring([0, 1], ["-b", size, "-e", size, "-n", 50, "-w", 0, "-c", 0, "--memory", "heap"], limit=180)
     ours = row["out_of_place"]
     # With two ranks every byte of the vector crosses the link once in each direction.
     moved = size * 8 / (ours["median"] * 1e-6)
@@ -97,22 +69,11 @@ def main():
     parser.add_argument("what", choices=("node", "link"))
     parser.add_argument("--out")
     options = parser.parse_args()
-    if not FLEXRING.exists():
-        sys.exit(f"{FLEXRING} is not there: cargo build --release")
+    need_flexring()
     with tempfile.TemporaryDirectory() as folder:
         results = {"node": node, "link": link}[options.what](folder)
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    report = {
-        "date": datetime.date.today().isoformat(),
-        "what": options.what,
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release().split("-")[0],
-        "load_at_end": os.getloadavg()[0],
-        "results": results,
-    }
     if options.out:
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+        write(options.out, options.what, results)
 
 
 main()

@@ -1,0 +1,44 @@
+"""What the scripts that measure share."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FLEXRING = ROOT / "target/release/flexring"
+
+
+def run(command, **kwargs):
+    return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE, **kwargs).stdout
+
+
+def need_flexring():
+    if not FLEXRING.exists():
+        sys.exit(f"{FLEXRING} is not there: cargo build --release")
+
+
+def build_ompi(folder):
+    """The Open MPI peer, compiled into `folder`."""
+    program = Path(folder) / "ompi_allreduce"
+    run(["mpicc", "-O2", ROOT / "bench/peers/ompi_allreduce.c", "-o", program])
+    return program
+
+
+def write(path, what, results):
+    """Writes `results` with what they were seen on, as JSON."""
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "what": what,
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "kernel": platform.release().split("-")[0],
+        "load_at_end": os.getloadavg()[0],
+        "results": results,
+    }
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(report, indent=1) + "\n")

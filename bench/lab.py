@@ -1,0 +1,152 @@
+"""What is measured inside bench/lab.sh. Nodes are told by number; `places` gives every rank its node."""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections import Counter
+
+from common import FLEXRING, ROOT
+
+NODES = os.environ.get("LAB_NODES", "").split()
+ADDRESSES = os.environ.get("LAB_ADDRESSES", "").split()
+SUBNET = "198.18.0.0/24"
+
+
+class Failure(Exception):
+    """Something that was measured failed or took too long."""
+
+
+def inside(node):
+    """What goes before a command to run it on `node`."""
+    return ["ip", "netns", "exec", NODES[node]]
+
+
+def clear():
+    """Ends what still runs on the nodes: all of it was started here."""
+    for node in NODES:
+        pids = subprocess.run(["ip", "netns", "pids", node], text=True, stdout=subprocess.PIPE).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), 9)
+
+
+def together(commands, limit):
+    """Runs pairs of a command and its environment side by side, and returns what the first prints.
+
+    If one of them fails, or `limit` seconds pass, all are ended.
+    """
+    processes = []
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+        def fail(why):
+            errors.seek(0)
+            raise Failure("\n".join([why, *errors.read().splitlines()[-10:]]))
+
+        try:
+            for command, environment in commands:
+                out = subprocess.DEVNULL if processes else printed
+                words = [str(word) for word in command]
+                processes.append(subprocess.Popen(words, env={**os.environ, **environment}, stdout=out, stderr=errors))
+            deadline = time.monotonic() + limit
+            while None in (states := [process.poll() for process in processes]):
+                if any(states):
+                    break
+                if time.monotonic() > deadline:
+                    fail(f"not done after {limit} s")
+                time.sleep(0.05)
+            if any(states):
+                number = next(number for number, state in enumerate(states) if state)
+                fail(f"process {number} of {len(states)} ended with status {states[number]}")
+            printed.seek(0)
+            return printed.read()
+        finally:
+            # mpirun takes its ranks down if it is asked to end.
+            for process in processes:
+                process.terminate()
+            patience = time.monotonic() + 5
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=max(0, patience - time.monotonic()))
+            clear()
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def iperf3(sender, receiver, seconds):
+    """Bits per second that iperf3 moves from one node to another."""
+    server = subprocess.Popen([*inside(receiver), "iperf3", "-s"], stdout=subprocess.DEVNULL)
+    # The first second, in which TCP finds its speed, is left out.
+    command = [*inside(sender), "iperf3", "-c", ADDRESSES[receiver], "-O", "1", "-t", str(seconds), "-J"]
+    try:
+        # The server may not listen yet, and a client may end without a result and yet with status 0.
+        deadline = time.monotonic() + 4 * seconds
+        while time.monotonic() < deadline:
+            said = subprocess.run(command, text=True, stdout=subprocess.PIPE, timeout=seconds + 20).stdout
+            with contextlib.suppress(KeyError, ValueError):
+                return json.loads(said)["end"]["sum_received"]["bits_per_second"]
+            time.sleep(0.1)
+        raise Failure(f"iperf3: {said[-400:]}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def flexring(places, arguments, limit, **settings):
+    """The row that `flexring perf` measures. Namespaces of their own make the nodes nodes."""
+    world = {
+        "FLEXRING_WORLD_SIZE": str(len(places)),
+        "FLEXRING_MASTER_ADDR": ADDRESSES[places[0]],
+        "FLEXRING_MASTER_PORT": "29400",
+        **settings,
+    }
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        commands = []
+        for rank, place in enumerate(places):
+            command = [*inside(place), FLEXRING, "perf", *arguments, *([] if rank else ["--json", file.name])]
+            commands.append((command, {**world, "FLEXRING_RANK": str(rank)}))
+        together(commands, limit)
+        return json.load(open(file.name))["rows"][0]
+
+
+def gloo(places, python, size, iterations, limit):
+    environment = {
+        "MASTER_ADDR": ADDRESSES[places[0]],
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": "up0",
+        "OMP_NUM_THREADS": "1",
+    }
+    namespaces = [NODES[place] for place in places]
+    command = [python, ROOT / "bench/peers/gloo_ranks.py", *namespaces, "--", size, iterations, 0, "--each"]
+    return measured(together([(command, environment)], limit))
+
+
+def open_mpi(places, program, size, iterations, limit):
+    options = {
+        "plm_rsh_agent": ROOT / "bench/peers/ompi_rsh.sh",
+        "plm_rsh_no_tree_spawn": 1,
+        "orte_leave_session_attached": 1,
+        "oob_tcp_if_include": SUBNET,
+        "btl_tcp_if_include": SUBNET,
+        "pml": "ob1",
+        "btl": "self,vader,tcp",
+    }
+    hosts = ",".join(f"{NODES[place]}:{ranks}" for place, ranks in sorted(Counter(places).items()))
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", len(places), "--host", hosts]
+    for option, value in options.items():
+        mpirun += ["--mca", option, value]
+    mpirun += [program, size, iterations, 0, "in", "each"]
+    # mpirun is started as its daemons are, on the node of rank 0.
+    command = [options["plm_rsh_agent"], NODES[places[0]], "exec " + shlex.join(str(word) for word in mpirun)]
+    return measured(together([(command, {})], limit))
+
+
+def measured(printed):
+    """What a peer printed."""
+    result = json.loads(printed.strip().splitlines()[-1])
+    if result["wrong"]:
+        raise Failure(f"{result['library']}: {result['wrong']} elements are wrong")
+    return result
