@@ -4,7 +4,11 @@
 mod harness;
 
 use flexring::bootstrap::{Hub, Identity};
-use flexring::config::Size;
+use flexring::config::{Lowering, Size};
+use flexring::plan::lowering::Plan;
+use flexring::plan::planner::tree;
+use flexring::plan::topology::Topology;
+use flexring::plan::verifier::Proven;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use harness::{Setup, World, join, spawn, spawn_processes, watched};
 use std::sync::Barrier;
@@ -66,6 +70,27 @@ fn other_operations_and_types_are_disagreements_too() {
         });
         for error in &errors {
             assert!(error.message().contains("int32") && error.message().contains("float"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_use_different_plans_are_told_so() {
+    for world in World::ALL {
+        for count in [3, 5000] {
+            let all = Barrier::new(4);
+            let errors = spawn(&Setup::new(world, 4), |comm| {
+                let topology = Topology::from_names(&["one"; 4]);
+                let schedule = if comm.rank() == 2 { tree::star(&topology) } else { tree::binary(&topology) };
+                let plan = Plan::on(schedule, &topology, Lowering::Direct);
+                comm.use_plan(&Proven::new(plan).expect("a good plan")).expect("for four ranks");
+                all.wait();
+                failing(&comm, count, ReduceOp::Sum)
+            });
+            for error in &errors {
+                assert_eq!(error.kind(), ErrorKind::Disagreement, "{world:?}: {error}");
+                assert!(error.message().contains("different programs"), "{world:?}: {error}");
+            }
         }
     }
 }

@@ -129,7 +129,9 @@ impl Plans {
 
     fn install(&mut self, key: Key, executor: &mut Executor) -> Result<Installed> {
         let program = Arc::new(self.plan(key.0).program(self.rank, key.1));
-        let digest = self.digest() ^ program.digest;
+        // Each has the plan's own digest in it, which must not cancel out.
+        let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
+        let digest = xxh3_64(&both.to_le_bytes());
         let installed = Installed { digest, path: executor.install(program)? };
         self.installed.insert(key, installed);
         Ok(installed)
