@@ -35,7 +35,7 @@ typedef enum {
     FLEXRING_SYSTEM_ERROR = 3,
     // The ranks could not find each other.
     FLEXRING_RENDEZVOUS_FAILED = 4,
-    // Ranks differ in version, settings, program, count, type or operation.
+    // Ranks differ in version, settings, program, collective, root, count, type or operation.
     FLEXRING_DISAGREEMENT = 5,
     // A rank died or its connection broke.
     FLEXRING_PEER_LOST = 6,
@@ -205,7 +205,62 @@ flexring_result flexring_all_reduce(const void *send,
                                     flexring_comm *comm,
                                     void *stream);
 
-// The same without waiting: the call runs while the caller goes on, after all earlier calls of this
+// Reduces the vectors at `send` of all ranks, `recv_count` elements for each rank; rank r ends with the r-th
+// `recv_count` of them at `recv`. In place: `recv` is `send` plus this rank times `recv_count` elements.
+//
+// The caller promises:
+// `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm` is
+// NULL or a live handle.
+flexring_result flexring_reduce_scatter(const void *send,
+                                        void *recv,
+                                        size_t recv_count,
+                                        flexring_dtype dtype,
+                                        flexring_op op,
+                                        flexring_comm *comm,
+                                        void *stream);
+
+// Gathers the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on every rank. In
+// place: `send` is `recv` plus this rank times `send_count` elements.
+//
+// The caller promises:
+// `send` is valid for reading `send_count` elements, `recv` for writing `send_count` for each rank; `comm` is
+// NULL or a live handle.
+flexring_result flexring_all_gather(const void *send,
+                                    void *recv,
+                                    size_t send_count,
+                                    flexring_dtype dtype,
+                                    flexring_comm *comm,
+                                    void *stream);
+
+// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. In place: `recv` is `send`.
+// The `send` of other ranks is not looked at.
+//
+// The caller promises:
+// On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or a
+// live handle.
+flexring_result flexring_broadcast(const void *send,
+                                   void *recv,
+                                   size_t count,
+                                   flexring_dtype dtype,
+                                   int root,
+                                   flexring_comm *comm,
+                                   void *stream);
+
+// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. In place: `recv` is `send`.
+// The `recv` of other ranks is not looked at.
+//
+// The caller promises:
+// `send` is valid for reading, on the root `recv` for writing `count` elements; `comm` is NULL or a live handle.
+flexring_result flexring_reduce(const void *send,
+                                void *recv,
+                                size_t count,
+                                flexring_dtype dtype,
+                                flexring_op op,
+                                int root,
+                                flexring_comm *comm,
+                                void *stream);
+
+// flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
 // communicator. The buffers belong to flexring until flexring_wait has returned for the request.
 //
 // The caller promises:

@@ -3,29 +3,10 @@
 mod harness;
 
 use flexring::config::Lowering;
-use flexring::{Communicator, DType, Element, ReduceOp};
+use flexring::{Communicator, DType, ReduceOp};
 use half::{bf16, f16};
-use harness::{Setup, World, spawn};
+use harness::{Number, Setup, World, spawn};
 use proptest::prelude::*;
-
-/// An element type as the tests see it: small whole numbers are exact in all of them.
-trait Number: Element + PartialEq + std::fmt::Debug {
-    fn of(value: i64) -> Self;
-}
-
-macro_rules! numbers {
-    ($($ty:ty: $of:expr),* $(,)?) => {$(
-        impl Number for $ty {
-            fn of(value: i64) -> Self { ($of)(value) }
-        }
-    )*};
-}
-
-numbers! {
-    i8: |value| value as i8, u8: |value| value as u8, i32: |value| value as i32, u32: |value| value as u32,
-    i64: |value| value, u64: |value| value as u64, f32: |value| value as f32, f64: |value| value as f64,
-    f16: |value| f16::from_f32(value as f32), bf16: |value| bf16::from_f32(value as f32),
-}
 
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(2.0)];

@@ -51,6 +51,11 @@ fn four_processes_reduce_every_type_and_operation() {
 }
 
 #[test]
+fn four_processes_scatter_gather_broadcast_and_reduce() {
+    passes("siblings");
+}
+
+#[test]
 fn bad_input_is_refused_in_words_and_touches_nothing() {
     passes("bad_input");
 }

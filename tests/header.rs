@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which a reader of the header wants them.
-const SOURCES: [&str; 5] = ["status", "unique_id", "comm", "buffer", "reduce"];
+const SOURCES: [&str; 6] = ["status", "unique_id", "comm", "buffer", "types", "collectives"];
 
 const INTRODUCTION: &str = "\
 /*

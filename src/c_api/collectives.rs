@@ -181,8 +181,8 @@ pub unsafe extern "C" fn flexring_all_gather(
     }
 }
 
-/// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. The others' `send` is not
-/// looked at.
+/// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. In place: `recv` is `send`.
+/// The `send` of other ranks is not looked at.
 ///
 /// # Safety
 /// On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or a
@@ -207,8 +207,8 @@ pub unsafe extern "C" fn flexring_broadcast(
     }
 }
 
-/// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. The others' `recv` is not
-/// looked at.
+/// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. In place: `recv` is `send`.
+/// The `recv` of other ranks is not looked at.
 ///
 /// # Safety
 /// `send` is valid for reading, on the root `recv` for writing `count` elements; `comm` is NULL or a live handle.
@@ -239,7 +239,7 @@ pub struct flexring_request {
     outcome: Arc<Outcome>,
 }
 
-/// The same without waiting: the call runs while the caller goes on, after all earlier calls of this
+/// flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
 /// communicator. The buffers belong to flexring until flexring_wait has returned for the request.
 ///
 /// # Safety

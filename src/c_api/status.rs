@@ -20,7 +20,7 @@ pub enum flexring_result {
     FLEXRING_SYSTEM_ERROR = 3,
     /// The ranks could not find each other.
     FLEXRING_RENDEZVOUS_FAILED = 4,
-    /// Ranks differ in version, settings, program, count, type or operation.
+    /// Ranks differ in version, settings, program, collective, root, count, type or operation.
     FLEXRING_DISAGREEMENT = 5,
     /// A rank died or its connection broke.
     FLEXRING_PEER_LOST = 6,

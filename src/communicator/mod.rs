@@ -182,6 +182,17 @@ impl Communicator {
         })
     }
 
+    /// The same with the result in `vector` itself: rank r's part of it is where the r-th part of `vector` was.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into`](Self::all_reduce_into).
+    pub fn reduce_scatter_in_place<T: Element>(&self, vector: &mut [T], op: ReduceOp) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            let part = self.part_of::<T>(piece);
+            self.run(&self.asker().reduce_scatter(piece, part, T::DTYPE, op)?)
+        })
+    }
+
     /// Gathers the vectors `send` of all ranks, one after the other, in `receive` on every rank, which is as many
     /// times as long as there are ranks.
     ///
@@ -190,6 +201,17 @@ impl Communicator {
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         memory::lend(send, receive, |input, output| {
             self.run(&self.asker().all_gather(input, output, T::DTYPE)?)
+        })
+    }
+
+    /// The same with what rank r gives in the r-th part of its own `vector`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into`](Self::all_reduce_into).
+    pub fn all_gather_in_place<T: Element>(&self, vector: &mut [T]) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            let part = self.part_of::<T>(piece);
+            self.run(&self.asker().all_gather(part, piece, T::DTYPE)?)
         })
     }
 
@@ -203,6 +225,16 @@ impl Communicator {
         })
     }
 
+    /// The same from the root's `send`. That of the others is not looked at and may be empty.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast).
+    pub fn broadcast_into<T: Element>(&self, send: &[T], receive: &mut [T], root: Rank) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.asker().broadcast(input, output, T::DTYPE, root)?)
+        })
+    }
+
     /// Reduces the vectors of all ranks; `root` ends with the result in `vector`, the others' stay as they are.
     ///
     /// # Errors
@@ -210,6 +242,22 @@ impl Communicator {
     pub fn reduce<T: Element>(&self, vector: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
             self.run(&self.asker().reduce(piece, piece, T::DTYPE, op, root)?)
+        })
+    }
+
+    /// The same with the result in the root's `receive`. That of the others is not looked at and may be empty.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast).
+    pub fn reduce_into<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.asker().reduce(input, output, T::DTYPE, op, root)?)
         })
     }
 
@@ -256,6 +304,13 @@ impl Communicator {
     /// error on every rank.
     pub fn abort(&self) {
         self.core.watch.abort(&self.core.fault, self.core.rank);
+    }
+
+    /// This rank's part of a vector that has one for each rank. A vector that cannot be divided into whole
+    /// elements so is told by the parts being too short.
+    fn part_of<T: Element>(&self, vector: Piece) -> Piece {
+        let bytes = vector.len() / size_of::<T>() / self.core.world * size_of::<T>();
+        vector.narrow(self.core.rank * bytes, bytes)
     }
 
     /// The same as plain bytes, for somebody who keeps the address only.

@@ -85,6 +85,33 @@ static void numbers_are_checked(void) {
     EXPECT(INVALID, "-1", flexring_all_reduce(send, recv, 1, FLEXRING_UINT8, negative, comm, NULL));
 }
 
+static void the_siblings_are_checked(void) {
+    const int f32 = FLEXRING_FLOAT32;
+    const flexring_op sum = FLEXRING_SUM;
+    EXPECT(INVALID, "communicator is NULL", flexring_reduce_scatter(send, recv, 8, f32, sum, NULL, NULL));
+    EXPECT(INVALID, "communicator is NULL", flexring_all_gather(send, recv, 8, f32, NULL, NULL));
+    EXPECT(INVALID, "communicator is NULL", flexring_broadcast(send, recv, 8, f32, 0, NULL, NULL));
+    EXPECT(INVALID, "communicator is NULL", flexring_reduce(send, recv, 8, f32, sum, 0, NULL, NULL));
+    EXPECT(INVALID, "send buffer is NULL", flexring_reduce_scatter(NULL, recv, 8, f32, sum, comm, NULL));
+    EXPECT(INVALID, "receive buffer is NULL", flexring_all_gather(send, NULL, 8, f32, comm, NULL));
+    /* This rank is the root, so both of its buffers count. */
+    EXPECT(INVALID, "send buffer is NULL", flexring_broadcast(NULL, recv, 8, f32, 0, comm, NULL));
+    EXPECT(INVALID, "receive buffer is NULL", flexring_reduce(send, NULL, 8, f32, sum, 0, comm, NULL));
+    EXPECT(INVALID, "root -1", flexring_broadcast(send, recv, 8, f32, -1, comm, NULL));
+    EXPECT(INVALID, "root 1 is not a rank", flexring_broadcast(send, recv, 8, f32, 1, comm, NULL));
+    EXPECT(INVALID, "root 2147483647", flexring_reduce(send, recv, 8, f32, sum, INT_MAX, comm, NULL));
+    EXPECT(INVALID, "not aligned", flexring_reduce_scatter((char *)send + 1, recv, 8, f32, sum, comm, NULL));
+    EXPECT(INVALID, "not aligned", flexring_all_gather(send, (char *)recv + 2, 8, f32, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_reduce_scatter(send, send + 1, 8, f32, sum, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_all_gather(send + 1, send, 8, f32, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_broadcast(send, send + 7, 8, f32, 0, comm, NULL));
+    EXPECT(INVALID, "overlap", flexring_reduce(send + 7, send, 8, f32, sum, 0, comm, NULL));
+    EXPECT(INVALID, "more than any memory", flexring_all_gather(send, recv, SIZE_MAX, f32, comm, NULL));
+    EXPECT(INVALID, "flexring_dtype", flexring_broadcast(send, recv, 8, 10, 0, comm, NULL));
+    EXPECT(INVALID, "flexring_op", flexring_reduce(send, recv, 8, f32, 5, 0, comm, NULL));
+    EXPECT(FLEXRING_UNSUPPORTED, "stream", flexring_broadcast(send, recv, 8, f32, 0, comm, SENTINEL));
+}
+
 static void requests_are_checked(void) {
     const int f32 = FLEXRING_FLOAT32;
     flexring_request *request = SENTINEL;
@@ -146,6 +173,7 @@ int main(void) {
     settings_are_quoted();
     buffers_are_checked();
     numbers_are_checked();
+    the_siblings_are_checked();
     requests_are_checked();
     memory_is_checked();
     sentences_belong_to_their_thread();

@@ -2,6 +2,11 @@
 //! watchdog.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(unused_imports, reason = "each test binary uses a part of it")]
+
+mod number;
+
+pub use number::Number;
 
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::{Config, Lowering, Size, TransportChoice};

@@ -1,0 +1,152 @@
+/* Four processes reduce-scatter, all-gather, broadcast and reduce: out of place, in place as NCCL has it, and with
+ * NULL where a rank has nothing to give or to get. Over shared memory and over TCP. */
+#include "check.h"
+
+#include <stdint.h>
+#include <sys/wait.h>
+
+enum { WORLD = 4 };
+
+#define INVALID FLEXRING_INVALID_ARGUMENT
+#define SENTINEL (-77)
+
+/* Each rank has seven bits of its own, so a sum tells who is missing or counted twice. */
+static int32_t value(int rank, size_t i) { return (int32_t)(i % 61 + 1) << 7 * rank; }
+
+static int32_t sum(size_t i) {
+    int32_t all = 0;
+    for (int rank = 0; rank < WORLD; rank++) all += value(rank, i);
+    return all;
+}
+
+/* Memory for one vector: every other one is memory that the ranks share. */
+static int32_t *vector(flexring_comm *comm, int shared, size_t count) {
+    void *memory = malloc(count * sizeof(int32_t));
+    if (shared) {
+        free(memory);
+        WORKS(flexring_alloc(comm, count * sizeof(int32_t), &memory));
+    }
+    CHECK(memory != NULL);
+    for (size_t i = 0; i < count; i++) ((int32_t *)memory)[i] = SENTINEL;
+    return memory;
+}
+
+static void give_back(flexring_comm *comm, int shared, int32_t *vector) {
+    if (shared) WORKS(flexring_free(comm, vector));
+    else free(vector);
+}
+
+static void reduce_scatter(flexring_comm *comm, int rank, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, WORLD * count), *recv = vector(comm, shared, count);
+    size_t own = (size_t)rank * count, next = (size_t)(rank + 1) % WORLD * count;
+    for (size_t i = 0; i < WORLD * count; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_reduce_scatter(send, recv, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == sum(own + i));
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(send[i] == value(rank, i));
+
+    EXPECT(INVALID, "overlap", flexring_reduce_scatter(send, send + next, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
+    WORKS(flexring_reduce_scatter(send, send + own, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(send[own + i] == sum(own + i));
+    give_back(comm, shared, send), give_back(comm, shared, recv);
+}
+
+static void all_gather(flexring_comm *comm, int rank, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, count), *recv = vector(comm, shared, WORLD * count);
+    size_t own = (size_t)rank * count, next = (size_t)(rank + 1) % WORLD * count;
+    for (size_t i = 0; i < count; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_all_gather(send, recv, count, FLEXRING_INT32, comm, NULL));
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i));
+
+    for (size_t i = 0; i < WORLD * count; i++) recv[i] = i / count == (size_t)rank ? send[i % count] : SENTINEL;
+    EXPECT(INVALID, "overlap", flexring_all_gather(recv + next, recv, count, FLEXRING_INT32, comm, NULL));
+    WORKS(flexring_all_gather(recv + own, recv, count, FLEXRING_INT32, comm, NULL));
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
+    give_back(comm, shared, send), give_back(comm, shared, recv);
+}
+
+static void broadcast(flexring_comm *comm, int rank, int root, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, count), *recv = vector(comm, shared, count);
+    for (size_t i = 0; rank == root && i < count; i++) send[i] = value(root, i);
+
+    WORKS(flexring_broadcast(rank == root ? send : NULL, recv, count, FLEXRING_INT32, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, i));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == (rank == root ? value(root, i) : SENTINEL));
+
+    WORKS(flexring_broadcast(send, send, count, FLEXRING_INT32, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(root, i));
+    give_back(comm, shared, send), give_back(comm, shared, recv);
+}
+
+static void reduce(flexring_comm *comm, int rank, int root, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, count), *recv = vector(comm, shared, count);
+    for (size_t i = 0; i < count; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_reduce(send, rank == root ? recv : NULL, count, FLEXRING_INT32, FLEXRING_SUM, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == (rank == root ? sum(i) : SENTINEL));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i));
+    WORKS(flexring_reduce(send, recv, count, FLEXRING_INT32, FLEXRING_MAX, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == (rank == root ? value(WORLD - 1, i) : SENTINEL));
+
+    WORKS(flexring_reduce(send, send, count, FLEXRING_INT32, FLEXRING_SUM, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == (rank == root ? sum(i) : value(rank, i)));
+    give_back(comm, shared, send), give_back(comm, shared, recv);
+}
+
+static void run(int rank, const int pipe[2]) {
+    alarm(120);
+    flexring_unique_id id;
+    if (rank == 0) {
+        WORKS(flexring_get_unique_id(&id));
+        for (int other = 1; other < WORLD; other++) CHECK(write(pipe[1], &id, sizeof id) == sizeof id);
+    } else {
+        CHECK(read(pipe[0], &id, sizeof id) == sizeof id);
+    }
+    flexring_comm *comm;
+    WORKS(flexring_comm_init_rank(&comm, WORLD, id, rank));
+    static const size_t counts[] = {1, 7, 700, 200011};
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+        for (int shared = 0; shared < 2; shared++) {
+            reduce_scatter(comm, rank, shared, counts[c]);
+            all_gather(comm, rank, shared, counts[c]);
+            for (int root = 0; root < WORLD; root++) {
+                broadcast(comm, rank, root, shared, counts[c]);
+                reduce(comm, rank, root, shared, counts[c]);
+            }
+        }
+    WORKS(flexring_reduce_scatter(NULL, NULL, 0, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
+    WORKS(flexring_all_gather(NULL, NULL, 0, FLEXRING_INT32, comm, NULL));
+    WORKS(flexring_broadcast(NULL, NULL, 0, FLEXRING_INT32, 1, comm, NULL));
+    WORKS(flexring_reduce(NULL, NULL, 0, FLEXRING_INT32, FLEXRING_SUM, 2, comm, NULL));
+    WORKS(flexring_comm_free(comm));
+}
+
+static int world_works(const char *transport) {
+    int pipe_ends[2];
+    setenv("FLEXRING_TRANSPORT", transport, 1);
+    CHECK(pipe(pipe_ends) == 0);
+    pid_t ranks[WORLD];
+    for (int rank = 0; rank < WORLD; rank++) {
+        ranks[rank] = fork();
+        CHECK(ranks[rank] >= 0);
+        if (ranks[rank] == 0) {
+            run(rank, pipe_ends);
+            exit(0);
+        }
+    }
+    int works = 1;
+    for (int rank = 0; rank < WORLD; rank++) {
+        int status;
+        CHECK(waitpid(ranks[rank], &status, 0) == ranks[rank]);
+        if (status != 0) fprintf(stderr, "%s: rank %d ended with status %#x\n", transport, rank, status), works = 0;
+    }
+    return works;
+}
+
+int main(void) {
+    if (!world_works("shm") || !world_works("tcp")) return 1;
+    puts("siblings: ok");
+    return 0;
+}
