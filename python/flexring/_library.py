@@ -56,6 +56,10 @@ _SIGNATURES = {
     "flexring_free": [c_void_p, c_void_p],
     "flexring_op_create_premul_sum": [c_float, POINTER(c_uint64)],
     "flexring_all_reduce": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, c_void_p],
+    "flexring_reduce_scatter": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, c_void_p],
+    "flexring_all_gather": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p],
+    "flexring_broadcast": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "flexring_reduce": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_int, c_void_p, c_void_p],
     "flexring_all_reduce_async": [
         c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, POINTER(c_void_p),
     ],

@@ -155,10 +155,33 @@ def pair(send, out):
     """The vectors of a call: what is read and what is written, which are the same without an ``out``."""
     source = vector_of(send)
     target = source if out is None else vector_of(out)
-    if target.read_only:
-        raise ValueError("the result cannot be written to a read-only buffer")
+    written(target)
     if (source.count, source.dtype) != (target.count, target.dtype):
         raise ValueError(
             f"{source.count} x {source.dtype} cannot be reduced into {target.count} x {target.dtype}"
         )
     return source, target
+
+
+def written(vector):
+    """The vector, if it can be written."""
+    if vector.read_only:
+        raise ValueError("the result cannot be written to a read-only buffer")
+    return vector
+
+
+def divided(whole, part, rank, size):
+    """A vector that has a part for each of ``size`` ranks, and the part of ``rank``, which is within the whole
+    unless it is given."""
+    whole = vector_of(whole)
+    if part is None:
+        count = whole.count // size
+        at = whole.address + rank * count * SIZES[whole.dtype]
+        own = Vector(at, count, whole.dtype, whole.owner, whole.read_only)
+    else:
+        own = vector_of(part)
+    if (own.count * size, own.dtype) != (whole.count, whole.dtype):
+        raise ValueError(
+            f"{whole.count} x {whole.dtype} are not {size} parts of {own.count} x {own.dtype}, one for each rank"
+        )
+    return whole, own

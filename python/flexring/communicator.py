@@ -11,7 +11,7 @@ import threading
 import weakref
 
 from ._library import UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
-from ._vector import SIZES, dtype_name, operation, pair
+from ._vector import SIZES, divided, dtype_name, operation, pair, vector_of, written
 
 
 _CTYPES = {
@@ -147,6 +147,54 @@ class Communicator:
         result = vector if out is None else out
         return Request(pointer.value, result, (handle, source.owner, target.owner))
 
+    def reduce_scatter(self, vector, op="sum", out=None):
+        """Reduces the vectors of all ranks, which have a part for each rank; rank r gets the r-th part of the
+        result in ``out``, or without one in that part of ``vector`` itself. Returns where the result is."""
+        handle, number = self._live(), operation(op)
+        whole, part = divided(vector, out, self._rank, self._size)
+        check(
+            library.flexring_reduce_scatter(
+                whole.address, written(part).address, part.count, whole.code, number, handle.pointer, None
+            )
+        )
+        return vector if out is None else out
+
+    def all_gather(self, vector, out=None):
+        """Gathers the vectors of all ranks in ``out``, one after the other in the order of the ranks. Without an
+        ``out`` the vector has a part for each rank, and each rank gives its own part. Returns where the result
+        is."""
+        handle = self._live()
+        whole, part = divided(*(vector, None) if out is None else (out, vector), self._rank, self._size)
+        check(
+            library.flexring_all_gather(
+                part.address, written(whole).address, part.count, part.code, handle.pointer, None
+            )
+        )
+        return vector if out is None else out
+
+    def broadcast(self, vector, root=0):
+        """Makes the vector of every rank what it is on rank ``root``, and returns it."""
+        handle, both = self._live(), written(vector_of(vector))
+        check(
+            library.flexring_broadcast(
+                both.address, both.address, both.count, both.code, self._root(root), handle.pointer, None
+            )
+        )
+        return vector
+
+    def reduce(self, vector, op="sum", root=0):
+        """Reduces the vectors of all ranks into that of rank ``root``; the others stay as they are. Returns the
+        vector."""
+        handle, number, both = self._live(), operation(op), vector_of(vector)
+        if self._root(root) == self._rank:
+            written(both)
+        check(
+            library.flexring_reduce(
+                both.address, both.address, both.count, both.code, number, root, handle.pointer, None
+            )
+        )
+        return vector
+
     def alloc(self, shape, dtype="float32"):
         """An array of zeros in memory that the other ranks of this node read directly, so that reducing it
         copies nothing. A numpy array, or a ctypes array where there is no numpy; ``flexring.torch.alloc`` makes
@@ -196,6 +244,11 @@ class Communicator:
     def __repr__(self):
         state = "" if self._handle is not None else ", closed"
         return f"<flexring.Communicator rank {self._rank} of {self._size}{state}>"
+
+    def _root(self, root):
+        if root not in range(self._size):
+            raise ValueError(f"there is no rank {root} among {self._size}")
+        return root
 
     def _live(self):
         handle = self._handle

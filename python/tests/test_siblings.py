@@ -1,0 +1,151 @@
+"""Reduce-scatter, all-gather, broadcast and reduce."""
+
+import array
+import unittest
+
+import flexring
+from flexring import FlexringError
+
+from .world import WorldTest
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def numbers(*elements):
+    return array.array("i", elements)
+
+
+class Siblings(WorldTest):
+    def test_each_rank_gets_its_part_of_the_reduction(self):
+        def body(comm):
+            vector, out = numbers(*[10**comm.rank * (at + 1) for at in range(6)]), numbers(0, 0)
+            given = list(vector)
+            self.assertIs(comm.reduce_scatter(vector, out=out), out)
+            self.assertEqual(list(vector), given)
+            self.assertIs(comm.reduce_scatter(vector), vector)
+            own = slice(2 * comm.rank, 2 * comm.rank + 2)
+            self.assertEqual(vector[own], out)
+            return list(out)
+
+        self.assertEqual(self.world(3, body), [[111, 222], [333, 444], [555, 666]])
+
+    def test_every_rank_gets_what_all_ranks_give(self):
+        def body(comm):
+            vector, out = bytes([comm.rank, 10 + comm.rank]), bytearray(6)
+            self.assertIs(comm.all_gather(vector, out), out)
+            within = bytearray(6)
+            within[2 * comm.rank : 2 * comm.rank + 2] = vector
+            self.assertIs(comm.all_gather(within), within)
+            self.assertEqual(within, out)
+            return list(out)
+
+        self.assertEqual(self.world(3, body), [[0, 10, 1, 11, 2, 12]] * 3)
+
+    def test_every_rank_gets_what_the_root_has(self):
+        def body(comm):
+            vectors = [numbers(comm.rank, 7 * comm.rank) for _ in range(3)]
+            for root, vector in enumerate(vectors):
+                self.assertIs(comm.broadcast(vector, root=root), vector)
+            return [list(vector) for vector in vectors]
+
+        self.assertEqual(self.world(3, body), [[[0, 0], [1, 7], [2, 14]]] * 3)
+
+    def test_the_root_gets_the_reduction_and_the_others_keep_what_they_have(self):
+        def body(comm):
+            vector = numbers(10**comm.rank, 2)
+            self.assertIs(comm.reduce(vector, op="sum", root=1), vector)
+            # Whoever gets nothing needs not be written to.
+            last = bytes([1, 2]) if comm.rank else bytearray([3, 4])
+            comm.reduce(last, op="prod")
+            return list(vector), list(last)
+
+        others = [1, 2]
+        self.assertEqual(self.world(3, body), [([1, 2], [3, 16]), ([111, 6], others), ([100, 2], others)])
+
+    def test_each_rank_has_a_factor_of_its_own(self):
+        def body(comm):
+            vector = array.array("d", [2, 4])
+            comm.reduce_scatter(vector, op=flexring.premul_sum(0.5 + comm.rank))
+            return vector[comm.rank]
+
+        self.assertEqual(self.world(2, body), [4, 8])
+
+    def test_nothing_is_a_vector_too(self):
+        def body(comm):
+            nothing = numbers()
+            comm.reduce_scatter(nothing)
+            comm.all_gather(nothing, numbers())
+            comm.broadcast(nothing)
+            comm.reduce(nothing)
+
+        self.world(2, body)
+
+    def test_what_cannot_be_done_is_refused_in_words(self):
+        def body(comm):
+            for error, words, call in [
+                (ValueError, "5 x int32 are not 2 parts of 2 x int32", lambda: comm.reduce_scatter(numbers(*range(5)))),
+                (ValueError, "2 parts of 1 x int32", lambda: comm.reduce_scatter(numbers(1, 2, 3, 4), out=numbers(1))),
+                (ValueError, "3 x int32 are not 2 parts", lambda: comm.all_gather(numbers(1), numbers(0, 0, 0))),
+                (ValueError, "8 x uint8 are not", lambda: comm.all_gather(numbers(1), bytearray(8))),
+                (ValueError, "read-only", lambda: comm.all_gather(bytes(2))),
+                (ValueError, "read-only", lambda: comm.reduce_scatter(bytes(2))),
+                (ValueError, "read-only", lambda: comm.broadcast(bytes(2))),
+                (ValueError, "read-only", lambda: comm.reduce(bytes(2), root=comm.rank)),
+                (ValueError, "no rank 2 among 2", lambda: comm.broadcast(numbers(1), root=2)),
+                (ValueError, "no rank -1 among 2", lambda: comm.reduce(numbers(1), root=-1)),
+                (ValueError, "no such operation", lambda: comm.reduce(numbers(1), op="median")),
+                (TypeError, "has no buffer", lambda: comm.broadcast([1, 2])),
+            ]:
+                with self.assertRaisesRegex(error, words):
+                    call()
+            comm.close()
+            with self.assertRaisesRegex(FlexringError, "closed"):
+                comm.broadcast(numbers(1))
+
+        self.world(2, body)
+
+    def test_different_roots_are_told_to_everybody(self):
+        def body(comm):
+            try:
+                comm.broadcast(numbers(*range(5000)), root=comm.rank)
+            except FlexringError as error:
+                return error
+
+        for error in self.world(2, body):
+            self.assertEqual(error.code, FlexringError.DISAGREEMENT)
+            self.assertIn("from rank 1", str(error))
+
+    @unittest.skipIf(numpy is None, "no numpy")
+    def test_arrays_of_shared_memory(self):
+        def body(comm):
+            vector, out = comm.alloc((2, 3000)), comm.alloc(3000)
+            vector[:] = comm.rank + 1
+            comm.reduce_scatter(vector, op="avg", out=out)
+            numpy.testing.assert_array_equal(out, numpy.full(3000, 1.5, "float32"))
+            out[:] = comm.rank
+            comm.all_gather(out, vector)
+            numpy.testing.assert_array_equal(vector[:, 0], [0, 1])
+            numpy.testing.assert_array_equal(vector[:, 2999], [0, 1])
+
+        self.world(2, body)
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_tensors(self):
+        def body(comm):
+            tensor = torch.full((2, 700), comm.rank + 1, dtype=torch.bfloat16)
+            comm.reduce_scatter(tensor)
+            self.assertTrue(torch.equal(tensor[comm.rank], torch.full((700,), 3, dtype=torch.bfloat16)))
+            comm.broadcast(comm.all_gather(tensor), root=1)
+            self.assertTrue(torch.equal(tensor, torch.full((2, 700), 3, dtype=torch.bfloat16)))
+            comm.reduce(tensor, op="prod", root=0)
+            return tensor[1, 699].item()
+
+        self.assertEqual(self.world(2, body), [9, 3])
