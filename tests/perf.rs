@@ -137,6 +137,63 @@ fn every_type_and_operation_is_right_in_small_worlds() {
 }
 
 #[test]
+fn every_collective_is_right_and_measured_as_nccl_tests_measure_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    // The column of the root, how many parts a vector has, and how much of it a bus carries.
+    for (collective, root, parts, factor) in [
+        ("all_reduce", -1, 1, 4.0 / 3.0),
+        ("reduce_scatter", -1, 3, 2.0 / 3.0),
+        ("reduce-scatter", -1, 3, 2.0 / 3.0),
+        ("all_gather", -1, 3, 2.0 / 3.0),
+        ("all-gather", -1, 3, 2.0 / 3.0),
+        ("broadcast", 2, 1, 1.0),
+        ("reduce", 2, 1, 1.0),
+    ] {
+        let flags = "--ranks 3 --root 2 -b 48 -e 480000 -f 10000 -d double -o all";
+        let rows = rows(&format!("{flags} --collective {collective} --json {}", path.display()));
+        let reduces = collective.contains("reduce");
+        assert_eq!(
+            rows.len(),
+            if reduces { 6 * 2 } else { 2 },
+            "{collective}: operations, if any, and sizes"
+        );
+        for (row, size) in rows.iter().zip([48, 480_000].into_iter().cycle()) {
+            let count = size / 8 / parts;
+            let head = [size.to_string(), count.to_string(), "double".to_owned()];
+            assert_eq!((&row[..3], &*row[4]), (&head[..], &*root.to_string()), "{collective}");
+            assert_eq!(&*row[3] == "none", !reduces, "{collective}: {row:?}");
+            assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{collective}: {row:?}");
+        }
+        let report = read_json(&path);
+        assert_eq!(report["collective"], collective.replace('-', "_"));
+        for row in report["rows"].as_array().expect("rows") {
+            assert_eq!(row["root"], root);
+            for placement in ["out_of_place", "in_place"] {
+                let timing = |field: &str| row[placement][field].as_f64().expect(field);
+                assert!((timing("busbw") - timing("algbw") * factor).abs() < 1e-9, "{collective}: {row}");
+                let bytes = timing("algbw") * 1e3 * timing("mean_us");
+                assert!((bytes - row["size"].as_f64().expect("a size")).abs() < 1e-3, "{collective}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_is_right_in_every_collective_over_every_transport() {
+    for collective in ["reduce-scatter", "all-gather", "broadcast", "reduce"] {
+        for flags in ["--transport shm", "--transport tcp", "--memory heap", "--algo tree"] {
+            // Some of these sizes divide into no parts, and some into parts of no elements.
+            let rows =
+                rows(&format!("--ranks 3 -b 7 -e 70000 -f 100 -d all --collective {collective} {flags}"));
+            assert_eq!(rows.len(), 10 * 3, "types and sizes");
+            let right = |row: &Vec<String>| row[8] == "0" && row[12] == "0";
+            assert!(rows.iter().all(right), "{collective} {flags}: {rows:?}");
+        }
+    }
+}
+
+#[test]
 fn every_transport_and_memory_is_right() {
     for flags in ["--transport shm", "--transport tcp", "--memory heap", "--lowering chain", "--algo ring"] {
         let rows = rows(&format!("--ranks 3 -b 12 -e 1M -f 1000 {flags}"));
@@ -256,6 +313,8 @@ fn flags_that_cannot_be_used_are_quoted() {
         ("-o sub", "sub"),
         ("--algo rign", "rign"),
         ("-b 2M -e 1M", "--minbytes 2M"),
+        ("--collective gather", "expected all_reduce, reduce_scatter, all_gather, broadcast or reduce"),
+        ("--collective reduce --root 1", "--root 1 is not a rank: there are 1, from 0"),
     ] {
         let (output, out, err) = output(&mut flexring(&format!("perf --ranks 1 {flags}")));
         assert_eq!((output.status.code(), &*out), (Some(2), ""), "{flags}: {err}");

@@ -2,27 +2,23 @@
 //!
 //! Owns the vectors of one element type. Must not know how a row is shown, nor which rows there are.
 
-use super::data::{Finding, Pattern};
+use super::check::{Check, Placement};
+use super::collective::{self, Extent};
+use super::data::Finding;
 use super::number::Number;
 use super::options::{Memory, Op, Options};
 use super::report::{Row, Timing};
+use flexring::call::Collective;
 use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
 use std::time::Instant;
 
-/// Two vectors, and a world to reduce them in.
+/// Two vectors, and a world to call with them.
 pub struct Bench<'a, T> {
     comm: &'a Communicator,
     options: &'a Options,
     send: Box<dyn DerefMut<Target = [T]>>,
     receive: Box<dyn DerefMut<Target = [T]>>,
-}
-
-/// Where the result goes.
-#[derive(Clone, Copy, Debug)]
-enum Placement {
-    Apart,
-    InPlace,
 }
 
 /// A row and what its check found on this rank, if anything: out of place and in place.
@@ -46,49 +42,72 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok(Self { comm, options, send: vector()?, receive: vector()? })
     }
 
-    /// Measures and checks one size. `step` is told the time after each call.
+    /// Measures and checks one size, of `bytes` bytes. `step` is told the time after each call.
     ///
     /// # Errors
     /// Whatever a call fails with.
-    pub fn measure(&mut self, op: Op, count: usize, step: &mut dyn FnMut(Instant)) -> Result<Measured> {
-        let pattern = Pattern::<T>::new(op, self.comm.world_size());
+    pub fn measure(&mut self, op: Op, bytes: usize, step: &mut dyn FnMut(Instant)) -> Result<Measured> {
+        let (rank, world) = (self.comm.rank(), self.comm.world_size());
+        let Options { collective, root, .. } = *self.options;
+        let extent = Extent::new(collective, bytes, size_of::<T>(), world);
+        let check = Check::<T>::new(collective, op, root, rank, world);
         let mut notes = Vec::new();
         let mut timed = |placement, words: &str| -> Result<Timing> {
-            pattern.fill(self.comm.rank(), 0, &mut self.send[..count]);
-            pattern.fill(self.comm.rank(), 0, &mut self.receive[..count]);
-            let mut timing = self.time(op, count, placement, step)?;
+            check.fill(0, extent, placement, &mut self.send, &mut self.receive);
+            let mut timing = self.time(op, extent, placement, step)?;
             if self.options.check > 0 {
-                let finding = self.check(&pattern, op, count, placement)?;
+                let finding = self.check(&check, op, extent, placement)?;
                 timing.wrong = Some(self.total(finding.wrong)?);
                 notes.extend(finding.sentence.map(|sentence| format!("{words}: {sentence}")));
             }
             Ok(timing)
         };
         let row = Row {
-            size: count * size_of::<T>(),
-            count,
+            size: extent.whole * size_of::<T>(),
+            count: extent.part,
             dtype: T::DTYPE.name(),
-            redop: op.name(),
+            redop: collective::redop(collective, op),
+            root: collective::root(collective, root),
             out_of_place: timed(Placement::Apart, "out-of-place")?,
             in_place: timed(Placement::InPlace, "in-place")?,
         };
         Ok(Measured { row, notes })
     }
 
-    fn call(&mut self, op: Op, count: usize, placement: Placement) -> Result<()> {
+    fn call(&mut self, op: Op, Extent { whole, part }: Extent, placement: Placement) -> Result<()> {
         let op = op.with_factor(T::factor(self.comm.rank()));
-        match placement {
-            Placement::Apart => {
-                self.comm.all_reduce_into(&self.send[..count], &mut self.receive[..count], op)
+        let (comm, send, receive) = (self.comm, &mut self.send, &mut self.receive);
+        let root = self.options.root;
+        match (self.options.collective, placement) {
+            (Collective::AllReduce, Placement::Apart) => {
+                comm.all_reduce_into(&send[..whole], &mut receive[..whole], op)
             }
-            Placement::InPlace => self.comm.all_reduce(&mut self.receive[..count], op),
+            (Collective::AllReduce, Placement::InPlace) => comm.all_reduce(&mut receive[..whole], op),
+            (Collective::ReduceScatter, Placement::Apart) => {
+                comm.reduce_scatter(&send[..whole], &mut receive[..part], op)
+            }
+            (Collective::ReduceScatter, Placement::InPlace) => {
+                comm.reduce_scatter_in_place(&mut receive[..whole], op)
+            }
+            (Collective::AllGather, Placement::Apart) => {
+                comm.all_gather(&send[..part], &mut receive[..whole])
+            }
+            (Collective::AllGather, Placement::InPlace) => comm.all_gather_in_place(&mut receive[..whole]),
+            (Collective::Broadcast, Placement::Apart) => {
+                comm.broadcast_into(&send[..whole], &mut receive[..whole], root)
+            }
+            (Collective::Broadcast, Placement::InPlace) => comm.broadcast(&mut receive[..whole], root),
+            (Collective::Reduce, Placement::Apart) => {
+                comm.reduce_into(&send[..whole], &mut receive[..whole], op, root)
+            }
+            (Collective::Reduce, Placement::InPlace) => comm.reduce(&mut receive[..whole], op, root),
         }
     }
 
     fn time(
         &mut self,
         op: Op,
-        count: usize,
+        extent: Extent,
         placement: Placement,
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
@@ -98,33 +117,23 @@ impl<'a, T: Number> Bench<'a, T> {
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
         for time in &mut times {
             let start = Instant::now();
-            self.call(op, count, placement)?;
+            self.call(op, extent, placement)?;
             let end = Instant::now();
             *time = (end - start).as_secs_f64() * 1e6;
             step(end);
         }
         self.comm.all_reduce(&mut times, ReduceOp::Avg)?;
-        Ok(Timing::of(&times, warmup, count * size_of::<T>(), self.comm.world_size()))
+        let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
+        Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
     }
 
-    fn check(&mut self, pattern: &Pattern<T>, op: Op, count: usize, placement: Placement) -> Result<Finding> {
-        let rank = self.comm.rank();
+    fn check(&mut self, check: &Check<T>, op: Op, extent: Extent, placement: Placement) -> Result<Finding> {
         let mut finding = Finding::default();
         for _ in 0..self.options.check {
-            for round in 0..pattern.rounds(count) {
-                match placement {
-                    Placement::Apart => {
-                        pattern.fill(rank, round, &mut self.send[..count]);
-                        // What an earlier call left here must not pass for a result.
-                        self.receive[..count].fill(T::default());
-                    }
-                    Placement::InPlace => pattern.fill(rank, round, &mut self.receive[..count]),
-                }
-                self.call(op, count, placement)?;
-                finding = finding.and(pattern.verify(round, &self.receive[..count]));
-                if matches!(placement, Placement::Apart) {
-                    finding = finding.and(pattern.verify_input(rank, round, &self.send[..count]));
-                }
+            for round in 0..check.rounds(extent) {
+                check.fill(round, extent, placement, &mut self.send, &mut self.receive);
+                self.call(op, extent, placement)?;
+                finding = finding.and(check.verify(round, extent, placement, &self.send, &self.receive));
             }
         }
         Ok(finding)
@@ -141,20 +150,25 @@ impl<'a, T: Number> Bench<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::data::Pattern;
 
     /// What rank 0 of three finds if rank 2 contributes by another pattern.
-    fn find(placement: Placement, strange: &Pattern<f32>) -> Finding {
-        let options = Options::parse("--memory heap").expect("valid flags");
+    fn find(collective: &str, placement: Placement, strange: &Pattern<f32>) -> Finding {
+        let options =
+            Options::parse(&format!("--memory heap --collective {collective}")).expect("valid flags");
         let comms = Communicator::local(3).expect("a local world");
-        let check = |comm: Communicator| {
-            let pattern = Pattern::new(Op::Sum, 3);
-            let pattern = if comm.rank() == 2 { strange.clone() } else { pattern };
-            let mut bench = Bench::<f32>::new(&comm, &options, 1000).expect("memory");
-            bench.check(&pattern, Op::Sum, 1000, placement).expect("the call succeeds")
+        let extent = Extent::new(options.collective, 4800, 4, 3);
+        let find = |comm: Communicator| {
+            let mut check = Check::new(options.collective, Op::Sum, 0, comm.rank(), 3);
+            if comm.rank() == 2 {
+                check.pattern = strange.clone();
+            }
+            let mut bench = Bench::<f32>::new(&comm, &options, extent.whole).expect("memory");
+            bench.check(&check, Op::Sum, extent, placement).expect("the call succeeds")
         };
         std::thread::scope(|scope| {
-            let check = &check;
-            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || check(comm))).collect();
+            let find = &find;
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || find(comm))).collect();
             let mut findings = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
             findings.next().expect("three ranks")
         })
@@ -162,17 +176,22 @@ mod tests {
 
     #[test]
     fn right_results_leave_nothing_to_say() {
-        for placement in [Placement::Apart, Placement::InPlace] {
-            assert_eq!(find(placement, &Pattern::new(Op::Sum, 3)), Finding::default());
+        for collective in Collective::ALL {
+            for placement in [Placement::Apart, Placement::InPlace] {
+                let finding = find(collective.name(), placement, &Pattern::new(Op::Sum, 3));
+                assert_eq!(finding, Finding::default(), "{collective:?} {placement:?}");
+            }
         }
     }
 
     #[test]
     fn a_rank_that_contributes_nothing_is_named() {
-        for placement in [Placement::Apart, Placement::InPlace] {
-            let finding = find(placement, &Pattern::new(Op::Sum, 3).muted());
-            assert_eq!(finding.wrong, 1000);
-            assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));
+        for (collective, wrong) in [("all-reduce", 1200), ("reduce-scatter", 400), ("reduce", 1200)] {
+            for placement in [Placement::Apart, Placement::InPlace] {
+                let finding = find(collective, placement, &Pattern::new(Op::Sum, 3).muted());
+                assert_eq!(finding.wrong, wrong);
+                assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));
+            }
         }
     }
 }

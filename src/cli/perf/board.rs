@@ -35,6 +35,7 @@ impl Board {
         let settings = rows.filter(|row| row.value != row.default && !IDENTITY.contains(&row.name));
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
+            collective: options.collective.name(),
             world,
             settings: settings.map(|row| (row.name, row.value)).collect(),
             memory: if options.memory == Memory::Pool { "pool" } else { "heap" },
@@ -45,7 +46,7 @@ impl Board {
             file.save(&report)?;
         }
         let calls = options.warmup_iters + options.iters.get();
-        let rows = options.datatype.0.len() * options.op.0.len() * options.sizes().count();
+        let rows = options.datatype.0.len() * options.ops().len() * options.sizes().count();
         let lender = options.rank_of.filter(|_| options.borrow_terminal);
         let progress = if options.rank_of.is_some() && lender.is_none() {
             Progress::hidden()
@@ -68,9 +69,10 @@ impl Board {
             None => format!("{}(factor)", options.stepfactor),
         };
         let mut head = format!(
-            "# flexring {}, {} {}\n# minBytes {} maxBytes {} step: {step} warmup iters: {} iters: {} validation: {} \
+            "# flexring {}, {}, {} {}\n# minBytes {} maxBytes {} step: {step} warmup iters: {} iters: {} validation: {} \
              memory: {}\n#\n# Using ranks\n",
             report.version,
+            report.collective,
             report.world,
             if report.world == 1 { "rank" } else { "ranks" },
             options.minbytes.0,

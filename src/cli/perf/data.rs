@@ -99,24 +99,25 @@ impl<T: Number> Pattern<T> {
         self.turns.div_ceil(count.max(1))
     }
 
-    /// Fills `vector` with what `rank` contributes to the check of this number.
-    pub fn fill(&self, rank: usize, round: usize, vector: &mut [T]) {
-        let table = self.table(round, vector.len(), |position| self.contribution(rank, position));
+    /// Fills `vector` with what `rank` contributes from position `first` on. The check after one of n positions
+    /// begins n further on.
+    pub fn fill(&self, rank: usize, first: usize, vector: &mut [T]) {
+        let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         for part in vector.chunks_mut(table.len()) {
             part.copy_from_slice(&table[..part.len()]);
         }
     }
 
-    /// Compares `vector` with what the check of this number must give.
-    pub fn verify(&self, round: usize, vector: &[T]) -> Finding {
-        let table = self.table(round, vector.len(), |position| self.expected(position));
+    /// Compares `vector` with what must come out from position `first` on.
+    pub fn verify(&self, first: usize, vector: &[T]) -> Finding {
+        let table = self.table(first, vector.len(), |position| self.expected(position));
         compare(
             vector,
             &table,
             |got, expected| self.is_right(got, expected),
             |index, got, expected| {
                 let mut sentence = format!("first wrong element {index}: got {got}, expected {expected}");
-                if let Some(story) = self.explain(self.position(round, vector.len(), index), got) {
+                if let Some(story) = self.explain((first + index) % self.period, got) {
                     sentence += &format!(": {story}");
                 }
                 sentence
@@ -125,8 +126,8 @@ impl<T: Number> Pattern<T> {
     }
 
     /// Compares what `rank` contributed with what [`fill`](Self::fill) gave it.
-    pub fn verify_input(&self, rank: usize, round: usize, vector: &[T]) -> Finding {
-        let table = self.table(round, vector.len(), |position| self.contribution(rank, position));
+    pub fn verify_input(&self, rank: usize, first: usize, vector: &[T]) -> Finding {
+        let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         compare(
             vector,
             &table,
@@ -135,14 +136,10 @@ impl<T: Number> Pattern<T> {
         )
     }
 
-    /// What `value` gives at the positions of this round, until they repeat or `count` elements have theirs.
-    fn table(&self, round: usize, count: usize, value: impl Fn(usize) -> T) -> Vec<T> {
+    /// What `value` gives from position `first` on, until it repeats or `count` elements have theirs.
+    fn table(&self, first: usize, count: usize, value: impl Fn(usize) -> T) -> Vec<T> {
         let length = self.period.min(count).max(1);
-        (0..length).map(|index| value(self.position(round, count, index))).collect()
-    }
-
-    fn position(&self, round: usize, count: usize, index: usize) -> usize {
-        (round * count + index) % self.period
+        (0..length).map(|index| value((first + index) % self.period)).collect()
     }
 
     fn is_right(&self, got: T, expected: T) -> bool {
@@ -240,7 +237,7 @@ impl<T: Number> Pattern<T> {
 }
 
 /// Compares a vector with a table that repeats.
-fn compare<T: Number>(
+pub fn compare<T: Number>(
     vector: &[T],
     table: &[T],
     is_right: impl Fn(T, T) -> bool,

@@ -1,9 +1,11 @@
-//! `flexring perf`: measures all-reduces, checks their results, and prints the table of nccl-tests.
+//! `flexring perf`: measures collectives, checks their results, and prints the table of nccl-tests.
 //!
 //! Owns the choice of what this process is: the parent of new ranks, or a rank itself.
 
 mod bench;
 mod board;
+mod check;
+mod collective;
 mod data;
 mod number;
 mod options;

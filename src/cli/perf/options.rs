@@ -2,19 +2,23 @@
 //!
 //! Owns their names, defaults and meaning. Must not know how anything is measured.
 
+use super::collective;
 use clap::Args;
+use flexring::call::Collective;
 use flexring::config::{Algorithm, Config, Lowering, Size, TransportChoice};
 use flexring::{DType, ReduceOp};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Measure all-reduces and check their results
+/// Measure collectives and check their results
 ///
-/// Prints the columns of nccl-tests' all_reduce_perf and takes its flags. Unlike nccl-tests, which measures 32M alone
+/// Prints the columns of nccl-tests and takes its flags. Unlike nccl-tests, which measures 32M alone
 /// unless told otherwise, it walks from 8 bytes to 128M in factors of 16.
 ///
 /// Times are means over the iterations and over the ranks; sizes are binary (1K is 1024 bytes), GB/s are decimal.
-/// busbw is algbw * 2 (n - 1) / n for n ranks.
+/// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for reduce-scatters and all-gathers,
+/// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector that
+/// has a part for each rank, rounded down to parts of whole 16 bytes; their count is that of one part.
 ///
 /// With --ranks N it starts N ranks on this machine; otherwise it joins the job of torchrun, mpirun or srun that it
 /// finds itself in, or the one that FLEXRING_RANK and its siblings describe.
@@ -23,6 +27,14 @@ pub struct Options {
     /// Start N ranks on this machine
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
+
+    /// What to measure: all_reduce, reduce_scatter, all_gather, broadcast or reduce
+    #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
+    pub collective: Collective,
+
+    /// The rank that broadcasts begin at and reduces end at
+    #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
+    pub root: usize,
 
     /// Smallest vector in bytes, such as 4096, 512K or 1G
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = size)]
@@ -165,8 +177,16 @@ impl Options {
             .take_while(move |size| *size <= last && previous.replace(*size) != Some(*size))
     }
 
+    /// The operations to measure: any, but only one, where nothing is reduced.
+    pub fn ops(&self) -> &[Op] {
+        if self.collective.reduces() { &self.op.0 } else { &self.op.0[..1] }
+    }
+
     /// Why these flags cannot be used together, if so.
     pub fn contradiction(&self) -> Option<String> {
+        if let Some(ranks) = self.ranks.filter(|ranks| self.root >= ranks.get()) {
+            return Some(format!("--root {} is not a rank: there are {ranks}, from 0", self.root));
+        }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
     }

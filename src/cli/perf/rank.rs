@@ -4,6 +4,7 @@
 
 use super::bench::{Bench, Measured};
 use super::board::Board;
+use super::collective;
 use super::number::Number;
 use super::options::{Op, Options};
 use super::report::Seat;
@@ -78,28 +79,25 @@ impl Session<'_> {
             return Ok(());
         };
         let mut bench = Bench::<T>::new(self.comm, self.options, largest / size_of::<T>())?;
-        for op in &self.options.op.0 {
+        for op in self.options.ops() {
             for bytes in self.options.sizes() {
-                self.row(&mut bench, *op, bytes / size_of::<T>())?;
+                self.row(&mut bench, *op, bytes)?;
             }
         }
         Ok(())
     }
 
-    fn row<T: Number>(&mut self, bench: &mut Bench<'_, T>, op: Op, count: usize) -> Result<()> {
+    fn row<T: Number>(&mut self, bench: &mut Bench<'_, T>, op: Op, bytes: usize) -> Result<()> {
         let mut calls = 0;
+        let redop = collective::redop(self.options.collective, op);
         let per_placement = self.options.warmup_iters + self.options.iters.get();
         let message = |call: usize| {
-            let size = Size(count * size_of::<T>());
+            let size = Size(bytes);
             let placement = if call < per_placement { "out-of-place" } else { "in-place" };
             let iteration = call % per_placement + 1;
-            format!(
-                "{size} {} {} {placement}: call {iteration} of {per_placement}",
-                T::DTYPE.name(),
-                op.name()
-            )
+            format!("{size} {} {} {placement}: call {iteration} of {per_placement}", T::DTYPE.name(), redop)
         };
-        let Measured { row, notes } = bench.measure(op, count, &mut |now| {
+        let Measured { row, notes } = bench.measure(op, bytes, &mut |now| {
             if let Some(board) = self.board.as_mut() {
                 board.step(now, || message(calls));
             }
@@ -111,7 +109,7 @@ impl Session<'_> {
             board.row(row, &notes)?;
         } else if self.wrong == 0 {
             // The other ranks' story is most often that of rank 0, so they tell it once.
-            let of = format!("{} {} of {}", Size(count * size_of::<T>()), T::DTYPE.name(), op.name());
+            let of = format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop);
             notes.iter().for_each(|note| eprintln!("{of}, {note}"));
         }
         self.wrong += wrong;

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 pub struct Report {
     /// The version of flexring.
     pub version: &'static str,
+    /// What was called.
+    pub collective: &'static str,
     /// How many ranks there are.
     pub world: usize,
     /// What the communicator says of itself.
@@ -45,15 +47,17 @@ pub struct Seat {
 /// A row of the table.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// Bytes.
+    /// Bytes; of all parts together.
     pub size: usize,
-    /// Elements.
+    /// Elements; of one part, where each rank has a part.
     pub count: usize,
     /// Their type.
     #[serde(rename = "type")]
     pub dtype: &'static str,
-    /// The operation.
+    /// The operation; `none` if there is none.
     pub redop: &'static str,
+    /// The rank at which it begins or ends; -1 if it is like all others.
+    pub root: i64,
     /// The result in another vector.
     pub out_of_place: Timing,
     /// The result in the same vector.
@@ -84,8 +88,9 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Sums up calls that took so many microseconds, of which the first `warmup` do not count.
-    pub fn of(times: &[f64], warmup: usize, bytes: usize, world: usize) -> Self {
+    /// Sums up calls that took so many microseconds, of which the first `warmup` do not count, and which had a bus
+    /// carry their bytes times `bus_factor`.
+    pub fn of(times: &[f64], warmup: usize, bytes: usize, bus_factor: f64) -> Self {
         let mut sorted = times[warmup.min(times.len())..].to_vec();
         sorted.sort_by(f64::total_cmp);
         let (Some(first), Some(min), Some(max)) = (times.first(), sorted.first(), sorted.last()) else {
@@ -102,7 +107,7 @@ impl Timing {
             max: *max,
             first: *first,
             algbw,
-            busbw: algbw * 2.0 * (world - 1) as f64 / world as f64,
+            busbw: algbw * bus_factor,
             wrong: None,
         }
     }
@@ -189,15 +194,10 @@ mod tests {
     #[test]
     fn times_are_summed_up_without_warm_ups() {
         let times: Vec<f64> = [900.0, 800.0].into_iter().chain((1..=20).map(f64::from)).collect();
-        let timing = Timing::of(&times, 2, 21_000, 4);
+        let timing = Timing::of(&times, 2, 21_000, 1.5);
         assert_eq!((timing.mean_us, timing.min, timing.median, timing.max), (10.5, 1.0, 10.5, 20.0));
         assert_eq!((timing.p95, timing.first), (19.0, 900.0));
         assert_eq!((timing.algbw, timing.busbw), (2.0, 3.0));
-    }
-
-    #[test]
-    fn a_world_of_one_has_no_bus() {
-        assert_eq!(Timing::of(&[1.0], 0, 1000, 1).busbw, 0.0);
     }
 
     #[test]
@@ -210,6 +210,7 @@ mod tests {
             count: 2,
             dtype: "float",
             redop: "sum",
+            root: -1,
             out_of_place: Timing::default(),
             in_place: Timing { busbw: 4.0, ..Timing::default() },
         });

@@ -18,7 +18,7 @@ pub fn row(row: &Row) -> String {
         row.count,
         row.dtype,
         row.redop,
-        -1,
+        row.root,
         columns(&row.out_of_place),
         columns(&row.in_place)
     )
@@ -57,6 +57,7 @@ mod tests {
             count: 8_388_608,
             dtype: "float",
             redop: "sum",
+            root: -1,
             out_of_place: timing(631.12, Some(0)),
             in_place: timing(23.456, None),
         };

@@ -91,7 +91,7 @@ fn altered<T: Number>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 
 fn vectors<T: Number>(pattern: &Pattern<T>, count: usize, round: usize) -> Vec<Vec<T>> {
     let fill = |rank| {
         let mut vector = vec![T::default(); count];
-        pattern.fill(rank, round, &mut vector);
+        pattern.fill(rank, round * count, &mut vector);
         vector
     };
     (0..pattern.world).map(fill).collect()
@@ -153,7 +153,7 @@ fn a_short_vector_is_checked_in_rounds<T: Number>() {
             for round in 0..pattern.rounds(count) {
                 let vectors = vectors(&pattern, count, round);
                 for (culprit, [lost, _]) in altered(&pattern, &vectors).iter().enumerate() {
-                    noticed[culprit] |= pattern.verify(round, lost).wrong > 0;
+                    noticed[culprit] |= pattern.verify(round * count, lost).wrong > 0;
                 }
             }
             assert!(

@@ -1,0 +1,209 @@
+//! The check of one call: what is in its vectors before, and what must be in them afterwards.
+//!
+//! Owns which rank gives what, and what it must find where, for every collective. Must not know how the call is
+//! made, nor what reductions give: that is `data`.
+
+use super::collective::Extent;
+use super::data::{Finding, Pattern, compare};
+use super::number::Number;
+use super::options::Op;
+use flexring::call::Collective;
+use std::ops::Range;
+
+/// Where the result goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// To another vector.
+    Apart,
+    /// To the vector that was given, the second of the two.
+    InPlace,
+}
+
+/// The checks of one collective on one rank.
+#[derive(Clone, Debug)]
+pub struct Check<T> {
+    pub collective: Collective,
+    pub pattern: Pattern<T>,
+    pub rank: usize,
+    pub world: usize,
+    pub root: usize,
+}
+
+/// How many tokens there are. A prime, so that they repeat where no vector is cut.
+const TOKENS: usize = 113;
+
+impl<T: Number> Check<T> {
+    /// The checks of `collective` by `op`, as `rank` of `world` makes them.
+    pub fn new(collective: Collective, op: Op, root: usize, rank: usize, world: usize) -> Self {
+        Self { collective, pattern: Pattern::new(op, world), rank, world, root }
+    }
+
+    /// How many checks it takes until each rank had its turn.
+    pub fn rounds(&self, extent: Extent) -> usize {
+        if self.collective.reduces() { self.pattern.rounds(extent.whole) } else { 1 }
+    }
+
+    /// Fills both vectors for the check of this number: what is not given must not pass for a result.
+    pub fn fill(
+        &self,
+        round: usize,
+        extent: Extent,
+        placement: Placement,
+        send: &mut [T],
+        receive: &mut [T],
+    ) {
+        receive[..extent.whole].fill(T::default());
+        let given = self.given(extent, placement);
+        let vector = if placement == Placement::Apart { send } else { receive };
+        if self.collective.reduces() {
+            self.pattern.fill(self.rank, round * extent.whole, &mut vector[given]);
+        } else {
+            let table = tokens(self.rank, given.len());
+            for part in vector[given].chunks_mut(table.len()) {
+                part.copy_from_slice(&table[..part.len()]);
+            }
+        }
+    }
+
+    /// Compares what is in both vectors after the call with what must be in them.
+    pub fn verify(
+        &self,
+        round: usize,
+        extent: Extent,
+        placement: Placement,
+        send: &[T],
+        receive: &[T],
+    ) -> Finding {
+        let Extent { whole, part } = extent;
+        let first = round * whole;
+        let is_root = self.rank == self.root;
+        let result = match self.collective {
+            Collective::AllReduce => self.pattern.verify(first, &receive[..whole]),
+            Collective::ReduceScatter => {
+                let own = self.rank * part;
+                let at = if placement == Placement::Apart { 0 } else { own };
+                self.pattern.verify(first + own, &receive[at..at + part])
+            }
+            Collective::AllGather => {
+                let parts = (0..self.world).map(|rank| verify_tokens(rank, &receive[rank * part..][..part]));
+                parts.fold(Finding::default(), Finding::and)
+            }
+            Collective::Broadcast => verify_tokens(self.root, &receive[..whole]),
+            Collective::Reduce if is_root => self.pattern.verify(first, &receive[..whole]),
+            Collective::Reduce if placement == Placement::InPlace => {
+                self.pattern.verify_input(self.rank, first, &receive[..whole])
+            }
+            Collective::Reduce => verify_untouched(&receive[..whole]),
+        };
+        if placement == Placement::InPlace {
+            return result;
+        }
+        let given = &send[self.given(extent, placement)];
+        result.and(if self.collective.reduces() {
+            self.pattern.verify_input(self.rank, first, given)
+        } else {
+            let sentence =
+                |index, got, given| format!("element {index} of the input was changed from {given} to {got}");
+            compare(given, &tokens(self.rank, given.len()), |got, given| got == given, sentence)
+        })
+    }
+
+    /// Where what this rank gives is in its vector.
+    fn given(&self, Extent { whole, part }: Extent, placement: Placement) -> Range<usize> {
+        match self.collective {
+            Collective::AllGather if placement == Placement::InPlace => {
+                self.rank * part..(self.rank + 1) * part
+            }
+            Collective::AllGather => 0..part,
+            Collective::Broadcast if self.rank != self.root => 0..0,
+            _ => 0..whole,
+        }
+    }
+}
+
+/// What `rank` gives to be copied, until it repeats or `count` elements have theirs: tells whose it is and where
+/// from. Zeros are nobody's.
+fn tokens<T: Number>(rank: usize, count: usize) -> Vec<T> {
+    let step = 1 + rank / TOKENS % (TOKENS - 1);
+    (0..count.clamp(1, TOKENS)).map(|at| T::of(1 + ((rank + at % TOKENS * step) % TOKENS) as i64)).collect()
+}
+
+fn verify_tokens<T: Number>(rank: usize, vector: &[T]) -> Finding {
+    let sentence = |index, got: T, expected| {
+        let absent = if got == T::default() { ": nothing came" } else { "" };
+        format!(
+            "first wrong element {index} of what rank {rank} gave: got {got}, expected {expected}{absent}"
+        )
+    };
+    compare(vector, &tokens(rank, vector.len()), |got, expected| got == expected, sentence)
+}
+
+fn verify_untouched<T: Number>(vector: &[T]) -> Finding {
+    let sentence =
+        |index, got, _| format!("element {index} was written to, with {got}, on a rank that is not the root");
+    compare(vector, &[T::default(); 1 << 10], |got, zero| got == zero, sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXTENT: Extent = Extent { whole: 1200, part: 400 };
+
+    #[test]
+    fn what_is_given_is_no_result_yet() {
+        for collective in Collective::ALL {
+            for placement in [Placement::Apart, Placement::InPlace] {
+                let check = Check::<f32>::new(collective, Op::Sum, 2, 1, 3);
+                let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);
+                check.fill(0, EXTENT, placement, &mut send, &mut receive);
+                let finding = check.verify(0, EXTENT, placement, &send, &receive);
+                // Rank 1 is not the root, so it has nothing to get from a reduce.
+                assert_eq!(
+                    finding.wrong == 0,
+                    collective == Collective::Reduce,
+                    "{collective:?}: {finding:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn whose_part_is_missing_is_told() {
+        let part = |rank| -> Vec<i8> { tokens(rank, 400).into_iter().cycle().take(400).collect() };
+        let check = Check::<i8>::new(Collective::AllGather, Op::Sum, 0, 1, 3);
+        let (mut send, mut receive) = (vec![0; 1200], vec![0; 1200]);
+        check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
+        for rank in [0, 1] {
+            receive[rank * 400..][..400].copy_from_slice(&part(rank));
+        }
+        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        let words = "first wrong element 0 of what rank 2 gave: got 0, expected 3: nothing came";
+        assert_eq!(finding, Finding { wrong: 400, sentence: Some(words.to_owned()) });
+        receive[800..].copy_from_slice(&part(1));
+        assert_eq!(check.verify(0, EXTENT, Placement::Apart, &send, &receive).wrong, 400);
+        receive[800..].copy_from_slice(&part(2));
+        send[7] += 1;
+        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        assert_eq!(finding.sentence.as_deref(), Some("element 7 of the input was changed from 9 to 10"));
+    }
+
+    #[test]
+    fn a_rank_that_is_written_to_without_need_says_so() {
+        let check = Check::<f64>::new(Collective::Reduce, Op::Max, 0, 1, 3);
+        let (mut send, mut receive) = (vec![0.0; 1200], vec![0.0; 1200]);
+        check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
+        receive[1199] = 1.0;
+        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        assert_eq!(finding.wrong, 1);
+        assert!(finding.sentence.is_some_and(|sentence| sentence.starts_with("element 1199 was written to")));
+    }
+
+    #[test]
+    fn thousands_of_ranks_have_tokens_of_their_own() {
+        let all: std::collections::HashSet<Vec<u8>> = (0..5000)
+            .map(|rank| tokens::<i8>(rank, TOKENS).iter().map(|token| *token as u8).collect())
+            .collect();
+        assert_eq!(all.len(), 5000);
+    }
+}
