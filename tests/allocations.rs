@@ -54,6 +54,11 @@ fn no_call_after_the_first_allocates() {
                         comm.all_reduce(&mut pool[..count], ReduceOp::Avg).expect("an average");
                         comm.all_reduce_into(&heap[..count], &mut pool[..count], ReduceOp::PreMulSum(0.5))
                             .expect("a sum");
+                        comm.reduce_scatter_in_place(&mut heap[..4 * count.div_ceil(4)], ReduceOp::Max)
+                            .expect("parts");
+                        comm.all_gather_in_place(&mut pool[..4 * count.div_ceil(4)]).expect("all parts");
+                        comm.broadcast(&mut pool[..count], 1).expect("a vector");
+                        comm.reduce(&mut heap[..count], ReduceOp::Min, 2).expect("a minimum");
                     }
                     COUNTED.set(false);
                     // Nobody leaves while others are still counted.

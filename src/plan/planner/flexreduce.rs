@@ -139,8 +139,10 @@ mod tests {
         Topology::from_names(&names.collect::<Vec<_>>())
     }
 
-    /// Each group as a range of `count` elements, its participants in rank order, and its root.
-    fn table(schedule: &Schedule, count: u64) -> Vec<Vec<(std::ops::Range<u64>, Vec<Rank>, Rank)>> {
+    /// A group as a range of elements, its participants in rank order, and its root.
+    type Row = (std::ops::Range<u64>, Vec<Rank>, Rank);
+
+    fn table(schedule: &Schedule, count: u64) -> Vec<Vec<Row>> {
         let row = |group: &Group| {
             let mut participants: Vec<Rank> = group.participants().collect();
             participants.sort_unstable();
