@@ -6,13 +6,13 @@ use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
+use crate::description;
 use crate::device::host::Host;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Parts};
 use crate::fault::Fault;
 use crate::memory::Arena;
 use crate::plan::topology::Topology;
-use crate::plan::topology_file;
 use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm};
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::{Transport, local};
@@ -273,14 +273,7 @@ fn topology(config: &Config, cards: &[Card]) -> Result<Topology> {
 fn described(text: &str, world: usize, hosts: Option<&[String]>) -> Result<Topology> {
     let refuse =
         |words: String| Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_TOPOLOGY={text}: {words}"));
-    let topology = match topology_file::parse_short(text) {
-        Some(topology) => topology?,
-        None => {
-            let contents =
-                std::fs::read_to_string(text).map_err(|cause| refuse(format!("cannot be read: {cause}")))?;
-            topology_file::parse(text, &contents, hosts)?
-        }
-    };
+    let topology = description::topology(text, hosts)?;
     let ranks = topology.world();
     if ranks < world {
         return Err(refuse(format!(

@@ -5,11 +5,11 @@
 use super::asked::Asked;
 use crate::call::Rank;
 use crate::config::{Algorithm, Config, Lowering};
+use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Path};
 use crate::plan::choice::{self, Choice};
-use crate::plan::file;
 use crate::plan::lowering::{Plan, Purpose};
 use crate::plan::planner::{self, Details};
 use crate::plan::topology::Topology;
@@ -142,8 +142,7 @@ impl Plans {
 fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Plan>> {
     let refuse =
         |words: String| Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_PLAN_FILE={path}: {words}"));
-    let text = std::fs::read_to_string(path).map_err(|cause| refuse(format!("cannot be read: {cause}")))?;
-    let schedule = file::parse(path, &text)?;
+    let schedule = description::plan(path)?;
     let (planned, world) = (schedule.world(), topology.world());
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
