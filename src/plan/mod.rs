@@ -16,6 +16,7 @@ pub mod schedule;
 mod span_map;
 pub mod topology;
 pub mod topology_file;
+pub mod traffic;
 pub mod verifier;
 
 pub use crate::call::Rank;

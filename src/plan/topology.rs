@@ -24,6 +24,17 @@ impl Link {
     pub const OF_NODE: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
     /// A rank's way to the other ranks of its node, where nothing is said: 400 Gbit/s, 1 us.
     pub const OF_RANK: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
+
+    /// The bandwidth as people write it: `500M`, `2.5G`.
+    #[must_use]
+    pub fn speed(self) -> String {
+        let units = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "K")];
+        let unit = units.into_iter().find(|(unit, _)| self.bandwidth >= *unit);
+        let (unit, letter) = unit.unwrap_or((1, ""));
+        let thousandths = (self.bandwidth as u128 * 1_000 / unit as u128) as u64;
+        let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
+        format!("{}{letter}", text.trim_end_matches('0').trim_end_matches('.'))
+    }
 }
 
 /// What a vertex is.
@@ -234,6 +245,17 @@ impl Topology {
         self.leaves[rank]
     }
 
+    /// The lowest vertex that both are below, or that one of them is.
+    #[must_use]
+    pub fn meeting(&self, mut one: VertexId, mut other: VertexId) -> VertexId {
+        // Parents have smaller numbers, so the larger one is never above the other.
+        while one != other {
+            let lower = if one > other { &mut one } else { &mut other };
+            *lower = self.vertices[*lower].parent.unwrap_or(0);
+        }
+        one
+    }
+
     /// The ranks from the left of the tree to the right, so that a walk through them enters and leaves each
     /// node, and each switch, once.
     #[must_use]
@@ -314,12 +336,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn bandwidths_are_written_as_they_are_read() {
+        let speed = |bandwidth| Link { bandwidth, latency: 0 }.speed();
+        assert_eq!(
+            [1, 64_000, 500_000_000, 2_500_000_000, 10_000_000_000, 1_000_000_000_000].map(speed),
+            ["1", "64K", "500M", "2.5G", "10G", "1T"]
+        );
+    }
+
+    #[test]
     fn equal_names_are_one_node() {
         let topology = Topology::from_names(&["b", "a", "b", "a", "c"]);
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
         assert_eq!(topology.ranks_by_place(), [0, 2, 1, 3, 4]);
         assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 1, 0, 1, 2]);
         assert_eq!(topology.levels().iter().map(Vec::len).collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn vertices_meet_below_each_other_or_at_the_lowest_that_has_both() {
+        let topology = Topology::from_names(&["a", "a", "b"]);
+        let [one, two, three] = [0, 1, 2].map(|rank| topology.leaf(rank));
+        let node = topology.vertices()[one].parent.expect("a node");
+        assert_eq!((topology.meeting(one, two), topology.meeting(two, three)), (node, 0));
+        assert_eq!((topology.meeting(one, one), topology.meeting(node, two)), (one, node));
     }
 
     #[test]

@@ -1,0 +1,159 @@
+//! What a plan sends over each link of the tree.
+//!
+//! Owns the sum. It is made of the programs that run, not of what a planner believes. Must not know latencies:
+//! it is about vectors whose bytes take the time.
+
+use super::lowering::{Plan, Purpose};
+use super::program::Body;
+use super::topology::{Topology, VertexId};
+
+/// What goes over the link from a vertex up to its parent, in bytes per byte of the vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Away from the vertex.
+    pub up: f64,
+    /// Towards it.
+    pub down: f64,
+}
+
+impl Load {
+    /// The direction that takes longer; a link carries both at once.
+    #[must_use]
+    pub fn larger(self) -> f64 {
+        self.up.max(self.down)
+    }
+}
+
+/// The link that takes longest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Busiest {
+    /// Whose link up.
+    pub vertex: VertexId,
+    /// How long it takes for each byte of the vector.
+    pub seconds_per_byte: f64,
+}
+
+/// The loads of all links.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traffic {
+    loads: Vec<Load>,
+}
+
+impl Traffic {
+    /// Adds up what the programs of all ranks send. The plan must be for as many ranks as the topology has.
+    #[must_use]
+    pub fn of(plan: &Plan, topology: &Topology, purpose: Purpose) -> Self {
+        let mut loads = vec![Load::default(); topology.vertices().len()];
+        for rank in 0..topology.world() {
+            for step in plan.program(rank, purpose).steps {
+                let Body::Send { peers, .. } = step.body else { continue };
+                let length = step.span.end.to_f64() - step.span.start.to_f64();
+                for peer in peers {
+                    let (from, to) = (topology.leaf(rank), topology.leaf(peer));
+                    let top = topology.meeting(from, to);
+                    climb(topology, from, top, |vertex| loads[vertex].up += length);
+                    climb(topology, to, top, |vertex| loads[vertex].down += length);
+                }
+            }
+        }
+        Self { loads }
+    }
+
+    /// The load of the link from `vertex` up.
+    #[must_use]
+    pub fn load(&self, vertex: VertexId) -> Load {
+        self.loads[vertex]
+    }
+
+    /// The link that takes longest for its load at its bandwidth; none if nothing is sent.
+    #[must_use]
+    pub fn busiest(&self, topology: &Topology) -> Option<Busiest> {
+        let links = topology.vertices().iter().zip(&self.loads).enumerate().skip(1);
+        let times = links.map(|(vertex, (of, load))| Busiest {
+            vertex,
+            seconds_per_byte: load.larger() * 8.0 / of.link.bandwidth as f64,
+        });
+        times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
+            // Of those that take equally long the first: sums of fractions differ in their last bits.
+            let longer = next.seconds_per_byte > first.seconds_per_byte * (1.0 + 1e-9);
+            if longer { next } else { first }
+        })
+    }
+}
+
+/// Calls `link` with every vertex whose link up is on the way from `from` to `top`.
+fn climb(topology: &Topology, from: VertexId, top: VertexId, link: impl FnMut(VertexId)) {
+    let up = |vertex: &VertexId| topology.vertices()[*vertex].parent;
+    std::iter::successors(Some(from), up).take_while(|vertex| *vertex != top).for_each(link);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Algorithm, Lowering};
+    use crate::plan::planner::{self, Details};
+    use crate::plan::topology_file::parse_short;
+
+    /// The loads of the nodes' links, and whose takes longest for how many nanoseconds per byte.
+    fn loads(topology: &str, algorithm: Algorithm) -> (Vec<(f64, f64)>, String, f64) {
+        let topology = parse_short(topology).expect("a short form").expect("a good one");
+        let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
+        let plan = Plan::on(schedule, &topology, Lowering::Auto);
+        let traffic = Traffic::of(&plan, &topology, Purpose::ALL_REDUCE);
+        let waves = Traffic::of(&plan, &topology, Purpose { by_wave: true, ..Purpose::ALL_REDUCE });
+        let round = |value: f64| (value * 1e6).round() / 1e6;
+        let of_nodes = |traffic: &Traffic| -> Vec<(f64, f64)> {
+            let nodes = &topology.vertices()[0].children;
+            let loads = nodes.iter().map(|node| traffic.load(*node));
+            loads.map(|load| (round(load.up), round(load.down))).collect()
+        };
+        assert_eq!(of_nodes(&traffic), of_nodes(&waves), "how spans are cut changes no sum");
+        let busiest = traffic.busiest(&topology).expect("something is sent");
+        let name = topology.vertices()[busiest.vertex].name.clone();
+        (of_nodes(&traffic), name, round(busiest.seconds_per_byte * 1e9))
+    }
+
+    #[test]
+    fn flexreduce_loads_all_nodes_alike() {
+        let (nodes, name, nanoseconds) = loads("2+3", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.0, 1.0); 2]);
+        assert_eq!((&name[..], nanoseconds), ("node 0", 0.8));
+        let (nodes, ..) = loads("3+3+4", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.333333, 1.333333); 3]);
+    }
+
+    #[test]
+    fn a_ring_enters_and_leaves_each_node_with_all_but_one_part() {
+        let (nodes, _, nanoseconds) = loads("2+3", Algorithm::Ring);
+        assert_eq!((nodes, nanoseconds), (vec![(1.6, 1.6); 2], 1.28));
+    }
+
+    #[test]
+    fn who_hangs_at_a_slow_link_is_spared_where_spans_are_weighed() {
+        let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Weighted);
+        assert_eq!(nodes, [(1.5, 1.5), (1.5, 1.5), (1.0, 1.0)]);
+        // The slow link still takes longest: it has to carry the vector once each way.
+        assert_eq!((&name[..], nanoseconds), ("node 2", 16.0));
+        let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.333333, 1.333333); 3]);
+        assert_eq!((&name[..], nanoseconds), ("node 2", 21.333333));
+    }
+
+    #[test]
+    fn a_node_alone_sends_nothing_up() {
+        let (nodes, name, _) = loads("4", Algorithm::Ring);
+        assert_eq!((nodes, &name[..]), (vec![(0.0, 0.0)], "rank 0"));
+    }
+
+    #[test]
+    fn switches_carry_what_their_nodes_do_not_keep() {
+        let topology = parse_short("(2+3)+(4)").expect("a short form").expect("a good one");
+        let schedule = planner::flexreduce::plan(&topology).expect("small");
+        let traffic =
+            Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, Purpose::ALL_REDUCE);
+        for switch in &topology.vertices()[0].children {
+            let Load { up, down } = traffic.load(*switch);
+            assert!((up - 1.0).abs() < 1e-9 && (down - 1.0).abs() < 1e-9, "{up} {down}");
+        }
+    }
+}
