@@ -196,6 +196,15 @@ impl Span {
         self.start >= self.end
     }
 
+    /// Which fraction of the vector it is, if its parts are not too long.
+    #[must_use]
+    pub fn length(self) -> Option<Fraction> {
+        let (Fraction { numerator: a, denominator: b }, Fraction { numerator: c, denominator: d }) =
+            (self.end, self.start);
+        let difference = a.checked_mul(d)?.checked_sub(c.checked_mul(b)?)?;
+        Fraction::reduced(difference, b.checked_mul(d)?)
+    }
+
     /// What both have.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
@@ -230,6 +239,13 @@ mod tests {
         for wrong in ["", "1/0", "3/2", "-1/2", "0.5", "1/2/3"] {
             assert_eq!(Fraction::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn spans_have_a_length() {
+        let span = Span { start: Fraction::new(1, 6), end: Fraction::new(5, 12) };
+        assert_eq!(span.length(), Some(Fraction::new(1, 4)));
+        assert_eq!(Span { start: span.end, end: span.start }.length(), None);
     }
 
     #[test]

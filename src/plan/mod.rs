@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod captions;
 pub mod choice;
+pub mod drawing;
 pub mod file;
 pub mod fraction;
 pub mod lowering;

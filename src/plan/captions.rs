@@ -1,0 +1,246 @@
+//! What a level does, in a clause: for tables and drawings.
+//!
+//! Owns the words. They are read off the groups and the tree, so they are as true of a plan from a file as of a
+//! planner's. Must not know which planner made the schedule, nor where the words are shown.
+
+use super::Rank;
+use super::fraction::Span;
+use super::schedule::{Level, Schedule};
+use super::topology::{Kind, Topology, VertexId};
+use std::collections::BTreeSet;
+
+/// The levels in words, from the first to the last.
+#[must_use]
+pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
+    let mut given = vec![false; schedule.world()];
+    let mut captions = Vec::new();
+    for level in schedule.levels() {
+        captions.push(caption(&Seen::of(level, topology), &given, topology));
+        for group in level.groups().iter().filter(|group| group.moves()) {
+            group.participants().for_each(|rank| given[rank] = true);
+        }
+    }
+    captions
+}
+
+/// Ranks that draw groups from one cast.
+struct Block {
+    members: BTreeSet<Rank>,
+    roots: BTreeSet<Rank>,
+    /// How many take part in each group.
+    size: usize,
+    /// The lowest vertex that has all of them below it.
+    meets: VertexId,
+}
+
+/// What there is to be said of a level.
+struct Seen {
+    blocks: Vec<Block>,
+    /// Whether only whole vectors are moved.
+    whole: bool,
+}
+
+impl Seen {
+    fn of(level: &Level, topology: &Topology) -> Self {
+        let (mut blocks, mut whole) = (Vec::new(), true);
+        for (cast, range) in level.blocks() {
+            let groups: Vec<_> = level.groups()[range].iter().filter(|group| group.moves()).collect();
+            if groups.is_empty() {
+                continue;
+            }
+            whole &= groups.iter().all(|group| group.span == Span::WHOLE);
+            let members: BTreeSet<Rank> = cast.members().map(|(rank, _)| rank).collect();
+            let roots: BTreeSet<Rank> = groups.iter().map(|group| group.root).collect();
+            let leaves = members.iter().chain(&roots).map(|rank| topology.leaf(*rank));
+            let meets = leaves.reduce(|one, other| topology.meeting(one, other)).unwrap_or(0);
+            blocks.push(Block { members, roots, size: cast.len(), meets });
+        }
+        // Plans from files have a cast for each group: those of the same ranks are one again.
+        let mut joined: Vec<Block> = Vec::new();
+        for block in blocks {
+            match joined.last_mut() {
+                Some(last) if last.members == block.members => last.roots.extend(block.roots),
+                _ => joined.push(block),
+            }
+        }
+        Self { blocks: joined, whole }
+    }
+}
+
+fn caption(seen: &Seen, given: &[bool], topology: &Topology) -> String {
+    let blocks = &seen.blocks;
+    let Some(first) = blocks.first() else { return "nothing moves".to_owned() };
+    let Subject { who, plural, ranks } = Subject::of(blocks, topology);
+    let verb = |verb: &str| if plural { verb.to_owned() } else { format!("{verb}s") };
+    let fresh = !blocks.iter().flat_map(|block| &block.members).any(|rank| given[*rank]);
+    let roots = blocks.iter().map(|block| block.roots.len()).max().unwrap_or(0);
+    if seen.whole {
+        let onto = match (&blocks[..], roots) {
+            ([_], 1) => format!("rank {}", first.roots.first().copied().unwrap_or_default()),
+            (_, 1) => format!("one of {ranks}"),
+            _ => format!("{roots} of {ranks}"),
+        };
+        let what = if fresh { "whole vectors" } else { "their sums" };
+        return format!("{who} {} {what} onto {onto}", verb("reduce"));
+    }
+    let all = blocks.iter().all(|block| block.members.is_subset(&block.roots));
+    let holders = if plural { "they" } else { ranks };
+    let (divide, some) = (verb("divide"), if all { String::new() } else { format!("{roots} of ") });
+    match (fresh, all) {
+        (true, _) => format!("{who} {divide} the vector among {some}{ranks}"),
+        // Among whom else than those who hold it?
+        (false, true) => format!("{who} {divide} what {holders} hold"),
+        (false, false) => format!("{who} {divide} what {holders} hold among {some}{ranks}"),
+    }
+}
+
+/// Who does something together.
+struct Subject {
+    who: String,
+    plural: bool,
+    /// Its ranks, in the words of a sentence with this subject.
+    ranks: &'static str,
+}
+
+impl Subject {
+    fn of(blocks: &[Block], topology: &Topology) -> Self {
+        let many = |who: &str, ranks| Self { who: who.to_owned(), plural: true, ranks };
+        let each = |who: &str| Self { who: who.to_owned(), plural: false, ranks: "its ranks" };
+        let vertices: BTreeSet<VertexId> = blocks.iter().map(|block| block.meets).collect();
+        let places: BTreeSet<Where> = vertices.iter().map(|vertex| Where::of(topology, *vertex)).collect();
+        let place = places.first().filter(|_| places.len() == 1);
+        let [first, ..] = blocks else { return many("all ranks", "them") };
+        let everybody = |block: &Block| ranks_below(topology, block.meets) == block.members.len();
+        let alone = vertices.len() == blocks.len() && blocks.iter().all(everybody);
+        let by_branch = first.size < first.members.len();
+        match place {
+            Some(Where::Node) if alone && topology.nodes() > 1 => each("each node"),
+            Some(Where::Switch) if alone => each("each switch"),
+            Some(Where::Nodes) if alone && by_branch => many("the nodes", "their ranks"),
+            Some(Where::Switches) if alone && by_branch => many("the switches", "their ranks"),
+            _ if blocks.len() == 1 && first.members.len() == topology.world() => many("all ranks", "them"),
+            _ if blocks.len() == 1 && is_one_of_each_node(first, topology) => {
+                many("the nodes, by one rank each,", "these")
+            }
+            _ => {
+                let place = place.filter(|_| topology.nodes() > 1).map_or("", |place| place.words());
+                Self { who: format!("{}{place}", crowds(blocks)), plural: true, ranks: "them" }
+            }
+        }
+    }
+}
+
+/// Where ranks meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Where {
+    Node,
+    Switch,
+    /// At the top of the tree, which joins nodes.
+    Nodes,
+    /// At the top of the tree, which joins switches.
+    Switches,
+}
+
+impl Where {
+    fn of(topology: &Topology, vertex: VertexId) -> Self {
+        let vertices = topology.vertices();
+        let switch = |child: &VertexId| vertices[*child].kind == Kind::Switch;
+        match vertices[vertex].kind {
+            Kind::Switch if vertex != 0 => Self::Switch,
+            Kind::Switch if vertices[vertex].children.iter().all(switch) => Self::Switches,
+            Kind::Switch => Self::Nodes,
+            Kind::Node | Kind::Rank(_) => Self::Node,
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Node => " of a node",
+            Self::Switch => " of a switch",
+            Self::Nodes => " of different nodes",
+            Self::Switches => " of different switches",
+        }
+    }
+}
+
+fn ranks_below(topology: &Topology, vertex: VertexId) -> usize {
+    let below = |rank: &usize| topology.meeting(topology.leaf(*rank), vertex) == vertex;
+    (0..topology.world()).filter(below).count()
+}
+
+fn is_one_of_each_node(block: &Block, topology: &Topology) -> bool {
+    let nodes: BTreeSet<usize> = block.members.iter().map(|rank| topology.node_of(*rank)).collect();
+    nodes.len() == topology.nodes() && block.members.len() == nodes.len()
+}
+
+/// `3 ranks`, `pairs`, `groups of 3`, `groups of 2 to 4`.
+fn crowds(blocks: &[Block]) -> String {
+    let sizes = || blocks.iter().map(|block| block.members.len());
+    match (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0)) {
+        (_, size) if blocks.len() == 1 => format!("{size} ranks"),
+        (2, 2) => "pairs".to_owned(),
+        (one, other) if one == other => format!("groups of {one}"),
+        (one, other) => format!("groups of {one} to {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Algorithm;
+    use crate::plan::file;
+    use crate::plan::planner::{self, Details};
+    use crate::plan::topology_file::parse_short;
+
+    fn words(topology: &str, algorithm: Algorithm) -> Vec<String> {
+        let topology = parse_short(topology).expect("a short form").expect("a good one");
+        let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
+        let words = captions(&schedule, &topology);
+        let copy = file::parse("a file", &file::write(&schedule, None)).expect("it was just written");
+        assert_eq!(captions(&copy, &topology).len(), words.len());
+        words
+    }
+
+    #[test]
+    fn levels_are_told_by_where_their_ranks_meet() {
+        assert_eq!(
+            words("2+3", Algorithm::Flexreduce),
+            ["each node divides the vector among its ranks", "the nodes divide what they hold"]
+        );
+        assert_eq!(
+            words("(2+3)+(4+1)", Algorithm::Flexreduce),
+            [
+                "each node divides the vector among its ranks",
+                "each switch divides what its ranks hold",
+                "the switches divide what they hold"
+            ]
+        );
+        assert_eq!(words("2+3", Algorithm::Ring), ["all ranks divide the vector among them"]);
+        assert_eq!(words("2+3", Algorithm::ParameterServer), ["all ranks divide the vector among 2 of them"]);
+        assert_eq!(words("4", Algorithm::Star), ["all ranks reduce whole vectors onto rank 0"]);
+        assert!(words("1", Algorithm::Flexreduce).is_empty());
+    }
+
+    #[test]
+    fn crowds_tell_their_size() {
+        assert_eq!(
+            words("4+4", Algorithm::Rabenseifner),
+            [
+                "pairs of a node divide the vector among them",
+                "pairs of a node divide what they hold",
+                "pairs of different nodes divide what they hold"
+            ]
+        );
+        assert_eq!(
+            words("2+3", Algorithm::LocalMaster),
+            [
+                "each node reduces whole vectors onto one of its ranks",
+                "the nodes, by one rank each, divide what they hold"
+            ]
+        );
+        assert_eq!(
+            words("7", Algorithm::Tree),
+            ["groups of 3 reduce whole vectors onto one of them", "3 ranks reduce their sums onto rank 0"]
+        );
+    }
+}

@@ -1,0 +1,89 @@
+//! Who holds what after each level.
+//!
+//! Owns the bookkeeping of a drawing. Must not know how anything looks.
+
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::schedule::{Level, Schedule};
+use crate::plan::span_map::SpanMap;
+use std::collections::BTreeMap;
+
+/// The spans that each rank holds a partial sum of, in order; neighbours are joined.
+pub(super) type Holdings = Vec<Vec<Span>>;
+
+/// Before the first level, and after each.
+pub(super) fn holdings(schedule: &Schedule) -> Vec<Holdings> {
+    let mut ranks = vec![SpanMap::uniform(true); schedule.world()];
+    let look = |ranks: &mut Vec<SpanMap<bool>>| -> Holdings {
+        ranks.iter_mut().map(|rank| rank.parts_where(Span::WHOLE, |held| *held)).collect()
+    };
+    let mut columns = vec![look(&mut ranks)];
+    for level in schedule.levels() {
+        let moving = || level.groups().iter().filter(|group| group.moves());
+        for group in moving() {
+            for rank in group.participants() {
+                ranks[rank].over(group.span).for_each(|held| *held = false);
+            }
+        }
+        for group in moving() {
+            ranks[group.root].over(group.span).for_each(|held| *held = true);
+        }
+        columns.push(look(&mut ranks));
+    }
+    columns
+}
+
+/// What moves between two ranks at a level, as a part of the vector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Flow {
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    pub(super) amount: f64,
+}
+
+/// Everything that moves at a level; each pair of ranks once.
+pub(super) fn flows(level: &Level) -> Vec<Flow> {
+    let mut amounts: BTreeMap<(Rank, Rank), f64> = BTreeMap::new();
+    for group in level.groups().iter().filter(|group| group.moves()) {
+        let length = group.span.end.to_f64() - group.span.start.to_f64();
+        for rank in group.participants().filter(|rank| *rank != group.root) {
+            *amounts.entry((rank, group.root)).or_default() += length;
+        }
+    }
+    amounts.into_iter().map(|((from, to), amount)| Flow { from, to, amount }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::planner::{flexreduce, local_master};
+    use crate::plan::topology::Topology;
+
+    fn words(column: &Holdings) -> Vec<String> {
+        let words = |spans: &Vec<Span>| spans.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        column.iter().map(words).collect()
+    }
+
+    #[test]
+    fn what_is_handed_away_is_held_no_more() {
+        let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
+        let columns = holdings(&flexreduce::plan(&topology).expect("small"));
+        let [start, first, last] = &columns[..] else { panic!("two levels") };
+        assert_eq!(words(start), ["[0, 1)"; 5]);
+        assert_eq!(words(first), ["[0, 1/2)", "[1/2, 1)", "[0, 1/3)", "[1/3, 2/3)", "[2/3, 1)"]);
+        assert_eq!(words(last), ["[1/6, 5/12)", "[7/12, 5/6)", "[0, 1/6)", "[5/12, 7/12)", "[5/6, 1)"]);
+        let masters = holdings(&local_master::plan(&topology));
+        assert_eq!(words(&masters[1]), ["[0, 1)", "", "[0, 1)", "", ""]);
+    }
+
+    #[test]
+    fn flows_are_what_moves_between_two_ranks() {
+        let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
+        let schedule = flexreduce::plan(&topology).expect("small");
+        let flows = flows(&schedule.levels()[1]);
+        let pairs: Vec<_> = flows.iter().map(|flow| (flow.from, flow.to)).collect();
+        assert_eq!(pairs, [(0, 2), (0, 3), (1, 3), (1, 4), (2, 0), (3, 0), (3, 1), (4, 1)]);
+        let sent: f64 = flows.iter().filter(|flow| flow.from < 2).map(|flow| flow.amount).sum();
+        assert!((sent - 0.5).abs() < 1e-9, "a node sends half of the vector");
+    }
+}

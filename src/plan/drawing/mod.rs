@@ -1,0 +1,422 @@
+//! A schedule as a picture, in SVG: a row for each rank, a column for the start and one after each level, and in
+//! them who holds which part of the vector.
+//!
+//! Owns what is shown. Pure: it writes no file, and must not know which planner made the schedule.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `holdings` | who holds what after each level, and what moves |
+//! | `layout` | where everything is |
+//! | `ribbons` | where what moves begins and ends |
+//! | `palette` | the colours |
+//! | `canvas` | how SVG is spelt |
+
+mod canvas;
+mod holdings;
+mod layout;
+mod palette;
+mod ribbons;
+
+use super::Rank;
+use super::captions::captions;
+use super::fraction::Span;
+use super::schedule::Schedule;
+use super::topology::{Kind, Topology};
+use canvas::{Anchor, Canvas, Font, number};
+use holdings::{Flow, Holdings, flows, holdings};
+use layout::{CAPTION, HEAD, LABEL, Layout, MARGIN, NOTE, OWNED, SUBTITLE, TITLE};
+use palette::color;
+use ribbons::{Ribbon, ribbons};
+
+/// More rows than this are no picture.
+pub const MOST_RANKS: usize = 256;
+
+/// As many flows as one gap shows; where everybody talks to everybody, more would be a black box.
+const MOST_FLOWS: usize = 600;
+
+/// What a drawing is labelled with.
+#[derive(Clone, Copy, Debug)]
+pub struct Labels<'a> {
+    /// What people call the topology.
+    pub topology: &'a str,
+    /// Elements of the vector; without, parts are labelled with fractions.
+    pub count: Option<u64>,
+}
+
+/// Draws `schedule`, which must be for as many ranks as `topology` has.
+#[must_use]
+pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> String {
+    let owned: Vec<String> = (0..schedule.world()).map(|rank| owned(schedule, rank, labels)).collect();
+    let texts = owned.iter().map(|words| OWNED.width(words)).fold(0.0, f64::max);
+    let layout = Layout::new(topology, schedule.levels().len() + 1, texts);
+    let mut captions = captions(schedule, topology);
+    captions.last_mut().into_iter().for_each(|last| last.push_str(": every part is complete"));
+    let painter = Painter { schedule, topology, labels, layout, canvas: Canvas::default() };
+    painter.paint(&captions, &owned)
+}
+
+struct Painter<'a> {
+    schedule: &'a Schedule,
+    topology: &'a Topology,
+    labels: Labels<'a>,
+    layout: Layout,
+    canvas: Canvas,
+}
+
+impl Painter<'_> {
+    fn paint(mut self, captions: &[String], owned: &[String]) -> String {
+        let below = self.captions(captions);
+        let height = self.legend(below) + MARGIN - 4.0;
+        // What is painted first is behind the rest.
+        let front = std::mem::take(&mut self.canvas);
+        let width = self.layout.width;
+        self.canvas
+            .rect([0.5, 0.5, width - 1.0, height - 1.0], "rx=\"10\" fill=\"#FFFFFF\" stroke=\"#CBD2D9\"");
+        let title = self.title();
+        self.define();
+        self.tree();
+        let columns = holdings(self.schedule);
+        for (number, level) in self.schedule.levels().iter().enumerate() {
+            self.flows(number, &flows(level));
+        }
+        for (number, column) in columns.iter().enumerate() {
+            self.column(number, column);
+        }
+        self.owners(owned);
+        self.canvas.append(front);
+        self.canvas.finish(width, height, &title, &captions.join("; "))
+    }
+
+    fn title(&mut self) -> String {
+        let world = self.schedule.world();
+        let title = format!("{} on {}", self.schedule.name(), self.labels.topology);
+        let room = self.layout.width - 2.0 * MARGIN;
+        self.canvas.text(MARGIN, 36.0, TITLE, &TITLE.cut(&title, room));
+        let vector = match self.labels.count {
+            Some(count) => format!("a vector of {count} elements"),
+            None => "a vector".to_owned(),
+        };
+        let ranks = if world == 1 { "1 rank sums".to_owned() } else { format!("{world} ranks sum") };
+        let words = format!(
+            "{ranks} {vector}: the reduce-scatter goes from left to right, the all-gather back the same way"
+        );
+        self.canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(&words, room));
+        title
+    }
+
+    /// What all bars are made of: the vector in the pale colours of those who will own it, and the hatching of
+    /// what was handed away.
+    fn define(&mut self) {
+        let Self { layout, schedule, canvas, .. } = self;
+        canvas.define("vector", |canvas| {
+            for home in schedule.homes() {
+                let (start, end) = (layout.offset(home.span.start), layout.offset(home.span.end));
+                let style = format!("fill=\"{}\" fill-opacity=\"0.42\"", color(home.owner));
+                canvas.rect([start, 0.0, end - start, layout.bar_height], &style);
+            }
+        });
+        canvas.raw(
+            "<defs><pattern id=\"away\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" \
+             patternTransform=\"rotate(45)\"><rect width=\"5\" height=\"5\" fill=\"#FFFFFF\"/>\
+             <rect width=\"1\" height=\"5\" fill=\"#CBD2D9\"/></pattern></defs>",
+        );
+    }
+
+    /// The tree on the left: switches, nodes and ranks.
+    fn tree(&mut self) {
+        let Self { layout, topology, canvas, .. } = self;
+        let vertices = topology.vertices();
+        let uneven = |parent: Option<usize>| {
+            let siblings = parent.map(|parent| &vertices[parent].children[..]).unwrap_or_default();
+            siblings
+                .iter()
+                .any(|child| vertices[*child].link.bandwidth != vertices[siblings[0]].link.bandwidth)
+        };
+        for bracket in &layout.brackets {
+            let vertex = &vertices[bracket.vertex];
+            let (x, top, bottom) = (layout.bracket_x(bracket), bracket.top, bracket.bottom);
+            let [left, tick] = [x, x + 5.0].map(number);
+            let line = format!("M{tick} {}H{left}V{}H{tick}", number(top), number(bottom));
+            canvas.path(&line, "fill=\"none\" stroke=\"#7B8794\" stroke-width=\"1.3\"");
+            let middle = f64::midpoint(top, bottom);
+            let speed = uneven(vertex.parent).then(|| vertex.link.speed());
+            if vertex.kind == Kind::Switch {
+                let name = match &speed {
+                    Some(speed) => format!("{}, {speed}", vertex.name),
+                    None => vertex.name.clone(),
+                };
+                let font = Font { anchor: Anchor::Middle, ..NOTE };
+                canvas.spin_text(x - 6.0, middle, -90.0, font, &font.cut(&name, bottom - top));
+                continue;
+            }
+            let font = Font { anchor: Anchor::End, ..NOTE };
+            let room = bottom - top >= 26.0 && speed.is_some();
+            let line = middle + font.size * 0.36 - if room { 6.5 } else { 0.0 };
+            canvas.text(x - 7.0, line, font, &font.cut(&vertex.name, layout.node_width));
+            if let Some(speed) = speed.filter(|_| room) {
+                canvas.text(x - 7.0, line + 13.0, Font { size: 10.5, ..font }, &speed);
+            }
+        }
+        let side = layout.bar_height.min(11.0);
+        for rank in &layout.order {
+            let font = Font { anchor: Anchor::End, ..LABEL };
+            canvas.text(layout.left - 24.0, layout.baseline(*rank, font), font, &format!("rank {rank}"));
+            let y = layout.bar(*rank) + (layout.bar_height - side) / 2.0;
+            canvas.rect([layout.left - 19.0, y, side, side], &format!("rx=\"2\" fill=\"{}\"", color(*rank)));
+        }
+    }
+
+    /// One column: everybody's vector after so many levels.
+    fn column(&mut self, number: usize, holdings: &Holdings) {
+        let x = self.layout.column(number);
+        let head = match number {
+            0 => "start".to_owned(),
+            _ => format!("after level {}", number - 1),
+        };
+        let (layout, canvas) = (&self.layout, &mut self.canvas);
+        canvas.text(x + layout.bar_width / 2.0, layout.top - 27.0, HEAD, &head);
+        // Who will own which part, once for the column.
+        let (strip, small) = (layout.top - 20.0, Font { size: 10.0, ..LABEL });
+        for home in self.schedule.homes() {
+            let (start, end) = (x + layout.offset(home.span.start), x + layout.offset(home.span.end));
+            let style = format!("fill=\"{}\" stroke=\"#FFFFFF\" stroke-width=\"0.6\"", color(home.owner));
+            canvas.rect([start, strip, end - start, 13.0], &style);
+            let name = home.owner.to_string();
+            if small.width(&name) + 2.0 <= end - start {
+                canvas.text(f64::midpoint(start, end), strip + 10.0, small, &name);
+            }
+        }
+        for (rank, held) in holdings.iter().enumerate() {
+            self.bar(x, rank, held);
+            // That all have everything at the start is said below; letters would hide the parts.
+            if number > 0 {
+                self.label(x, rank, held);
+            }
+        }
+    }
+
+    fn bar(&mut self, x: f64, rank: Rank, held: &[Span]) {
+        let Self { layout, schedule, canvas, .. } = self;
+        let (y, height) = (layout.bar(rank), layout.bar_height);
+        let place = |span: Span| {
+            let (start, end) = (layout.offset(span.start), layout.offset(span.end));
+            [x + start, y, end - start, height]
+        };
+        canvas.show("vector", x, y);
+        let mut away = Span { start: Span::WHOLE.start, end: Span::WHOLE.start };
+        for span in held {
+            away.end = span.start;
+            if !away.is_empty() {
+                canvas.rect(place(away), "fill=\"url(#away)\"");
+            }
+            away.start = span.end;
+        }
+        away.end = Span::WHOLE.end;
+        if !away.is_empty() {
+            canvas.rect(place(away), "fill=\"url(#away)\"");
+        }
+        canvas
+            .rect([x, y, layout.bar_width, height], "fill=\"none\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"");
+        for span in held {
+            canvas.rect(place(*span), "fill=\"none\" stroke=\"#52606D\" stroke-width=\"0.9\"");
+        }
+        for home in schedule.homes().iter().filter(|home| home.owner == rank) {
+            for span in held.iter().map(|span| span.intersection(home.span)).filter(|span| !span.is_empty()) {
+                let style = format!("fill=\"{}\" stroke=\"#1F2933\" stroke-width=\"1.4\"", color(rank));
+                canvas.rect(place(span), &style);
+            }
+        }
+    }
+
+    /// How much a rank holds, in the bar.
+    fn label(&mut self, x: f64, rank: Rank, held: &[Span]) {
+        let Self { layout, labels, canvas, .. } = self;
+        let font = Font { size: LABEL.size.min(layout.bar_height - 2.0), halo: true, ..LABEL };
+        for span in held {
+            let (start, end) = (x + layout.offset(span.start), x + layout.offset(span.end));
+            let label = match labels.count {
+                Some(count) => elements(*span, count),
+                None if *span == Span::WHOLE => "whole".to_owned(),
+                None => span.length().map_or_else(String::new, |length| length.to_string()),
+            };
+            if font.width(&label) + 4.0 <= end - start {
+                canvas.text(f64::midpoint(start, end), layout.baseline(rank, font), font, &label);
+            }
+        }
+    }
+
+    /// Who reduces onto whom between two columns.
+    fn flows(&mut self, level: usize, flows: &[Flow]) {
+        let (layout, canvas) = (&self.layout, &mut self.canvas);
+        let (left, right) = (layout.column(level) + layout.bar_width + 3.0, layout.column(level + 1) - 3.0);
+        if flows.len() > MOST_FLOWS {
+            let (middle, y) = (f64::midpoint(left, right), f64::midpoint(layout.top, layout.bottom));
+            let font = Font { anchor: Anchor::Middle, ..NOTE };
+            for (line, words) in [(-1.0, "many"), (0.0, "to"), (1.0, "many")] {
+                canvas.text(middle, y + 14.0 * line, font, words);
+            }
+            return;
+        }
+        let head = if flows.len() > 60 { 0.0 } else { 5.0 };
+        for Ribbon { to, start, end, thickness } in ribbons(flows, layout) {
+            let color = color(to);
+            let (stop, middle) = (right - head, f64::midpoint(left, right));
+            let [x, start, tip, stop, middle] = [left, start, right, stop, middle].map(number);
+            let (y, width) = (number(end), number(thickness));
+            canvas.path(
+                &format!("M{x} {start}C{middle} {start} {middle} {y} {stop} {y}"),
+                &format!("fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\" stroke-opacity=\"0.75\""),
+            );
+            if head > 0.0 {
+                let half = (thickness / 2.0).max(2.2);
+                let (above, below) = (number(end - half), number(end + half));
+                canvas.path(
+                    &format!("M{stop} {above}L{tip} {y}L{stop} {below}Z"),
+                    &format!("fill=\"{color}\""),
+                );
+            }
+        }
+    }
+
+    /// What everybody owns in the end, right of the last column.
+    fn owners(&mut self, owned: &[String]) {
+        let Self { layout, canvas, .. } = self;
+        let x = layout.column(layout.columns - 1) + layout.bar_width + 10.0;
+        canvas.text(x, layout.top - 27.0, Font { anchor: Anchor::Start, ..HEAD }, "owns");
+        for rank in &layout.order {
+            let words = OWNED.cut(&owned[*rank], layout.width - x - 8.0);
+            canvas.text(x, layout.baseline(*rank, OWNED), OWNED, &words);
+        }
+        let font = Font { anchor: Anchor::End, ..NOTE };
+        canvas.text(layout.left - 8.0, layout.top - 10.0, font, "owner in the end");
+    }
+
+    /// What the levels do, below their columns. Returns where they end.
+    fn captions(&mut self, captions: &[String]) -> f64 {
+        let Self { layout, canvas, .. } = self;
+        let start = if self.schedule.world() == 1 {
+            "the rank holds its vector"
+        } else {
+            "every rank holds its whole vector"
+        };
+        let texts = std::iter::once(start).chain(captions.iter().map(String::as_str));
+        let mut below = layout.bottom;
+        for (number, text) in texts.enumerate() {
+            let middle = layout.column(number) + layout.bar_width / 2.0;
+            for (line, text) in (1..).zip(CAPTION.lines(text, layout.bar_width + layout.gap * 0.45)) {
+                let y = layout.bottom + 8.0 + 15.5 * f64::from(line);
+                canvas.text(middle, y, CAPTION, &text);
+                below = below.max(y);
+            }
+        }
+        below
+    }
+
+    /// What is what. Returns where it ends.
+    fn legend(&mut self, below: f64) -> f64 {
+        let Self { layout, canvas, .. } = self;
+        let own = color(0);
+        let swatches = [
+            (format!("fill=\"{own}\" stroke=\"#1F2933\" stroke-width=\"1.4\""), "its own part"),
+            (
+                format!("fill=\"{own}\" fill-opacity=\"0.42\" stroke=\"#52606D\" stroke-width=\"0.9\""),
+                "a partial sum for another rank",
+            ),
+            ("fill=\"url(#away)\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"".to_owned(), "handed away"),
+            (format!("fill=\"{own}\" fill-opacity=\"0.75\""), "what moves, as thick as its part"),
+        ];
+        let words = "colour: who will own it";
+        let (mut x, mut y) = (MARGIN, below + 34.0);
+        canvas.path(
+            &format!("M{} {}H{}", number(MARGIN), number(below + 14.0), number(layout.width - MARGIN)),
+            "stroke=\"#E4E7EB\"",
+        );
+        canvas.text(x, y, NOTE, words);
+        x += NOTE.width(words) + 14.0;
+        for (number, (style, words)) in swatches.iter().enumerate() {
+            let width = 24.0 + 6.0 + NOTE.width(words);
+            if x + width > layout.width - MARGIN {
+                (x, y) = (MARGIN, y + 20.0);
+            }
+            let thin = if number == 3 { 4.0 } else { 0.0 };
+            canvas.rect([x, y - 10.0 + thin, 24.0, 12.0 - 2.0 * thin], style);
+            canvas.text(x + 30.0, y, NOTE, words);
+            x += width + 14.0;
+        }
+        y
+    }
+}
+
+/// What a rank owns in the end.
+fn owned(schedule: &Schedule, rank: Rank, labels: Labels<'_>) -> String {
+    let mut spans = schedule.homes().iter().filter(|home| home.owner == rank).map(|home| home.span);
+    match (spans.next(), spans.count(), labels.count) {
+        (None, ..) => "nothing".to_owned(),
+        (Some(span), 0, Some(count)) => elements(span, count),
+        (Some(span), 0, None) => span.to_string(),
+        (_, more, _) => format!("{} parts", more + 1),
+    }
+}
+
+/// A span as elements of a vector of so many.
+fn elements(span: Span, count: u64) -> String {
+    let range = span.elements(count, 1);
+    if range.is_empty() { "none".to_owned() } else { format!("{}..{}", range.start, range.end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Algorithm;
+    use crate::plan::planner::{self, Details};
+    use crate::plan::topology_file::parse_short;
+
+    fn drawn(text: &str, algorithm: Algorithm, count: Option<u64>) -> String {
+        let topology = parse_short(text).expect("a short form").expect("a good one");
+        let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
+        draw(&schedule, &topology, Labels { topology: text, count })
+    }
+
+    #[test]
+    fn a_picture_says_what_it_shows() {
+        let picture = drawn("2+3", Algorithm::Flexreduce, None);
+        for words in [
+            ">flexreduce on 2+3<",
+            ">start<",
+            ">after level 1<",
+            ">node 1<",
+            ">rank 4<",
+            ">1/3<",
+            ">1/4<",
+            ">[1/6, 5/12)<",
+            "each node divides the vector among its ranks",
+            ">handed away<",
+        ] {
+            assert!(picture.contains(words), "{words}: {picture}");
+        }
+        assert!(!picture.contains("NaN") && !picture.contains("inf"));
+        let elements = drawn("2+3", Algorithm::Flexreduce, Some(12));
+        assert!(elements.contains(">2..5<") && !elements.contains(">1/4<"), "{elements}");
+    }
+
+    #[test]
+    fn slow_links_are_labelled_and_alike_ones_are_not() {
+        assert!(drawn("1@1G+1@500M", Algorithm::Weighted, None).contains(">500M<"));
+        assert!(!drawn("1@1G+1@1G", Algorithm::Ring, None).contains(">1G<"));
+        assert!(drawn("(2+3)@5G+(4)@1G", Algorithm::Flexreduce, None).contains(", 5G<"));
+    }
+
+    #[test]
+    fn every_algorithm_and_size_can_be_drawn() {
+        for text in ["1", "2", "1+1", "3+3+4", "(2+3)+(4+1)", "8+8+8+8+8+8+8+8", "64"] {
+            for algorithm in Algorithm::ALL {
+                let topology = parse_short(text).expect("a short form").expect("a good one");
+                let Ok(schedule) = planner::plan(*algorithm, &topology, &Details::default()) else {
+                    continue;
+                };
+                let picture = draw(&schedule, &topology, Labels { topology: text, count: Some(5) });
+                assert!(picture.ends_with("</svg>\n") && !picture.contains("NaN"), "{text} {algorithm:?}");
+            }
+        }
+    }
+}
