@@ -5,7 +5,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command talks to its user")]
 
 mod env;
+mod flags;
 mod perf;
+mod plan;
 
 use clap::{Parser, Subcommand};
 use flexring::{Error, ErrorKind};
@@ -22,6 +24,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Perf(Box<perf::Options>),
+    Plan(plan::Options),
     Env(env::Options),
 }
 
@@ -51,6 +54,7 @@ impl From<Error> for Failure {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Perf(options) => perf::run(&options),
+        Command::Plan(options) => plan::run(&options),
         Command::Env(options) => env::run(&options),
     };
     match outcome {

@@ -1,0 +1,124 @@
+//! Which algorithm, why, and what it costs.
+//!
+//! Owns the words. The choice and the traffic are the plan wing's.
+
+use super::Planned;
+use flexring::config::{Algorithm, Lowering, Size};
+use flexring::plan::captions::captions;
+use flexring::plan::lowering::{Plan, Purpose};
+use flexring::plan::planner::ring;
+use flexring::plan::topology::{Kind, Topology, VertexId};
+use flexring::plan::traffic::{Load, Traffic};
+
+/// What is timed if nobody says how many elements: 64 MiB.
+const USUAL_COUNT: u64 = 16 << 20;
+/// The elements are floats, as in most gradients.
+const ELEMENT: u64 = 4;
+
+/// The whole text.
+pub fn text(planned: &Planned) -> String {
+    let Planned { topology, schedule, choice, .. } = planned;
+    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), choice.why);
+    for (number, words) in captions(schedule, topology).iter().enumerate() {
+        text += &format!("  level {number}: {words}\n");
+    }
+    for note in shortcuts(planned) {
+        text += &format!("{note}\n");
+    }
+    text + "\n" + &costs(planned)
+}
+
+/// Which vectors do without this plan.
+fn shortcuts(planned: &Planned) -> Vec<String> {
+    let Planned { config, topology, file, .. } = planned;
+    let mut notes = Vec::new();
+    let free = config.algo == Algorithm::Auto && file.is_none() && config.lowering == Lowering::Auto;
+    if free && topology.nodes() > 1 && config.direct > Size(0) {
+        notes.push(format!(
+            "vectors of at most {} go straight between all ranks instead (FLEXRING_DIRECT)",
+            config.direct
+        ));
+    }
+    if topology.nodes() == 1 && topology.world() > 1 && config.small > Size(0) {
+        notes.push(format!(
+            "vectors of at most {} are put in everybody's sight instead (FLEXRING_SMALL)",
+            config.small
+        ));
+    }
+    notes
+}
+
+/// What goes over each link, for how long, and for how long in a ring.
+fn costs(planned: &Planned) -> String {
+    let Planned { topology, config, .. } = planned;
+    let ring = Plan::on(ring::plan(topology), topology, config.lowering);
+    let [ours, rings] =
+        [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, Purpose::ALL_REDUCE));
+    let count = planned.count.unwrap_or(USUAL_COUNT);
+    let bytes = count * ELEMENT;
+    let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
+        return "nothing is sent\n".to_owned();
+    };
+    let vertices = topology.vertices();
+    let seconds = |traffic: &Traffic, vertex: VertexId| {
+        let bits = traffic.load(vertex).larger() * bytes as f64 * 8.0;
+        duration(bits / vertices[vertex].link.bandwidth as f64)
+    };
+    let shown = shown(topology);
+    let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
+    let mut text = format!(
+        "bytes over each link up and down for every byte of the vector, and the time of {count} floats ({})\n",
+        amount(bytes)
+    );
+    text += &format!("  {:width$}  bandwidth      up    down        time   in a ring\n", "link");
+    for vertex in shown {
+        let (name, speed) = (&vertices[vertex].name, vertices[vertex].link.speed());
+        let Load { up, down } = ours.load(vertex);
+        let (time, in_ring) = (seconds(&ours, vertex), seconds(&rings, vertex));
+        text += &format!("  {name:width$}  {speed:>9}  {up:>6.3}  {down:>6.3}  {time:>10}  {in_ring:>10}\n");
+    }
+    let ratio = of_ring.seconds_per_byte / busiest.seconds_per_byte;
+    let verdict = match ratio {
+        ratio if (ratio - 1.0).abs() < 0.005 => "as long".to_owned(),
+        ratio if ratio > 1.0 => format!("{ratio:.2} times as long"),
+        ratio => format!("{:.2} times less", 1.0 / ratio),
+    };
+    text + &format!(
+        "the busiest link is that of {}: {}; in a ring it is that of {}: {}, {verdict}\n",
+        vertices[busiest.vertex].name,
+        seconds(&ours, busiest.vertex),
+        vertices[of_ring.vertex].name,
+        seconds(&rings, of_ring.vertex),
+    )
+}
+
+/// The links of nodes and switches; or where there is but one node, those within it.
+fn shown(topology: &Topology) -> Vec<VertexId> {
+    let between = topology.nodes() > 1;
+    let vertices = topology.vertices().iter().enumerate().skip(1);
+    let shown = vertices.filter(|(_, vertex)| matches!(vertex.kind, Kind::Rank(_)) != between);
+    shown.map(|(vertex, _)| vertex).collect()
+}
+
+fn amount(bytes: u64) -> String {
+    usize::try_from(bytes).map_or_else(|_| bytes.to_string(), |bytes| Size(bytes).to_string())
+}
+
+/// A time in the unit that people would take.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.2} us", s * 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_people_would_take() {
+        assert_eq!([2.0, 0.0537, 0.000_012].map(duration), ["2.00 s", "53.70 ms", "12.00 us"]);
+    }
+}

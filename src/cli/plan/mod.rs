@@ -1,0 +1,155 @@
+//! `flexring plan`: plans, and shows the plan as a table, as JSON, as a picture, in words, or proves it.
+//!
+//! Owns what is asked for and where it goes. The plan wing thinks, and this command does its reading and writing.
+
+mod explain;
+mod options;
+mod proof;
+mod table;
+
+pub use options::Options;
+
+use crate::Failure;
+use crate::env::warn_of_strangers;
+use flexring::config::{Algorithm, Config, environment};
+use flexring::description;
+use flexring::plan::choice::{self, Choice};
+use flexring::plan::drawing::{self, Labels};
+use flexring::plan::planner::{self, Details};
+use flexring::plan::schedule::Schedule;
+use flexring::plan::topology::Topology;
+use flexring::plan::{file, lowering};
+use flexring::{Error, ErrorKind};
+use std::io::Write;
+use std::path::Path;
+
+/// Everything that is known before anything is shown.
+struct Planned {
+    config: Config,
+    topology: Topology,
+    /// What people call the topology.
+    called: String,
+    schedule: Schedule,
+    choice: Choice,
+    /// The file that the plan is from, if it is from one.
+    file: Option<String>,
+    count: Option<u64>,
+}
+
+impl Planned {
+    fn lowered(&self) -> lowering::Plan {
+        lowering::Plan::on(self.schedule.clone(), &self.topology, self.config.lowering)
+    }
+
+    /// `2+3: 5 ranks on 2 nodes`.
+    fn place(&self) -> String {
+        let (ranks, nodes) = (self.topology.world(), self.topology.nodes());
+        format!("{}: {} on {}", self.called, counted(ranks, "rank"), counted(nodes, "node"))
+    }
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let planned = planned(options)?;
+    if let Some(path) = &options.write {
+        write(path, &(file::write(&planned.schedule, None) + "\n"))?;
+    }
+    if let Some(path) = &options.svg {
+        write(path, &draw(&planned)?)?;
+    }
+    let mut text = String::new();
+    if options.json {
+        text = file::write(&planned.schedule, planned.count) + "\n";
+    } else if !options.explain && !options.verify && options.write.is_none() && options.svg.is_none() {
+        text = table::text(&planned);
+    }
+    if options.explain {
+        text += &explain::text(&planned);
+    }
+    if options.verify {
+        let separator = if text.is_empty() { "" } else { "\n" };
+        text = text + separator + &proof::text(&planned)?;
+    }
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|cause| Error::system("cannot write to standard output", cause).into())
+}
+
+/// Plans, or reads a plan, as flags and settings say.
+fn planned(options: &Options) -> Result<Planned, Failure> {
+    warn_of_strangers();
+    let settings = options.settings();
+    let mut config = Config::read(|name| {
+        let flag = settings.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value.clone());
+        flag.or_else(|| environment(name))
+    })?;
+    if options.plans() {
+        config.plan_file = None;
+    }
+    let read = config.plan_file.as_deref().map(description::plan).transpose()?;
+    let (topology, called) = match (&config.topology, &read) {
+        (Some(text), _) => (description::topology(text, None)?, name(text)),
+        // A plan tells how many ranks there are, but not where.
+        (None, Some(schedule)) => {
+            let world = schedule.world();
+            let nodes: Vec<String> = (0..world).map(|rank| format!("node {rank}")).collect();
+            (Topology::from_names(&nodes), vec!["1"; world].join("+"))
+        }
+        (None, None) => {
+            let words = "give --topology, such as --topology 2+3 for a node of two ranks and one of three, or the \
+                         name of a file; or set FLEXRING_TOPOLOGY";
+            return Err(Failure::Usage(words.to_owned()));
+        }
+    };
+    let details = Details::of(&config);
+    let (schedule, choice) = match read {
+        Some(schedule) => {
+            let path = config.plan_file.clone().unwrap_or_default();
+            let (planned, world) = (schedule.world(), topology.world());
+            if planned != world {
+                let words = format!(
+                    "{path}: the plan is for {}, but the topology {called} has {world}",
+                    counted(planned, "rank")
+                );
+                return Err(Failure::Usage(words));
+            }
+            (schedule, Choice { algorithm: Algorithm::Auto, why: format!("the plan {path} was given") })
+        }
+        None => {
+            let mut choice = choice::choose(config.algo, &topology, &details);
+            if let Some(flag) = options.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
+                choice.why = format!("--algo {flag} was given");
+            }
+            (planner::plan(choice.algorithm, &topology, &details)?, choice)
+        }
+    };
+    let file = config.plan_file.clone();
+    Ok(Planned { topology, called, schedule, choice, file, count: options.count, config })
+}
+
+/// What people call a topology: the short form, or the file's name without its folder.
+fn name(text: &str) -> String {
+    let file = Path::new(text).file_name().filter(|_| text.contains('/'));
+    file.map_or_else(|| text.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn draw(planned: &Planned) -> Result<String, Failure> {
+    let world = planned.schedule.world();
+    if world > drawing::MOST_RANKS {
+        let most = drawing::MOST_RANKS;
+        return Err(Failure::Usage(format!(
+            "{world} ranks are too many for a drawing: expected at most {most}"
+        )));
+    }
+    let labels = Labels { topology: &planned.called, count: planned.count };
+    Ok(drawing::draw(&planned.schedule, &planned.topology, labels))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    let failed = |cause| Error::new(ErrorKind::System, format!("cannot write {}: {cause}", path.display()));
+    std::fs::write(path, text).map_err(failed)
+}
+
+/// `1 rank`, `5 ranks`.
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,131 @@
+//! The flags of `flexring plan`.
+//!
+//! Owns their names and meaning. Must not know what a plan is made of.
+
+use crate::flags;
+use clap::Args;
+use flexring::config::Size;
+use std::path::PathBuf;
+
+/// Show how an all-reduce is planned: who reduces what onto whom
+///
+/// Prints a table of levels: each group is a span of the vector that its participants hold and that is reduced onto
+/// its root. After the last level every span has its sum at one rank; the all-gather is the same table read backwards.
+///
+/// Where a topology or an algorithm is not given, the settings count (see flexring env).
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Where the ranks are: a short form such as 2+3 or 1@1G+1@500M, or a file; as FLEXRING_TOPOLOGY
+    #[arg(long, value_name = "TOPOLOGY")]
+    pub topology: Option<String>,
+
+    /// Which planner makes the schedule, as FLEXRING_ALGO
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| flags::checked("FLEXRING_ALGO", text))]
+    pub algo: Option<String>,
+
+    /// Dimensions of the hierarchical ring, such as 4x2, as FLEXRING_DIMENSIONS
+    #[arg(long, value_name = "DIMS", value_parser = |text: &str| flags::checked("FLEXRING_DIMENSIONS", text))]
+    pub dims: Option<String>,
+
+    /// Ranks that are parameter servers, such as 0,3, as FLEXRING_SERVERS
+    #[arg(long, value_name = "RANKS", value_parser = |text: &str| flags::checked("FLEXRING_SERVERS", text))]
+    pub servers: Option<String>,
+
+    /// How groups become transfers, as FLEXRING_LOWERING
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| flags::checked("FLEXRING_LOWERING", text))]
+    pub lowering: Option<String>,
+
+    /// Read the plan from this file instead of planning, as FLEXRING_PLAN_FILE
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "dims", "servers"])]
+    pub plan_file: Option<String>,
+
+    /// Show element ranges of a vector of N elements, and time that many floats
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub count: Option<u64>,
+
+    /// Say which algorithm was chosen and why, and what it costs on each link
+    #[arg(long)]
+    pub explain: bool,
+
+    /// Prove that the plan sums right and ends, or say why not
+    #[arg(long)]
+    pub verify: bool,
+
+    /// Print JSON
+    #[arg(long, conflicts_with_all = ["explain", "verify"])]
+    pub json: bool,
+
+    /// Write the plan to this file, for FLEXRING_PLAN_FILE
+    #[arg(long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+
+    /// Draw the plan to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+impl Options {
+    /// The settings that flags stand for, by the names of their variables.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let all = [
+            ("FLEXRING_TOPOLOGY", &self.topology),
+            ("FLEXRING_ALGO", &self.algo),
+            ("FLEXRING_DIMENSIONS", &self.dims),
+            ("FLEXRING_SERVERS", &self.servers),
+            ("FLEXRING_LOWERING", &self.lowering),
+            ("FLEXRING_PLAN_FILE", &self.plan_file),
+        ];
+        all.into_iter().filter_map(|(name, value)| value.clone().map(|value| (name, value))).collect()
+    }
+
+    /// Whether flags ask for something to be planned, so that a plan file among the settings does not count.
+    pub fn plans(&self) -> bool {
+        self.algo.is_some() || self.dims.is_some() || self.servers.is_some()
+    }
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    let count = Size::parse(text).filter(|count| count.0 > 0);
+    let count = count.and_then(|count| u64::try_from(count.0).ok());
+    count.ok_or_else(|| "expected a number of elements, at least 1, such as 12 or 16M".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches;
+
+    fn parse(flags: &str) -> Result<Options, clap::Error> {
+        let command = Options::augment_args(clap::Command::new("plan"));
+        let words = std::iter::once("plan").chain(flags.split_whitespace());
+        command.try_get_matches_from(words).and_then(|matches| Options::from_arg_matches(&matches))
+    }
+
+    #[test]
+    fn flags_stand_for_settings() {
+        let options = parse("--topology 2+3 --algo RING --dims 4x2 --servers 0,3").expect("valid");
+        let settings = [
+            ("FLEXRING_TOPOLOGY", "2+3"),
+            ("FLEXRING_ALGO", "RING"),
+            ("FLEXRING_DIMENSIONS", "4x2"),
+            ("FLEXRING_SERVERS", "0,3"),
+        ];
+        assert_eq!(options.settings(), settings.map(|(name, value)| (name, value.to_owned())));
+        assert_eq!(parse("--count 1K").expect("valid").count, Some(1024));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_quoted() {
+        for (flags, words) in [
+            ("--algo rign", "expected auto, ring, rabenseifner, "),
+            ("--dims 4*2", "such as 4x2"),
+            ("--servers zero", "such as 0,4"),
+            ("--count 0", "at least 1"),
+            ("--plan-file p.json --algo ring", "cannot be used with"),
+            ("--json --verify", "cannot be used with"),
+        ] {
+            let error = parse(flags).expect_err(flags).to_string();
+            assert!(error.contains(words), "{flags}: {error}");
+        }
+    }
+}

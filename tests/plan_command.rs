@@ -1,0 +1,260 @@
+//! `flexring plan`, run as its users run it.
+
+#![cfg(feature = "cli")]
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+
+/// The command with these words in an environment without settings: its exit code, and what it printed.
+fn run(words: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_flexring"))
+        .arg("plan")
+        .args(words)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the command can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// The same with flags that are fine: what it printed.
+fn printed(flags: &str) -> String {
+    let (code, out, err) = run(&flags.split_whitespace().collect::<Vec<_>>(), &[]);
+    assert_eq!((code, &*err), (Some(0), ""), "{flags}: {out}");
+    out
+}
+
+/// What is wrong with flags that are not, and the exit code.
+fn refused(flags: &str) -> (Option<i32>, String) {
+    let (code, out, err) = run(&flags.split_whitespace().collect::<Vec<_>>(), &[]);
+    assert_eq!(out, "", "{flags}");
+    (code, err)
+}
+
+#[test]
+fn the_papers_figure_2() {
+    let plan: Value =
+        serde_json::from_str(&printed("--topology 2+3 --algo flexreduce --count 12 --json")).expect("JSON");
+    // D and E of the paper are ranks 0 and 1, F to H are ranks 2 to 4.
+    let rows = |level: usize| -> Vec<Value> {
+        let groups = plan["levels"][level]["groups"].as_array().expect("groups");
+        let row = |group: &Value| {
+            let mut ranks: Vec<u64> =
+                group["participants"].as_array().expect("ranks").iter().filter_map(Value::as_u64).collect();
+            ranks.sort_unstable();
+            json!([group["span"]["start"], group["span"]["end"], ranks, group["root"]])
+        };
+        groups.iter().map(row).collect()
+    };
+    assert_eq!(
+        rows(0),
+        [
+            json!([0, 6, [0, 1], 0]),
+            json!([6, 12, [0, 1], 1]),
+            json!([0, 4, [2, 3, 4], 2]),
+            json!([4, 8, [2, 3, 4], 3]),
+            json!([8, 12, [2, 3, 4], 4]),
+        ]
+    );
+    assert_eq!(
+        rows(1),
+        [
+            json!([0, 2, [0, 2], 2]),
+            json!([2, 4, [0, 2], 0]),
+            json!([4, 5, [0, 3], 0]),
+            json!([5, 6, [0, 3], 3]),
+            json!([6, 7, [1, 3], 3]),
+            json!([7, 8, [1, 3], 1]),
+            json!([8, 10, [1, 4], 1]),
+            json!([10, 12, [1, 4], 4]),
+        ]
+    );
+    let fractions: Value = serde_json::from_str(&printed("--topology 2+3 --json")).expect("JSON");
+    assert_eq!(fractions["levels"][1]["groups"][2]["span"], json!({"start": "1/3", "end": "5/12"}));
+    assert_eq!(fractions["name"], "flexreduce", "auto chooses it where nodes are uneven");
+}
+
+#[test]
+fn the_table_has_spans_participants_and_roots() {
+    let table = printed("--topology 2+3 --algo flexreduce --count 12");
+    for line in [
+        "flexreduce on 2+3: 5 ranks on 2 nodes\n",
+        "\nlevel 0: each node divides the vector among its ranks\n",
+        "\n  [1/3, 2/3)  4..8      4 2 3         3\n",
+        "\nlevel 1: the nodes divide what they hold\n",
+        "\n  [5/12, 7/12)  5..7      3\n",
+        "13 calls by 5 ranks at 2 levels: 1.3 for each rank and level on average\n",
+    ] {
+        assert!(table.contains(line), "{line:?} in\n{table}");
+    }
+    assert!(!printed("--topology 2+3").contains(".."), "without a count there are no elements");
+    assert!(printed("--topology 1").contains("0 calls by 1 rank at 1 level"));
+}
+
+#[test]
+fn settings_count_where_flags_are_missing() {
+    let variables = [("FLEXRING_TOPOLOGY", "2+2"), ("FLEXRING_ALGO", "ring")];
+    let (code, out, _) = run(&[], &variables);
+    assert_eq!(code, Some(0));
+    assert!(out.starts_with("ring on 2+2: 4 ranks on 2 nodes\nFLEXRING_ALGO=ring was given\n"), "{out}");
+    let (_, out, _) = run(&["--algo", "tree", "--topology", "3"], &variables);
+    assert!(out.starts_with("tree on 3: 3 ranks on 1 node\n--algo tree was given\n"), "{out}");
+}
+
+#[test]
+fn details_of_algorithms_are_flags_too() {
+    assert!(printed("--topology 8 --dims 4x2").starts_with("hierarchical on 8: "));
+    let servers = printed("--topology 2+3 --algo parameter-server --servers 0,3");
+    assert!(servers.contains("\n  [1/2, 1)  4 0-3         3\n"), "{servers}");
+    let topology = printed("--topology examples/topology.toml");
+    assert!(topology.contains(" on topology.toml: 11 ranks on 4 nodes\n"), "{topology}");
+}
+
+#[test]
+fn what_cannot_be_planned_is_said() {
+    for (flags, words) in [
+        ("", "give --topology, such as --topology 2+3"),
+        ("--topology 2+x", "\"2+x\", at character 3: expected a number of ranks"),
+        (
+            "--topology two+three",
+            "the topology two+three is no short form such as 2+3, and as a file it cannot",
+        ),
+        ("--topology nowhere.toml", "nowhere.toml"),
+        ("--topology 2+3 --algo rign", "local-master or parameter-server"),
+        ("--topology 2+3 --algo blueconnect", "node 0 has 2 ranks and node 1 has 3 ranks"),
+        ("--topology 2+3 --dims 2x2", "dimensions 2x2 have 4 points, but there are 5 ranks"),
+        ("--topology 2+3 --algo parameter-server --servers 7", "server 7 is not a rank"),
+        ("--topology 2+3 --count 0", "expected a number of elements"),
+        ("--plan-file nowhere.json", "the plan nowhere.json cannot be read"),
+        ("--topology 300 --svg never.svg", "300 ranks are too many for a drawing"),
+    ] {
+        let (code, err) = refused(flags);
+        assert_eq!(code, Some(2), "{flags}: {err}");
+        assert!(err.contains(words), "{flags}: {err}");
+    }
+    let (code, err) = refused("--topology 2+3 --svg /nowhere/plan.svg");
+    assert_eq!(code, Some(1));
+    assert!(err.contains("cannot write /nowhere/plan.svg: "), "{err}");
+}
+
+#[test]
+fn a_plan_is_written_read_and_proved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("plan.json");
+    let name = path.to_str().expect("a name in Unicode");
+    assert_eq!(printed(&format!("--topology 2+3 --algo flexreduce --write {name}")), "");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("it was written"),
+        printed("--topology 2+3 --algo flexreduce --json")
+    );
+    for flags in ["", "--topology 2+3", "--topology 5"] {
+        let proof = printed(&format!("--plan-file {name} --verify {flags}"));
+        assert!(
+            proof.starts_with("the flexreduce plan on ") && proof.contains(" holds, for vectors"),
+            "{proof}"
+        );
+        assert!(proof.contains("each of the 5 contributions exactly once"), "{proof}");
+    }
+    let table = printed(&format!("--plan-file {name}"));
+    assert!(
+        table.starts_with("flexreduce on 1+1+1+1+1: ") && table.contains("plan.json was given\n"),
+        "{table}"
+    );
+    let (code, err) = refused(&format!("--plan-file {name} --topology 2+2"));
+    assert_eq!(code, Some(2));
+    assert!(err.contains("plan.json: the plan is for 5 ranks, but the topology 2+2 has 4"), "{err}");
+}
+
+#[test]
+fn a_broken_plan_fails_with_a_sentence_that_names_the_rank() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("broken.json");
+    let mut plan: Value =
+        serde_json::from_str(&printed("--topology 2+3 --algo flexreduce --json")).expect("JSON");
+    // Rank 4 is left out of its node's second part.
+    plan["levels"][0]["groups"][3]["participants"] = json!([2, 3]);
+    std::fs::write(&path, plan.to_string()).expect("a file");
+    let (code, err) = refused(&format!("--plan-file {} --topology 2+3 --verify", path.display()));
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("broken.json: the flexreduce plan does not hold: "), "{err}");
+    assert!(err.contains("the contribution of rank 4 to [1/3, 5/12) is missing"), "{err}");
+    plan["levels"][0]["groups"][3]["participants"] = json!([2, 3, 9]);
+    std::fs::write(&path, plan.to_string()).expect("a file");
+    let (code, err) = refused(&format!("--plan-file {} --verify", path.display()));
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("broken.json: level 0, group 3: rank 9 is not in a world of 5"), "{err}");
+}
+
+#[test]
+fn every_algorithm_is_proved() {
+    for algorithm in
+        ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]
+    {
+        let proof = printed(&format!("--topology (2@1G+3@5G)+4 --algo {algorithm} --verify"));
+        assert!(proof.starts_with(&format!("the {algorithm} plan on ")), "{proof}");
+    }
+}
+
+#[test]
+fn an_explanation_tells_why_and_what_links_carry() {
+    let text = printed("--topology 2+3 --explain --count 16M");
+    for line in [
+        "the topology is not symmetric: node 0 has 2 ranks and node 1 has 3 ranks",
+        "vectors of at most 64K go straight between all ranks instead (FLEXRING_DIRECT)",
+        "16777216 floats (64M)",
+        "  node 0        10G   1.000   1.000    53.69 ms    85.90 ms\n",
+        "in a ring it is that of node 0: 85.90 ms, 1.60 times as long\n",
+    ] {
+        assert!(text.contains(line), "{line:?} in\n{text}");
+    }
+    let text = printed("--topology 1@1G+1@1G+1@500M --explain");
+    assert!(text.contains("  node 2       500M   1.000   1.000"), "{text}");
+    assert!(printed("--topology 4 --explain").contains("  rank 0       400G   1.500   1.500"));
+    assert!(printed("--topology 1 --explain").contains("nothing is sent\n"));
+}
+
+#[test]
+fn drawings_are_well_formed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("plan.svg");
+    for flags in [
+        "--topology 2+3 --algo flexreduce",
+        "--topology 3+3+4 --count 100",
+        "--topology (2+3)+(4@1G+1) --algo weighted",
+        "--topology 8 --algo rabenseifner",
+        "--topology 7 --algo tree",
+        "--topology 64 --algo ring",
+        "--topology 1",
+    ] {
+        assert_eq!(printed(&format!("{flags} --svg {}", path.display())), "");
+        let text = std::fs::read_to_string(&path).expect("it was drawn");
+        let drawing = roxmltree::Document::parse(&text).expect(flags);
+        assert_eq!(drawing.root_element().tag_name().name(), "svg");
+        let sized = |node: roxmltree::Node<'_, '_>| {
+            ["x", "y", "width", "height"]
+                .iter()
+                .filter_map(|name| node.attribute(*name))
+                .all(|value| value.parse::<f64>().is_ok_and(f64::is_finite))
+        };
+        assert!(drawing.descendants().all(sized), "{flags}");
+    }
+}
+
+#[test]
+fn the_readmes_picture_is_current() {
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flexreduce-2+3.svg");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("new.svg");
+    printed(&format!("--topology 2+3 --algo flexreduce --svg {}", path.display()));
+    let new = std::fs::read_to_string(&path).expect("it was drawn");
+    if std::env::var_os("FLEXRING_BLESS").is_some() {
+        std::fs::write(&committed, &new).expect("the picture can be written");
+    }
+    let old = std::fs::read_to_string(&committed).unwrap_or_default();
+    assert!(
+        old == new,
+        "docs/flexreduce-2+3.svg is out of date; FLEXRING_BLESS=1 cargo test --test plan_command rewrites it"
+    );
+}
