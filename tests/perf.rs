@@ -203,6 +203,32 @@ fn every_transport_and_memory_is_right() {
 }
 
 #[test]
+fn every_algorithm_is_right_on_a_topology() {
+    for algorithm in
+        ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]
+    {
+        let rows = rows(&format!("--ranks 5 --topology 2+3 --algo {algorithm} -b 12 -e 1M -f 1000"));
+        assert!(rows.iter().all(|row| row[8] == "0" && row[12] == "0"), "{algorithm}: {rows:?}");
+    }
+}
+
+#[test]
+fn a_topology_tells_how_many_ranks_are_started() {
+    let (output, out, err) = output(&mut flexring("perf --topology 1+2 -e 8"));
+    assert!(output.status.success(), "{err}");
+    assert!(out.contains("# FLEXRING_TOPOLOGY=1+2\n"), "{out}");
+    assert_eq!(out.matches(" Pid ").count(), 3, "{out}");
+    let (output, out, err) = self::output(&mut flexring("perf --topology 1+x"));
+    assert_eq!((output.status.code(), &*out), (Some(2), ""), "{err}");
+    assert!(err.contains("\"1+x\", at character 3"), "{err}");
+    // In a job it starts nobody, and must fit.
+    let mut job = flexring("perf --topology 1+2 -e 8");
+    job.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
+    let (output, _, err) = self::output(&mut job);
+    assert!(!output.status.success() && err.contains("it names rank 2, but there are 1 ranks"), "{err}");
+}
+
+#[test]
 fn flags_count_as_settings_of_all_ranks() {
     let (output, out, err) = output(&mut flexring("perf --ranks 2 -e 8 --transport tcp --timeout-ms 7000"));
     assert!(output.status.success(), "{err}");

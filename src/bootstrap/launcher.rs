@@ -106,6 +106,15 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(Identity { rank, world, meeting, token, launcher })
 }
 
+/// Whether nothing says that this process is a rank of some world.
+///
+/// # Errors
+/// As for [`identity`], where launchers contradict themselves.
+pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<bool> {
+    let told = config.rank.is_some() || config.world_size.is_some();
+    Ok(!told && launched(&Environment(&lookup))?.is_none())
+}
+
 const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
 
 /// A port from 20000 to 30000, below what Linux hands out by itself. Two jobs that are given the same one

@@ -125,7 +125,8 @@ mod tests {
         let text = table(&rows);
         assert_eq!(text.lines().count(), 1 + 2 * rows.len());
         assert!(
-            text.contains("\nFLEXRING_ALGO              ") && text.contains("  environment  auto or ring\n")
+            text.contains("\nFLEXRING_ALGO              ")
+                && text.contains("  environment  auto, ring, rabenseifner, ")
         );
         assert_eq!(markdown(&rows).lines().count(), 2 + rows.len());
         assert_eq!(json(&rows).map(|text| text.matches("\"sentence\"").count()).ok(), Some(rows.len()));

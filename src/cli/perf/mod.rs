@@ -19,9 +19,9 @@ pub use options::Options;
 
 use crate::Failure;
 use crate::env::warn_of_strangers;
-use flexring::bootstrap::identity;
+use flexring::bootstrap::{identity, is_alone};
 use flexring::config::{Config, environment};
-use flexring::{Error, ErrorKind};
+use flexring::{Error, ErrorKind, description};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -38,9 +38,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             flag.or_else(|| environment(name))
         };
         let config = Config::read(lookup)?;
-        if let Some(ranks) = options.ranks {
+        if let Some(ranks) = ranks(options, &config, lookup)? {
             warn_of_strangers();
-            return parent::run(options, &config, ranks.get());
+            return parent::run(options, &config, ranks);
         }
         let identity = identity(&config, lookup).map_err(nobody)?;
         if settings.iter().any(|(name, value)| environment(name).as_ref() != Some(value)) {
@@ -54,6 +54,21 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         0 => Ok(()),
         1 => Err(Failure::Failed("1 element was wrong".to_owned())),
         wrong => Err(Failure::Failed(format!("{wrong} elements were wrong"))),
+    }
+}
+
+/// How many ranks are to be started, if any.
+fn ranks(
+    options: &Options,
+    config: &Config,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<Option<usize>, Error> {
+    match (&options.topology, options.ranks) {
+        (_, Some(ranks)) => Ok(Some(ranks.get())),
+        (Some(topology), None) if is_alone(config, lookup)? => {
+            Ok(Some(description::topology(topology, None)?.world()))
+        }
+        _ => Ok(None),
     }
 }
 

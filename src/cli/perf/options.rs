@@ -3,9 +3,10 @@
 //! Owns their names, defaults and meaning. Must not know how anything is measured.
 
 use super::collective;
+use crate::flags;
 use clap::Args;
 use flexring::call::Collective;
-use flexring::config::{Algorithm, Config, Lowering, Size, TransportChoice};
+use flexring::config::{Algorithm, Lowering, Size, TransportChoice};
 use flexring::{DType, ReduceOp};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 /// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector that
 /// has a part for each rank, rounded down to parts of whole 16 bytes; their count is that of one part.
 ///
-/// With --ranks N it starts N ranks on this machine; otherwise it joins the job of torchrun, mpirun or srun that it
+/// With --ranks N it starts N ranks on this machine (with --topology as many as that has); otherwise it joins the job of torchrun, mpirun or srun that it
 /// finds itself in, or the one that FLEXRING_RANK and its siblings describe.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -75,6 +76,10 @@ pub struct Options {
     /// Which schedule is used, as FLEXRING_ALGO
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algo: Option<Algorithm>,
+
+    /// Plan for this topology, as FLEXRING_TOPOLOGY; outside of a job, starts as many ranks as it has
+    #[arg(long, value_name = "TOPOLOGY")]
+    pub topology: Option<String>,
 
     /// How groups become transfers, as FLEXRING_LOWERING
     #[arg(long, value_name = "NAME", value_parser = lowering)]
@@ -195,6 +200,7 @@ impl Options {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("FLEXRING_ALGO", self.algo.map(|algo| algo.name().to_owned())),
+            ("FLEXRING_TOPOLOGY", self.topology.clone()),
             ("FLEXRING_LOWERING", self.lowering.map(|lowering| lowering.name().to_owned())),
             ("FLEXRING_TRANSPORT", self.transport.map(|transport| transport.name().to_owned())),
             ("FLEXRING_TIMEOUT_MS", self.timeout_ms.map(|ms| ms.to_string())),
@@ -232,22 +238,15 @@ fn choice<T: Copy>(
 }
 
 fn algorithm(text: &str) -> Result<Algorithm, String> {
-    Algorithm::parse(text).ok_or_else(|| expected("FLEXRING_ALGO"))
+    Algorithm::parse(text).ok_or_else(|| flags::expected("FLEXRING_ALGO"))
 }
 
 fn lowering(text: &str) -> Result<Lowering, String> {
-    Lowering::parse(text).ok_or_else(|| expected("FLEXRING_LOWERING"))
+    Lowering::parse(text).ok_or_else(|| flags::expected("FLEXRING_LOWERING"))
 }
 
 fn transport(text: &str) -> Result<TransportChoice, String> {
-    TransportChoice::parse(text).ok_or_else(|| expected("FLEXRING_TRANSPORT"))
-}
-
-/// What a setting takes.
-fn expected(name: &str) -> String {
-    let table = Config::default().table(|_| None);
-    let row = table.iter().find(|row| row.name == name);
-    row.map_or_else(String::new, |row| format!("expected {}", row.expected))
+    TransportChoice::parse(text).ok_or_else(|| flags::expected("FLEXRING_TRANSPORT"))
 }
 
 #[cfg(test)]
@@ -302,7 +301,7 @@ mod tests {
             ("-b 1.5M", "1.5M"),
             ("-d flaot", "bfloat16 or all"),
             ("-o sub", "mulsum or all"),
-            ("--algo rign", "expected auto or ring"),
+            ("--algo rign", "expected auto, ring, rabenseifner, "),
             ("--ranks 0", "0"),
             ("-i 4 -f 2", "cannot be used with"),
             ("-x", "-x"),
@@ -315,9 +314,13 @@ mod tests {
 
     #[test]
     fn flags_stand_for_settings() {
-        let options = parse("--algo ring --transport TCP --timeout-ms 5").expect("valid");
-        let settings =
-            [("FLEXRING_ALGO", "ring"), ("FLEXRING_TRANSPORT", "tcp"), ("FLEXRING_TIMEOUT_MS", "5")];
+        let options = parse("--algo ring --topology 2+3 --transport TCP --timeout-ms 5").expect("valid");
+        let settings = [
+            ("FLEXRING_ALGO", "ring"),
+            ("FLEXRING_TOPOLOGY", "2+3"),
+            ("FLEXRING_TRANSPORT", "tcp"),
+            ("FLEXRING_TIMEOUT_MS", "5"),
+        ];
         assert_eq!(options.settings(), settings.map(|(name, value)| (name, value.to_owned())));
     }
 }
