@@ -24,7 +24,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Perf(Box<perf::Options>),
-    Plan(plan::Options),
+    Plan(Box<plan::Options>),
     Env(env::Options),
 }
 

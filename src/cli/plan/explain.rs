@@ -55,7 +55,7 @@ fn costs(planned: &Planned) -> String {
     let [ours, rings] =
         [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, Purpose::ALL_REDUCE));
     let count = planned.count.unwrap_or(USUAL_COUNT);
-    let bytes = count * ELEMENT;
+    let bytes = count.saturating_mul(ELEMENT);
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
         return "nothing is sent\n".to_owned();
     };
