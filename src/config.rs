@@ -412,7 +412,7 @@ settings! {
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, any,
         "What carries the bytes.";
     #[agree yes]
-    subchunk: Size = "FLEXRING_SUBCHUNK", Size(512 << 10),
+    subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10),
         |size: &Size| (4096..=64 << 20).contains(&size.0) && size.0.is_multiple_of(4096),
         "Bytes of one sub-chunk, the grain of the pipeline, and of one slot of the pool.";
     #[agree yes]

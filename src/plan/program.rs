@@ -6,7 +6,7 @@
 //! and the earliest unfinished message of the whole world can always be moved, so no program waits for itself.
 
 use super::Rank;
-use super::fraction::{Fraction, Span};
+use super::fraction::Span;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -44,8 +44,8 @@ pub enum Operand {
 pub struct Step {
     /// Which part of the vector it touches.
     pub span: Span,
-    /// Where the grid of its sub-chunks begins: steps with one origin cut the elements that they share alike.
-    pub origin: Fraction,
+    /// What its sub-chunks are a grid of: steps with one grid cut the elements that they share alike.
+    pub grid: Span,
     /// How many hops come before it.
     pub depth: u32,
     /// What it does.
@@ -115,6 +115,16 @@ pub struct Windows {
     pub output: Span,
 }
 
+/// The order of sub-chunks that travel side by side. There are as many waves as the longest grid has sub-chunks;
+/// a sub-chunk's wave is its place on its own grid, stretched to that.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Waves {
+    /// The longest grid of the world, as a part of the vector.
+    pub longest: f64,
+    /// How many waves each hop lags behind the one before it.
+    pub lag: u64,
+}
+
 /// What one rank does in one collective.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -126,8 +136,8 @@ pub struct Program {
     pub digest: u64,
     /// What it does, by rising depth.
     pub steps: Vec<Step>,
-    /// Whether sub-chunks of all depths travel side by side; else one step's come after another's.
-    pub by_wave: bool,
+    /// How sub-chunks of all depths travel side by side; none, and one step's come after another's.
+    pub waves: Option<Waves>,
     /// Which parts of the vector are the caller's.
     pub windows: Windows,
     /// For each step, the earlier steps it waits for, as a range of `dependencies`.
@@ -145,7 +155,7 @@ pub(super) struct Parts {
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) digest: u64,
-    pub(super) by_wave: bool,
+    pub(super) waves: Option<Waves>,
     pub(super) windows: Windows,
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
@@ -154,7 +164,7 @@ pub(super) struct Parts {
 impl Program {
     /// Completes a program from its steps and their dependencies.
     pub(super) fn assemble(parts: Parts) -> Self {
-        let Parts { rank, world, digest, by_wave, windows, steps, depends } = parts;
+        let Parts { rank, world, digest, waves, windows, steps, depends } = parts;
         let mut links: BTreeMap<Rank, Traffic> = BTreeMap::new();
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
@@ -185,7 +195,7 @@ impl Program {
             world,
             digest,
             steps,
-            by_wave,
+            waves,
             windows,
             dependency_ranges,
             dependencies,

@@ -93,12 +93,12 @@ pub fn verify_programs(programs: &[Program], purpose: Purpose) -> std::result::R
 #[derive(PartialEq)]
 struct Seen {
     span: Span,
-    origin: Fraction,
+    grid: Span,
     depth: u32,
 }
 
 fn seen(step: &Step) -> Seen {
-    Seen { span: step.span, origin: step.origin, depth: step.depth }
+    Seen { span: step.span, grid: step.grid, depth: step.depth }
 }
 
 fn links(programs: &[Program]) -> std::result::Result<(), String> {
@@ -127,7 +127,7 @@ fn links(programs: &[Program]) -> std::result::Result<(), String> {
                         step.span, other.span
                     ));
                 }
-                if program.by_wave != programs[*peer].by_wave {
+                if program.waves != programs[*peer].waves {
                     return Err(format!("ranks {rank} and {peer} number their messages differently"));
                 }
                 if last.is_some_and(|last| last > step.depth) {
@@ -163,7 +163,7 @@ fn progress(program: &Program) -> std::result::Result<(), String> {
                     program.rank, step.span, step.depth, before.span, before.depth
                 ));
             }
-            if program.by_wave && !local && before.origin != step.origin {
+            if program.waves.is_some() && !local && before.grid != step.grid {
                 return Err(format!(
                     "rank {}: {} and {} meet and are cut by different grids",
                     program.rank, step.span, before.span

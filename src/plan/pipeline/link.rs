@@ -7,18 +7,14 @@ use super::{LinkProfile, Slot};
 use crate::plan::program::{LinkEntry, StepId};
 use std::collections::VecDeque;
 
-/// In waves, how many sub-chunks each hop lags behind the one before it. A rank sends this many sub-chunks of a
-/// reduction ahead before the order of messages obliges it to wait for the first sum; it hides the way there and
-/// back. With 1 Gbit/s and 512 KiB it is 17 ms of the wire, with 100 Gbit/s 0.17 ms.
-const LAG: u64 = 4;
-
 /// A step's elements in this call, and how far it has come.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bound {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Where its grid begins, and the number on it of its first sub-chunk.
+    /// Where its grid begins, how many sub-chunks that has, and the number among them of its own first.
     pub(super) origin: u64,
+    pub(super) cells: u64,
     pub(super) first: u64,
     pub(super) subs: u64,
     /// Combines: sub-chunks handed to the device.
@@ -64,18 +60,22 @@ impl Lane {
         Self { entries: entries.iter().map(stretch).collect(), order: Vec::new(), numbers: Vec::new() }
     }
 
-    /// Numbers the messages of a call. Where steps move in waves a message is due by the place of its sub-chunk
-    /// in its home and by its depth; steps of one home have rising depths, so what a message waits for is due
-    /// before it. Otherwise one step comes after the other.
-    pub(super) fn number(&mut self, steps: &[Bound], by_wave: bool) {
+    /// Numbers the messages of a call. Where steps move in waves, given as their number and the lag of each hop
+    /// behind the one before, a message is due by the place of its sub-chunk on its grid and by its depth; steps of one grid have rising depths, so what a
+    /// message waits for is due before it. Grids of different lengths keep step, so that the share of the work
+    /// that each link has stays the same from the first wave to the last. Otherwise one step comes after the
+    /// other.
+    pub(super) fn number(&mut self, steps: &[Bound], waves: Option<(u64, u64)>) {
         self.order.clear();
         for (entry, stretch) in (0..).zip(&mut self.entries) {
             let bound = &steps[stretch.entry.step as usize];
             stretch.base = self.order.len() as u32;
-            let due = |sub| if by_wave { bound.first + sub + LAG * bound.depth } else { 0 };
+            let due = |sub| {
+                waves.map_or(0, |(waves, lag)| (bound.first + sub) * waves / bound.cells + lag * bound.depth)
+            };
             self.order.extend((0..bound.subs).map(|sub| Ordered { due: due(sub), entry, sub: sub as u32 }));
         }
-        if by_wave {
+        if waves.is_some() {
             self.order.sort_unstable();
         }
         self.numbers.resize(self.order.len(), 0);

@@ -17,7 +17,7 @@
 mod link;
 
 use super::Rank;
-use super::program::{Body, Operand, Program, Source, StepId};
+use super::program::{Body, Operand, Program, Source, StepId, Waves};
 use link::{Bound, Incoming, Link, Outgoing};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -224,11 +224,14 @@ impl Pipeline {
                 self.left += bound.subs;
             }
         }
+        // As many as the longest grid has sub-chunks.
+        let number = |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
+        let waves = self.program.waves.as_ref().map(|waves| (number(waves), waves.lag));
         for peer in &self.peers {
             let link = self.links[*peer].as_mut().expect("the peer has a link");
             if !numbered {
-                link.sends.number(&self.steps, self.program.by_wave);
-                link.receives.number(&self.steps, self.program.by_wave);
+                link.sends.number(&self.steps, waves);
+                link.receives.number(&self.steps, waves);
             }
             link.restart();
             self.left += link.sends.messages();
@@ -251,10 +254,12 @@ impl Pipeline {
         let Binding { count, subchunk, align, .. } = self.binding;
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
             let Range { start, end } = step.span.elements(count, align);
-            let origin = step.origin.element(count, align);
+            let grid = step.grid.elements(count, align);
+            let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
-            *bound = Bound { start, end, origin, first, subs, depth: step.depth.into(), ..Bound::default() };
+            let depth = step.depth.into();
+            *bound = Bound { start, end, origin, cells, first, subs, depth, ..Bound::default() };
         }
     }
 
