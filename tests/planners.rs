@@ -40,7 +40,7 @@ fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
 /// The plans for the tree of a seed, each with its proof; for every fiftieth tree of all collectives.
 fn proven(seed: u64) -> Vec<(u64, Algorithm, Proven)> {
     let prove = |(algorithm, plan): (Algorithm, Plan)| {
-        let proven = if seed % 50 == 0 { Proven::for_all(plan) } else { Proven::new(plan) };
+        let proven = if seed.is_multiple_of(50) { Proven::for_all(plan) } else { Proven::new(plan) };
         let proven = proven.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", algorithm.name()));
         (seed, algorithm, proven)
     };

@@ -129,7 +129,7 @@ fn other_settings_and_other_worlds_are_refused_with_everybody() {
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("FLEXRING_SUBCHUNK="), "{error}");
-        assert!(error.message().contains("1M") && error.message().contains("512K"), "{error}");
+        assert!(error.message().contains("1M") && error.message().contains("128K"), "{error}");
 
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 4, config())];
         let errors = refused(&ranks, &at(free_port()));

@@ -2,8 +2,10 @@
 //!
 //! Owns its grammar. Must not know defaults, nor what makes a tree.
 //!
-//!     sum  = part { "+" part }
-//!     part = ( count | "(" sum ")" ) [ "@" bandwidth ]
+//! ```text
+//! sum  = part { "+" part }
+//! part = ( count | "(" sum ")" ) [ "@" bandwidth ]
+//! ```
 
 use super::super::topology::Topology;
 use super::draft::{Draft, Item, ItemId};

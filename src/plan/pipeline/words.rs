@@ -1,0 +1,101 @@
+//! What the pipeline says and is told: actions, places, and what a call is about.
+
+use crate::plan::Rank;
+use crate::plan::program::{Source, StepId};
+
+/// A slot of the pool, by number.
+pub type Slot = u32;
+
+/// How one link hands messages over; what the transport of the link says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkProfile {
+    /// Whether received messages are read where they are; otherwise they land where this rank says.
+    pub in_place: bool,
+    /// Messages under way at most, in each direction.
+    pub window: usize,
+    /// Slots that this link may hold.
+    pub slots: usize,
+}
+
+/// What a call is about, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Elements of the vector.
+    pub count: u64,
+    /// Elements of a sub-chunk, at least 1.
+    pub subchunk: u64,
+    /// Span boundaries are multiples of this many elements.
+    pub align: u64,
+    /// Whether input and output are the same memory.
+    pub in_place: bool,
+    /// Whether links that hand over in place can not be given the input as it lies.
+    pub stage_input: bool,
+    /// The same for the output.
+    pub stage_output: bool,
+}
+
+/// Where a message's bytes are, on the side that has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a vector of the caller.
+    Vector(Source),
+    /// In a slot of the pool, from its start.
+    Slot(Slot),
+    /// Where the peer has it: the `message`-th of this call on the link from `peer`.
+    View {
+        /// From whom.
+        peer: Rank,
+        /// Its place on its link, from 0.
+        message: u64,
+    },
+}
+
+/// What the executor shall do. Elements are ranges of the vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`] with the same step and sub-chunk.
+    Stage {
+        /// The send that this is for.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+        /// From which vector.
+        source: Source,
+        /// Where to.
+        slot: Slot,
+    },
+    /// Send these elements as the next message to the peer.
+    Send {
+        /// To whom.
+        peer: Rank,
+        /// Where they are.
+        place: Place,
+        /// The step and sub-chunk that they belong to.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Have the peer's next message that has no landing yet written here.
+    Land {
+        /// From whom.
+        peer: Rank,
+        /// Where to: the output or a slot.
+        place: Place,
+        /// The step and sub-chunk that it belongs to.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Add the operands of the step, then say [`Pipeline::combined`].
+    Combine {
+        /// The step.
+        step: StepId,
+        /// Which of its sub-chunks.
+        sub: u64,
+    },
+    /// Tell the peer that its oldest message is no longer read.
+    Release {
+        /// Who.
+        peer: Rank,
+    },
+}
