@@ -107,6 +107,9 @@ impl Communicator {
             let peers = peers.collect::<Result<Vec<_>>>()?;
             let token = cards[0].token;
             let tcp = Tcp::connect(listener, me, &peers, token, config.sockets_per_link, deadline, &fault)?;
+            if config.socket_buffer.0 > 0 {
+                tcp.limit_send_buffers(config.socket_buffer.0)?;
+            }
             transports.push(Box::new(tcp));
         }
         let crowded = crowded(node.len());

@@ -17,7 +17,7 @@ use super::Rank;
 use super::schedule::Schedule;
 use super::topology::Topology;
 use crate::config::{Algorithm, Config};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What some planners want to know beyond the topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,11 @@ pub fn plan(algorithm: Algorithm, topology: &Topology, details: &Details) -> Res
         Algorithm::Ring => ring::plan(topology),
         Algorithm::Rabenseifner => rabenseifner::plan(topology),
         Algorithm::Hierarchical if details.dimensions.is_empty() => {
-            hierarchical::plan(topology, &topology.dimensions()?)?
+            let dimensions = topology.dimensions().map_err(|asymmetry| {
+                let words = format!("{}: give the dimensions by FLEXRING_DIMENSIONS", asymmetry.message());
+                Error::new(asymmetry.kind(), words)
+            })?;
+            hierarchical::plan(topology, &dimensions)?
         }
         Algorithm::Hierarchical => hierarchical::plan(topology, &details.dimensions)?,
         Algorithm::Blueconnect => blueconnect::plan(topology)?,

@@ -477,7 +477,7 @@ fn write(mut socket: &TcpStream, greeting: &[u8; GREETING]) -> io::Result<()> {
 fn prepare(socket: TcpStream) -> Result<TcpStream> {
     // No TCP_USER_TIMEOUT: it would also end the connection to a peer that lives but has not made room for
     // more for a while, because it computes. Keepalive ends only one whose machine no longer answers, after
-    // 10 + 4 * 5 s. Buffers are left to the kernel, which fits them to the path.
+    // 10 + 4 * 5 s.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))

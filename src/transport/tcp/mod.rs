@@ -102,6 +102,19 @@ impl Tcp {
         })
     }
 
+    /// Has the kernel hold at most about this many bytes per socket that the peer has not acknowledged.
+    ///
+    /// # Errors
+    /// `System` if the kernel refuses.
+    pub fn limit_send_buffers(&self, bytes: usize) -> Result<()> {
+        for stream in self.links.iter().flat_map(|link| &link.streams) {
+            // The kernel counts its own overhead too, and doubles what it is told to make up for it.
+            rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes)
+                .map_err(|cause| Error::system("cannot limit the buffer of a socket", cause))?;
+        }
+        Ok(())
+    }
+
     fn watch(links: &[Link]) -> rustix::io::Result<OwnedFd> {
         use epoll::EventFlags as On;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
