@@ -404,7 +404,7 @@ settings! {
         "Whether sums have the same bits whatever the algorithm, layout, transport and sub-chunk size: all contributions are added in rank order by one rank.";
     #[agree yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), any,
-        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and there are several nodes.";
+        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and every node has one rank.";
     #[agree yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, any,
         "How the groups of a schedule become transfers.";

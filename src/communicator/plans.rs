@@ -59,8 +59,7 @@ impl Plans {
             }
         };
         // Who names an algorithm gets it for all sizes.
-        let free = config.algo == Algorithm::Auto && config.plan_file.is_none();
-        let direct = (free && config.lowering == Lowering::Auto && topology.nodes() > 1)
+        let direct = choice::small_go_straight(config, topology)
             .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));
         Ok(Self {
             rank,

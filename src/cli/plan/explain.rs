@@ -3,7 +3,7 @@
 //! Owns the words. The choice and the traffic are the plan wing's.
 
 use super::Planned;
-use flexring::config::{Algorithm, Lowering, Size};
+use flexring::config::Size;
 use flexring::plan::captions::captions;
 use flexring::plan::lowering::{Plan, Purpose};
 use flexring::plan::planner::ring;
@@ -32,8 +32,7 @@ pub fn text(planned: &Planned) -> String {
 fn shortcuts(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
     let mut notes = Vec::new();
-    let free = config.algo == Algorithm::Auto && file.is_none() && config.lowering == Lowering::Auto;
-    if free && topology.nodes() > 1 && config.direct > Size(0) {
+    if file.is_none() && flexring::plan::choice::small_go_straight(config, topology) {
         notes.push(format!(
             "vectors of at most {} go straight between all ranks instead (FLEXRING_DIRECT)",
             config.direct
