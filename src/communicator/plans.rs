@@ -34,6 +34,9 @@ pub(super) struct Plans {
     choice: Choice,
 }
 
+/// Debug builds prove plans for at most this many ranks: every rank proves all ranks' programs.
+const PROVED: usize = 16;
+
 /// Which program: whether the plan is the direct one, and what it is for.
 type Key = (bool, Purpose);
 
@@ -58,6 +61,10 @@ impl Plans {
                 (Arc::new(Plan::on(schedule, topology, config.lowering)), choice)
             }
         };
+        // The planners are proved by tests; where speed does not matter, so is what they plan here.
+        if cfg!(debug_assertions) && topology.world() <= PROVED {
+            Proven::new(Plan::clone(&main))?;
+        }
         // Who names an algorithm gets it for all sizes.
         let direct = choice::small_go_straight(config, topology)
             .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));

@@ -212,6 +212,12 @@ impl Program {
         &self.dependencies[range.start as usize..range.end as usize]
     }
 
+    /// Has `step` wait for nothing, which is wrong.
+    #[cfg(test)]
+    pub(super) fn forget_dependencies(&mut self, step: StepId) {
+        self.dependency_ranges[step as usize] = 0..0;
+    }
+
     /// The later steps that wait for `step`.
     #[must_use]
     pub fn dependents(&self, step: StepId) -> &[StepId] {

@@ -501,3 +501,95 @@ impl<'a> Trace<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Lowering;
+    use crate::plan::planner::ring;
+    use crate::plan::topology::Topology;
+
+    const PURPOSE: Purpose = Purpose { by_wave: true, ..Purpose::ALL_REDUCE };
+
+    /// What the verifier says of a ring of three whose programs `spoil` has changed.
+    fn verdict(lowering: Lowering, spoil: impl FnOnce(&mut [Program])) -> String {
+        let topology = Topology::from_names(&["a", "b", "c"]);
+        let plan = Plan::on(ring::plan(&topology), &topology, lowering);
+        let mut programs: Vec<Program> = (0..3).map(|rank| plan.program(rank, PURPOSE)).collect();
+        spoil(&mut programs);
+        verify_programs(&programs, PURPOSE).err().unwrap_or_else(|| "holds".to_owned())
+    }
+
+    fn operands(program: &mut Program, step: usize) -> &mut Vec<Operand> {
+        match &mut program.steps[step].body {
+            Body::Combine { operands, .. } => operands,
+            Body::Send { .. } => panic!("step {step} adds nothing"),
+        }
+    }
+
+    /// The first step of a program that adds its own part to others'.
+    fn reduction(program: &Program) -> usize {
+        let adds = |step: &Step| matches!(&step.body, Body::Combine { operands, .. } if operands.len() > 1);
+        program.steps.iter().position(adds).expect("a rank of a ring adds")
+    }
+
+    #[test]
+    fn what_is_right_holds() {
+        for lowering in [Lowering::Auto, Lowering::Chain, Lowering::Direct] {
+            assert_eq!(verdict(lowering, |_| {}), "holds");
+        }
+    }
+
+    #[test]
+    fn every_kind_of_mistake_is_found_and_named() {
+        let said = verdict(Lowering::Direct, |programs| {
+            let step = reduction(&programs[1]);
+            operands(&mut programs[1], step).retain(|operand| !matches!(operand, Operand::Own { .. }));
+        });
+        assert!(said.starts_with("the contribution of rank 1 to [1/3, 2/3) is missing"), "{said}");
+
+        let said = verdict(Lowering::Direct, |programs| {
+            let step = reduction(&programs[2]);
+            let own =
+                operands(&mut programs[2], step).iter().copied().find(|o| matches!(o, Operand::Own { .. }));
+            operands(&mut programs[2], step).extend(own);
+        });
+        assert!(
+            said.starts_with("the contribution of rank 2 to [2/3, 1) is counted more than once"),
+            "{said}"
+        );
+
+        let said = verdict(Lowering::Chain, |programs| {
+            let traffic = programs[0].links.values_mut().find(|traffic| traffic.sends.len() > 1);
+            traffic.expect("a rank of a ring sends").sends.swap(0, 1);
+        });
+        assert!(said.starts_with("rank 0 sends "), "{said}");
+
+        let said = verdict(Lowering::Chain, |programs| {
+            let step = reduction(&programs[0]);
+            programs[0].steps[step].depth = 9;
+        });
+        assert!(said.contains("expects"), "{said}");
+
+        let said = verdict(Lowering::Chain, |programs| {
+            let step = reduction(&programs[0]) as StepId;
+            let waiting = programs[0].dependents(step)[0];
+            programs[0].forget_dependencies(waiting);
+        });
+        assert!(said.contains(" does not wait for step "), "{said}");
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_a_deadlock() {
+        // Each of two ranks adds what the other sends before it sends what the other adds.
+        let topology = Topology::from_names(&["a", "b"]);
+        let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Direct);
+        let mut programs: Vec<Program> = (0..2).map(|rank| plan.program(rank, PURPOSE)).collect();
+        for program in &mut programs {
+            let step = reduction(program);
+            program.steps.swap(0, step);
+        }
+        let said = Trace::new(&programs).run(PURPOSE).expect_err("nobody sends first");
+        assert!(said.starts_with("it deadlocks: rank 0 waits for "), "{said}");
+    }
+}

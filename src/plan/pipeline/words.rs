@@ -53,7 +53,7 @@ pub enum Place {
 /// What the executor shall do. Elements are ranges of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`] with the same step and sub-chunk.
+    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`](super::Pipeline::staged) with the same step and sub-chunk.
     Stage {
         /// The send that this is for.
         step: StepId,
@@ -86,7 +86,7 @@ pub enum Action {
         /// Which of its sub-chunks.
         sub: u64,
     },
-    /// Add the operands of the step, then say [`Pipeline::combined`].
+    /// Add the operands of the step, then say [`Pipeline::combined`](super::Pipeline::combined).
     Combine {
         /// The step.
         step: StepId,
