@@ -2,32 +2,15 @@
 //!
 //!     cargo bench --bench planning
 
+#[path = "../tests/trees/mod.rs"]
+mod trees;
+
 use flexring::config::Lowering;
 use flexring::plan::lowering::{Plan, Purpose};
 use flexring::plan::planner::{flexreduce, weighted};
 use flexring::plan::topology::{Builder, Link, Topology};
 use std::time::Instant;
-
-/// Pods, racks and nodes whose fan-outs differ, with at least so many ranks.
-fn cluster(ranks: usize) -> Topology {
-    let mut builder = Builder::new("top");
-    let (mut rank, mut pod) = (0, 0);
-    while rank < ranks {
-        let spine = builder.switch(0, &format!("pod {pod}"), Link::OF_NODE);
-        for rack in 0..16 + pod % 3 {
-            let switch = builder.switch(spine, &format!("rack {pod}.{rack}"), Link::OF_NODE);
-            for node in 0..14 + rack % 3 {
-                let host = builder.node(switch, &format!("node {pod}.{rack}.{node}"), Link::OF_NODE);
-                for _ in 0..7 + node % 2 {
-                    builder.rank(host, rank, Link::OF_RANK);
-                    rank += 1;
-                }
-            }
-        }
-        pod += 1;
-    }
-    builder.finish().expect("a tree")
-}
+use trees::cluster;
 
 /// Nodes of 7 and 8 ranks at one switch.
 fn flat(ranks: usize) -> Topology {

@@ -5,6 +5,7 @@ mod trees;
 
 use flexring::config::{Algorithm, Config, Lowering};
 use flexring::plan::lowering::Plan;
+use flexring::plan::planner::flexreduce;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, ReduceOp};
@@ -104,4 +105,15 @@ fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, Proven)]) {
             assert_eq!(*sum, expected, "seed {seed}, {}: rank {rank}, element {at}", algorithm.name());
         }
     }
+}
+
+#[test]
+fn a_hundred_thousand_leaves_have_a_plan() {
+    let topology = trees::cluster(100_000);
+    let schedule = flexreduce::plan(&topology).expect("regular enough");
+    assert_eq!(schedule.homes().len(), topology.world());
+    // Whoever is not asked is not looked at: a rank's groups are few in a level of hundreds of thousands.
+    let top = schedule.levels().last().expect("levels");
+    assert!(top.groups().len() >= topology.world());
+    assert!(top.groups_of(4711).len() < top.groups().len() / 1000);
 }
