@@ -23,6 +23,8 @@ down() {
         for pid in $(ip netns pids "$node" 2>/dev/null); do kill -9 "$pid" 2>/dev/null || true; done
         ip netns del "$node" 2>/dev/null || true
     done
+    # Open MPI names its segments by host, and leaves them behind when its ranks are ended in the middle of a call.
+    rm -f /dev/shm/vader_segment."$lab"-n*
 }
 trap down EXIT
 trap 'exit 130' INT TERM
