@@ -211,6 +211,12 @@ impl Span {
         Self { start: self.start.max(other.start), end: self.end.min(other.end) }
     }
 
+    /// Its length as a floating-point number, for drawings and estimates.
+    #[must_use]
+    pub fn extent(self) -> f64 {
+        self.end.to_f64() - self.start.to_f64()
+    }
+
     /// Its elements, in a vector of `count`, with boundaries at multiples of `align`.
     #[must_use]
     pub fn elements(self, count: u64, align: u64) -> Range<u64> {

@@ -72,6 +72,12 @@ pub enum Body {
 }
 
 impl Step {
+    /// Whether it needs nothing from other ranks and gives them nothing.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })))
+    }
+
     /// Whether it only moves a peer's bytes to where they belong, so that they can land there directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {

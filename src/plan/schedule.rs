@@ -80,7 +80,8 @@ impl Cast {
         self.places.iter().map(|(rank, place)| (*rank, *place as usize))
     }
 
-    fn place_of(&self, rank: Rank) -> Option<usize> {
+    /// The place of `rank` among the lists or ranks; none if it is in no group.
+    pub(super) fn place_of(&self, rank: Rank) -> Option<usize> {
         let found = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
         Some(self.places[found].1 as usize)
     }

@@ -47,7 +47,7 @@ impl Traffic {
         for rank in 0..topology.world() {
             for step in plan.program(rank, purpose).steps {
                 let Body::Send { peers, .. } = step.body else { continue };
-                let length = step.span.end.to_f64() - step.span.start.to_f64();
+                let length = step.span.extent();
                 for peer in peers {
                     let (from, to) = (topology.leaf(rank), topology.leaf(peer));
                     let top = topology.meeting(from, to);

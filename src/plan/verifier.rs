@@ -89,16 +89,9 @@ pub fn verify_programs(programs: &[Program], purpose: Purpose) -> std::result::R
     Trace::new(programs).run(purpose)
 }
 
-/// A message as one end of a link sees it.
-#[derive(PartialEq)]
-struct Seen {
-    span: Span,
-    grid: Span,
-    depth: u32,
-}
-
-fn seen(step: &Step) -> Seen {
-    Seen { span: step.span, grid: step.grid, depth: step.depth }
+/// A message as one end of a link sees it: what it carries, how that is cut, and when it is due.
+fn seen(step: &Step) -> (Span, Span, u32) {
+    (step.span, step.grid, step.depth)
 }
 
 fn links(programs: &[Program]) -> std::result::Result<(), String> {
@@ -142,21 +135,17 @@ fn links(programs: &[Program]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Whether the step moves anything between ranks.
-fn is_local(step: &Step) -> bool {
-    matches!(&step.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })))
-}
-
 /// A message's place in the order of all is its depth, among equals its step's place in its program; where steps
 /// go in waves sub-chunks of one grid keep that order, and sub-chunks of different grids must not meet.
 fn progress(program: &Program) -> std::result::Result<(), String> {
     for (number, step) in (0..).zip(&program.steps) {
         for dependency in program.dependencies(number) {
             let before = &program.steps[dependency.on as usize];
-            let local = is_local(before) || is_local(step);
+            let local = before.is_local() || step.is_local();
             // What nothing waits for can wait for anything.
-            let last = is_local(step) && program.dependents(number).is_empty();
-            let rises = before.depth < step.depth || (before.depth == step.depth && is_local(before)) || last;
+            let last = step.is_local() && program.dependents(number).is_empty();
+            let rises =
+                before.depth < step.depth || (before.depth == step.depth && before.is_local()) || last;
             if dependency.on >= number || !rises {
                 return Err(format!(
                     "rank {}: {} at depth {} waits for {} at depth {}, which does not come before it",
@@ -210,9 +199,7 @@ fn memory(program: &Program) -> std::result::Result<(), String> {
         };
         let writes = matches!(step.body, Body::Combine { .. });
         for stretch in &mut touched[range(&cuts, step.span)] {
-            if let Some(writer) = stretch.writer
-                && (reads_output || reads_input || writes)
-            {
+            if let Some(writer) = stretch.writer {
                 if reads_input && !writes {
                     return Err(format!(
                         "rank {}: {} is sent as it came after it was added to",
@@ -254,6 +241,7 @@ fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fraction> {
     cuts.retain(|cut| *cut != Fraction::ONE);
     cuts
 }
+
 /// The stretches between cuts that make up the span.
 fn range(cuts: &[Fraction], span: Span) -> std::ops::Range<usize> {
     cuts.partition_point(|cut| *cut < span.start)..cuts.partition_point(|cut| *cut < span.end)
@@ -347,14 +335,7 @@ impl<'a> Trace<'a> {
                     let range = range(&self.cuts, step.span);
                     match &step.body {
                         Body::Send { source, peers } => {
-                            let mut values = Vec::new();
-                            for at in range {
-                                let value = match source {
-                                    Source::Input => Some(self.given(rank, at, purpose)?),
-                                    Source::Output => output[rank][at],
-                                };
-                                values.push(value.ok_or_else(|| self.missing(rank, at))?);
-                            }
+                            let values = self.own(rank, range, *source, &output[rank], purpose)?;
                             for peer in peers {
                                 let place = sent.entry((rank, *peer)).or_default();
                                 flying.insert((rank, *peer, *place), values.clone());
@@ -381,15 +362,7 @@ impl<'a> Trace<'a> {
                                         flying.remove(&(*peer, rank, *place - 1)).unwrap_or_default()
                                     }
                                     Operand::Own { source, .. } => {
-                                        let mut values = Vec::new();
-                                        for at in range.clone() {
-                                            let value = match source {
-                                                Source::Input => Some(self.given(rank, at, purpose)?),
-                                                Source::Output => output[rank][at],
-                                            };
-                                            values.push(value.ok_or_else(|| self.missing(rank, at))?);
-                                        }
-                                        values
+                                        self.own(rank, range.clone(), *source, &output[rank], purpose)?
                                     }
                                 });
                             }
@@ -416,6 +389,22 @@ impl<'a> Trace<'a> {
             return Err(format!("it deadlocks: rank {rank} waits for {} and nobody can send it", step.span));
         }
         self.results(purpose, &output, &divided)
+    }
+
+    /// What `rank` itself has for these stretches.
+    fn own(
+        &mut self,
+        rank: Rank,
+        stretches: std::ops::Range<usize>,
+        source: Source,
+        output: &[Option<u32>],
+        purpose: Purpose,
+    ) -> std::result::Result<Vec<u32>, String> {
+        let value = |at: usize| match source {
+            Source::Input => self.given(rank, at, purpose),
+            Source::Output => output[at].ok_or_else(|| self.missing(rank, at)),
+        };
+        stretches.map(value).collect()
     }
 
     /// What the caller of `rank` gives for a stretch.

@@ -45,7 +45,7 @@ pub(super) struct Flow {
 pub(super) fn flows(level: &Level) -> Vec<Flow> {
     let mut amounts: BTreeMap<(Rank, Rank), f64> = BTreeMap::new();
     for group in level.groups().iter().filter(|group| group.moves()) {
-        let length = group.span.end.to_f64() - group.span.start.to_f64();
+        let length = group.span.extent();
         for rank in group.participants().filter(|rank| *rank != group.root) {
             *amounts.entry((rank, group.root)).or_default() += length;
         }

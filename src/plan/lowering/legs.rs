@@ -14,7 +14,7 @@ pub(super) struct Leg {
     pub(super) depth: u32,
     pub(super) group: usize,
     pub(super) piece: Piece,
-    /// Whether all that is left to be added is added here, if the level is the last.
+    /// Whether all that is left to be added is added here.
     pub(super) completes: bool,
     pub(super) act: Act,
 }
@@ -92,10 +92,10 @@ impl Lower<'_> {
         for (number, level) in self.plan.schedule.levels().iter().enumerate() {
             for index in level.groups_of(self.rank) {
                 let group = &level.groups()[index];
-                let completes = group.root == self.rank;
                 self.reduce_hops(group, self.plan.forms[number][index], |hop, act| {
-                    for mut piece in self.pieces_of(group.span) {
-                        piece.last = piece.home.level == Some(number);
+                    for piece in self.pieces_of(group.span) {
+                        // Wherever else a part of the sum is made, others are still to be added.
+                        let completes = group.root == self.rank && piece.home.level == Some(number);
                         legs.push(Leg {
                             depth: depth + hop as u32,
                             group: index,
@@ -137,8 +137,7 @@ impl Lower<'_> {
         for (index, home) in homes.enumerate() {
             let completes = home.owner == self.rank;
             let act = if completes { Act::Reduce((0..world).collect()) } else { Act::Send(vec![home.owner]) };
-            for mut piece in self.pieces_of(home.span) {
-                piece.last = true;
+            for piece in self.pieces_of(home.span) {
                 legs.push(Leg { depth: 0, group: index, piece, completes, act: act.clone() });
             }
         }

@@ -139,8 +139,7 @@ impl Plan {
             forms.push(of_level);
             hops.push(longest as u32);
         }
-        let length = |home: &Home| home.span.end.to_f64() - home.span.start.to_f64();
-        let longest_home = schedule.homes().iter().map(length).fold(0.0, f64::max);
+        let longest_home = schedule.homes().iter().map(|home| home.span.extent()).fold(0.0, f64::max);
         Self { schedule, forms, hops, digest, longest_home }
     }
 
@@ -185,7 +184,7 @@ impl Plan {
             builder.at = (if purpose.by_wave { leg.piece.grid } else { span }, leg.depth);
             match leg.act {
                 Act::Send(peers) => builder.send(span, peers),
-                Act::Reduce(order) => builder.reduce(span, &order, leg.piece.last && leg.completes),
+                Act::Reduce(order) => builder.reduce(span, &order, leg.completes),
                 Act::Copy(from) => builder.copy(span, from),
             }
         }
@@ -222,7 +221,7 @@ impl Plan {
                 Some(last) if !purpose.by_wave && last.home.level == home.level => {
                     last.span.end = home.span.end
                 }
-                _ => pieces.push(Piece { span: home.span, grid: home.span, home: *home, last: false }),
+                _ => pieces.push(Piece { span: home.span, grid: home.span, home: *home }),
             }
         }
         if !matches!(purpose.collective, Collective::ReduceScatter | Collective::AllGather) {
@@ -254,6 +253,4 @@ struct Piece {
     /// What its sub-chunks are a grid of.
     grid: Span,
     home: Home,
-    /// Whether the level at hand is the one that completes it.
-    last: bool,
 }

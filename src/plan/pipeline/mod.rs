@@ -147,11 +147,10 @@ impl Pipeline {
                 self.to_land.push_back(*peer);
             }
         }
-        for (step, body) in (0..).zip(self.program.steps.iter().map(|step| &step.body)) {
-            let local = matches!(body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })));
-            self.exec_queued[step as usize] = local;
-            if local {
-                self.to_combine.push_back(step);
+        for (number, step) in (0..).zip(&self.program.steps) {
+            self.exec_queued[number as usize] = step.is_local();
+            if step.is_local() {
+                self.to_combine.push_back(number);
             }
         }
     }

@@ -17,11 +17,14 @@ use std::sync::Arc;
 /// # Errors
 /// `InvalidSetting` if the tree is so irregular that its fractions outgrow 124 bits.
 pub fn plan(topology: &Topology) -> Result<Schedule> {
-    with_shares("flexreduce", topology, |vertex| {
-        let parent = topology.vertices()[vertex].parent;
-        let degree = parent.map_or(1, |parent| topology.vertices()[parent].children.len());
-        Fraction::new(1, degree as u64)
-    })
+    with_shares("flexreduce", topology, |vertex| even_share(topology, vertex))
+}
+
+/// A vertex's part of what its parent's ranks hold together, if all siblings have the same.
+pub(super) fn even_share(topology: &Topology, vertex: VertexId) -> Fraction {
+    let parent = topology.vertices()[vertex].parent;
+    let degree = parent.map_or(1, |parent| topology.vertices()[parent].children.len());
+    Fraction::new(1, degree as u64)
 }
 
 /// What a rank holds, and how much it shall own.
@@ -85,9 +88,6 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
     let cast = Cast::holders(lists.iter().map(held).collect());
     let mut sorted: Vec<Rank> = lists.iter().flatten().copied().collect();
     sorted.sort_by_key(|rank| (leaves[*rank].range.end, leaves[*rank].range.start, *rank));
-    let mut places: Vec<(Rank, usize)> =
-        (0..).zip(lists).flat_map(|(place, list)| list.iter().map(move |rank| (*rank, place))).collect();
-    places.sort_unstable();
 
     let mut progress = Fraction::ZERO;
     let mut next_ranges = Vec::with_capacity(sorted.len());
@@ -95,13 +95,12 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
     let mut ends = sorted.iter().map(|rank| leaves[*rank].range.end).peekable();
     for rank in &sorted {
         let next = Span { start: progress, end: progress.plus(leaves[*rank].portion)? };
-        let place = places[places.binary_search_by_key(rank, |(rank, _)| *rank).ok()?].1;
         let mut begin = next.start;
         while begin < next.end {
             while ends.next_if(|end| *end <= begin).is_some() {}
             let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(next.end);
             // Begins behind the root's branch, so that the root adds last where it is a participant.
-            let first = (place + 1) % lists.len();
+            let first = (cast.place_of(*rank)? + 1) % lists.len();
             groups.push(Group {
                 span: Span { start: begin, end },
                 cast: Arc::clone(&cast),

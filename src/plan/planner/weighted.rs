@@ -20,11 +20,11 @@
 //! 2 - d + sum (c - 1) over its own children. So the least t is found by bisection, each step one walk up the tree.
 //! Shares then are as even as what the children can bear allows.
 
-use super::flexreduce::with_shares;
+use super::flexreduce::{even_share, with_shares};
 use crate::error::Result;
 use crate::plan::fraction::Fraction;
 use crate::plan::schedule::Schedule;
-use crate::plan::topology::{Topology, VertexId};
+use crate::plan::topology::Topology;
 
 /// Plans FlexReduce with the shares that minimise the time of the slowest link. Where even shares do that, it is
 /// FlexReduce itself.
@@ -42,11 +42,8 @@ const CLOSE: f64 = 1e-9;
 /// Of each vertex, its part of what its parent's ranks hold together.
 fn shares(topology: &Topology) -> Vec<Fraction> {
     let vertices = topology.vertices();
-    let degree =
-        |vertex: VertexId| vertices[vertex].parent.map_or(1, |parent| vertices[parent].children.len());
-    let even: Vec<f64> = (0..vertices.len()).map(|vertex| 1.0 / degree(vertex) as f64).collect();
-    let exact_even: Vec<Fraction> =
-        (0..vertices.len()).map(|vertex| Fraction::new(1, degree(vertex) as u64)).collect();
+    let exact_even: Vec<Fraction> = (0..vertices.len()).map(|vertex| even_share(topology, vertex)).collect();
+    let even: Vec<f64> = exact_even.iter().map(|share| share.to_f64()).collect();
 
     // Bisection between what no plan can beat and what even shares need.
     let (mut low, mut high) = (0.0, time(topology, &even));
