@@ -59,7 +59,7 @@ fn complaints(first: Error) -> String {
 /// For a terminal: a line of columns for each setting, and what it does below.
 fn table(rows: &[Row]) -> String {
     let cells: Vec<[&str; 4]> =
-        rows.iter().map(|row| [row.name, &row.value, origin(row), row.expected]).collect();
+        rows.iter().map(|row| [row.name, &row.value, origin(row), &row.expected]).collect();
     let head = ["setting", "value", "origin", "takes"];
     let width = |column: usize| {
         let lines = cells.iter().chain([&head]);

@@ -1,0 +1,110 @@
+//! What is read, what is refused, and in which words.
+
+use super::*;
+
+fn read(pairs: &[(&str, &str)]) -> Result<Config> {
+    Config::read(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, text)| (*text).to_owned()))
+}
+
+#[test]
+fn nothing_set_is_the_default() {
+    assert_eq!(read(&[]).expect("defaults are valid"), Config::default());
+}
+
+#[test]
+fn every_value_is_read() {
+    let config = read(&[
+        ("FLEXRING_RANK", "3"),
+        ("FLEXRING_ALGO", "RING"),
+        ("FLEXRING_SUBCHUNK", "1M"),
+        ("FLEXRING_TIMEOUT_MS", "1500"),
+        ("FLEXRING_SOCKET_IFNAME", "^lo"),
+    ])
+    .expect("all valid");
+    assert_eq!(config.rank, Some(3));
+    assert_eq!(config.algo, Algorithm::Ring);
+    assert_eq!(config.subchunk, Size(1 << 20));
+    assert_eq!(config.timeout, Duration::from_millis(1500));
+    assert_eq!(config.socket_ifname.as_deref(), Some("^lo"));
+}
+
+#[test]
+fn what_cannot_be_parsed_is_quoted() {
+    for (name, text) in [
+        ("FLEXRING_RANK", "-1"),
+        ("FLEXRING_RANK", ""),
+        ("FLEXRING_ALGO", "rign"),
+        ("FLEXRING_SUBCHUNK", "1000"),
+        ("FLEXRING_SUBCHUNK", "99999999999999999999G"),
+        ("FLEXRING_TIMEOUT_MS", "0"),
+        ("FLEXRING_MASTER_PORT", "70000"),
+        ("FLEXRING_SLOTS", "1"),
+        ("FLEXRING_SMALL", "65537"),
+        ("FLEXRING_MASTER_ADDR", "  "),
+        ("FLEXRING_LOG", "loud"),
+        ("FLEXRING_IB_GID_INDEX", "256"),
+        ("FLEXRING_IB_ROCE_VERSION", "3"),
+        ("FLEXRING_IB_TIMEOUT", "0"),
+        ("FLEXRING_IB_RAILS", "9"),
+        ("FLEXRING_GPU_DIRECT", "yes"),
+    ] {
+        let error = read(&[(name, text)]).expect_err(text);
+        assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+        assert!(error.message().starts_with(&format!("{name}=\"{text}\"")), "{error}");
+        assert!(error.message().contains("expected"), "{error}");
+    }
+}
+
+#[test]
+fn sizes_are_binary_and_print_as_they_parse() {
+    for (text, bytes) in [("0", 0), ("4096", 4096), ("512K", 512 << 10), ("3M", 3 << 20), ("2g", 2 << 30)] {
+        assert_eq!(Size::parse(text), Some(Size(bytes)));
+        assert_eq!(Size::parse(&Size(bytes).to_string()), Some(Size(bytes)));
+    }
+    for text in ["", "K", "1.5M", "-1", "1T", "é"] {
+        assert_eq!(Size::parse(text), None, "{text}");
+    }
+}
+
+#[test]
+fn every_setting_is_named_alike_and_described() {
+    for row in Config::default().table(|_| None) {
+        assert!(row.name.starts_with("FLEXRING_"));
+        assert!(row.sentence.ends_with('.'));
+        assert_eq!(row.origin, Origin::Default);
+    }
+    assert_eq!(
+        Config::strangers(["FLEXRING_RNAK".to_owned(), "PATH".to_owned()].into_iter()),
+        ["FLEXRING_RNAK"]
+    );
+}
+
+#[test]
+fn bounds_are_told_in_words() {
+    let table = Config::default().table(|_| None);
+    let expected = |name: &str| {
+        let row = table.iter().find(|row| row.name == name).expect("a setting");
+        row.expected.to_string()
+    };
+    for (name, words) in [
+        ("FLEXRING_SLOTS", "a whole number from 2 to 65536"),
+        ("FLEXRING_IB_ROCE_VERSION", "1 or 2"),
+        ("FLEXRING_IB_GID_INDEX", "a whole number from 0 to 255"),
+        ("FLEXRING_SMALL", "a number of bytes up to 64K, such as 4K"),
+        ("FLEXRING_SPIN_US", "a whole number"),
+        ("FLEXRING_IB_REGISTER", "auto, subchunk or stage"),
+    ] {
+        assert_eq!(expected(name), words);
+    }
+}
+
+#[test]
+fn bounds_belong_to_the_range() {
+    for (name, first, last) in [
+        ("FLEXRING_IB_SL", "0", "15"),
+        ("FLEXRING_IB_GID_INDEX", "0", "255"),
+        ("FLEXRING_IB_RAILS", "1", "8"),
+    ] {
+        assert!(read(&[(name, first)]).is_ok() && read(&[(name, last)]).is_ok(), "{name}");
+    }
+}

@@ -1,0 +1,219 @@
+//! How a setting's text becomes its value, and how that is said.
+//!
+//! Owns the types of values that are more than a word, what each of them takes, and bounds. Must not know
+//! which settings there are.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How a setting's text becomes its value.
+pub(super) trait Value: Sized {
+    /// What the reader of an error message should write instead.
+    const EXPECTED: &'static str;
+    fn parse(text: &str) -> Option<Self>;
+    fn show(&self) -> String;
+}
+/// Which values of its type a setting takes.
+pub(super) trait Check<T> {
+    fn admits(&self, value: &T) -> bool;
+    /// What the setting takes, in words.
+    fn expected(&self) -> Cow<'static, str>;
+}
+
+/// Takes whatever can be parsed.
+pub(super) struct Any;
+
+impl<T: Value> Check<T> for Any {
+    fn admits(&self, _: &T) -> bool {
+        true
+    }
+    fn expected(&self) -> Cow<'static, str> {
+        T::EXPECTED.into()
+    }
+}
+
+/// Takes whole numbers from one to another.
+impl Check<usize> for RangeInclusive<usize> {
+    fn admits(&self, value: &usize) -> bool {
+        self.contains(value)
+    }
+    fn expected(&self) -> Cow<'static, str> {
+        let (first, last) = (self.start(), self.end());
+        match last - first {
+            1 => format!("{first} or {last}").into(),
+            _ => format!("a whole number from {first} to {last}").into(),
+        }
+    }
+}
+
+/// The same, where the setting may be left unset.
+impl Check<Option<usize>> for RangeInclusive<usize> {
+    fn admits(&self, value: &Option<usize>) -> bool {
+        value.as_ref().is_none_or(|value| self.contains(value))
+    }
+    fn expected(&self) -> Cow<'static, str> {
+        Check::<usize>::expected(self)
+    }
+}
+
+/// Takes some sizes, and says which.
+pub(super) struct Sizes {
+    pub least: Size,
+    pub most: Size,
+    pub multiple_of: Size,
+    pub expected: &'static str,
+}
+
+impl Check<Size> for Sizes {
+    fn admits(&self, size: &Size) -> bool {
+        (self.least..=self.most).contains(size) && size.0.is_multiple_of(self.multiple_of.0)
+    }
+    fn expected(&self) -> Cow<'static, str> {
+        self.expected.into()
+    }
+}
+
+/// A size in bytes; `K`, `M` and `G` are binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub usize);
+
+impl Size {
+    /// Parses `4096`, `512K`, `1M` or `2G`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let (digits, shift) = match text.char_indices().last()? {
+            (at, 'k' | 'K') => (&text[..at], 10),
+            (at, 'm' | 'M') => (&text[..at], 20),
+            (at, 'g' | 'G') => (&text[..at], 30),
+            _ => (text, 0),
+        };
+        let number: usize = digits.parse().ok()?;
+        number.checked_mul(1 << shift).map(Self)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n > 0 && n % (1 << 30) == 0 => write!(f, "{}G", n >> 30),
+            n if n > 0 && n % (1 << 20) == 0 => write!(f, "{}M", n >> 20),
+            n if n > 0 && n % (1 << 10) == 0 => write!(f, "{}K", n >> 10),
+            n => write!(f, "{n}"),
+        }
+    }
+}
+
+impl Value for Size {
+    const EXPECTED: &'static str = "a number of bytes such as 4096, 512K or 1M";
+    fn parse(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for usize {
+    const EXPECTED: &'static str = "a whole number";
+    fn parse(text: &str) -> Option<Self> {
+        text.trim().parse().ok()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Option<usize> {
+    const EXPECTED: &'static str = "a whole number";
+    fn parse(text: &str) -> Option<Self> {
+        text.trim().parse().ok().map(Some)
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| "unset".to_owned(), |value| value.to_string())
+    }
+}
+
+impl Value for Option<u16> {
+    const EXPECTED: &'static str = "a port number from 1 to 65535";
+    fn parse(text: &str) -> Option<Self> {
+        text.trim().parse().ok().filter(|port| *port != 0).map(Some)
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| "unset".to_owned(), |value| value.to_string())
+    }
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+impl Value for Switch {
+    const EXPECTED: &'static str = "0 or 1";
+    fn parse(text: &str) -> Option<Self> {
+        match text.trim() {
+            "0" => Some(Self(false)),
+            "1" => Some(Self(true)),
+            _ => None,
+        }
+    }
+    fn show(&self) -> String {
+        u8::from(self.0).to_string()
+    }
+}
+
+/// The dimensions of a grid of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dimensions(pub Vec<usize>);
+
+impl Value for Option<Dimensions> {
+    const EXPECTED: &'static str = "whole numbers from 1 joined by x, such as 4x2";
+    fn parse(text: &str) -> Option<Self> {
+        let numbers = text.trim().split(['x', 'X']).map(|part| part.trim().parse().ok().filter(|n| *n > 0));
+        numbers.collect::<Option<Vec<usize>>>().map(|numbers| Some(Dimensions(numbers)))
+    }
+    fn show(&self) -> String {
+        let joined =
+            |numbers: &Dimensions| numbers.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
+        self.as_ref().map_or_else(|| "unset".to_owned(), joined)
+    }
+}
+
+/// A list of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Servers(pub Vec<usize>);
+
+impl Value for Option<Servers> {
+    const EXPECTED: &'static str = "ranks joined by commas, such as 0,4";
+    fn parse(text: &str) -> Option<Self> {
+        let ranks = text.trim().split(',').map(|part| part.trim().parse().ok());
+        ranks.collect::<Option<Vec<usize>>>().map(|ranks| Some(Servers(ranks)))
+    }
+    fn show(&self) -> String {
+        let joined = |ranks: &Servers| ranks.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        self.as_ref().map_or_else(|| "unset".to_owned(), joined)
+    }
+}
+
+impl Value for Option<String> {
+    const EXPECTED: &'static str = "a text that is not empty";
+    fn parse(text: &str) -> Option<Self> {
+        (!text.trim().is_empty()).then(|| Some(text.trim().to_owned()))
+    }
+    fn show(&self) -> String {
+        self.clone().unwrap_or_else(|| "unset".to_owned())
+    }
+}
+
+/// Milliseconds in the environment.
+impl Value for Duration {
+    const EXPECTED: &'static str = "a number of milliseconds, at least 1";
+    fn parse(text: &str) -> Option<Self> {
+        text.trim().parse().ok().filter(|ms| *ms > 0).map(Self::from_millis)
+    }
+    fn show(&self) -> String {
+        self.as_millis().to_string()
+    }
+}
