@@ -7,6 +7,7 @@
 pub mod local;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 pub use crate::call::Rank;
 

@@ -1,0 +1,107 @@
+//! Which entry of a port's GID table is the rank's address.
+//!
+//! Owns the order in which entries are liked.
+
+use super::Reason;
+use crate::config::{Config, Family};
+use crate::transport::verbs::survey::{Gid, GidKind, LinkLayer, Port, Survey};
+use serde::Serialize;
+use std::net::IpAddr;
+
+/// An entry of the GID table, and why it and no other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GidChoice {
+    /// Where in the table.
+    pub index: u8,
+    /// Why, as a clause.
+    pub why: String,
+}
+
+/// The entry that `port` is best addressed by.
+pub(super) fn choose<'a>(
+    port: &'a Port,
+    survey: &Survey,
+    config: &Config,
+) -> Result<(&'a Gid, GidChoice), Reason> {
+    let chosen = |gid: &'a Gid, why: String| Ok((gid, GidChoice { index: gid.index, why }));
+    if let Some(index) = config.ib_gid_index {
+        let gid = port.gids.iter().find(|gid| usize::from(gid.index) == index);
+        let gid = gid.ok_or_else(|| no_such_entry(port, index))?;
+        return chosen(gid, format!("FLEXRING_IB_GID_INDEX={index} says so; it is {}", described(gid)));
+    }
+    if port.layer == LinkLayer::InfiniBand {
+        let gid = port.gids.iter().min_by_key(|gid| gid.index).ok_or_else(|| {
+            Reason::of("has no GID").mended("load the port's driver again, or reset the device")
+        })?;
+        return chosen(gid, "InfiniBand is addressed by LID; the first GID names the subnet".to_owned());
+    }
+    let fits = |gid: &&Gid| match config.ib_family {
+        Family::Auto => true,
+        Family::Ipv4 => gid.ip().is_ipv4(),
+        Family::Ipv6 => gid.ip().is_ipv6(),
+    };
+    let best = port.gids.iter().filter(fits).min_by_key(|gid| {
+        // An address that is not of this network namespace may be another container's. Or this one's host's: then
+        // there is no better one, and it still beats a link-local address, which no router knows.
+        let class = class(gid);
+        let elsewhere = survey.address(gid).is_none();
+        (gid.kind != wanted(config), class == LINK_LOCAL, elsewhere, class, gid.index)
+    });
+    let gid = best.ok_or_else(|| none_fits(port, config))?;
+    let mut why = described(gid);
+    if gid.kind != wanted(config) {
+        why += &format!(", as there is no {}", wanted(config).name());
+    } else if port.gids.len() > 1 {
+        why += ", the first by version, family and index";
+    }
+    chosen(gid, why)
+}
+
+fn wanted(config: &Config) -> GidKind {
+    if config.ib_roce_version == 1 { GidKind::RoceV1 } else { GidKind::RoceV2 }
+}
+
+const LINK_LOCAL: u8 = 2;
+
+/// IPv4 before IPv6 before what is only known on its own segment.
+fn class(gid: &Gid) -> u8 {
+    match gid.ip() {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(address) if address.is_unicast_link_local() => LINK_LOCAL,
+        IpAddr::V6(_) => 1,
+    }
+}
+
+/// `RoCE v2, IPv4 10.1.0.5 of eth0`
+fn described(gid: &Gid) -> String {
+    let family = match class(gid) {
+        0 => "IPv4",
+        1 => "IPv6",
+        _ => "link-local IPv6",
+    };
+    let of = gid.netdev.as_ref().map_or_else(String::new, |netdev| format!(" of {netdev}"));
+    match gid.kind {
+        GidKind::InfiniBand => gid.address.to_string(),
+        kind => format!("{}, {family} {}{of}", kind.name(), gid.ip()),
+    }
+}
+
+fn no_such_entry(port: &Port, index: usize) -> Reason {
+    let there: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
+    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+    Reason::of(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX asks for; there are: {there}"))
+        .mended("unset FLEXRING_IB_GID_INDEX")
+        .by_setting()
+}
+
+fn none_fits(port: &Port, config: &Config) -> Reason {
+    if !port.gids.is_empty() {
+        let family = config.ib_family.name();
+        return Reason::of(format!("has no GID that FLEXRING_IB_FAMILY={family} allows"))
+            .mended("unset FLEXRING_IB_FAMILY, or give its interface such an address")
+            .by_setting();
+    }
+    let netdev = port.netdev.as_deref().unwrap_or("<interface>");
+    Reason::of("has no GID, as its interface has no address")
+        .mended(format!("ip address add <address>/<prefix> dev {netdev}"))
+}

@@ -1,0 +1,101 @@
+//! `FLEXRING_IB_HCA`: which devices and ports may be used.
+//!
+//! Owns what the text means, which is what `NCCL_IB_HCA` means.
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A parsed `FLEXRING_IB_HCA`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    exclude: bool,
+    exact: bool,
+    /// Names or prefixes of names, and the port if only one is meant.
+    entries: Vec<(String, Option<u8>)>,
+}
+
+impl Filter {
+    /// # Errors
+    /// `InvalidSetting` if a port is no number from 1, or if there is no name.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let entry = |entry: &str| match entry.split_once(':') {
+            None => Some((entry.to_owned(), None)),
+            Some((name, port)) => {
+                port.parse().ok().filter(|port| *port > 0).map(|port| (name.to_owned(), Some(port)))
+            }
+        };
+        let written = rest.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let entries: Option<Vec<_>> = written.map(entry).collect();
+        match entries.filter(|entries| !entries.is_empty()) {
+            Some(entries) => Ok(Self { exclude, exact, entries }),
+            None => Err(Error::new(
+                ErrorKind::InvalidSetting,
+                format!(
+                    "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with a port if \
+                     need be, such as mlx5_0,mlx5_1:1, =mlx5_0 or ^mlx5_2"
+                ),
+            )),
+        }
+    }
+
+    /// Whether this port of this device may be used.
+    pub fn admits(&self, device: &str, port: u8) -> bool {
+        let matches = self.entries.iter().any(|(name, only)| {
+            let named = if self.exact { device == name } else { device.starts_with(name.as_str()) };
+            named && only.is_none_or(|only| only == port)
+        });
+        matches != self.exclude
+    }
+
+    /// Whether this port is named, and not just left.
+    pub fn names(&self, device: &str, port: u8) -> bool {
+        !self.exclude && self.admits(device, port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_select_as_nccl_has_it() {
+        let all = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("rxe0", 1)];
+        for (text, expected) in [
+            ("mlx5", vec!["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),
+            ("mlx5_1", vec!["mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),
+            ("=mlx5_1", vec!["mlx5_1:1", "mlx5_1:2"]),
+            ("=mlx5_1:2", vec!["mlx5_1:2"]),
+            ("mlx5_1:1", vec!["mlx5_1:1", "mlx5_10:1"]),
+            ("=mlx5_1:2, rxe0", vec!["mlx5_1:2", "rxe0:1"]),
+            ("^mlx5_1", vec!["mlx5_0:1", "rxe0:1"]),
+            ("^=mlx5_1", vec!["mlx5_0:1", "mlx5_10:1", "rxe0:1"]),
+            ("^=mlx5_1:2", vec!["mlx5_0:1", "mlx5_1:1", "mlx5_10:1", "rxe0:1"]),
+            ("^mlx5,rxe", vec![]),
+            ("mthca", vec![]),
+        ] {
+            let filter = Filter::parse(text).expect(text);
+            let admitted = all.iter().filter(|(device, port)| filter.admits(device, *port));
+            let admitted: Vec<String> = admitted.map(|(device, port)| format!("{device}:{port}")).collect();
+            assert_eq!(admitted, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_of_names_is_quoted() {
+        for text in ["^", "=", "mlx5_0:", "mlx5_0:0", "mlx5_0:x", "mlx5_0:1:2", " , ", "^="] {
+            let error = Filter::parse(text).expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+            assert!(
+                error.message().starts_with(&format!("FLEXRING_IB_HCA=\"{text}\" cannot be used")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_not_named() {
+        let names = |text: &str| Filter::parse(text).expect(text).names("mlx5_0", 1);
+        assert!(names("mlx5") && !names("^rxe") && !names("rxe"));
+    }
+}

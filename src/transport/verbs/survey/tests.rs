@@ -1,0 +1,153 @@
+//! What is read from trees of files such as machines have.
+
+use super::fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port as Fake};
+use super::reading::counting;
+use super::*;
+
+fn read(machine: &Machine) -> Survey {
+    Survey::read(machine.root(), Vec::new())
+}
+
+#[test]
+fn a_machine_without_devices_has_none() {
+    assert_eq!(read(&Machine::new()), Survey::default());
+    let unused = Machine::new();
+    unused.link("sys/class/infiniband/none", "elsewhere");
+    assert_eq!(read(&unused).devices[0].ports, []);
+}
+
+#[test]
+fn an_infiniband_adapter_is_read_whole() {
+    let machine = Machine::new();
+    let down = Fake { state: "1: DOWN", lid: "0xffff", rate: "2.5 Gb/sec (1X SDR)", ..INFINIBAND };
+    machine.hca("mlx5_10", "pci0000:3a/0000:3a:00.0/0000:3b:00.0", 1, &[INFINIBAND, down]);
+    machine.hca("mlx5_2", "pci0000:00/0000:01:00.0", -1, &[INFINIBAND]);
+    let survey = read(&machine);
+    let names: Vec<&str> = survey.devices.iter().map(|device| &*device.name).collect();
+    assert_eq!(names, ["mlx5_2", "mlx5_10"], "as people count");
+    assert_eq!(survey.devices[0].place.numa, None, "the kernel says -1");
+    let device = &survey.devices[1];
+    assert_eq!(device.place.path, ["pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"]);
+    assert_eq!((device.place.address(), device.place.numa), (Some("0000:3b:00.0"), Some(1)));
+    assert_eq!(device.driver.as_deref(), Some("mlx5_core"));
+    assert_eq!(device.firmware.as_deref(), Some("28.39.1002"));
+    assert_eq!((&*device.kind, &*device.node_guid), ("CA", "9803:9b03:0067:ce60"));
+    assert_eq!(
+        (device.uverbs.as_deref(), device.access),
+        (Some("/dev/infiniband/uverbsmlx5_10"), Access::Granted)
+    );
+    let gid = Gid {
+        index: 0,
+        address: "fe80::9803:9b03:67:ce60".parse().expect("an address"),
+        kind: GidKind::InfiniBand,
+        netdev: None,
+    };
+    let port = Port {
+        number: 1,
+        state: PortState::Active,
+        physical_state: "LinkUp".to_owned(),
+        layer: LinkLayer::InfiniBand,
+        rate_mbps: 400_000,
+        lid: 31,
+        sm_lid: 1,
+        pkeys: vec![(0, 0xffff)],
+        gids: vec![gid],
+        netdev: None,
+    };
+    let down = Port {
+        number: 2,
+        state: PortState::Down,
+        physical_state: "Disabled".to_owned(),
+        rate_mbps: 2500,
+        lid: 0xffff,
+        ..port.clone()
+    };
+    assert_eq!(device.ports, [port, down]);
+}
+
+#[test]
+fn two_devices_made_of_software_have_no_place() {
+    let machine = Machine::new();
+    machine.device("rxe0", &[Fake { gids: GIDS_OF_ETH0, ..ETHERNET }]);
+    machine.device("rxe1", &[ETHERNET]).file("sys/class/infiniband/rxe1/parent", "eth1");
+    machine.netdev("eth0", 1500).netdev("eth1", 9000);
+    let survey = read(&machine);
+    assert_eq!(survey.devices[0].place, Place::default());
+    assert_eq!((survey.devices[0].driver.as_deref(), survey.devices[0].firmware.as_deref()), (None, None));
+    let gids = &survey.devices[0].ports[0].gids;
+    assert_eq!(gids.iter().map(|gid| gid.index).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5], "6 is empty");
+    assert_eq!(gids[3].kind, GidKind::RoceV2);
+    assert_eq!(gids[3].ip().to_string(), "10.1.0.5");
+    assert_eq!(gids[4].ip().to_string(), "fd00:0:0:1::5");
+    assert_eq!(gids[4].kind, GidKind::RoceV1);
+    assert_eq!(survey.devices[1].ports[0].netdev.as_deref(), Some("eth1"), "as its parent says");
+    let mtus: Vec<_> = survey.netdevs.iter().map(|netdev| (&*netdev.name, netdev.rdma_mtu())).collect();
+    assert_eq!(mtus, [("eth0", Some(1024)), ("eth1", Some(4096))]);
+}
+
+#[test]
+fn rdma_packets_fit_into_frames() {
+    let netdev = |mtu| Netdev { name: "eth0".to_owned(), mtu: Some(mtu), state: None };
+    for (mtu, rdma) in [
+        (9000, Some(4096)),
+        (4192, Some(4096)),
+        (4191, Some(2048)),
+        (1500, Some(1024)),
+        (351, None),
+        (60, None),
+    ] {
+        assert_eq!(netdev(mtu).rdma_mtu(), rdma, "{mtu}");
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_says_why() {
+    let machine = Machine::new();
+    machine.device("rxe0", &[]).device("rxe1", &[]);
+    std::fs::remove_file(machine.root().join("dev/infiniband/uverbsrxe0")).expect("it was there");
+    std::fs::remove_dir_all(machine.root().join("sys/class/infiniband_verbs/uverbsrxe1"))
+        .expect("it was there");
+    let survey = read(&machine);
+    assert_eq!([survey.devices[0].access, survey.devices[1].access], [Access::Missing, Access::Unknown]);
+}
+
+#[test]
+fn names_are_in_the_order_in_which_people_count() {
+    let mut names = ["rxe10", "mlx5_10", "mlx5_2", "rxe", "bnxt_re0", "mlx4_11", "ibp59s0f1", "ibp59s0"];
+    names.sort_by_cached_key(|name| counting(name));
+    assert_eq!(names, ["bnxt_re0", "ibp59s0", "ibp59s0f1", "mlx4_11", "mlx5_2", "mlx5_10", "rxe", "rxe10"]);
+}
+
+#[test]
+fn near_is_what_shares_bridges_or_a_numa_node() {
+    let machine = Machine::new();
+    machine.numa(&["10 21", "21 10"], "5-6");
+    machine.hca("a", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, &[]);
+    machine.hca("b", "pci0000:00/0000:00:02.0/0000:05:00.0", 0, &[]);
+    machine.hca("c", "pci0000:80/0000:80:01.0/0000:81:00.0", 1, &[]);
+    machine.device("rxe0", &[]);
+    let survey = read(&machine);
+    let order = |standpoint: &Standpoint| {
+        let mut devices: Vec<&Device> = survey.devices.iter().collect();
+        devices.sort_by_key(|device| standpoint.distance(&device.place));
+        devices.iter().map(|device| device.name.clone()).collect::<String>()
+    };
+    let processors = Standpoint::read(machine.root(), None);
+    assert_eq!(processors.nodes.iter().map(|node| node.ours).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(order(&processors), "crxe0ab", "node 1 is ours, and what is nowhere is near");
+    let gpu = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:03:00.0";
+    machine.file(&format!("{gpu}/numa_node"), "0").link("sys/bus/pci/devices/0000:03:00.0", gpu);
+    let gpu = Standpoint::read(machine.root(), Some("0000:03:00.0"));
+    assert_eq!(gpu.gpu.as_ref().and_then(Place::address), Some("0000:03:00.0"));
+    assert_eq!(order(&gpu), "abrxe0c", "a is behind the same switch, c across the sockets");
+    let lost = Standpoint::read(machine.root(), Some("0000:99:00.0"));
+    assert_eq!(order(&lost), "crxe0ab", "a GPU that is nowhere does not count");
+    assert_eq!(Standpoint::default().distance(&survey.devices[2].place), (0, 10));
+}
+
+#[test]
+fn this_machine_can_be_surveyed() {
+    let survey = Survey::here();
+    assert!(survey.addresses.iter().any(|address| address.ip.is_loopback()));
+    assert_eq!(Standpoint::here(None).gpu, None);
+}
