@@ -8,7 +8,7 @@ use flexring::call::Collective;
 use flexring::plan::Rank;
 use flexring::plan::fraction::Span;
 use flexring::plan::lowering::{Form, Plan, Purpose};
-use flexring::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place};
+use flexring::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Staging};
 use flexring::plan::program::{Body, Operand, Source, StepId};
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::verify;
@@ -141,7 +141,9 @@ fn play(seed: u64) {
     let align = if parts { 1 } else { 1 + random.below(3) as u64 };
     let window = 1 + random.below(4);
     let slots = 1 + random.below(3);
-    let (stage_input, stage_output) = (random.coin(), random.coin());
+    // Links of one node take nothing of the caller's memory as it lies, or all; the others, as it comes.
+    let near = Staging { input: random.coin(), output: random.coin(), landing: false };
+    let far = Staging { input: random.coin(), output: random.coin(), landing: random.coin() };
     let elements = |span: Span| span.elements(count, align);
     let machines = (0..world)
         .map(|rank| {
@@ -149,13 +151,15 @@ fn play(seed: u64) {
             let mut pipeline = Pipeline::new(Arc::new(program), |peer| LinkProfile {
                 in_place: nodes[peer] == nodes[rank],
                 window,
-                slots,
+                send_slots: slots,
+                land_slots: slots,
             });
+            let staging = |peer: Rank| if nodes[peer] == nodes[rank] { near } else { far };
             let in_place = random.coin();
-            pipeline.start(Binding { count, subchunk, align, in_place, stage_input, stage_output });
+            pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             if random.below(8) == 0 {
                 // Once more, as in the next call: nothing may be left of the first.
-                pipeline.start(Binding { count, subchunk, align, in_place, stage_input, stage_output });
+                pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             }
             let given = elements(purpose.windows(rank, world).input);
             let given: Vec<u64> = (0..count)

@@ -1,6 +1,8 @@
 //! How a communicator comes to be: the ranks meet, tell each other where they are, make their links, and agree
 //! on a program.
 
+use super::commons::Commons;
+use super::far::{self, Far, Rails};
 use super::watch::{Household, Member, Watch};
 use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
@@ -11,28 +13,30 @@ use crate::device::host::Host;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Parts};
 use crate::fault::Fault;
-use crate::memory::Arena;
+use crate::memory::{Arena, Registrar};
 use crate::plan::topology::Topology;
 use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm};
-use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::tcp::Listener;
 use crate::transport::{Transport, local};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What a rank tells all others of itself.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Card {
-    node: String,
-    host: String,
+pub(super) struct Card {
+    pub node: String,
+    pub host: String,
     /// The node's name as people write it in a topology file.
     called: String,
     /// How a neighbour hands in its descriptors; none if this rank does not share memory.
     secret: Option<[u8; 16]>,
     /// Where it listens for links.
-    endpoints: Vec<SocketAddr>,
+    pub endpoints: Vec<SocketAddr>,
     /// A number that nobody can guess. Rank 0's is what links of this communicator greet each other with.
-    token: u64,
+    pub token: u64,
+    /// What it offers for links over RDMA devices.
+    pub rails: Rails,
 }
 
 impl Communicator {
@@ -51,13 +55,10 @@ impl Communicator {
         let lifeline = Lifeline::join(identity, config, Arc::clone(&fault))?;
         let deadline = Instant::now() + config.connect_timeout;
 
-        let shares = config.transport != TransportChoice::Tcp && world > 1;
+        let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
         let invitation = shares.then(Invitation::new).transpose()?;
-        let listener = if config.transport == TransportChoice::Shm || world == 1 {
-            None
-        } else {
-            Some(Listener::bind(&addresses(config)?)?)
-        };
+        let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
+        let listener = listens.then(|| Listener::bind(&far::addresses(config)?)).transpose()?;
         let token = getrandom::u64().map_err(|cause| {
             Error::new(ErrorKind::System, format!("cannot draw a random number: {cause}"))
         })?;
@@ -68,6 +69,7 @@ impl Communicator {
             called: config.node.clone().unwrap_or_else(bootstrap::host_name),
             secret: invitation.as_ref().map(Invitation::secret),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
+            rails: far::offer(config, world),
         };
         let cards = exchange(&lifeline, &card)?;
         let node: Vec<Rank> = (0..world).filter(|rank| cards[*rank].node == cards[me].node).collect();
@@ -92,7 +94,7 @@ impl Communicator {
         let arena = Arc::new(Arena::new(layout.bytes())?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
-        let (mut mailbox, mut growth) = (None, None);
+        let (mut mailbox, mut growth, mut registrar) = (None, None, None);
         if let Some(invitation) = invitation.filter(|_| near.len() > 1) {
             let secret = |rank: &Rank| {
                 cards[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
@@ -105,16 +107,22 @@ impl Communicator {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             }
         }
-        if let Some(listener) = listener.filter(|_| !far.is_empty()) {
+        if !far.is_empty() {
             far.iter().for_each(|rank| routes[*rank] = transports.len());
-            let peers = far.iter().map(|rank| reach(config, &cards[*rank], *rank, node.contains(rank)));
-            let peers = peers.collect::<Result<Vec<_>>>()?;
-            let token = cards[0].token;
-            let tcp = Tcp::connect(listener, me, &peers, token, config.sockets_per_link, deadline, &fault)?;
-            if config.socket_buffer.0 > 0 {
-                tcp.limit_send_buffers(config.socket_buffer.0)?;
-            }
-            transports.push(Box::new(tcp));
+            let same_node: Vec<bool> = (0..world).map(|rank| node.contains(&rank)).collect();
+            let plan = Far {
+                config,
+                me,
+                cards: &cards,
+                same_node: &same_node,
+                far: &far,
+                lifeline: &lifeline,
+                deadline,
+                fault: &fault,
+            };
+            let linked = plan.link(listener, layout.pool_of(&arena))?;
+            transports.push(linked.transport);
+            registrar = linked.registrar;
         }
         let crowded = crowded(node.len());
         let assembly = Assembly {
@@ -129,6 +137,7 @@ impl Communicator {
             routes,
             mailbox,
             growth,
+            registrar,
             crowded,
             fault,
         };
@@ -175,6 +184,7 @@ impl Communicator {
                 routes: vec![0; world],
                 mailbox,
                 growth,
+                registrar: None,
                 crowded: crowded(world),
                 fault: Arc::clone(&fault),
             };
@@ -209,6 +219,7 @@ struct Assembly<'a> {
     routes: Vec<usize>,
     mailbox: Option<Mailbox>,
     growth: Option<Growth>,
+    registrar: Option<Arc<dyn Registrar>>,
     crowded: bool,
     fault: Arc<Fault>,
 }
@@ -254,8 +265,7 @@ impl Assembly<'_> {
             rank: me,
             world,
             small: config.small.0,
-            arena: self.arena,
-            growth: self.growth,
+            commons: Commons { arena: self.arena, growth: self.growth, registrar: self.registrar },
             engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0, told: false }),
             turns: Turns::default(),
             fault: self.fault,
@@ -312,33 +322,6 @@ fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {
     let mine = postcard::to_stdvec(card).map_err(unreadable)?;
     let cards = lifeline.all_gather("cards", &mine)?;
     cards.iter().map(|card| postcard::from_bytes(card).map_err(unreadable)).collect()
-}
-
-/// Where this rank listens for links: the interface that others reach it by, and loopback for its own node.
-fn addresses(config: &Config) -> Result<Vec<IpAddr>> {
-    let chosen = bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family)?;
-    let loopback: IpAddr = match chosen {
-        IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-    };
-    // An interface that was named is used even within the node.
-    let named = config.socket_ifname.is_some();
-    Ok(if named || chosen.is_loopback() { vec![chosen] } else { vec![chosen, loopback] })
-}
-
-/// The address by which this rank reaches a peer.
-fn reach(config: &Config, card: &Card, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
-    let near = same_node && config.socket_ifname.is_none();
-    let endpoint = card.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == near);
-    endpoint.or(card.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Disagreement,
-            format!(
-                "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
-                card.host
-            ),
-        )
-    })
 }
 
 fn no_secret(rank: Rank) -> Error {

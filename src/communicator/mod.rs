@@ -4,6 +4,8 @@
 //! other (that is `bootstrap`), nor how anything moves (that is the executor).
 
 mod asked;
+mod commons;
+mod far;
 mod join;
 mod plans;
 mod request;
@@ -11,6 +13,7 @@ mod turns;
 mod watch;
 
 pub(crate) use asked::{Asked, Asker};
+pub use commons::Registered;
 pub(crate) use request::Outcome;
 pub use request::{Owned, Request};
 
@@ -22,9 +25,9 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Path, Work};
 use crate::fault::Fault;
-use crate::memory::{self, Arena, Buffer, Piece};
+use crate::memory::{self, Buffer, Piece};
 use crate::plan::verifier::Proven;
-use crate::transport::shm::Growth;
+use commons::Commons;
 use plans::Plans;
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -50,9 +53,7 @@ struct Core {
     world: usize,
     /// Largest vector, in bytes, that takes the path for small messages.
     small: usize,
-    arena: Arc<Arena>,
-    /// Tells the neighbours of new buffers, if there are neighbours.
-    growth: Option<Growth>,
+    commons: Commons,
     engine: Mutex<Engine>,
     turns: Turns,
     fault: Arc<Fault>,
@@ -290,14 +291,32 @@ impl Communicator {
         Ok(())
     }
 
-    /// A vector of `len` zeros in memory that the other ranks of this node read directly.
+    /// A vector of `len` zeros in memory that the other ranks of this node read directly, and that is registered
+    /// with the RDMA devices that this communicator uses.
     ///
     /// # Errors
     /// `System` if there is not that much memory.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let buffer = Buffer::new(Arc::clone(&self.core.arena), len)?;
-        self.core.announce(buffer.offset(), size_of_val(&buffer[..]));
-        Ok(buffer)
+        self.core.commons.alloc(len)
+    }
+
+    /// Registers a vector of one's own with the RDMA devices that this communicator uses, for as long as the
+    /// returned guard lives: calls on it, or on parts of it, then copy and register nothing. Without RDMA devices
+    /// nothing is done.
+    ///
+    /// # Errors
+    /// `System` if the memory cannot be locked or a device has no room for it.
+    pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
+        Registered::new(&self.core.commons, vector)
+    }
+
+    /// The same for somebody who keeps the address only.
+    pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
+        self.core.commons.register(piece)
+    }
+
+    pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
+        self.core.commons.deregister(piece)
     }
 
     /// Ends whatever all ranks do with this communicator, from any thread, at once: calls under way return an
@@ -315,14 +334,12 @@ impl Communicator {
 
     /// The same as plain bytes, for somebody who keeps the address only.
     pub(crate) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
-        let (offset, start) = self.core.arena.lease(bytes)?;
-        self.core.announce(offset, bytes);
-        Ok(start)
+        self.core.commons.lease(bytes)
     }
 
     /// Takes a lease back; `false` if nothing was leased at this address.
     pub(crate) fn end_lease(&self, start: *const u8) -> bool {
-        self.core.arena.end_lease(start)
+        self.core.commons.end_lease(start)
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
@@ -358,12 +375,6 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Core {
-    fn announce(&self, offset: usize, bytes: usize) {
-        if let Some(growth) = &self.growth {
-            growth.announce(offset, bytes);
-        }
-    }
-
     fn work(&self, queue: &Receiver<Job>) {
         for job in queue {
             let _turn = self.turns.wait(&job.ticket);
@@ -443,9 +454,7 @@ impl Core {
         let bytes = asked.count as usize * asked.dtype.size();
         if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             engine.scratch = None;
-            let scratch = Buffer::new(Arc::clone(&self.arena), bytes)?;
-            self.announce(scratch.offset(), bytes);
-            engine.scratch = Some(scratch);
+            engine.scratch = Some(self.commons.alloc(bytes)?);
         }
         Ok(engine.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
     }

@@ -11,7 +11,7 @@ use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
-use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Violation};
+use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Staging, Violation};
 use crate::plan::program::{Body, Operand, Program, Source, StepId};
 use crate::transport::shm::Mailbox;
 use crate::transport::{Delivery, Event, Events, Transport};
@@ -191,7 +191,13 @@ impl Executor {
         let profile = |peer: Rank| {
             let transport = &self.transports[self.routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
-            LinkProfile { in_place, window: transport.window(), slots: share }
+            let (send_slots, land_slots) = match (in_place, transport.stages()) {
+                (true, _) => (share, 0),
+                (false, false) => (0, share),
+                // A pool has two slots for each peer at least.
+                (false, true) => (share / 2, share - share / 2),
+            };
+            LinkProfile { in_place, window: transport.window(), send_slots, land_slots }
         };
         self.pipelines.push(Pipeline::new(program, profile));
         Ok(Path::Program(self.pipelines.len() - 1))
@@ -233,18 +239,20 @@ impl Executor {
         let work = if work.call.count == 0 { &nothing } else { work };
         let element = work.call.dtype.size();
         let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
-        let stage = |transports: &[Box<dyn Transport>], piece| {
-            transports
-                .iter()
-                .any(|transport| transport.delivery() == Delivery::InPlace && !transport.can_send_from(piece))
-        };
         let binding = Binding {
             count: work.call.count.max(1),
             subchunk: (slot / element) as u64,
             align: self.alignment(work),
             in_place: work.in_place,
-            stage_input: stage(&self.transports, work.input),
-            stage_output: stage(&self.transports, work.output),
+        };
+        let (transports, routes) = (&self.transports, &self.routes);
+        let staging = |peer: Rank| {
+            let transport = &transports[routes[peer]];
+            Staging {
+                input: !transport.can_send_from(work.input),
+                output: !transport.can_send_from(work.output),
+                landing: !transport.can_land_in(work.output),
+            }
         };
         let pipeline = &mut self.pipelines[self.current];
         let windows = pipeline.program().windows;
@@ -254,7 +262,7 @@ impl Executor {
         };
         self.peers.clear();
         self.peers.extend(pipeline.program().peers());
-        pipeline.start(binding);
+        pipeline.start(binding, staging);
         self.events.clear();
         self.heard.fill(false);
         for transport in &mut self.transports {

@@ -160,6 +160,14 @@ impl Arena {
         Ok((offset, NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero")))
     }
 
+    /// What was leased at this address, if anything.
+    #[must_use]
+    pub fn leased(&self, start: *const u8) -> Option<Piece> {
+        let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);
+        let len = *self.leases.lock().unwrap_or_else(PoisonError::into_inner).get(&offset)?;
+        self.piece(offset, len)
+    }
+
     /// Takes a lease back; `false` if nothing was leased at this address.
     pub fn end_lease(&self, start: *const u8) -> bool {
         let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);

@@ -1,6 +1,6 @@
 //! Vectors that users allocate from the arena.
 
-use super::{Arena, Piece};
+use super::{Arena, Piece, Registrar};
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 use std::marker::PhantomData;
@@ -8,9 +8,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// A vector in memory that peers on the node read directly, so that reducing it copies nothing. Starts as zeros.
-#[derive(Debug)]
 pub struct Buffer<T: Element> {
     arena: Arc<Arena>,
+    registrar: Option<Arc<dyn Registrar>>,
     piece: Piece,
     offset: usize,
     elements: PhantomData<T>,
@@ -20,13 +20,17 @@ pub struct Buffer<T: Element> {
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    pub(crate) fn new(arena: Arc<Arena>, len: usize) -> Result<Self> {
+    /// A vector of `len` zeros, of which `registrar` is told for as long as it lives.
+    pub(crate) fn new(arena: Arc<Arena>, len: usize, registrar: Option<Arc<dyn Registrar>>) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
         })?;
         let offset = arena.alloc(bytes)?;
         let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");
-        Ok(Self { arena, piece, offset, elements: PhantomData })
+        if let Some(registrar) = &registrar {
+            registrar.tell(piece);
+        }
+        Ok(Self { arena, registrar, piece, offset, elements: PhantomData })
     }
 }
 
@@ -63,6 +67,15 @@ impl<T: Element> DerefMut for Buffer<T> {
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if let Some(registrar) = &self.registrar {
+            registrar.forget(self.piece);
+        }
         self.arena.free(self.offset, self.piece.len());
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} elements)", self.len())
     }
 }

@@ -12,3 +12,34 @@ pub use arena::{Arena, PeerArena};
 pub use buffer::Buffer;
 pub use piece::Piece;
 pub(crate) use piece::{lend, lend_in_place};
+
+use crate::error::Result;
+
+/// Something that devices must be told of memory that they shall reach.
+pub trait Registrar: Send + Sync {
+    /// Registers memory until it is deregistered as often. It must stay what it is until then.
+    ///
+    /// # Errors
+    /// `System` if the system or a device refuses.
+    fn register(&self, piece: Piece) -> Result<()>;
+
+    /// Takes one registration of exactly this memory back. Operations under way keep it until they are over.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is not registered.
+    fn deregister(&self, piece: Piece) -> Result<()>;
+
+    /// Registers memory that is usable without, only slower; a refusal is told in the log.
+    fn tell(&self, piece: Piece) {
+        if let Err(error) = self.register(piece) {
+            log::warn!("{} bytes are not registered and move more slowly: {}", piece.len(), error.message());
+        }
+    }
+
+    /// Takes back what [`tell`](Self::tell) did.
+    fn forget(&self, piece: Piece) {
+        if let Err(error) = self.deregister(piece) {
+            log::debug!("{} bytes were not registered: {}", piece.len(), error.message());
+        }
+    }
+}

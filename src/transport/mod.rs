@@ -70,6 +70,16 @@ pub trait Transport: Send {
     /// Whether a message can be sent from `piece` as it lies; if not, it must be staged in a slot of the pool.
     fn can_send_from(&self, piece: Piece) -> bool;
 
+    /// `Landing` only: whether a message can land in `piece` as it lies; if not, it must land in a slot of the pool.
+    fn can_land_in(&self, _piece: Piece) -> bool {
+        true
+    }
+
+    /// `Landing` only: whether there is memory that messages cannot be sent from, or land in, as it lies.
+    fn stages(&self) -> bool {
+        false
+    }
+
     /// How many messages may be under way on one link in one direction: sent and not yet reported as `Sent`,
     /// or, for `Landing`, landings not yet filled; or, for `InPlace`, arrivals not yet released.
     fn window(&self) -> usize;

@@ -77,7 +77,8 @@ impl Pipeline {
             }
             let link = self.links[*peer].as_ref()?;
             let head = link.sends.at(link.planned);
-            if head != Some((step, sub)) || link.is_full() || link.slots_held >= link.profile.slots {
+            if head != Some((step, sub)) || link.is_full() || link.send_slots_held >= link.profile.send_slots
+            {
                 return None;
             }
             users += 1;
@@ -91,7 +92,7 @@ impl Pipeline {
         for peer in peers {
             if self.needs_staging(*peer, step) {
                 let link = self.link(*peer);
-                link.slots_held += 1;
+                link.send_slots_held += 1;
                 link.plan_send(Outgoing { step, sub, ready: false, slot: Some(slot) });
                 self.queue_send(*peer);
             }
@@ -105,19 +106,19 @@ impl Pipeline {
         if link.landing - link.released >= link.profile.window as u64 {
             return None;
         }
-        let slot = if self.program.steps[step as usize].is_copy() {
+        let slot = if self.program.steps[step as usize].is_copy() && !link.staging.landing {
             if !self.may_touch(step, sub) {
                 return None;
             }
             None
         } else {
-            if link.slots_held >= link.profile.slots {
+            if link.land_slots_held >= link.profile.land_slots {
                 return None;
             }
             Some(self.free.pop().expect("slots suffice for all that links may hold"))
         };
         let link = self.links[peer].as_mut()?;
-        link.slots_held += usize::from(slot.is_some());
+        link.land_slots_held += usize::from(slot.is_some());
         link.incoming.set(link.landing, Incoming { slot, consumed: false });
         link.landing += 1;
         let place = slot.map_or(Place::Vector(Source::Output), Place::Slot);
@@ -137,7 +138,8 @@ impl Pipeline {
                 continue;
             };
             let link = self.links[peer].as_ref()?;
-            if !link.profile.in_place && self.program.steps[step as usize].is_copy() {
+            let lands = !link.profile.in_place && !link.staging.landing;
+            if lands && self.program.steps[step as usize].is_copy() {
                 // It lands where it belongs and needs no device.
                 return None;
             }

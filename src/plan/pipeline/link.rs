@@ -3,7 +3,7 @@
 //!
 //! Owns the numbers of messages. Must not know what a step waits for, nor what the other links do.
 
-use super::{LinkProfile, Slot};
+use super::{LinkProfile, Slot, Staging};
 use crate::plan::program::{LinkEntry, StepId};
 use std::collections::VecDeque;
 
@@ -145,6 +145,7 @@ pub(super) struct Incoming {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) profile: LinkProfile,
+    pub(super) staging: Staging,
     pub(super) sends: Lane,
     pub(super) receives: Lane,
     /// Messages planned for sending.
@@ -159,7 +160,8 @@ pub(super) struct Link {
     pub(super) arrived: u64,
     /// Messages given back to the sender.
     pub(super) released: u64,
-    pub(super) slots_held: usize,
+    pub(super) send_slots_held: usize,
+    pub(super) land_slots_held: usize,
     pub(super) outgoing: Ring<Outgoing>,
     pub(super) incoming: Ring<Incoming>,
     pub(super) send_queued: bool,
@@ -170,6 +172,7 @@ impl Link {
     pub(super) fn new(profile: LinkProfile, sends: &[LinkEntry], receives: &[LinkEntry]) -> Self {
         Self {
             profile,
+            staging: Staging::default(),
             sends: Lane::new(sends),
             receives: Lane::new(receives),
             planned: 0,
@@ -178,7 +181,8 @@ impl Link {
             landing: 0,
             arrived: 0,
             released: 0,
-            slots_held: 0,
+            send_slots_held: 0,
+            land_slots_held: 0,
             outgoing: Ring::new(profile.window),
             incoming: Ring::new(profile.window),
             send_queued: false,
@@ -187,12 +191,13 @@ impl Link {
     }
 
     /// Forgets the call before.
-    pub(super) fn restart(&mut self) {
+    pub(super) fn restart(&mut self, staging: Staging) {
+        self.staging = staging;
         self.sends.restart();
         self.receives.restart();
         (self.planned, self.posted, self.sent) = (0, 0, 0);
         (self.landing, self.arrived, self.released) = (0, 0, 0);
-        self.slots_held = 0;
+        (self.send_slots_held, self.land_slots_held) = (0, 0);
         self.send_queued = true;
         self.land_queued = !self.profile.in_place;
     }

@@ -10,14 +10,14 @@
 //! Messages of a link are sent, landed and released in one order for the whole world: by step, or in waves by
 //! when they are due (see `link`), and what a message waits for comes before it in that order. So the earliest
 //! unfinished message of the world has nothing unfinished before it: it is at the head of its link, what it
-//! depends on is done, and since slots are counted per link (a staged message to several peers counts on each
-//! of their links) none of its link's slots is held by a later message. It can always move, with any window and
-//! any number of slots from one per link. The verifier checks, for every program, that the order is one.
+//! depends on is done, and since slots are counted per link and direction (a staged message to several peers counts
+//! on each of their links) none of those that it may take is held by a later message. It can always move, with any
+//! window and any number of slots from one per link and direction that needs them. The verifier checks, for every program, that the order is one.
 mod decide;
 mod link;
 mod words;
 
-pub use words::{Action, Binding, LinkProfile, Place, Slot};
+pub use words::{Action, Binding, LinkProfile, Place, Slot, Staging};
 
 use super::Rank;
 use super::program::{Body, Operand, Program, Source, StepId, Waves};
@@ -63,21 +63,14 @@ impl Pipeline {
         let mut links: Vec<Option<Box<Link>>> = (0..program.world).map(|_| None).collect();
         for (peer, traffic) in &program.links {
             let profile = profile(*peer);
-            slots += profile.slots;
+            slots += profile.send_slots + profile.land_slots;
             window += profile.window;
             links[*peer] = Some(Box::new(Link::new(profile, &traffic.sends, &traffic.receives)));
         }
         let peers: Vec<Rank> = program.peers().collect();
         let steps = program.steps.len();
         Self {
-            binding: Binding {
-                count: 0,
-                subchunk: 1,
-                align: 1,
-                in_place: false,
-                stage_input: false,
-                stage_output: false,
-            },
+            binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
             numbered: false,
             steps: vec![Bound::default(); steps],
             exec_queued: vec![false; steps],
@@ -107,8 +100,8 @@ impl Pipeline {
         self.slots
     }
 
-    /// Begins a call; whatever was under way is forgotten.
-    pub fn start(&mut self, binding: Binding) {
+    /// Begins a call, in which each peer's link needs this staging; whatever was under way is forgotten.
+    pub fn start(&mut self, binding: Binding, staging: impl Fn(Rank) -> Staging) {
         let elements = |binding: &Binding| (binding.count, binding.subchunk, binding.align);
         let numbered = self.numbered && elements(&self.binding) == elements(&binding);
         self.binding = binding;
@@ -140,7 +133,7 @@ impl Pipeline {
                 link.sends.number(&self.steps, waves);
                 link.receives.number(&self.steps, waves);
             }
-            link.restart();
+            link.restart(staging(*peer));
             self.left += link.sends.messages();
             self.to_send.push_back(*peer);
             if link.land_queued {
@@ -215,7 +208,7 @@ impl Pipeline {
         link.sends.count_over(link.sent);
         link.sent += 1;
         if let Some(slot) = outgoing.slot {
-            link.slots_held -= 1;
+            link.send_slots_held -= 1;
             let users = &mut self.slot_users[slot as usize];
             *users -= 1;
             if *users == 0 {
@@ -314,7 +307,7 @@ impl Pipeline {
             let incoming = link.incoming.get(message);
             incoming.consumed = true;
             if let Some(slot) = incoming.slot.take() {
-                link.slots_held -= 1;
+                link.land_slots_held -= 1;
                 self.free.push(slot);
             }
             let releases = link.profile.in_place.then_some(&mut self.to_release);
@@ -357,11 +350,10 @@ impl Pipeline {
         let Body::Send { source, .. } = &self.program.steps[step as usize].body else {
             return false;
         };
-        let stage = match source {
-            Source::Input => self.binding.stage_input,
-            Source::Output => self.binding.stage_output,
-        };
-        stage && self.links[peer].as_ref().is_some_and(|link| link.profile.in_place)
+        self.links[peer].as_ref().is_some_and(|link| match source {
+            Source::Input => link.staging.input,
+            Source::Output => link.staging.output,
+        })
     }
 
     fn peers_of(&self, step: StepId) -> &[Rank] {

@@ -13,8 +13,22 @@ pub struct LinkProfile {
     pub in_place: bool,
     /// Messages under way at most, in each direction.
     pub window: usize,
-    /// Slots that this link may hold.
-    pub slots: usize,
+    /// Slots that messages to the peer may hold while they are staged.
+    pub send_slots: usize,
+    /// Slots that messages from the peer may hold. Apart from the others: a landing is made long before its
+    /// message is due, and must not keep an earlier message to the peer from leaving.
+    pub land_slots: usize,
+}
+
+/// What of the caller's memory a link cannot take as it lies in a call, so that a slot stands in for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Staging {
+    /// Sending from the input.
+    pub input: bool,
+    /// Sending from the output.
+    pub output: bool,
+    /// Landing in the output.
+    pub landing: bool,
 }
 
 /// What a call is about, in elements.
@@ -28,10 +42,6 @@ pub struct Binding {
     pub align: u64,
     /// Whether input and output are the same memory.
     pub in_place: bool,
-    /// Whether links that hand over in place can not be given the input as it lies.
-    pub stage_input: bool,
-    /// The same for the output.
-    pub stage_output: bool,
 }
 
 /// Where a message's bytes are, on the side that has them.

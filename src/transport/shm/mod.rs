@@ -91,6 +91,12 @@ impl Layout {
         self.pool() + self.slots * self.slot_bytes
     }
 
+    /// The whole pool.
+    #[must_use]
+    pub fn pool_of(self, arena: &Arena) -> Piece {
+        arena.piece(self.pool(), self.slots * self.slot_bytes).expect("the pool lies within the arena")
+    }
+
     /// The slots of the pool.
     #[must_use]
     pub fn slots_of(self, arena: &Arena) -> Vec<Piece> {

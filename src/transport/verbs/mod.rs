@@ -7,6 +7,32 @@
 //! |---|---|
 //! | `survey` | what RDMA devices there are, as the kernel's files tell |
 //! | `select` | which of their ports become rails, why the others do not, and which rails of two ranks are connected |
+//! | `objects` | owners of devices, domains, queues, queue pairs and registered memory |
+//! | `regions` | what memory is registered, and for how long |
+//! | `wire`, `board` | what ranks write into each other's memory |
+//! | `link` | one peer's messages, over one queue pair or many: pure |
+//! | `peer` | the link and its queue pairs together |
+//! | `connect` | opening, connecting, trying |
+//! | `transport` | all links of a rank |
 
+#[cfg(feature = "verbs")]
+mod board;
+#[cfg(feature = "verbs")]
+mod connect;
+#[cfg(feature = "verbs")]
+mod link;
+#[cfg(feature = "verbs")]
+mod objects;
+#[cfg(feature = "verbs")]
+mod peer;
+#[cfg(feature = "verbs")]
+mod regions;
 pub mod select;
 pub mod survey;
+#[cfg(feature = "verbs")]
+mod transport;
+#[cfg(feature = "verbs")]
+mod wire;
+
+#[cfg(feature = "verbs")]
+pub(crate) use connect::{Invitations, Options, Prepared};

@@ -1,0 +1,97 @@
+//! Memory that others reach: neighbours read it, devices send from it and write to it.
+//!
+//! Owns who must be told of such memory, and tells them. Must not know what is kept in it.
+
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
+use crate::transport::shm::Growth;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A rank's memory that others reach.
+pub(super) struct Commons {
+    pub arena: Arc<Arena>,
+    /// Tells the neighbours of new buffers, if there are neighbours.
+    pub growth: Option<Growth>,
+    /// Tells the devices, if there are devices.
+    pub registrar: Option<Arc<dyn Registrar>>,
+}
+
+impl Commons {
+    /// A vector of `len` zeros.
+    pub(super) fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let buffer = Buffer::new(Arc::clone(&self.arena), len, self.registrar.clone())?;
+        self.announce(buffer.offset(), size_of_val(&buffer[..]));
+        Ok(buffer)
+    }
+
+    /// The same as plain bytes, for somebody who keeps the address only.
+    pub(super) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let (offset, start) = self.arena.lease(bytes)?;
+        self.announce(offset, bytes);
+        if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.piece(offset, bytes)) {
+            registrar.tell(piece);
+        }
+        Ok(start)
+    }
+
+    /// Takes a lease back; `false` if nothing was leased at this address.
+    pub(super) fn end_lease(&self, start: *const u8) -> bool {
+        if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.leased(start)) {
+            registrar.forget(piece);
+        }
+        self.arena.end_lease(start)
+    }
+
+    fn announce(&self, offset: usize, bytes: usize) {
+        if let Some(growth) = &self.growth {
+            growth.announce(offset, bytes);
+        }
+    }
+
+    /// Registers memory of the user's own with the devices, if there are any.
+    pub(super) fn register(&self, piece: Piece) -> Result<()> {
+        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.register(piece))
+    }
+
+    pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
+        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(piece))
+    }
+}
+
+/// A vector that is registered with the RDMA devices of a communicator.
+pub struct Registered<'a, T: Element> {
+    vector: &'a mut [T],
+    piece: Piece,
+    commons: &'a Commons,
+}
+
+impl<'a, T: Element> Registered<'a, T> {
+    pub(super) fn new(commons: &'a Commons, vector: &'a mut [T]) -> Result<Self> {
+        let piece = lend_in_place(vector, |piece| commons.register(piece).map(|()| piece))?;
+        Ok(Self { vector, piece, commons })
+    }
+}
+
+impl<T: Element> Deref for Registered<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.vector
+    }
+}
+
+impl<T: Element> DerefMut for Registered<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.vector
+    }
+}
+
+impl<T: Element> Drop for Registered<'_, T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.commons.deregister(self.piece) {
+            log::warn!("cannot deregister a vector: {}", error.message());
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Links to ranks whose memory this rank does not share: over RDMA devices where all ranks can, else over TCP.
+//!
+//! Owns that choice and the steps that ranks take together towards it. Must not know how links within a node are
+//! made, nor what is sent.
+
+use super::join::Card;
+use crate::bootstrap::{self, Lifeline};
+use crate::call::Rank;
+use crate::config::{Config, TransportChoice};
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::{Piece, Registrar};
+use crate::transport::Transport;
+use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::verbs::select::Rail;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a rank can offer for links over RDMA devices.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct Rails {
+    /// Its rails, the best first.
+    pub rails: Vec<Rail>,
+    /// Why there are none.
+    pub why_not: Option<Error>,
+}
+
+/// What this rank can offer. Looks at nothing where RDMA devices are not wanted.
+pub(super) fn offer(config: &Config, world: usize) -> Rails {
+    let wanted = matches!(config.transport, TransportChoice::Auto | TransportChoice::Verbs) && world > 1;
+    if !wanted {
+        return Rails::default();
+    }
+    match survey(config) {
+        Ok(rails) => Rails { rails, why_not: None },
+        Err(error) => Rails { rails: Vec::new(), why_not: Some(error) },
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn survey(config: &Config) -> Result<Vec<Rail>> {
+    use crate::transport::verbs::select::select;
+    use crate::transport::verbs::survey::{Standpoint, Survey};
+    let selection = select(&Survey::here(), config, &Standpoint::here(None))?;
+    for rail in &selection.rails {
+        log::debug!("verbs: {}:{} is a rail, as {}", rail.device, rail.port, rail.network);
+    }
+    Ok(selection.rails)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn survey(_config: &Config) -> Result<Vec<Rail>> {
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "this flexring was built without RDMA: build it with --features verbs, or use FLEXRING_TRANSPORT=tcp",
+    ))
+}
+
+/// All that making links to far ranks needs.
+pub(super) struct Far<'a> {
+    pub config: &'a Config,
+    pub me: Rank,
+    pub cards: &'a [Card],
+    /// By rank, whether it is on this rank's node.
+    pub same_node: &'a [bool],
+    /// The ranks to link to.
+    pub far: &'a [Rank],
+    pub lifeline: &'a Lifeline,
+    pub deadline: Instant,
+    pub fault: &'a Arc<Fault>,
+}
+
+/// Links to far ranks.
+pub(super) struct Linked {
+    pub transport: Box<dyn Transport>,
+    pub registrar: Option<Arc<dyn Registrar>>,
+}
+
+impl Far<'_> {
+    /// Makes the links. `pool` is what messages that cannot lie where they belong are kept in.
+    ///
+    /// # Errors
+    /// Those of the transport: with `FLEXRING_TRANSPORT=auto` those of TCP only.
+    pub(super) fn link(&self, listener: Option<Listener>, pool: Piece) -> Result<Linked> {
+        let choice = self.config.transport;
+        if matches!(choice, TransportChoice::Auto | TransportChoice::Verbs) {
+            match self.verbs(pool) {
+                Ok(linked) => return Ok(linked),
+                Err(error) if choice == TransportChoice::Verbs => return Err(error),
+                Err(error) => {
+                    self.fault.check()?;
+                    self.fall_back(&error);
+                }
+            }
+        }
+        let Some(listener) = listener else {
+            return Err(Error::new(ErrorKind::Internal, "there is no listener for tcp links"));
+        };
+        Ok(Linked { transport: Box::new(self.tcp(listener)?), registrar: None })
+    }
+
+    /// Says once, on one rank, that RDMA devices are left unused; quietly where there are none anywhere.
+    fn fall_back(&self, error: &Error) {
+        let words = format!("links between nodes use tcp, not RDMA devices: {}", error.message());
+        let any = self.cards.iter().any(|card| !card.rails.rails.is_empty());
+        if any && self.me == 0 { log::warn!("{words}") } else { log::debug!("{words}") }
+    }
+
+    fn tcp(&self, listener: Listener) -> Result<Tcp> {
+        let Self { config, cards, far, same_node, .. } = *self;
+        let peers = far.iter().map(|rank| reach(config, &cards[*rank], *rank, same_node[*rank]));
+        let peers = peers.collect::<Result<Vec<_>>>()?;
+        let (token, sockets) = (cards[0].token, config.sockets_per_link);
+        let tcp = Tcp::connect(listener, self.me, &peers, token, sockets, self.deadline, self.fault)?;
+        if config.socket_buffer.0 > 0 {
+            tcp.limit_send_buffers(config.socket_buffer.0)?;
+        }
+        Ok(tcp)
+    }
+
+    /// Why not all ranks that must can be linked over RDMA devices, if so. All ranks find the same.
+    fn obstacle(&self) -> Option<Error> {
+        use crate::transport::verbs::select::{describe_mismatch, pair};
+        let cards = self.cards;
+        if let Some((rank, error)) = (0..).zip(cards).find_map(|(rank, card)| Some((rank, card.rails.why_not.as_ref()?))) {
+            return Some(error.clone().within(format_args!("rank {rank} on {}", cards[rank].host)));
+        }
+        let shared = self.config.transport == TransportChoice::Auto;
+        for one in 0..cards.len() {
+            for other in one + 1..cards.len() {
+                let (mine, theirs) = (&cards[one].rails.rails, &cards[other].rails.rails);
+                let linked = !(shared && cards[one].node == cards[other].node);
+                if linked && pair(mine, theirs).is_empty() {
+                    let words = describe_mismatch((one, mine), (other, theirs));
+                    return Some(Error::new(ErrorKind::Disagreement, words));
+                }
+            }
+        }
+        None
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    fn verbs(&self, _pool: Piece) -> Result<Linked> {
+        let without = || Error::new(ErrorKind::Internal, "a build without RDMA offers no rails");
+        Err(self.obstacle().unwrap_or_else(without))
+    }
+
+    /// Every step is taken by all ranks, which tell each other how it went, so that they go on or fall back together.
+    #[cfg(feature = "verbs")]
+    fn verbs(&self, pool: Piece) -> Result<Linked> {
+        use crate::transport::verbs::{Invitations, Options, Prepared};
+        if let Some(error) = self.obstacle() {
+            return Err(error);
+        }
+        let rails: Vec<_> = self.cards.iter().map(|card| card.rails.rails.clone()).collect();
+        let peers: Vec<_> = self.far.iter().map(|peer| (*peer, self.pairs(*peer))).collect();
+        let opened = Prepared::open(self.me, &rails[self.me], &peers, Options::new(self.config)).and_then(
+            |prepared| {
+                prepared.registrar().register(pool)?;
+                let invitations = prepared.invitations()?;
+                Ok((prepared, invitations))
+            },
+        );
+        let (mine, prepared) = match opened {
+            Ok((prepared, invitations)) => (Ok(invitations), Some(prepared)),
+            Err(error) => (Err(error), None),
+        };
+        let invitations: Vec<Invitations> = self.exchange("queue pairs", &mine)?;
+        let prepared = prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+        let registrar = prepared.registrar();
+        let connected = prepared.connect(&rails, &invitations, self.fault);
+        let (told, connected) = split(connected);
+        self.exchange::<()>("connections", &told)?;
+        let mut verbs = connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+        let greeted = verbs.greet(self.deadline.min(Instant::now() + GREETING));
+        if let Err(error) = self.exchange::<()>("greetings", &greeted) {
+            verbs.give_up();
+            return Err(error);
+        }
+        log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
+        Ok(Linked { transport: Box::new(verbs), registrar: Some(registrar) })
+    }
+
+    /// Which rails of this rank are connected with which of the peer's.
+    #[cfg(feature = "verbs")]
+    fn pairs(&self, peer: Rank) -> Vec<(usize, usize)> {
+        let (low, high) = (self.me.min(peer), self.me.max(peer));
+        let rails = |rank: Rank| &self.cards[rank].rails.rails;
+        let pairs = crate::transport::verbs::select::pair(rails(low), rails(high));
+        if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
+    }
+
+    /// Tells all ranks how a step went here, and hears how it went there: all results, or the first rank's error.
+    #[cfg(feature = "verbs")]
+    fn exchange<T>(&self, what: &str, mine: &Result<T>) -> Result<Vec<T>>
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned,
+    {
+        let unreadable =
+            |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read {what}: {cause}"));
+        let mine = postcard::to_stdvec(mine).map_err(unreadable)?;
+        let told = self.lifeline.all_gather(what, &mine)?;
+        let told = told.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
+        let told: Vec<Result<T>> = told.collect::<Result<_>>()?;
+        let within = |(rank, told): (Rank, Result<T>)| {
+            told.map_err(|error| error.within(format_args!("rank {rank} on {}", self.cards[rank].host)))
+        };
+        told.into_iter().enumerate().map(within).collect()
+    }
+}
+
+/// How long a rank tries to reach its peers by RDMA: several times what a device needs to give a peer up.
+#[cfg(feature = "verbs")]
+const GREETING: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// What is told of a result, and the result itself.
+#[cfg(feature = "verbs")]
+fn split<T>(result: Result<T>) -> (Result<()>, Option<T>) {
+    match result {
+        Ok(value) => (Ok(()), Some(value)),
+        Err(error) => (Err(error), None),
+    }
+}
+
+/// Where this rank listens for links: the interface that others reach it by, and loopback for its own node.
+pub(super) fn addresses(config: &Config) -> Result<Vec<IpAddr>> {
+    let chosen = bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family)?;
+    let loopback: IpAddr = match chosen {
+        IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    // An interface that was named is used even within the node.
+    let named = config.socket_ifname.is_some();
+    Ok(if named || chosen.is_loopback() { vec![chosen] } else { vec![chosen, loopback] })
+}
+
+/// The address by which this rank reaches a peer.
+fn reach(config: &Config, card: &Card, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
+    let near = same_node && config.socket_ifname.is_none();
+    let endpoint = card.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == near);
+    endpoint.or(card.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Disagreement,
+            format!(
+                "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
+                card.host
+            ),
+        )
+    })
+}

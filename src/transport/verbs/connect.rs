@@ -1,0 +1,233 @@
+//! How the links of a rank come to be: devices opened, queue pairs made, told, connected, and tried.
+//!
+//! Owns the steps up to the first message. Must not know how what ranks tell each other travels.
+//!
+//! Every step is one that all ranks take together, so that all of them can tell each other how it went before the
+//! next: [`Prepared::open`] and the invitations, [`Prepared::connect`], and [`Verbs::greet`].
+
+use super::board::Board;
+use super::link::{Link, RECEIVES, SENDS};
+use super::objects::{CompletionQueue, Context, Depth, Domain, Fresh, Port, QueuePair, Route, Shim};
+use super::peer::{Invitation, Peer};
+use super::regions::{Region, Regions};
+use super::select::Rail;
+use super::survey::LinkLayer;
+use super::transport::{Device, Verbs};
+use super::wire::{Layout, RAILS};
+use crate::call::Rank;
+use crate::config::{Config, Registration};
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::{Piece, Registrar};
+use memmap2::MmapMut;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that a work request shall carry itself, if the device can: a call with a few dozen elements.
+const INLINE: u32 = 188;
+
+/// How links are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub pkey_index: u16,
+    pub service_level: u8,
+    pub traffic_class: u8,
+    pub timeout: u8,
+    pub retries: u8,
+    pub qps_per_rail: usize,
+    pub registration: Registration,
+    pub relaxed_ordering: bool,
+    /// Bytes of a sub-chunk.
+    pub subchunk: usize,
+    /// How often an idle connection is tried while this rank waits.
+    pub heartbeat: Duration,
+    pub shim: Shim,
+}
+
+impl Options {
+    /// What the settings say.
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            pkey_index: config.ib_pkey as u16,
+            service_level: config.ib_sl as u8,
+            traffic_class: config.ib_tc as u8,
+            timeout: config.ib_timeout as u8,
+            // To some drivers 7 means for ever, and a peer that is gone would never show.
+            retries: config.ib_retries.min(6) as u8,
+            qps_per_rail: config.ib_qps_per_rail,
+            registration: config.ib_register,
+            relaxed_ordering: config.ib_relaxed_ordering.0,
+            subchunk: config.subchunk.0,
+            heartbeat: config.heartbeat,
+            shim: Shim::default(),
+        }
+    }
+}
+
+/// What a rank tells the others of itself, once its queue pairs exist.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Invitations {
+    /// By rail: the largest packets that its port takes, as verbs number them.
+    mtus: Vec<u32>,
+    peers: Vec<(Rank, Invitation)>,
+}
+
+/// A rank whose queue pairs are not connected yet.
+pub(crate) struct Prepared {
+    // Queue pairs go before what they use, and the memory of the boards goes last.
+    peers: Vec<Half>,
+    devices: Vec<Device>,
+    ports: Vec<Port>,
+    rails: Vec<Rail>,
+    regions: Arc<Regions>,
+    boards: (Arc<Region>, Arc<Region>),
+    memory: MmapMut,
+    options: Options,
+    me: Rank,
+}
+
+/// One peer, half connected.
+struct Half {
+    peer: Rank,
+    /// By pair, the rail of this rank and of the peer.
+    rails: Vec<(usize, usize)>,
+    pairs: Vec<QueuePair<Fresh>>,
+    board: Board,
+    address: u64,
+}
+
+impl Prepared {
+    /// Opens the rails' devices and makes the queue pairs: for each peer, over each pair of rails (this rank's and the
+    /// peer's) that is to connect them.
+    ///
+    /// # Errors
+    /// `System`, naming verb, device and cause, if a device refuses.
+    pub(crate) fn open(
+        me: Rank,
+        rails: &[Rail],
+        peers: &[(Rank, Vec<(usize, usize)>)],
+        options: Options,
+    ) -> Result<Self> {
+        let connections = |rail: usize| {
+            let pairs = peers.iter().flat_map(|(_, pairs)| pairs);
+            pairs.filter(|(mine, _)| *mine == rail).count() * options.qps_per_rail
+        };
+        let mut devices = Vec::new();
+        let mut ports = Vec::new();
+        for (number, rail) in rails.iter().enumerate().take(RAILS) {
+            let context = Context::open(&rail.device, options.shim.clone())?;
+            ports.push(context.port(rail.port)?);
+            let domain = Domain::new(&context)?;
+            let queue = CompletionQueue::new(&context, connections(number).max(1) * (SENDS + RECEIVES))?;
+            devices.push(Device { queue, domain, context, port: rail.port, down: false });
+        }
+        let domains = devices.iter().map(|device| Arc::clone(&device.domain)).collect();
+        let regions =
+            Regions::new(domains, options.relaxed_ordering, options.registration, options.subchunk)?;
+
+        let layouts = peers.iter().map(|(_, rails)| Layout { pairs: rails.len() * options.qps_per_rail });
+        let half: usize = layouts.map(Layout::bytes).sum::<usize>().max(4096);
+        let mut memory = MmapMut::map_anon(2 * half)
+            .map_err(|cause| Error::system("cannot have memory for the boards of links", cause))?;
+        let start = NonNull::from(&mut memory[..]).cast();
+        // SAFETY: the mapping lives as long as this rank's links: it is the last field of whoever owns it. Nobody
+        // else touches it but through the boards.
+        let all = unsafe { Piece::new(start, 2 * half) };
+        let (inboxes, outboxes) = (all.narrow(0, half), all.narrow(half, half));
+        let boards = (regions.own(inboxes, true)?, regions.own(outboxes, false)?);
+
+        let depth = Depth { sends: SENDS as u32, receives: RECEIVES as u32, inline: INLINE };
+        let mut halves = Vec::new();
+        let mut at = 0;
+        for (peer, rails_to) in peers {
+            let rails_of: Vec<_> =
+                rails_to.iter().flat_map(|rails| std::iter::repeat_n(*rails, options.qps_per_rail)).collect();
+            let mut pairs = Vec::new();
+            for (mine, _) in &rails_of {
+                let Device { domain, queue, .. } = &devices[*mine];
+                let first_packet = getrandom::u32().unwrap_or(1) & 0xff_ffff;
+                let place = (rails[*mine].port, options.pkey_index);
+                pairs.push(QueuePair::new(domain, queue, depth, place, *peer, first_packet)?);
+            }
+            let layout = Layout { pairs: rails_of.len() };
+            let board =
+                Board::new(inboxes.narrow(at, layout.bytes()), outboxes.narrow(at, layout.bytes()), layout);
+            let address = inboxes.narrow(at, 1).as_ptr() as u64;
+            halves.push(Half { peer: *peer, rails: rails_of, pairs, board, address });
+            at += layout.bytes();
+        }
+        let rails = rails.to_vec();
+        let regions = Arc::new(regions);
+        Ok(Self { peers: halves, devices, ports, rails, regions, boards, memory, options, me })
+    }
+
+    /// What the peers must know.
+    ///
+    /// # Errors
+    /// `System` if a key cannot be had.
+    pub(crate) fn invitations(&self) -> Result<Invitations> {
+        let keys = self.boards.0.rkeys()?;
+        let peers = self.peers.iter().map(|half| {
+            let endpoints = half.pairs.iter().map(QueuePair::endpoint).collect();
+            (half.peer, Invitation { endpoints, address: half.address, keys })
+        });
+        let mtus = self.ports.iter().map(|port| port.mtu).collect();
+        Ok(Invitations { mtus, peers: peers.collect() })
+    }
+
+    /// Connects to all peers; `rails` and `invitations` are what the ranks have told, by rank.
+    ///
+    /// # Errors
+    /// `System` if a device refuses; `Disagreement` if what a peer told does not fit.
+    pub(crate) fn connect(
+        self,
+        rails: &[Vec<Rail>],
+        invitations: &[Invitations],
+        fault: &Arc<Fault>,
+    ) -> Result<Verbs> {
+        let Self { peers, devices, ports, rails: mine, regions, boards, memory, options, me } = self;
+        let mut links = Vec::new();
+        for (place, half) in peers.into_iter().enumerate() {
+            let peer = half.peer;
+            let told = |what: &str| {
+                Error::new(ErrorKind::Disagreement, format!("rank {peer} told nothing of its {what}"))
+            };
+            let theirs = &invitations[peer];
+            let (_, invitation) =
+                theirs.peers.iter().find(|(rank, _)| *rank == me).ok_or_else(|| told("queue pairs"))?;
+            let mut fresh = Vec::new();
+            for (pair, (mine_at, theirs_at)) in half.pairs.into_iter().zip(&half.rails) {
+                let rail = rails[peer].get(*theirs_at).ok_or_else(|| told("rails"))?;
+                let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| told("packets"))?;
+                let mtu = ports[*mine_at].mtu.min(*mtu);
+                fresh.push((pair, route(&mine[*mine_at], rail, mtu, &options)));
+            }
+            let link = Link::new(peer, half.board, &half.rails);
+            let outbox = Arc::clone(&boards.1);
+            links.push(Peer::connect(place, link, half.board, outbox, fresh, invitation)?);
+        }
+        Verbs::new(links, devices, regions, boards, memory, &options, Arc::clone(fault))
+    }
+
+    /// Whoever is told of memory that devices shall reach.
+    pub(crate) fn registrar(&self) -> Arc<dyn Registrar> {
+        Arc::clone(&self.regions) as _
+    }
+}
+
+/// How a peer's rail is reached from one of this rank's.
+fn route(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> Route {
+    Route {
+        port: mine.port,
+        gid_index: mine.gid_index,
+        gid: theirs.gid,
+        lid: theirs.lid,
+        global: mine.layer == LinkLayer::Ethernet || mine.network != theirs.network,
+        mtu,
+        service_level: options.service_level,
+        traffic_class: options.traffic_class,
+        timeout: options.timeout,
+        retries: options.retries,
+    }
+}

@@ -1,0 +1,185 @@
+//! An open device.
+
+use super::Handle;
+use super::shim::Shim;
+use super::verb::{Site, Verb, errno, failed};
+use crate::error::{Error, ErrorKind, Result};
+use rdma_sys::{
+    ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type, ibv_free_device_list,
+    ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr,
+    ibv_port_state,
+};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// An open device.
+pub(crate) struct Context {
+    handle: Handle<ibv_context>,
+    name: String,
+    pub(super) shim: Shim,
+}
+
+/// What a port says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    pub active: bool,
+    pub lid: u16,
+    /// As verbs number them: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u32,
+}
+
+/// Something that happened to a device on its own account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happening {
+    /// The device is lost, or all its completions are.
+    Fatal(&'static str),
+    /// A port went down.
+    PortDown(u8),
+    /// A port came up.
+    PortUp(u8),
+    /// Whatever else: worth a line in the log.
+    Other(&'static str),
+}
+
+impl Context {
+    /// Opens the device called `name`.
+    ///
+    /// # Errors
+    /// `System` if there is none of that name or it cannot be opened.
+    pub(crate) fn open(name: &str, shim: Shim) -> Result<Arc<Self>> {
+        let site = Site { device: name.to_owned(), ..Site::default() };
+        if let Some(errno) = shim.refuses(Verb::GetDeviceList) {
+            return Err(failed(Verb::GetDeviceList, &site, errno));
+        }
+        let mut count = 0;
+        // SAFETY: the count is a valid place; a NULL list is told apart below.
+        let list = unsafe { ibv_get_device_list(&raw mut count) };
+        if list.is_null() {
+            return Err(failed(Verb::GetDeviceList, &site, errno()));
+        }
+        // SAFETY: the list has `count` devices, each with a name that ends in NUL, until it is freed.
+        let found = (0..count as usize).map(|index| unsafe { *list.add(index) }).find(|device| {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(ibv_get_device_name(*device)) }.to_str() == Ok(name)
+        });
+        let opened = match (found, shim.refuses(Verb::OpenDevice)) {
+            (None, _) => Err(Error::new(
+                ErrorKind::System,
+                format!("libibverbs has no device {name}: is the provider library of its driver installed?"),
+            )),
+            (Some(_), Some(errno)) => Err(failed(Verb::OpenDevice, &site, errno)),
+            (Some(device), None) => {
+                // SAFETY: the device is of the list, which is freed only afterwards.
+                let raw = unsafe { ibv_open_device(device) };
+                Handle::returned(raw).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
+            }
+        };
+        // SAFETY: the list came from ibv_get_device_list and no device of it is used any more; open ones stay.
+        unsafe { ibv_free_device_list(list) };
+        let context = Self { handle: opened?, name: name.to_owned(), shim };
+        if let Some(fd) = context.events() {
+            never_block(fd)?;
+        }
+        Ok(Arc::new(context))
+    }
+
+    /// A context of no device.
+    #[cfg(test)]
+    pub(crate) fn inert(name: &str, shim: Shim) -> Arc<Self> {
+        Arc::new(Self { handle: Handle::inert(), name: name.to_owned(), shim })
+    }
+
+    pub(super) fn raw(&self) -> Option<*mut ibv_context> {
+        self.handle.raw()
+    }
+
+    /// The device's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn site(&self) -> Site {
+        Site { device: self.name.clone(), ..Site::default() }
+    }
+
+    /// What a port says of itself.
+    ///
+    /// # Errors
+    /// `System` if it says nothing.
+    pub(crate) fn port(&self, port: u8) -> Result<Port> {
+        let site = Site { port: Some(port), ..self.site() };
+        if let Some(errno) = self.shim.refuses(Verb::QueryPort) {
+            return Err(failed(Verb::QueryPort, &site, errno));
+        }
+        let Some(raw) = self.raw() else {
+            return Ok(Port { active: true, lid: 1, mtu: 3 });
+        };
+        // SAFETY: all zeros are a valid ibv_port_attr: it consists of integers.
+        let mut facts: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the context is open, and `facts` may be written.
+        let code = unsafe { rdma_sys::___ibv_query_port(raw, port, &raw mut facts) };
+        if code != 0 {
+            return Err(failed(Verb::QueryPort, &site, code));
+        }
+        let active = facts.state == ibv_port_state::IBV_PORT_ACTIVE;
+        Ok(Port { active, lid: facts.lid, mtu: facts.active_mtu })
+    }
+
+    /// A descriptor that is readable when something has happened to the device; none if this is inert.
+    pub(crate) fn events(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor belongs to the context and stays open for as long as that is.
+        self.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).async_fd) })
+    }
+
+    /// The next thing that has happened to the device, if any. Never waits.
+    pub(crate) fn next_event(&self) -> Option<Happening> {
+        use ibv_event_type as Kind;
+        let raw = self.raw()?;
+        let mut event = MaybeUninit::<ibv_async_event>::uninit();
+        // SAFETY: the context is open and its descriptor does not block; the event is written if 0 is returned.
+        if unsafe { ibv_get_async_event(raw, event.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // SAFETY: it was written just now.
+        let mut event = unsafe { event.assume_init() };
+        // SAFETY: events about ports have a port number; reading it for others yields a number that is not used.
+        let port = unsafe { event.element.port_num } as u8;
+        let happening = match event.event_type {
+            Kind::IBV_EVENT_DEVICE_FATAL => Happening::Fatal("the device failed"),
+            Kind::IBV_EVENT_CQ_ERR => Happening::Fatal("its completion queue overran"),
+            Kind::IBV_EVENT_PORT_ERR => Happening::PortDown(port),
+            Kind::IBV_EVENT_PORT_ACTIVE => Happening::PortUp(port),
+            Kind::IBV_EVENT_QP_FATAL | Kind::IBV_EVENT_QP_REQ_ERR | Kind::IBV_EVENT_QP_ACCESS_ERR => {
+                // Its completions tell the same, and which link it is.
+                Happening::Other("a queue pair failed")
+            }
+            Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => Happening::Other("its address changed"),
+            Kind::IBV_EVENT_PKEY_CHANGE => Happening::Other("its partition keys changed"),
+            _ => Happening::Other("something of no consequence happened"),
+        };
+        // SAFETY: the event was got and is acknowledged once.
+        unsafe { ibv_ack_async_event(&raw mut event) };
+        Some(happening)
+    }
+}
+
+/// Has reads from a descriptor of libibverbs return at once when there is nothing.
+pub(super) fn never_block(fd: BorrowedFd<'_>) -> Result<()> {
+    fcntl_getfl(fd)
+        .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+        .map_err(|cause| Error::system("cannot make a descriptor of libibverbs non-blocking", cause))
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw() {
+            // SAFETY: the context is open, and nothing that was made from it lives: all of it holds an Arc of this.
+            if unsafe { ibv_close_device(raw) } != 0 {
+                log::warn!("cannot close {}: {}", self.name, std::io::Error::last_os_error());
+            }
+        }
+    }
+}

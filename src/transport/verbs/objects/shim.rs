@@ -1,0 +1,89 @@
+//! Where tests make verbs fail: the k-th call of a verb, or the k-th completion. In other builds it is nothing.
+
+#[cfg(not(test))]
+mod nothing {
+    use super::super::verb::Verb;
+    use rdma_sys::ibv_wc;
+
+    /// Lets every verb pass.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct Shim;
+
+    impl Shim {
+        /// The errno that this call shall fail with instead of being made.
+        #[inline]
+        pub(crate) fn refuses(&self, _verb: Verb) -> Option<i32> {
+            None
+        }
+
+        /// Changes a completion.
+        #[inline]
+        pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
+    }
+}
+
+#[cfg(test)]
+mod faults {
+    use super::super::verb::Verb;
+    use rdma_sys::ibv_wc;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    /// What shall go wrong, and how often things went so far.
+    #[derive(Debug, Default)]
+    struct Faults {
+        /// This call of this verb (from 0) fails with this errno.
+        call: Option<(Verb, u64, i32)>,
+        calls: u64,
+        /// This completion (from 0) has this status.
+        completion: Option<(u64, u32)>,
+        completions: u64,
+    }
+
+    /// What all objects of a device that was opened with it have in common.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct Shim(Arc<Mutex<Faults>>);
+
+    impl Shim {
+        /// The `k`-th call of `verb` fails with `errno`.
+        pub(crate) fn failing(verb: Verb, k: u64, errno: i32) -> Self {
+            Self(Arc::new(Mutex::new(Faults { call: Some((verb, k, errno)), ..Faults::default() })))
+        }
+
+        /// The `k`-th completion has this status.
+        pub(crate) fn completing(k: u64, status: u32) -> Self {
+            Self(Arc::new(Mutex::new(Faults { completion: Some((k, status)), ..Faults::default() })))
+        }
+
+        /// Whether what shall go wrong went wrong.
+        pub(crate) fn struck(&self) -> bool {
+            let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let call = faults.call.is_some_and(|(_, k, _)| faults.calls > k);
+            call || faults.completion.is_some_and(|(k, _)| faults.completions > k)
+        }
+
+        pub(crate) fn refuses(&self, verb: Verb) -> Option<i32> {
+            let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let (chosen, k, errno) = faults.call?;
+            if chosen != verb {
+                return None;
+            }
+            faults.calls += 1;
+            (faults.calls == k + 1).then_some(errno)
+        }
+
+        pub(crate) fn alter(&self, completion: &mut ibv_wc) {
+            let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((k, status)) = faults.completion {
+                if faults.completions == k {
+                    completion.status = status;
+                }
+                faults.completions += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) use faults::Shim;
+#[cfg(not(test))]
+pub(crate) use nothing::Shim;

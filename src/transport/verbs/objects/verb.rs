@@ -1,0 +1,152 @@
+//! The names of verbs, and what a failing one says: which verb, on which device and port, towards whom, and why.
+
+use crate::call::Rank;
+use crate::error::{Error, ErrorKind};
+use rustix::io::Errno;
+use std::fmt;
+
+/// The verbs that flexring calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Verb {
+    GetDeviceList,
+    OpenDevice,
+    QueryPort,
+    AllocPd,
+    RegMr,
+    RegDmabufMr,
+    CreateCompChannel,
+    CreateCq,
+    ReqNotifyCq,
+    PollCq,
+    CreateQp,
+    ModifyQpToInit,
+    ModifyQpToRtr,
+    ModifyQpToRts,
+    ModifyQpToErr,
+    PostSend,
+    PostRecv,
+}
+
+impl Verb {
+    /// All of them.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 17] = [
+        Self::GetDeviceList,
+        Self::OpenDevice,
+        Self::QueryPort,
+        Self::AllocPd,
+        Self::RegMr,
+        Self::RegDmabufMr,
+        Self::CreateCompChannel,
+        Self::CreateCq,
+        Self::ReqNotifyCq,
+        Self::PollCq,
+        Self::CreateQp,
+        Self::ModifyQpToInit,
+        Self::ModifyQpToRtr,
+        Self::ModifyQpToRts,
+        Self::ModifyQpToErr,
+        Self::PostSend,
+        Self::PostRecv,
+    ];
+
+    /// Its name in libibverbs, and what it was to do where the name does not tell.
+    fn name(self) -> &'static str {
+        match self {
+            Self::GetDeviceList => "ibv_get_device_list",
+            Self::OpenDevice => "ibv_open_device",
+            Self::QueryPort => "ibv_query_port",
+            Self::AllocPd => "ibv_alloc_pd",
+            Self::RegMr => "ibv_reg_mr",
+            Self::RegDmabufMr => "ibv_reg_dmabuf_mr",
+            Self::CreateCompChannel => "ibv_create_comp_channel",
+            Self::CreateCq => "ibv_create_cq",
+            Self::ReqNotifyCq => "ibv_req_notify_cq",
+            Self::PollCq => "ibv_poll_cq",
+            Self::CreateQp => "ibv_create_qp",
+            Self::ModifyQpToInit => "ibv_modify_qp to INIT",
+            Self::ModifyQpToRtr => "ibv_modify_qp to RTR",
+            Self::ModifyQpToRts => "ibv_modify_qp to RTS",
+            Self::ModifyQpToErr => "ibv_modify_qp to ERR",
+            Self::PostSend => "ibv_post_send",
+            Self::PostRecv => "ibv_post_recv",
+        }
+    }
+
+    /// What most likely helps, if anything is known to.
+    fn advice(self, errno: i32) -> Option<&'static str> {
+        let (nomem, access) = (Errno::NOMEM.raw_os_error(), Errno::ACCESS.raw_os_error());
+        let (perm, timed_out) = (Errno::PERM.raw_os_error(), Errno::TIMEDOUT.raw_os_error());
+        match self {
+            Self::RegMr | Self::CreateCq | Self::CreateQp if errno == nomem => {
+                Some("too little memory may be locked: raise the limit (ulimit -l unlimited)")
+            }
+            Self::OpenDevice if errno == access || errno == perm => {
+                Some("this user may not open /dev/infiniband/uverbs*")
+            }
+            Self::ModifyQpToRtr if errno == timed_out => {
+                Some("the peer's address could not be resolved: can its interface be reached from this one?")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where a verb was called: as much of it as is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub device: String,
+    pub port: Option<u8>,
+    pub peer: Option<Rank>,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "on {}", self.device)?;
+        if let Some(port) = self.port {
+            write!(f, " port {port}")?;
+        }
+        match self.peer {
+            Some(peer) => write!(f, " for rank {peer}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a verb that failed at `site` with `errno` says.
+pub(crate) fn failed(verb: Verb, site: &Site, errno: i32) -> Error {
+    let cause = std::io::Error::from_raw_os_error(errno);
+    let advice = verb.advice(errno).map(|advice| format!("; {advice}")).unwrap_or_default();
+    let error = Error::new(ErrorKind::System, format!("{} failed {site}: {cause}{advice}", verb.name()));
+    match site.peer {
+        Some(peer) => error.blaming(peer),
+        None => error,
+    }
+}
+
+/// What `errno` says now: for verbs that return a pointer.
+pub(super) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_say_verb_place_peer_cause_and_mend() {
+        let site = Site { device: "mlx5_0".to_owned(), port: Some(1), peer: Some(3) };
+        let words = failed(Verb::CreateQp, &site, Errno::NOMEM.raw_os_error()).to_string();
+        assert!(
+            words.starts_with("system error: ibv_create_qp failed on mlx5_0 port 1 for rank 3: Cannot"),
+            "{words}"
+        );
+        assert!(words.ends_with("(ulimit -l unlimited)"), "{words}");
+    }
+
+    #[test]
+    fn every_verb_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = Verb::ALL.iter().map(|verb| verb.name()).collect();
+        assert_eq!(names.len(), Verb::ALL.len());
+    }
+}

@@ -1,0 +1,259 @@
+//! Memory that the devices of this rank may reach.
+//!
+//! Owns what is registered: for as long as the user says, or for as long as a sub-chunk is under way. Keeps nothing
+//! beyond that, so no region can outlive the memory that it is about without somebody breaking their word. Must not
+//! know what the memory holds.
+
+use super::objects::{Access, Domain, MemoryRegion};
+use super::wire::RAILS;
+use crate::config::Registration;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Piece, Registrar};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Memory that is registered at each rail, at once or when the rail is first needed.
+pub(super) struct Region {
+    piece: Piece,
+    access: Access,
+    domains: Arc<[Arc<Domain>]>,
+    by_rail: [OnceLock<MemoryRegion>; RAILS],
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:p}+{})", self.piece.as_ptr(), self.piece.len())
+    }
+}
+
+// SAFETY: a region is an address range with keys; nothing is read or written through it here.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(domains: &Arc<[Arc<Domain>]>, piece: Piece, access: Access) -> Self {
+        Self { piece, access, domains: Arc::clone(domains), by_rail: Default::default() }
+    }
+
+    fn at(&self, rail: usize) -> Result<&MemoryRegion> {
+        let place = &self.by_rail[rail];
+        if let Some(region) = place.get() {
+            return Ok(region);
+        }
+        let region = self.domains[rail].register(self.piece, self.access)?;
+        Ok(place.get_or_init(|| region))
+    }
+
+    /// The key for this rank's own requests at a rail.
+    pub(super) fn lkey(&self, rail: usize) -> Result<u32> {
+        self.at(rail).map(MemoryRegion::lkey)
+    }
+
+    /// The keys for a peer's requests, by rail.
+    pub(super) fn rkeys(&self) -> Result<[u32; RAILS]> {
+        let mut keys = [0; RAILS];
+        for (rail, key) in keys.iter_mut().enumerate().take(self.domains.len()) {
+            *key = self.at(rail)?.rkey();
+        }
+        Ok(keys)
+    }
+
+    fn contains(&self, piece: Piece) -> bool {
+        let (start, from) = (self.piece.as_ptr() as usize, piece.as_ptr() as usize);
+        from >= start && from + piece.len() <= start + self.piece.len()
+    }
+}
+
+/// A region that somebody has registered, this many times.
+struct Entry {
+    region: Arc<Region>,
+    count: usize,
+}
+
+/// All regions of a rank.
+pub(super) struct Regions {
+    domains: Arc<[Arc<Domain>]>,
+    relaxed: bool,
+    /// Registered until further notice, in no order: there are few.
+    known: RwLock<Vec<Entry>>,
+    /// Of sub-chunks under way, so that those that go to several peers are registered once.
+    passing: Mutex<HashMap<(usize, usize), Weak<Region>>>,
+    /// Whether memory that nobody registered is copied through slots instead.
+    stages: bool,
+}
+
+/// Entries of `passing` before those are removed whose sub-chunks are through.
+const PASSING: usize = 4096;
+
+impl Regions {
+    /// No regions yet. What is done with memory that nobody registers is measured on a sub-chunk of this many bytes,
+    /// unless it is said.
+    ///
+    /// # Errors
+    /// `System` if nothing can be registered.
+    pub(super) fn new(
+        domains: Vec<Arc<Domain>>,
+        relaxed: bool,
+        registration: Registration,
+        subchunk: usize,
+    ) -> Result<Self> {
+        let domains: Arc<[Arc<Domain>]> = domains.into();
+        let stages = match registration {
+            Registration::Subchunk => false,
+            Registration::Stage => true,
+            Registration::Auto => {
+                let (registering, copying) = measure(&domains, subchunk)?;
+                log::debug!("verbs: registering {subchunk} bytes takes {registering:?}, copying them {copying:?}");
+                copying < registering
+            }
+        };
+        Ok(Self { domains, relaxed, known: RwLock::default(), passing: Mutex::default(), stages })
+    }
+
+    fn writable(&self) -> Access {
+        Access { remote_write: true, relaxed: self.relaxed }
+    }
+
+    /// Registers memory that this object's owner keeps for as long as it lives: boards, for one. Such writes are
+    /// never carried out in another order.
+    pub(super) fn own(&self, piece: Piece, remote_write: bool) -> Result<Arc<Region>> {
+        let region = Region::new(&self.domains, piece, Access { remote_write, relaxed: false });
+        region.rkeys()?;
+        Ok(Arc::new(region))
+    }
+
+    /// The region that a piece lies in, if somebody registered one.
+    pub(super) fn find(&self, piece: Piece) -> Option<Arc<Region>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().find(|entry| entry.region.contains(piece)).map(|entry| Arc::clone(&entry.region))
+    }
+
+    /// Whether memory that lies in no region is to be copied through slots.
+    pub(super) fn stages(&self) -> bool {
+        self.stages
+    }
+
+    /// The region that a piece is sent from: a known one, or one that lives as long as it is held.
+    pub(super) fn for_sending(&self, piece: Piece) -> Result<Arc<Region>> {
+        if let Some(region) = self.find(piece) {
+            return Ok(region);
+        }
+        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = (piece.as_ptr() as usize, piece.len());
+        if let Some(region) = passing.get(&place).and_then(Weak::upgrade) {
+            return Ok(region);
+        }
+        if passing.len() >= PASSING {
+            passing.retain(|_, region| region.strong_count() > 0);
+        }
+        let region = Arc::new(Region::new(&self.domains, piece, Access::SEND));
+        passing.insert(place, Arc::downgrade(&region));
+        Ok(region)
+    }
+
+    /// The region that a piece may be written in by a peer: a known one, or one that lives as long as it is held.
+    pub(super) fn for_landing(&self, piece: Piece) -> Arc<Region> {
+        self.find(piece).unwrap_or_else(|| Arc::new(Region::new(&self.domains, piece, self.writable())))
+    }
+}
+
+impl Registrar for Regions {
+    fn register(&self, piece: Piece) -> Result<()> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = known.iter_mut().find(|entry| entry.region.piece == piece) {
+            entry.count += 1;
+            return Ok(());
+        }
+        let region = Region::new(&self.domains, piece, self.writable());
+        region.rkeys()?;
+        known.push(Entry { region: Arc::new(region), count: 1 });
+        Ok(())
+    }
+
+    fn deregister(&self, piece: Piece) -> Result<()> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = known.iter().position(|entry| entry.region.piece == piece) else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
+        };
+        known[at].count -= 1;
+        if known[at].count == 0 {
+            // Messages that are under way keep it until they are through.
+            known.swap_remove(at);
+        }
+        Ok(())
+    }
+}
+
+/// How long it takes to register and deregister a sub-chunk at all rails, and to copy it: the best of a few.
+fn measure(domains: &Arc<[Arc<Domain>]>, subchunk: usize) -> Result<(Duration, Duration)> {
+    const TRIES: usize = 4;
+    let mut from = vec![1u8; subchunk];
+    let mut into = vec![2u8; subchunk];
+    let (mut registering, mut copying) = (Duration::MAX, Duration::MAX);
+    for _ in 0..TRIES {
+        let start = Instant::now();
+        crate::memory::lend_in_place(&mut from, |piece| {
+            Region::new(domains, piece, Access::SEND).rkeys().map(drop)
+        })?;
+        registering = registering.min(start.elapsed());
+        let start = Instant::now();
+        into.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut into);
+        copying = copying.min(start.elapsed());
+    }
+    Ok((registering, copying))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::objects::{Context, Shim, Verb};
+    use super::*;
+    use std::ptr::NonNull;
+
+    fn regions(shim: &Shim, registration: Registration) -> Result<Regions> {
+        let domain = Domain::new(&Context::inert("inert", shim.clone()))?;
+        Regions::new(vec![domain], true, registration, 4096)
+    }
+
+    fn piece(bytes: &mut [u8]) -> Piece {
+        // SAFETY: the tests keep their buffers, and inert devices touch nothing.
+        unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
+    }
+
+    #[test]
+    fn registered_memory_is_found_until_it_was_deregistered_as_often() {
+        let regions = regions(&Shim::default(), Registration::Stage).expect("inert");
+        let mut bytes = vec![0; 100];
+        let all = piece(&mut bytes);
+        for _ in 0..2 {
+            regions.register(all).expect("inert");
+        }
+        assert!(regions.find(all.narrow(10, 90)).is_some());
+        regions.deregister(all).expect("registered twice");
+        assert!(regions.find(all.narrow(0, 1)).is_some());
+        regions.deregister(all).expect("registered twice");
+        assert!(regions.find(all.narrow(0, 1)).is_none());
+        let error = regions.deregister(all).expect_err("not registered any more");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+
+    #[test]
+    fn what_was_not_registered_is_so_for_as_long_as_it_is_under_way() {
+        let regions = regions(&Shim::default(), Registration::Subchunk).expect("inert");
+        let mut bytes = vec![0; 100];
+        let all = piece(&mut bytes);
+        let first = regions.for_sending(all).expect("inert");
+        let second = regions.for_sending(all).expect("inert");
+        assert!(Arc::ptr_eq(&first, &second), "one region for both peers");
+        drop((first, second));
+        assert_eq!(Arc::strong_count(&regions.for_sending(all).expect("inert")), 1, "nothing is kept");
+        assert!(regions.find(all).is_none());
+    }
+
+    #[test]
+    fn a_refusal_is_told_with_the_limit_to_raise() {
+        let shim = Shim::failing(Verb::RegMr, 0, rustix::io::Errno::NOMEM.raw_os_error());
+        let Err(error) = regions(&shim, Registration::Auto) else { panic!("nothing can be registered") };
+        assert!(error.message().contains("ulimit -l unlimited"), "{error}");
+    }
+}

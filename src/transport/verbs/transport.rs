@@ -1,0 +1,412 @@
+//! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
+
+use super::objects::{CompletionQueue, Context, Domain, Happening};
+use super::connect::Options;
+use super::peer::{Peer, place_of};
+use super::regions::{Region, Regions};
+use super::wire::{RAILS, WINDOW};
+use crate::call::Call;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Fault;
+use crate::memory::Piece;
+use crate::transport::{Delivery, Events, Rank, Transport};
+use memmap2::MmapMut;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a rank that is done waits for its peers to be done, before it takes its queue pairs away: a few times as
+/// long as an acknowledgement that was lost takes to be asked for again.
+const LINGER: Duration = Duration::from_millis(300);
+
+/// How long it waits until everything that it wrote has been acknowledged.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// What serves one rail.
+pub(super) struct Device {
+    pub queue: Arc<CompletionQueue>,
+    pub domain: Arc<Domain>,
+    pub context: Arc<Context>,
+    pub port: u8,
+    /// Whether its port was last heard to be down.
+    pub down: bool,
+}
+
+/// A rank's links over RDMA devices.
+pub(crate) struct Verbs {
+    // Queue pairs go first, the memory of the boards last; what is in between holds its own parents.
+    peers: Vec<Peer>,
+    /// Where in `peers` each rank is.
+    places: Vec<Option<usize>>,
+    devices: Vec<Device>,
+    regions: Arc<Regions>,
+    _boards: (Arc<Region>, Arc<Region>),
+    epoll: OwnedFd,
+    /// The peers that the next poll looks at.
+    list: VecDeque<usize>,
+    /// Whether the completion queues ring at the next completion, and nothing has come since they were asked to.
+    armed: bool,
+    /// Whether devices are asked what happened to them: after a sleep, and when a call begins.
+    curious: bool,
+    heartbeat: Duration,
+    probed: Instant,
+    given_up: bool,
+    fault: Arc<Fault>,
+    _memory: MmapMut,
+}
+
+impl Verbs {
+    pub(super) fn new(
+        peers: Vec<Peer>,
+        devices: Vec<Device>,
+        regions: Arc<Regions>,
+        boards: (Arc<Region>, Arc<Region>),
+        memory: MmapMut,
+        options: &Options,
+        fault: Arc<Fault>,
+    ) -> Result<Self> {
+        let mut places = vec![None; peers.iter().map(|peer| peer.rank() + 1).max().unwrap_or(0)];
+        for (place, peer) in peers.iter().enumerate() {
+            places[peer.rank()] = Some(place);
+        }
+        let epoll =
+            watch(&devices).map_err(|cause| Error::system("cannot watch devices with epoll", cause))?;
+        Ok(Self {
+            list: VecDeque::with_capacity(peers.len()),
+            peers,
+            places,
+            devices,
+            regions,
+            _boards: boards,
+            epoll,
+            armed: false,
+            curious: false,
+            heartbeat: options.heartbeat,
+            probed: Instant::now(),
+            given_up: false,
+            fault,
+            _memory: memory,
+        })
+    }
+
+    /// Says hello over every queue pair, and waits until every peer has. All ranks must be connected. A queue pair
+    /// over which that cannot be done is left out, with a word in the log.
+    ///
+    /// # Errors
+    /// `PeerLost` if there is a peer that cannot be reached over any; the fault that was raised meanwhile.
+    pub(crate) fn greet(&mut self, deadline: Instant) -> Result<()> {
+        for (place, peer) in self.peers.iter_mut().enumerate() {
+            for pair in 0..peer.connections() {
+                let hello = peer.link.hello(pair)?;
+                peer.post_now(place, &hello)?;
+            }
+        }
+        let mut events = Events::new();
+        loop {
+            let open = |peer: &Peer| {
+                (0..peer.connections()).any(|pair| {
+                    let state = &peer.link.pairs[pair];
+                    state.is_alive() && !(state.is_idle() && peer.link.is_greeted(pair))
+                })
+            };
+            self.poll(&mut events)?;
+            if !self.peers.iter().any(open) {
+                return Ok(());
+            }
+            self.fault.check()?;
+            if Instant::now() > deadline {
+                for peer in &mut self.peers {
+                    for pair in 0..peer.connections() {
+                        if !peer.link.is_greeted(pair) {
+                            let words = "the peer did not say hello over it";
+                            peer.break_off(pair, &Error::new(ErrorKind::PeerLost, words));
+                        }
+                    }
+                    peer.link.check()?;
+                }
+                return Ok(());
+            }
+            if self.before_sleep() {
+                self.sleep(Duration::from_millis(50));
+                self.after_sleep();
+            }
+        }
+    }
+
+    /// In words: what carries the links.
+    pub(crate) fn summary(&self) -> String {
+        let rails: Vec<String> =
+            self.devices.iter().map(|device| format!("{}:{}", device.context.name(), device.port)).collect();
+        rails.join("+")
+    }
+
+    fn place(&self, peer: Rank) -> Result<usize> {
+        self.places
+            .get(peer)
+            .copied()
+            .flatten()
+            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("there is no verbs link to rank {peer}")))
+    }
+
+    /// Has the next poll look at a peer.
+    fn enlist(&mut self, place: usize) {
+        if !std::mem::replace(&mut self.peers[place].enlisted, true) {
+            self.list.push_back(place);
+        }
+    }
+
+    /// Takes what has completed. `true` if there was anything.
+    fn collect(&mut self) -> Result<bool> {
+        let Self { devices, peers, list, .. } = self;
+        let mut any = false;
+        for device in devices {
+            any |= device.queue.poll(|completion| {
+                let place = place_of(completion.id);
+                let Some(peer) = peers.get_mut(place) else { return Ok(()) };
+                if !std::mem::replace(&mut peer.enlisted, true) {
+                    list.push_back(place);
+                }
+                peer.completed(&completion)
+            })?;
+        }
+        if any {
+            self.armed = false;
+        }
+        Ok(any)
+    }
+
+    /// Hears what has happened to the devices themselves.
+    fn watch_devices(&mut self) {
+        self.curious = false;
+        for rail in 0..self.devices.len() {
+            while let Some(happening) = self.devices[rail].context.next_event() {
+                let device = &mut self.devices[rail];
+                let name = device.context.name();
+                match happening {
+                    Happening::PortDown(port) if port == device.port => {
+                        device.down = true;
+                        log::warn!("verbs: port {port} of {name} went down; what is under way there is tried again for a while");
+                    }
+                    Happening::PortUp(port) if port == device.port => {
+                        device.down = false;
+                        log::info!("verbs: port {port} of {name} came up");
+                    }
+                    Happening::PortDown(_) | Happening::PortUp(_) => {}
+                    Happening::Other(what) => log::info!("verbs: {name}: {what}"),
+                    Happening::Fatal(what) => {
+                        let error = Error::new(ErrorKind::System, format!("{name}: {what}"));
+                        for place in 0..self.peers.len() {
+                            self.peers[place].break_off_rail(rail, &error);
+                            self.enlist(place);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tries connections on which nothing is under way, so that a peer that is gone shows.
+    fn probe(&mut self) -> Result<()> {
+        self.probed = Instant::now();
+        for (place, peer) in self.peers.iter_mut().enumerate() {
+            for pair in 0..peer.connections() {
+                if let Some(probe) = peer.link.probe(pair)? {
+                    peer.post_now(place, &probe)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, longest: Duration) {
+        let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+        let mut bells = [
+            PollFd::from_borrowed_fd(self.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.fault.bell(), PollFlags::IN),
+        ];
+        let _ = rustix::event::poll(&mut bells, Some(&longest));
+    }
+
+    fn full(&self, peer: Rank, what: &str) -> Error {
+        Error::new(ErrorKind::Internal, format!("more than {WINDOW} {what} rank {peer} are under way"))
+    }
+
+    /// Says goodbye and waits a little, so that nobody misses the acknowledgement of what it wrote last.
+    fn leave(&mut self) -> Result<()> {
+        self.peers.iter_mut().for_each(|peer| peer.link.bye());
+        (0..self.peers.len()).for_each(|place| self.enlist(place));
+        let began = Instant::now();
+        let mut events = Events::new();
+        loop {
+            self.poll(&mut events)?;
+            self.fault.check()?;
+            let flushed = self.peers.iter().all(|peer| peer.link.is_flushed());
+            let left = self.peers.iter().all(|peer| peer.link.has_left());
+            let waited = began.elapsed();
+            if (flushed && (left || waited > LINGER)) || waited > FLUSH {
+                return Ok(());
+            }
+            if self.before_sleep() {
+                self.sleep(Duration::from_millis(20));
+                self.after_sleep();
+            }
+        }
+    }
+}
+
+/// One descriptor for all that devices have to tell.
+fn watch(devices: &[Device]) -> rustix::io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for device in devices {
+        for bell in [device.queue.bell(), device.context.events()].into_iter().flatten() {
+            epoll::add(&epoll, bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+    }
+    Ok(epoll)
+}
+
+impl Transport for Verbs {
+    fn name(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn delivery(&self) -> Delivery {
+        Delivery::Landing
+    }
+
+    fn can_send_from(&self, piece: Piece) -> bool {
+        !self.regions.stages() || self.regions.find(piece).is_some()
+    }
+
+    fn can_land_in(&self, piece: Piece) -> bool {
+        self.can_send_from(piece)
+    }
+
+    fn stages(&self) -> bool {
+        self.regions.stages()
+    }
+
+    fn window(&self) -> usize {
+        WINDOW
+    }
+
+    fn begin(&mut self, sequence: u64) {
+        if self.peers.iter().any(|peer| peer.link.is_busy()) {
+            log::error!("verbs: call {sequence} begins while messages of the last one are under way");
+            self.give_up();
+        }
+        self.curious = true;
+        for place in 0..self.peers.len() {
+            self.peers[place].link.begin(sequence);
+            self.enlist(place);
+        }
+    }
+
+    fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        let place = self.place(peer)?;
+        self.peers[place].link.announce(call)?;
+        self.enlist(place);
+        Ok(())
+    }
+
+    fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.peers[place].link.under_way().0 >= WINDOW as u64 {
+            return Err(self.full(peer, "messages to"));
+        }
+        let eager = self.peers[place].link.sends_eagerly(piece.len());
+        let region = if eager { None } else { Some(self.regions.for_sending(piece)?) };
+        self.peers[place].link.send(piece, region)?;
+        self.enlist(place);
+        Ok(())
+    }
+
+    fn land(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.peers[place].link.under_way().1 >= WINDOW as u64 {
+            return Err(self.full(peer, "landings for"));
+        }
+        let (region, keys) = if self.peers[place].link.lands_eagerly(piece.len()) {
+            (None, [0; RAILS])
+        } else {
+            let region = self.regions.for_landing(piece);
+            let keys = region.rkeys()?;
+            (Some(region), keys)
+        };
+        self.peers[place].link.land(piece, region, keys)?;
+        self.enlist(place);
+        Ok(())
+    }
+
+    /// Nothing is delivered in place, so there is nothing to release.
+    fn release(&mut self, _peer: Rank) {}
+
+    fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        if self.given_up {
+            return Err(Error::new(ErrorKind::PeerLost, "the verbs links were given up"));
+        }
+        if self.curious {
+            self.watch_devices();
+        }
+        let mut moved = self.collect()?;
+        for _ in 0..self.list.len() {
+            let Some(place) = self.list.pop_front() else { break };
+            let peer = &mut self.peers[place];
+            peer.enlisted = false;
+            moved |= peer.step(place, events)?;
+            if peer.link.has_left() && peer.link.is_busy() {
+                // What it sent before it left may still be found.
+                self.enlist(place);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn bell(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// The bell rings for completions that come after the queues were armed, so after arming them this rank looks
+    /// once more before it sleeps.
+    fn before_sleep(&mut self) -> bool {
+        if self.given_up || !self.list.is_empty() {
+            return false;
+        }
+        if self.probed.elapsed() > self.heartbeat && self.probe().is_err() {
+            return false;
+        }
+        if !self.armed {
+            // Whoever cannot be armed is polled.
+            self.armed = self.devices.iter().all(|device| device.queue.arm().is_ok());
+            return false;
+        }
+        true
+    }
+
+    fn after_sleep(&mut self) {
+        self.curious = true;
+        if self.armed {
+            self.devices.iter().for_each(|device| device.queue.hush());
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.given_up = true;
+        for peer in &mut self.peers {
+            peer.give_up(Error::new(ErrorKind::PeerLost, "the verbs links were given up"));
+        }
+    }
+}
+
+impl Drop for Verbs {
+    fn drop(&mut self) {
+        if !self.given_up
+            && self.fault.get().is_none()
+            && let Err(error) = self.leave()
+        {
+            log::debug!("verbs: while leaving: {}", error.message());
+        }
+    }
+}
