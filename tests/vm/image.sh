@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Builds what a test machine boots: Debian's kernel, and a root of busybox, Soft-RoCE and the programs that look at it.
+# Nothing is installed.
+#
+#   tests/vm/image.sh [FOLDER]
+#
+# Writes `vmlinux` and `initramfs` into FOLDER (target/vm), unless what is there was made of the same. Exits with 3, and
+# says why, where that cannot be done.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${1:-${CARGO_TARGET_DIR:-$here/../../target}/vm}
+
+cannot() { echo "$*" >&2; exit 3; }
+[ "$(uname -m)" = x86_64 ] || cannot "the test machine is for x86-64"
+packages=(busybox-static cpio ibverbs-providers ibverbs-utils iproute2 kmod perftest binutils xz-utils)
+missing=$(comm -23 <(printf '%s\n' "${packages[@]}" | sort) \
+    <(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' 2>/dev/null | sed -n 's/^installed //p' | sort))
+[ -z "$missing" ] || cannot "not installed:" $missing
+
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+exec 9>"$folder/lock"
+flock 9 # two may want it at once
+stamp=$({ cat "$here"/{image.sh,pack.sh,init,channel}; dpkg-query --show "${packages[@]}"; } | sha256sum)
+[ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ] && exit 0
+rm -f "$folder/stamp"
+
+# The kernel's package, which is kept: the rest is quick.
+if ! ls "$folder"/linux-image-*.deb >/dev/null 2>&1; then
+    # Its name has the version in it; that without one depends on it.
+    name() { apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1; }
+    [ -n "$(name)" ] || apt-get update >/dev/null 2>&1 || true
+    (cd "$folder" && apt-get -q download "$(name)" >download.log 2>&1) || cannot "no kernel: $(tail -1 "$folder/download.log" 2>/dev/null)"
+    rm -f "$folder/download.log"
+fi
+
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+dpkg -x "$(ls "$folder"/linux-image-*.deb | tail -1)" "$build/kernel"
+release=$(ls "$build/kernel/lib/modules")
+
+# Emulated, unpacking itself takes the kernel longer than all else that it does at boot. xz complains of what follows
+# the compressed part.
+image=$build/kernel/boot/vmlinuz-$release
+start=$(LC_ALL=C grep -obUaP '\xfd7zXZ' "$image" | head -1 | cut -d: -f1)
+tail -c "+$((start + 1))" "$image" | xz -dc >"$folder/vmlinux" 2>/dev/null || true
+
+# The modules for boot, and those that the kernel asks for by itself: shaping, loss and delay.
+modules=(virtio_pci virtio_net virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm
+    sch_netem sch_tbf sch_prio sch_ingress cls_u32 cls_matchall act_gact act_mirred)
+depmod -b "$build/kernel" "$release"
+for module in "${modules[@]}"; do
+    modprobe -d "$build/kernel" -S "$release" --show-depends "$module"
+done | sed -n "s|^insmod $build/kernel/\([^ ]*\).*|\1|p" | sort -u >"$build/modules"
+mkdir -p "$build/few" "$build/root/usr/bin"
+(cd "$build/kernel" && cpio --quiet -pdm "$build/few" <"$build/modules")
+cp "$build/kernel/lib/modules/$release"/modules.{builtin,builtin.modinfo,order} "$build/few/lib/modules/$release/"
+depmod -b "$build/few" "$release"
+
+# busybox is everything that is not packed by itself. Whatever in it starts programs would prefer its own `ip` and `tc`,
+# so shell, env and the like are others'.
+for applet in $(busybox --list); do ln -s busybox "$build/root/usr/bin/$applet"; done
+programs=(busybox dash=/usr/bin/sh env nice nohup setpriv setsid timeout xargs ip tc rdma
+    ibv_devices ibv_devinfo ibv_rc_pingpong ib_write_bw ib_write_lat ib_read_bw ib_send_bw ib_send_lat)
+files=()
+for program in "${programs[@]}"; do
+    path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${program%%=*}")
+    files+=("$path${program#"${program%%=*}"}")
+done
+provider=$(dpkg -L ibverbs-providers | grep '/librxe-')
+"$here/pack.sh" "$folder/initramfs" "$build/root=/" "$build/few/lib/modules=/usr/lib/modules" "${files[@]}" \
+    "$here/init=/init" "$here/channel=/usr/bin/channel" \
+    "$provider=$provider" /etc/libibverbs.d/rxe.driver=/etc/libibverbs.d/rxe.driver
+echo "$stamp" >"$folder/stamp"

@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Virtual machines with Soft-RoCE devices: boots them, runs commands in them, and takes them down whatever happens.
+
+    tests/vm/vm.py [--nics N] [--vms N] [--add FILE[=PLACE]]... -- COMMAND
+
+runs COMMAND, a line for the shell, in one machine or in several at once ($MACHINE is 1, 2, ...), prints what it prints, and
+exits as it does. Card ethN of machine M is 198.18.N.M; its device is rxeN, with the address at GID index 1. Card N of all
+machines is one network. Files come to lie in /usr/bin, programs with their libraries.
+
+    with vm.boot(2, nics=2, add=["target/release/flexring"]) as (one, two):
+        code, output = one.run("ping -c 1 198.18.0.2", timeout=10)
+
+Nothing is left behind: the machines' disks are memory, their sockets have no names, and they die with this process.
+"""
+
+import argparse
+import collections
+import contextlib
+import os
+import queue
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+IMAGE = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent.parent / "target")) / "vm"
+# Commands that a machine can run at once; one channel more is for ending them.
+CHANNELS = 12
+BOOT_LIMIT = 90
+
+Result = collections.namedtuple("Result", "code output")
+
+
+class Failure(Exception):
+    """A machine that does not boot or no longer answers."""
+
+
+class Impossible(Exception):
+    """There can be no such machine here."""
+
+
+def image():
+    """The folder of kernel and root, built if need be."""
+    for program in ("qemu-system-x86_64", "setpriv"):
+        if not shutil.which(program):
+            raise Impossible(f"{program} is not installed")
+    built = subprocess.run([HERE / "image.sh", IMAGE], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if built.returncode == 3:
+        raise Impossible(built.stdout.strip())
+    if built.returncode:
+        raise Failure(f"the image cannot be built: {built.stdout.strip()}")
+    return IMAGE
+
+
+def in_memory(name, *parts):
+    """A file of these parts that has no place on any disk."""
+    file = os.fdopen(os.memfd_create(name, 0), "r+b")
+    for part in parts:
+        file.write(part)
+    file.flush()
+    return file
+
+
+@contextlib.contextmanager
+def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
+    """Boots machines whose cards are joined, card by card, and hands them over when all are up.
+
+    `add` names files to take along, as `FILE` or `FILE=PLACE`.
+    """
+    if machines > 2:
+        raise Impossible("cards join two machines")  # by a pair of sockets; more would need a switch
+    folder = image()
+    roots = [(folder / "initramfs").read_bytes()]
+    if add:
+        with tempfile.NamedTemporaryFile() as archive:
+            subprocess.run([HERE / "pack.sh", archive.name, *map(str, add)], check=True)
+            roots.append(Path(archive.name).read_bytes())
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(in_memory("initramfs", *roots))
+        wires = [socket.socketpair() if machines == 2 else (None,) for _ in range(nics)]
+        running = []
+        for number in range(1, machines + 1):
+            ends = [wire[number - 1] for wire in wires]
+            machine = Machine(number, folder / "vmlinux", root, ends, memory, cpus)
+            stack.callback(machine.poweroff)
+            running.append(machine)
+        for wire in wires:
+            for end in filter(None, wire):
+                end.close()
+        for machine in running:
+            machine.wait_for_boot()
+        yield running
+
+
+class Machine:
+    """A virtual machine, from the moment in which its processor starts."""
+
+    def __init__(self, number, kernel, root, wires, memory, cpus):
+        self.number = number
+        self.name = f"vm{number}"
+        self.log = tempfile.TemporaryFile()  # what the kernel and the emulator say
+        self.free = queue.Queue()
+        started = time.monotonic()
+        self.boot_deadline = started + BOOT_LIMIT
+        ours, theirs = zip(*(socket.socketpair() for _ in range(CHANNELS + 1)))
+        words = f"console=ttyS0 quiet panic=-1 mitigations=off machine={number} channels={CHANNELS + 1}"
+        command = [
+            # The parent's death ends the emulator; this process may be killed.
+            *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),
+            *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", cpus, "-m", memory, "-machine", "q35"),
+            *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"),
+            *("-kernel", kernel, "-initrd", f"/proc/self/fd/{root.fileno()}", "-append", words),
+            *("-device", f"virtio-serial-pci,max_ports={CHANNELS + 2}"),
+        ]
+        for channel, end in enumerate(theirs, 1):
+            command += ["-chardev", f"socket,id=channel{channel},fd={end.fileno()}"]
+            command += ["-device", f"virtserialport,chardev=channel{channel},nr={channel}"]
+        for card, wire in enumerate(wires):
+            # A card with no other machine behind it is up if there is a network, be there nobody in it.
+            network = f"stream,server=off,addr.type=fd,addr.str={wire.fileno()}" if wire else "user,restrict=on,ipv6=off"
+            command += ["-netdev", f"{network},id=net{card}"]
+            command += ["-device", f"virtio-net-pci,netdev=net{card},mac=52:54:00:00:{card:02x}:{number:02x}"]
+        passed = [root, *theirs, *filter(None, wires)]
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, pass_fds=[file.fileno() for file in passed],
+        )
+        for end in theirs:
+            end.close()
+        self.channels = ours
+        self.control = threading.Lock()
+        for channel in ours[1:]:
+            self.free.put(channel)
+
+    def wait_for_boot(self):
+        Job(self, self.channels[0], "true").wait(max(0, self.boot_deadline - time.monotonic()))
+
+    def run(self, command, timeout=60, sink=None):
+        """Runs a command line to its end: its exit status and all that it printed.
+
+        After `timeout` seconds it is ended, and its status is 124. `sink` is called with what it prints as it comes.
+        """
+        return self.start(command, sink).wait(timeout)
+
+    def start(self, command, sink=None):
+        """Starts a command line and returns the `Job` that it is."""
+        try:
+            channel = self.free.get(timeout=10)
+        except queue.Empty:
+            raise Failure(f"{self.name} runs {CHANNELS} commands already") from None
+        return Job(self, channel, command, sink, lambda: self.free.put(channel))
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def said(self):
+        """The last that kernel and emulator said."""
+        self.log.flush()
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace").strip()
+
+    def fail(self, why):
+        said = self.said()
+        raise Failure(f"{self.name} {why}" + (f"; its last words:\n{said}" if said else ""))
+
+    def poweroff(self):
+        """Takes the machine down, at once: there is nothing in it that should be kept."""
+        self.process.kill()
+        self.process.wait()
+        for channel in self.channels:
+            channel.close()
+
+
+class Job:
+    """A command in a machine, under way or over."""
+
+    def __init__(self, machine, channel, command, sink=None, done=lambda: None):
+        self.machine = machine
+        self.code = None
+        self.printed = bytearray()
+        self._pid = queue.Queue()
+        # No command prints this, so it tells where its output starts and ends, in between other bytes.
+        mark = f"\x1e{secrets.token_hex(8)}"
+        first = f"printf '{mark} %d\\n' $$; eval \"$1\""
+        line = f"setsid sh -c {shlex.quote(first)} sh {shlex.quote(command)} </dev/null; printf '{mark} %d\\n' $?\n"
+        self._listener = threading.Thread(target=self._listen, args=(channel, line, mark.encode(), sink, done), daemon=True)
+        self._listener.start()
+
+    def _listen(self, channel, line, mark, sink, done):
+        pattern = re.compile(re.escape(mark) + rb" (\d+)\n")
+        pending = b""
+        pid = None
+        try:
+            channel.sendall(line.encode())
+            while data := channel.recv(1 << 16):
+                pending += data
+                if pid is None:
+                    if not (start := pattern.search(pending)):
+                        continue
+                    pid = int(start[1])
+                    self._pid.put(pid)
+                    pending = pending[start.end():]
+                end = pattern.search(pending)
+                # What may be the beginning of the mark waits for the rest of it.
+                cut = end.start() if end else pending.rfind(mark[:1], -len(mark) - 12)
+                text, pending = (pending, b"") if cut < 0 else (pending[:cut], pending[cut:])
+                self.printed += text
+                if sink and text:
+                    sink(text)
+                if end:
+                    self.code = int(end[1])
+                    done()
+                    return
+        except OSError:
+            pass  # the machine is down
+
+    @property
+    def output(self):
+        """What it has printed up to now."""
+        return bytes(self.printed).decode(errors="replace")
+
+    def running(self):
+        return self._listener.is_alive()
+
+    def signal(self, name="KILL"):
+        """Sends a signal to the command and all that it started in its process group."""
+        with self.machine.control:
+            try:
+                pid = self._pid.get(timeout=10)
+            except queue.Empty:
+                self.machine.fail("starts no command")
+            self._pid.put(pid)
+            if self.running():
+                Job(self.machine, self.machine.channels[0], f"kill -s {name} -- -{pid}")._end(10)
+
+    def wait(self, timeout=60):
+        """Its exit status and output once it has ended; if it takes longer, it is ended and the status is 124."""
+        self._listener.join(timeout)
+        late = self.running()
+        if late:
+            self.signal()
+        self._end(10)
+        return Result(124 if late else self.code, self.output)
+
+    def _end(self, limit):
+        self._listener.join(limit)
+        if self.running():
+            self.machine.fail("does not answer")
+        if self.code is None:
+            self.machine.fail("is down")
+
+
+def end_on_signals():
+    """Lets SIGTERM and SIGHUP unwind this process as an exit does, so that machines are taken down."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Runs a command in a virtual machine with Soft-RoCE devices.")
+    parser.add_argument("--vms", type=int, default=1, help="machines; the command runs in all of them (1)")
+    parser.add_argument("--nics", type=int, default=1, help="network cards, each with its rxe device (1)")
+    parser.add_argument("--add", action="append", default=[], metavar="FILE[=PLACE]", help="a file to take along")
+    parser.add_argument("--memory", type=int, default=1536, help="MiB (1536)")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that the command may take (600)")
+    parser.add_argument("--log", action="store_true", help="print what the kernels said, at the end")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    end_on_signals()
+
+    lock = threading.Lock()
+
+    def show(text):
+        with lock:
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+    def lines(prefix):
+        """Shows whole lines only, so that those of several machines do not mix."""
+        held = bytearray()
+
+        def sink(text):
+            held.extend(text)
+            while (end := held.find(b"\n")) >= 0:
+                show(prefix + held[:end + 1])
+                del held[:end + 1]
+
+        return sink
+
+    try:
+        with boot(options.vms, options.nics, options.add, options.memory) as machines:
+            deadline = time.monotonic() + options.timeout
+            sink = show if len(machines) == 1 else None
+            jobs = [machine.start(" ".join(options.command), sink or lines(machine.name.encode() + b"| ")) for machine in machines]
+            codes = [job.wait(max(0, deadline - time.monotonic())).code for job in jobs]
+            if options.log:
+                for machine in machines:
+                    print(f"--- {machine.name}\n{machine.said()}", file=sys.stderr)
+        if 124 in codes:
+            print(f"not done after {options.timeout:g} s", file=sys.stderr)
+        sys.exit(next(filter(None, codes), 0))
+    except (Failure, Impossible) as why:
+        sys.exit(str(why))
+
+
+if __name__ == "__main__":
+    main()
