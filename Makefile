@@ -6,7 +6,10 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Debian packages that tests need beyond Rust; without root they are named, not installed.
 PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
 
-.PHONY: all build test lint bench bench-lab install setup test-rust test-loom
+# And those that the virtual machines of test-verbs are made of.
+VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
+
+.PHONY: all build test lint bench bench-lab install setup test-rust test-loom test-verbs
 
 all: build
 
@@ -22,6 +25,11 @@ test-rust:
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom lane
+
+# On RDMA devices, which virtual machines bring along.
+test-verbs:
+	@bench/setup.sh $(VM_PACKAGES)
+	tests/vm/run.py
 
 lint:
 	$(CARGO) fmt --check

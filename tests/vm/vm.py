@@ -90,7 +90,7 @@ def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
         running = []
         for number in range(1, machines + 1):
             ends = [wire[number - 1] for wire in wires]
-            machine = Machine(number, folder / "vmlinux", root, ends, memory, cpus)
+            machine = Machine(number, folder / "kernel", root, ends, memory, cpus)
             stack.callback(machine.poweroff)
             running.append(machine)
         for wire in wires:
@@ -109,6 +109,7 @@ class Machine:
         self.name = f"vm{number}"
         self.log = tempfile.TemporaryFile()  # what the kernel and the emulator say
         self.free = queue.Queue()
+        self.jobs = []
         started = time.monotonic()
         self.boot_deadline = started + BOOT_LIMIT
         ours, theirs = zip(*(socket.socketpair() for _ in range(CHANNELS + 1)))
@@ -128,7 +129,7 @@ class Machine:
             # A card with no other machine behind it is up if there is a network, be there nobody in it.
             network = f"stream,server=off,addr.type=fd,addr.str={wire.fileno()}" if wire else "user,restrict=on,ipv6=off"
             command += ["-netdev", f"{network},id=net{card}"]
-            command += ["-device", f"virtio-net-pci,netdev=net{card},mac=52:54:00:00:{card:02x}:{number:02x}"]
+            command += ["-device", f"virtio-net-pci,netdev=net{card},romfile=,mac=52:54:00:00:{card:02x}:{number:02x}"]
         passed = [root, *theirs, *filter(None, wires)]
         self.process = subprocess.Popen(
             [str(word) for word in command],
@@ -157,7 +158,17 @@ class Machine:
             channel = self.free.get(timeout=10)
         except queue.Empty:
             raise Failure(f"{self.name} runs {CHANNELS} commands already") from None
-        return Job(self, channel, command, sink, lambda: self.free.put(channel))
+        job = Job(self, channel, command, sink, lambda: self.free.put(channel))
+        self.jobs = [other for other in self.jobs if other.running()] + [job]
+        return job
+
+    def end_jobs(self):
+        """Ends whatever commands still run."""
+        for job in self.jobs:
+            if job.running():
+                job.signal()
+            job._end(10)
+        self.jobs = []
 
     def alive(self):
         return self.process.poll() is None
@@ -169,6 +180,7 @@ class Machine:
         return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace").strip()
 
     def fail(self, why):
+        """Raises what is wrong with this machine."""
         said = self.said()
         raise Failure(f"{self.name} {why}" + (f"; its last words:\n{said}" if said else ""))
 
@@ -230,6 +242,15 @@ class Job:
 
     def running(self):
         return self._listener.is_alive()
+
+    def wait_for(self, text, timeout=20):
+        """Waits until it has printed this text; False if it ends or the time passes without."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            if not self.running() or time.monotonic() > deadline:
+                return text in self.output
+            time.sleep(0.02)
+        return True
 
     def signal(self, name="KILL"):
         """Sends a signal to the command and all that it started in its process group."""
