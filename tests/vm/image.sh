@@ -25,24 +25,27 @@ stamp=$({ cat "$here"/{image.sh,pack.sh,init,channel}; dpkg-query --show "${pack
 [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ] && exit 0
 rm -f "$folder/stamp"
 
-# The kernel's package, which is kept: the rest is quick.
-if ! ls "$folder"/linux-image-*.deb >/dev/null 2>&1; then
-    # Its name has the version in it; that without one depends on it.
-    name() { apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1; }
-    [ -n "$(name)" ] || timeout 120 apt-get update >/dev/null 2>&1 || true
-    name=$(name) || cannot "no kernel to be had: apt knows no linux-image-amd64"
-    said=$(cd "$folder" && timeout 300 apt-get -q download "$name" 2>&1) || cannot "no kernel to be had: ${said##*$'\n'}"
-fi
-
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
+
+# The kernel's package, which is kept: the rest is quick.
+if ! ls "$folder"/linux-image-*.deb >/dev/null 2>&1; then
+    fetch() {
+        # Its name has the version in it; that without one depends on it.
+        local name
+        name=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p')
+        cd "$build" && timeout 300 apt-get -q download $name && mv linux-image-*.deb "$folder/"
+    }
+    (fetch) >/dev/null 2>&1 || timeout 120 apt-get update >/dev/null 2>&1 || true
+    ls "$folder"/linux-image-*.deb >/dev/null 2>&1 || said=$(fetch 2>&1) || cannot "no kernel to be had: ${said##*$'\n'}"
+fi
 dpkg -x "$(ls "$folder"/linux-image-*.deb | tail -1)" "$build/kernel"
 release=$(ls "$build/kernel/lib/modules")
 
 # A kernel that unpacks itself takes longer for that, when emulated, than for all else that it does at boot. xz complains
 # of what follows the packed part. One that is packed otherwise does it itself after all.
 image=$build/kernel/boot/vmlinuz-$release
-start=$(LC_ALL=C grep -obUaP '\xfd7zXZ' "$image" | head -1 | cut -d: -f1)
+start=$(LC_ALL=C grep -obUaP '\xfd7zXZ' "$image" | head -1 | cut -d: -f1) || true
 tail -c "+$((start + 1))" "$image" | xz -dc >"$folder/kernel" 2>/dev/null || true
 head -c 4 "$folder/kernel" | grep -q ELF || cp "$image" "$folder/kernel"
 
