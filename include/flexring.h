@@ -183,6 +183,23 @@ flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
 // `comm` is NULL or a live handle; nobody uses the memory any more.
 flexring_result flexring_free(flexring_comm *comm, void *memory);
 
+// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses: calls on
+// it, or on parts of it, then copy and register nothing. It must stay allocated until flexring_deregister with the
+// same address and length, as often as it was registered, or until the communicator is freed. Without RDMA devices
+// nothing is done. Memory of flexring_alloc is registered already.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
+flexring_result flexring_register(flexring_comm *comm,
+                                  void *memory,
+                                  size_t bytes);
+
+// Takes one flexring_register of exactly this memory back. Calls that are under way end well.
+//
+// The caller promises:
+// `comm` is NULL or a live handle.
+flexring_result flexring_deregister(flexring_comm *comm, void *memory, size_t bytes);
+
 // Makes an operation that sums each rank's elements times that rank's own `factor`; ranks may give different
 // factors. For integer types the factor must be a whole number that the type can hold. The operation needs
 // not be freed.

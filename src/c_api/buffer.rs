@@ -2,7 +2,10 @@
 
 use super::comm::{borrow, flexring_comm};
 use super::status::{flexring_result, guarded, refused};
+use crate::error::Result;
+use crate::memory::Piece;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 /// Takes `bytes` bytes, zeroed and aligned to a page, from memory that the other ranks of this node read
 /// directly: reducing it copies nothing. Freed by flexring_free.
@@ -44,4 +47,56 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
             "flexring_free: {memory:p} was not returned by flexring_alloc of this communicator, or was freed before"
         )))
     })
+}
+
+/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses: calls on
+/// it, or on parts of it, then copy and register nothing. It must stay allocated until flexring_deregister with the
+/// same address and length, as often as it was registered, or until the communicator is freed. Without RDMA devices
+/// nothing is done. Memory of flexring_alloc is registered already.
+///
+/// # Safety
+/// `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_register(
+    comm: *mut flexring_comm,
+    memory: *mut c_void,
+    bytes: usize,
+) -> flexring_result {
+    guarded(|| {
+        // SAFETY: the caller vouches for the handle and the memory.
+        let (comm, piece) =
+            unsafe { (borrow(comm, "flexring_register")?, stretch(memory, bytes, "flexring_register")?) };
+        comm.communicator.register_piece(piece)
+    })
+}
+
+/// Takes one flexring_register of exactly this memory back. Calls that are under way end well.
+///
+/// # Safety
+/// `comm` is NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_deregister(
+    comm: *mut flexring_comm,
+    memory: *mut c_void,
+    bytes: usize,
+) -> flexring_result {
+    guarded(|| {
+        // SAFETY: the caller vouches for the handle; the memory is only compared with what is registered.
+        let (comm, piece) =
+            unsafe { (borrow(comm, "flexring_deregister")?, stretch(memory, bytes, "flexring_deregister")?) };
+        comm.communicator.deregister_piece(piece)
+    })
+}
+
+/// Memory that a program names.
+///
+/// # Safety
+/// What is done with the piece must be allowed with the memory.
+unsafe fn stretch(memory: *mut c_void, bytes: usize, function: &str) -> Result<Piece> {
+    let start = NonNull::new(memory.cast()).ok_or_else(|| refused(format!("{function}: memory is NULL")))?;
+    if bytes == 0 || (memory as usize).checked_add(bytes).is_none() {
+        return Err(refused(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
+    }
+    // SAFETY: the caller vouches for the memory.
+    Ok(unsafe { Piece::new(start, bytes) })
 }

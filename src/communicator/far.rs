@@ -66,6 +66,7 @@ pub(super) struct Far<'a> {
     pub same_node: &'a [bool],
     /// The ranks to link to.
     pub far: &'a [Rank],
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "tcp needs no steps taken together"))]
     pub lifeline: &'a Lifeline,
     pub deadline: Instant,
     pub fault: &'a Arc<Fault>,
@@ -123,7 +124,9 @@ impl Far<'_> {
     fn obstacle(&self) -> Option<Error> {
         use crate::transport::verbs::select::{describe_mismatch, pair};
         let cards = self.cards;
-        if let Some((rank, error)) = (0..).zip(cards).find_map(|(rank, card)| Some((rank, card.rails.why_not.as_ref()?))) {
+        if let Some((rank, error)) =
+            (0..).zip(cards).find_map(|(rank, card)| Some((rank, card.rails.why_not.as_ref()?)))
+        {
             return Some(error.clone().within(format_args!("rank {rank} on {}", cards[rank].host)));
         }
         let shared = self.config.transport == TransportChoice::Auto;
@@ -167,12 +170,14 @@ impl Far<'_> {
             Err(error) => (Err(error), None),
         };
         let invitations: Vec<Invitations> = self.exchange("queue pairs", &mine)?;
-        let prepared = prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+        let prepared =
+            prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
         let registrar = prepared.registrar();
         let connected = prepared.connect(&rails, &invitations, self.fault);
         let (told, connected) = split(connected);
         self.exchange::<()>("connections", &told)?;
-        let mut verbs = connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+        let mut verbs =
+            connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
         let greeted = verbs.greet(self.deadline.min(Instant::now() + GREETING));
         if let Err(error) = self.exchange::<()>("greetings", &greeted) {
             verbs.give_up();

@@ -46,10 +46,6 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         crate::trace::init(config.log);
-        if config.transport == TransportChoice::Verbs {
-            let words = "FLEXRING_TRANSPORT=verbs, but this build has no verbs: use auto, shm or tcp";
-            return Err(Error::new(ErrorKind::Unsupported, words));
-        }
         let fault = Arc::new(Fault::new()?);
         let (me, world) = (identity.rank, identity.world);
         let lifeline = Lifeline::join(identity, config, Arc::clone(&fault))?;

@@ -18,7 +18,10 @@ pub(super) struct Board {
 impl Board {
     /// Boards in memory that outlives the link, both as long as the layout asks for.
     pub(super) fn new(inbox: Piece, outbox: Piece, layout: Layout) -> Self {
-        assert!(inbox.len() >= layout.bytes() && outbox.len() >= layout.bytes(), "boards as long as their layout");
+        assert!(
+            inbox.len() >= layout.bytes() && outbox.len() >= layout.bytes(),
+            "boards as long as their layout"
+        );
         Self { inbox, outbox, layout }
     }
 

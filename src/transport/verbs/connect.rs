@@ -60,7 +60,7 @@ impl Options {
             relaxed_ordering: config.ib_relaxed_ordering.0,
             subchunk: config.subchunk.0,
             heartbeat: config.heartbeat,
-            shim: Shim::default(),
+            shim: Shim::none(),
         }
     }
 }

@@ -71,7 +71,11 @@ impl Peer {
     ) -> Result<Self> {
         let peer = link.peer;
         if theirs.endpoints.len() != fresh.len() {
-            let words = format!("rank {peer} has {} queue pairs for this rank's {}", theirs.endpoints.len(), fresh.len());
+            let words = format!(
+                "rank {peer} has {} queue pairs for this rank's {}",
+                theirs.endpoints.len(),
+                fresh.len()
+            );
             return Err(Error::new(ErrorKind::Disagreement, words));
         }
         let pairs: Vec<_> = fresh

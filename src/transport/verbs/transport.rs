@@ -1,7 +1,7 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
 
-use super::objects::{CompletionQueue, Context, Domain, Happening};
 use super::connect::Options;
+use super::objects::{CompletionQueue, Context, Domain, Happening};
 use super::peer::{Peer, place_of};
 use super::regions::{Region, Regions};
 use super::wire::{RAILS, WINDOW};
@@ -187,7 +187,9 @@ impl Verbs {
                 match happening {
                     Happening::PortDown(port) if port == device.port => {
                         device.down = true;
-                        log::warn!("verbs: port {port} of {name} went down; what is under way there is tried again for a while");
+                        log::warn!(
+                            "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
+                        );
                     }
                     Happening::PortUp(port) if port == device.port => {
                         device.down = false;

@@ -177,7 +177,8 @@ impl Known {
 
     /// What has come of the calls of this turn; `None` if that turn is over.
     pub(super) fn of(&self, turn: u64) -> Option<Come> {
-        (turn >= self.turn).then(|| if turn > self.turn + 1 { Come::default() } else { self.come[parity(turn)] })
+        (turn >= self.turn)
+            .then(|| if turn > self.turn + 1 { Come::default() } else { self.come[parity(turn)] })
     }
 }
 
@@ -256,7 +257,8 @@ mod tests {
 
     #[test]
     fn grants_and_knowledge_survive_packing() {
-        let grant = Grant { address: u64::MAX - 1, len: 5, keys: std::array::from_fn(|rail| u32::MAX - rail as u32) };
+        let grant =
+            Grant { address: u64::MAX - 1, len: 5, keys: std::array::from_fn(|rail| u32::MAX - rail as u32) };
         assert_eq!(Grant::from_words(grant.to_words()), grant);
         let come = Come { called: true, granted: 1, eager: 2, landed: 3, filled: 4 };
         let known = Known { turn: 9, come: [come, Come { called: false, granted: 7, ..come }] };

@@ -18,8 +18,6 @@
 
 mod incoming;
 mod recovery;
-#[cfg(test)]
-mod tests;
 
 use super::board::Board;
 use super::regions::Region;
@@ -59,9 +57,17 @@ pub(super) enum What {
 pub(super) enum Payload {
     Nothing,
     /// This stretch of the outbox, to the same place of the peer's inbox.
-    Board { offset: usize, len: usize },
+    Board {
+        offset: usize,
+        len: usize,
+    },
     /// A message, to where the peer granted it, under the key of its rail.
-    Message { piece: Piece, region: Arc<Region>, address: u64, key: u32 },
+    Message {
+        piece: Piece,
+        region: Arc<Region>,
+        address: u64,
+        key: u32,
+    },
 }
 
 /// An RDMA write that shall be posted.

@@ -101,8 +101,8 @@ impl Link {
 
     /// A request was not carried out. Those before it were, as the ones after it are told one by one.
     pub(in super::super) fn failed(&mut self, pair: usize, serial: u32) {
-        while let Some(what) =
-            self.pairs[pair].take(|post| post.serial != serial && serial.wrapping_sub(post.serial) < u32::MAX / 2)
+        while let Some(what) = self.pairs[pair]
+            .take(|post| post.serial != serial && serial.wrapping_sub(post.serial) < u32::MAX / 2)
         {
             self.over(what);
         }
@@ -178,12 +178,8 @@ impl Link {
                         What::Eager { turn, message, .. } => {
                             known.of(turn).is_some_and(|come| come.eager >> message & 1 == 0)
                         }
-                        What::Grants { turn, to, .. } => {
-                            known.of(turn).is_some_and(|come| come.granted < to)
-                        }
-                        What::Data { turn, message } => {
-                            known.of(turn).is_some_and(|come| !come.has(message))
-                        }
+                        What::Grants { turn, to, .. } => known.of(turn).is_some_and(|come| come.granted < to),
+                        What::Data { turn, message } => known.of(turn).is_some_and(|come| !come.has(message)),
                         What::Known { .. } | What::Bye => true,
                         What::Hello | What::Probe => false,
                     };

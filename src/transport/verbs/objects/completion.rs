@@ -77,8 +77,7 @@ impl CompletionQueue {
         let Some(raw) = context.raw() else { return Ok(Arc::new(made)) };
         // SAFETY: the context is open.
         let channel = unsafe { ibv_create_comp_channel(raw) };
-        made.channel =
-            Handle::returned(channel).ok_or_else(|| refused(Verb::CreateCompChannel, errno()))?;
+        made.channel = Handle::returned(channel).ok_or_else(|| refused(Verb::CreateCompChannel, errno()))?;
         if let Some(bell) = made.bell() {
             never_block(bell)?;
         }
@@ -189,7 +188,8 @@ fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
             Some((u32::from_be(immediate), completion.byte_len))
         }
         other => {
-            let words = format!("{} completed something that nobody asked for: opcode {other}", context.name());
+            let words =
+                format!("{} completed something that nobody asked for: opcode {other}", context.name());
             return Err(Error::new(ErrorKind::Internal, words));
         }
     };

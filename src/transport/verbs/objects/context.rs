@@ -5,9 +5,9 @@ use super::shim::Shim;
 use super::verb::{Site, Verb, errno, failed};
 use crate::error::{Error, ErrorKind, Result};
 use rdma_sys::{
-    ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type, ibv_free_device_list,
-    ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device, ibv_port_attr,
-    ibv_port_state,
+    ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type,
+    ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device,
+    ibv_port_attr, ibv_port_state,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
@@ -156,7 +156,9 @@ impl Context {
                 // Its completions tell the same, and which link it is.
                 Happening::Other("a queue pair failed")
             }
-            Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => Happening::Other("its address changed"),
+            Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => {
+                Happening::Other("its address changed")
+            }
             Kind::IBV_EVENT_PKEY_CHANGE => Happening::Other("its partition keys changed"),
             _ => Happening::Other("something of no consequence happened"),
         };

@@ -86,8 +86,7 @@ impl Domain {
         let (start, len) = (piece.as_ptr(), piece.len());
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it; the caller promises
         // that it stays what it is while the region lives, as the contract of pieces says.
-        let region =
-            unsafe { ibv_reg_mr_iova2(raw, start.cast(), len, start as u64, access.flags()) };
+        let region = unsafe { ibv_reg_mr_iova2(raw, start.cast(), len, start as u64, access.flags()) };
         self.own(region).ok_or_else(|| refused(errno()))
     }
 

@@ -20,8 +20,6 @@ mod shim;
 mod verb;
 
 pub(super) use completion::{Completion, CompletionQueue};
-#[cfg(test)]
-pub(super) use completion::Status;
 pub(super) use context::{Context, Happening, Port};
 pub(super) use domain::{Access, Domain, MemoryRegion};
 pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, QueuePair, Route, WriteRequest};

@@ -220,7 +220,8 @@ impl QueuePair<Fresh> {
         attributes.pkey_index = pkey_index;
         attributes.port_num = port;
         attributes.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        let mask =
+            Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         pair.end.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
         Ok(pair)
     }

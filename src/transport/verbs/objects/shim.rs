@@ -1,15 +1,24 @@
 //! Where tests make verbs fail: the k-th call of a verb, or the k-th completion. In other builds it is nothing.
 
+#[cfg(test)]
+pub(crate) use faults::Shim;
+#[cfg(not(test))]
+pub(crate) use nothing::Shim;
+
 #[cfg(not(test))]
 mod nothing {
     use super::super::verb::Verb;
     use rdma_sys::ibv_wc;
 
     /// Lets every verb pass.
-    #[derive(Clone, Debug, Default)]
+    #[derive(Clone, Debug)]
     pub(crate) struct Shim;
 
     impl Shim {
+        pub(crate) fn none() -> Self {
+            Self
+        }
+
         /// The errno that this call shall fail with instead of being made.
         #[inline]
         pub(crate) fn refuses(&self, _verb: Verb) -> Option<i32> {
@@ -44,6 +53,11 @@ mod faults {
     pub(crate) struct Shim(Arc<Mutex<Faults>>);
 
     impl Shim {
+        /// Lets every verb pass.
+        pub(crate) fn none() -> Self {
+            Self::default()
+        }
+
         /// The `k`-th call of `verb` fails with `errno`.
         pub(crate) fn failing(verb: Verb, k: u64, errno: i32) -> Self {
             Self(Arc::new(Mutex::new(Faults { call: Some((verb, k, errno)), ..Faults::default() })))
@@ -82,8 +96,3 @@ mod faults {
         }
     }
 }
-
-#[cfg(test)]
-pub(crate) use faults::Shim;
-#[cfg(not(test))]
-pub(crate) use nothing::Shim;
