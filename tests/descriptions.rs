@@ -151,7 +151,7 @@ fn described_topologies_and_plans_are_used() {
     let short = |config: &mut Config| config.topology = Some("2+3".to_owned());
     let from_file = |config: &mut Config| config.plan_file = Some(plan.name());
     for change in [&short as &dyn Fn(&mut Config), &from_file] {
-        for world in World::ALL {
+        for &world in World::here() {
             let mut setup = Setup::new(world, 5);
             change(&mut setup.config);
             spawn(&setup, |comm| {

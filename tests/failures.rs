@@ -22,7 +22,7 @@ fn failing(comm: &Communicator, count: usize, op: ReduceOp) -> Error {
 #[test]
 fn ranks_that_call_differently_are_all_told_who_and_what() {
     // Small against small, large against large, small against large, and nothing against something.
-    for world in World::ALL {
+    for &world in World::here() {
         for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
             let setup = Setup::new(world, 4);
             // A disagreement ends the communicator, so nobody may be in the first call any more when it comes.
@@ -50,7 +50,7 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
 
 #[test]
 fn other_operations_and_types_are_disagreements_too() {
-    for world in World::ALL {
+    for &world in World::here() {
         let errors = spawn(&Setup::new(world, 3), |comm| {
             if comm.rank() == 1 {
                 failing(&comm, 1000, ReduceOp::Max)
@@ -76,7 +76,7 @@ fn other_operations_and_types_are_disagreements_too() {
 
 #[test]
 fn ranks_that_use_different_plans_are_told_so() {
-    for world in World::ALL {
+    for &world in World::here() {
         for count in [3, 5000] {
             let all = Barrier::new(4);
             let errors = spawn(&Setup::new(world, 4), |comm| {
@@ -97,7 +97,7 @@ fn ranks_that_use_different_plans_are_told_so() {
 
 #[test]
 fn a_failed_communicator_refuses_work_and_can_be_dropped() {
-    for world in World::ALL {
+    for &world in World::here() {
         spawn(&Setup::new(world, 3), |comm| {
             let first = failing(&comm, if comm.rank() == 0 { 10 } else { 11 }, ReduceOp::Sum);
             for _ in 0..3 {
@@ -113,7 +113,7 @@ fn a_failed_communicator_refuses_work_and_can_be_dropped() {
 
 #[test]
 fn abort_from_another_thread_ends_every_call_at_once() {
-    for world in World::ALL {
+    for &world in World::here() {
         for count in [2, 100_000] {
             spawn(&Setup::new(world, 3), |comm| {
                 std::thread::scope(|scope| {
@@ -139,7 +139,7 @@ fn abort_from_another_thread_ends_every_call_at_once() {
 
 #[test]
 fn a_rank_that_never_calls_is_named_at_the_deadline() {
-    for world in World::ALL {
+    for &world in World::here() {
         for count in [2, 100_000] {
             let mut setup = Setup::new(world, 3);
             setup.config.timeout = Duration::from_millis(600);
@@ -161,7 +161,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
 
 #[test]
 fn a_rank_that_leaves_is_named() {
-    for world in World::ALL {
+    for &world in World::here() {
         let mut setup = Setup::new(world, 3);
         setup.config.timeout = Duration::from_secs(2);
         let errors = spawn(&setup, |comm| {
@@ -176,6 +176,9 @@ fn a_rank_that_leaves_is_named() {
 
 /// Three processes reduce for ever; rank 1 is killed, and the others must end with an error that names it.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
+    if !world.is_here() {
+        return;
+    }
     let ended = spawn_processes(
         test,
         &Setup::new(world, 3),
@@ -209,6 +212,11 @@ fn processes_that_share_memory_name_a_killed_rank() {
 #[test]
 fn processes_that_use_tcp_name_a_killed_rank() {
     survivors_name_the_killed_rank("processes_that_use_tcp_name_a_killed_rank", World::Tcp);
+}
+
+#[test]
+fn processes_that_use_rdma_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_that_use_rdma_name_a_killed_rank", World::Verbs);
 }
 
 #[test]

@@ -3,13 +3,14 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(unused_imports, reason = "each test binary uses a part of it")]
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
 
 mod number;
 
 pub use number::Number;
 
 use flexring::bootstrap::{Hub, Identity};
-use flexring::config::{Config, Lowering, Size, TransportChoice};
+use flexring::config::{Config, Lowering, Registration, Size, TransportChoice};
 use flexring::{Communicator, Result};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,10 +26,53 @@ pub enum World {
     Tcp,
     /// Ranks of two nodes, a third of them on the first: shared memory within, TCP between them.
     Mixed,
+    /// Ranks that use RDMA even within their node, over one device, and register memory as it comes.
+    Verbs,
+    /// The same over all devices, and with what is not registered copied through slots.
+    VerbsStaged,
+    /// Ranks of two nodes: shared memory within, RDMA between them, by two queue pairs over every device.
+    VerbsMixed,
 }
 
 impl World {
-    pub const ALL: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
+    const EVERYWHERE: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
+    const VERBS: [Self; 3] = [Self::Verbs, Self::VerbsStaged, Self::VerbsMixed];
+
+    /// The worlds that are tested here: where the variable WORLDS is `verbs`, those that need RDMA devices, else
+    /// those that need nothing.
+    pub fn here() -> &'static [Self] {
+        match std::env::var("WORLDS").as_deref() {
+            Ok("verbs") => &Self::VERBS,
+            _ => &Self::EVERYWHERE,
+        }
+    }
+
+    /// One of the worlds that are tested here.
+    pub fn any(number: usize) -> Self {
+        Self::here()[number % Self::here().len()]
+    }
+
+    /// Whether this world is tested here; says so if not.
+    pub fn is_here(self) -> bool {
+        let here = Self::here().contains(&self);
+        if !here {
+            eprintln!(
+                "skipped: {self:?} is tested where WORLDS={}",
+                if self.is_verbs() { "verbs" } else { "" }
+            );
+        }
+        here
+    }
+
+    /// Whether the ranks are on two nodes.
+    pub fn is_mixed(self) -> bool {
+        matches!(self, Self::Mixed | Self::VerbsMixed)
+    }
+
+    /// Whether there is RDMA between ranks.
+    pub fn is_verbs(self) -> bool {
+        Self::VERBS.contains(&self)
+    }
 }
 
 /// A test world: how it is connected, and the settings that tests like to vary.
@@ -49,7 +93,18 @@ impl Setup {
             timeout: Duration::from_secs(20),
             connect_timeout: Duration::from_secs(20),
             socket_ifname: Some("lo".to_owned()),
-            transport: if world == World::Tcp { TransportChoice::Tcp } else { TransportChoice::Auto },
+            transport: match world {
+                World::Tcp => TransportChoice::Tcp,
+                World::Verbs | World::VerbsStaged => TransportChoice::Verbs,
+                _ => TransportChoice::Auto,
+            },
+            ib_rails: if world == World::Verbs { 1 } else { 4 },
+            ib_qps_per_rail: if world == World::VerbsMixed { 2 } else { 1 },
+            ib_register: match world {
+                World::Verbs => Registration::Subchunk,
+                World::VerbsStaged => Registration::Stage,
+                _ => Registration::Auto,
+            },
             ..Config::default()
         };
         Self { world, ranks, config }
@@ -63,12 +118,17 @@ impl Setup {
     /// The settings of one rank.
     pub fn config_of(&self, rank: usize) -> Config {
         let mut config = self.config.clone();
-        if self.world == World::Mixed {
+        if self.world.is_mixed() {
             let first = rank < self.ranks.div_ceil(3);
             config.node = Some(if first { "first" } else { "second" }.to_owned());
         }
         config
     }
+}
+
+/// How many random cases a property is tried with: fewer where a processor is emulated.
+pub fn cases(usual: u32) -> u32 {
+    if World::here()[0].is_verbs() { usual / 2 } else { usual }
 }
 
 /// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.
@@ -82,13 +142,21 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) ->
                 .into_iter()
                 .map(|communicator| Box::new(move || communicator) as _)
                 .collect(),
-            World::Shm | World::Tcp | World::Mixed => {
+            _ => {
                 let (_, id) = meeting.as_ref().expect("ranks that are no threads meet somewhere");
                 (0..setup.ranks)
                     .map(|rank| {
                         let identity = Identity::from_unique_id(setup.ranks, id, rank).expect("an identity");
                         let config = setup.config_of(rank);
-                        Box::new(move || join(&config, &identity).expect("the world meets")) as _
+                        let world = setup.world;
+                        Box::new(move || {
+                            let comm = join(&config, &identity).expect("the world meets");
+                            // Nothing may quietly be tested over something else.
+                            let verbs = comm.summary().contains("verbs");
+                            let alone = !comm.summary().contains(" to ");
+                            assert!(verbs == world.is_verbs() || alone, "{world:?}: {}", comm.summary());
+                            comm
+                        }) as _
                     })
                     .collect()
             }
@@ -148,6 +216,7 @@ pub fn spawn_processes(
                     .env("FLEXRING_WORLD_SIZE", setup.ranks.to_string())
                     .env("FLEXRING_UNIQUE_ID", id.to_hex())
                     .env("FLEXRING_TRANSPORT", transport)
+                    .env("FLEXRING_IB_RAILS", setup.config.ib_rails.to_string())
                     .env("FLEXRING_SOCKET_IFNAME", "lo")
                     .stdout(std::process::Stdio::piped())
                     .stderr(std::process::Stdio::piped())
