@@ -6,6 +6,7 @@ use crate::Failure;
 use clap::Args;
 use flexring::config::{Config, Origin, Row, environment};
 use flexring::{Error, ErrorKind};
+use std::cmp::Reverse;
 use std::io::Write;
 
 /// Print all settings with their values and where these came from
@@ -43,17 +44,26 @@ pub fn warn_of_strangers() {
 }
 
 /// The setting whose name is most like this one.
-fn closest(name: &str) -> &'static str {
-    let distance = |known: &&&str| strsim::damerau_levenshtein(known, name);
+pub fn closest(name: &str) -> &'static str {
+    let begins_alike =
+        |known: &str| known.chars().zip(name.chars()).take_while(|(one, other)| one == other).count();
+    let distance = |known: &&&str| (strsim::damerau_levenshtein(known, name), Reverse(begins_alike(known)));
     Config::NAMES.iter().min_by_key(distance).copied().unwrap_or_default()
 }
 
 /// Every setting that cannot be parsed, one to a line, and not just the `first`.
 fn complaints(first: Error) -> String {
-    let alone =
-        |name: &&str| Config::read(|asked| (asked == *name).then(|| environment(name)).flatten()).err();
-    let all: Vec<String> = Config::NAMES.iter().filter_map(alone).map(|error| error.to_string()).collect();
+    let all: Vec<String> = unusable(environment).iter().map(|(_, error)| error.to_string()).collect();
     if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", crate::ERROR)) }
+}
+
+/// Every setting that cannot be parsed, and why.
+pub fn unusable(lookup: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, Error)> {
+    let alone = |name: &&'static str| {
+        let read = Config::read(|asked| (asked == *name).then(|| lookup(name)).flatten());
+        read.err().map(|error| (*name, error))
+    };
+    Config::NAMES.iter().filter_map(alone).collect()
 }
 
 /// For a terminal: a line of columns for each setting, and what it does below.

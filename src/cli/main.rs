@@ -4,6 +4,7 @@
 //! settings cannot be used. Each subcommand is a module of its own and a user of the library like any other.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command talks to its user")]
 
+mod doctor;
 mod env;
 mod flags;
 mod perf;
@@ -25,6 +26,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::Options>),
     Plan(Box<plan::Options>),
+    Doctor(doctor::Options),
     Env(env::Options),
 }
 
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Perf(options) => perf::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Env(options) => env::run(&options),
     };
     match outcome {

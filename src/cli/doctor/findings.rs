@@ -1,0 +1,198 @@
+//! What follows from the facts: what is wrong, how much that matters, and what mends it.
+//!
+//! Owns the rules. Pure: the facts are all it knows.
+
+use super::report::{Rdma, Report};
+use super::words::size;
+use flexring::transport::verbs::select::{Outcome, Verdict};
+use serde::Serialize;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// flexring cannot run with these settings.
+    Error,
+    /// Something that is there cannot be used, or is much slower than it could be.
+    Problem,
+    /// Good to know.
+    Note,
+}
+
+/// Something that follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub severity: Severity,
+    pub words: String,
+    /// What mends it: a command, or what to do.
+    pub mend: Option<String>,
+}
+
+/// All that follows, the worst first.
+pub fn of(report: &Report) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    settings(report, &mut findings);
+    processor(report, &mut findings);
+    transports(report, &mut findings);
+    sockets(report, &mut findings);
+    rdma(report, &mut findings);
+    memory(report, &mut findings);
+    gpus(report, &mut findings);
+    findings.0.sort_by_key(|finding| finding.severity);
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, severity: Severity, words: impl Into<String>, mend: Option<&str>) {
+        self.0.push(Finding { severity, words: words.into(), mend: mend.map(str::to_owned) });
+    }
+}
+
+fn settings(report: &Report, findings: &mut Findings) {
+    for words in report.settings.unusable.iter().chain(&report.settings.launcher) {
+        findings.add(Severity::Error, words, None);
+    }
+    for (name, meant) in &report.settings.strangers {
+        let mend = format!("if {meant} is meant, rename it; if not, unset {name}");
+        findings.add(Severity::Problem, format!("{name} is no setting of flexring"), Some(&mend));
+    }
+}
+
+fn processor(report: &Report, findings: &mut Findings) {
+    if let Some(words) = &report.processor.simd_failure {
+        findings.add(Severity::Error, words, Some("unset FLEXRING_SIMD"));
+    }
+}
+
+/// Transports that the settings need and this machine has not.
+fn transports(report: &Report, findings: &mut Findings) {
+    let needed = report.needed();
+    for transport in report.transports.iter().filter(|one| !one.usable && needed.contains(&one.name)) {
+        let asked = report.settings.transport.name();
+        let words = format!("FLEXRING_TRANSPORT={asked} needs {}, but {}", transport.name, transport.why);
+        let mend = match transport.name {
+            "verbs" if !report.build.verbs => Some(WITH_VERBS),
+            "verbs" => None,
+            "tcp" => {
+                Some("unset FLEXRING_SOCKET_IFNAME, or FLEXRING_TRANSPORT=shm if all ranks share this node")
+            }
+            _ => Some("FLEXRING_TRANSPORT=tcp"),
+        };
+        findings.add(Severity::Error, words, mend);
+    }
+}
+
+const WITH_VERBS: &str = "cargo build --release --features verbs";
+
+fn sockets(report: &Report, findings: &mut Findings) {
+    let elsewhere = report.sockets.chosen.is_some_and(|chosen| !chosen.is_loopback());
+    if report.needed().contains(&"tcp") && report.sockets.chosen.is_some() && !elsewhere {
+        let mend = "ip link set <interface> up, or name one in FLEXRING_SOCKET_IFNAME";
+        findings.add(
+            Severity::Note,
+            "other nodes cannot reach this one by TCP: only the loopback is up",
+            Some(mend),
+        );
+    }
+}
+
+fn rdma(report: &Report, findings: &mut Findings) {
+    let Rdma { survey, selection, failure, distances, .. } = &report.rdma;
+    if survey.devices.is_empty() {
+        let mend = "load the driver of one: modprobe mlx5_ib; or make one of software: rdma link add rxe0 type rxe \
+                    netdev eth0";
+        findings.add(Severity::Note, "there is no RDMA device: TCP connects nodes", Some(mend));
+        return;
+    }
+    // With devices of which none can be used somebody has had a mind to.
+    let severity = if failure.is_some() { Severity::Problem } else { Severity::Note };
+    let before = findings.0.len();
+    for Verdict { device, port, outcome, .. } in &selection.verdicts {
+        if let Outcome::Left(reason) = outcome
+            && !reason.spare
+            && !(reason.by_setting && (failure.is_none() || reason.mend.is_none()))
+        {
+            findings.add(severity, format!("{device}:{port} {}", reason.words), reason.mend.as_deref());
+        }
+    }
+    if let Some(words) = failure {
+        if findings.0.len() == before {
+            findings.add(severity, words, None);
+        }
+        return;
+    }
+    if !report.build.verbs {
+        findings.add(Severity::Problem, "there is RDMA here, but this build cannot use it", Some(WITH_VERBS));
+    }
+    for netdev in survey.netdevs.iter().filter(|netdev| carries_rail(report, &netdev.name)) {
+        if let (Some(mtu), Some(room)) = (netdev.mtu, netdev.rdma_mtu().filter(|room| *room < 4096)) {
+            let name = &netdev.name;
+            let words =
+                format!("the MTU of {name}, {mtu}, lets RDMA packets carry {room} bytes and not 4096");
+            let mend = format!("ip link set {name} mtu 9000, on all nodes, if the switches let it pass");
+            findings.add(Severity::Note, words, Some(&mend));
+        }
+    }
+    // The first rail is the nearest.
+    if let Some(rail) = selection.rails.first()
+        && let Some(at) = survey.devices.iter().position(|device| device.name == rail.device)
+        && let Some(numa) = rail.numa.filter(|_| distances[at] > 10)
+    {
+        let device = &rail.device;
+        let words = format!(
+            "even the nearest rail, {device}, is on NUMA node {numa}, where this process does not run"
+        );
+        findings.add(Severity::Note, words, Some(&format!("numactl --cpunodebind={numa} --membind={numa}")));
+    }
+}
+
+/// Whether a rail's GID is of this interface.
+fn carries_rail(report: &Report, netdev: &str) -> bool {
+    let Rdma { survey, selection, .. } = &report.rdma;
+    let ports = survey.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    ports.filter(|(_, port)| port.netdev.as_deref() == Some(netdev)).any(|(device, port)| {
+        selection.rails.iter().any(|rail| rail.device == device.name && rail.port == port.number)
+    })
+}
+
+/// Registered memory is locked.
+fn memory(report: &Report, findings: &mut Findings) {
+    let memory = &report.memory;
+    let Some(limit) = memory.memlock_bytes.filter(|limit| *limit < memory.needed_bytes) else {
+        return;
+    };
+    // Who is exempt, or has nothing to register with, need not care.
+    if memory.memlock_exempt || report.rdma.survey.devices.is_empty() {
+        return;
+    }
+    let words = format!(
+        "{} may be locked, but RDMA needs {} for its pool and queues",
+        size(limit),
+        size(memory.needed_bytes)
+    );
+    let mend = "ulimit -l unlimited; or memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd \
+                unit, docker run --ulimit memlock=-1";
+    findings.add(Severity::Problem, words, Some(mend));
+}
+
+/// A better way to a GPU's memory than the one that is expected.
+fn gpus(report: &Report, findings: &mut Findings) {
+    if report.gpus.devices.is_empty() {
+        return;
+    }
+    if !report.build.cuda {
+        let words = "flexring does not reach GPU memory yet: copy vectors to the host";
+        findings.add(Severity::Note, words, None);
+    }
+    let Some(expected) = report.gpus.expected().filter(|_| !report.rdma.selection.rails.is_empty()) else {
+        return;
+    };
+    if expected.name == "pinned host memory" {
+        for rung in report.gpus.ladder.iter().filter(|rung| rung.mend.is_some()) {
+            let words = format!("RDMA to GPU memory by {} is not possible: {}", rung.name, rung.why);
+            findings.add(Severity::Note, words, rung.mend);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `flexring doctor`: what this machine has for flexring, what is wrong with it, and what mends that.
+//!
+//! Owns the report, how it is gathered and how it reads. Opens no device, needs no privileges, and works where there
+//! is neither RDMA nor a GPU. What is chosen among RDMA devices and interfaces the library decides, as it would for a
+//! communicator.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `report` | the facts as plain data, in one tree, gathered |
+//! | `process` | what this process may do: processors, memory, settings, its rank |
+//! | `gpu` | GPUs, their driver, and how RDMA devices reach their memory |
+//! | `findings` | what follows from the facts: what is wrong, how much, and what mends it |
+//! | `words` | how it reads |
+
+mod findings;
+mod gpu;
+mod process;
+mod report;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::Failure;
+use clap::Args;
+use flexring::{Error, ErrorKind};
+use report::Report;
+use std::io::Write;
+use std::path::Path;
+
+/// Say what this machine has for flexring, what is wrong with it and what mends that
+///
+/// Shows processors, memory, interfaces, RDMA devices with the ports and addresses that would be used, GPUs, and the
+/// settings that are set. Ends with what is wrong, and the command that mends it. Within a job, every rank can run it.
+///
+/// Exits with 1 if flexring cannot run here, or not with the FLEXRING_TRANSPORT that is set.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let variables = std::env::vars_os()
+        .map(|(name, text)| (name.to_string_lossy().into_owned(), text.to_string_lossy().into_owned()));
+    let report = Report::gather(Path::new("/"), &variables.collect());
+    let text = if options.json { json(&report)? } else { words::text(&report) };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|cause| Error::system("cannot write to standard output", cause))?;
+    if report.runs() { Ok(()) } else { Err(Failure::Told) }
+}
+
+fn json(report: &Report) -> Result<String, Failure> {
+    let failed = |cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}"));
+    Ok(serde_json::to_string_pretty(report).map_err(failed)? + "\n")
+}

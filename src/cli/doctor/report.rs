@@ -1,0 +1,242 @@
+//! The facts, as plain data.
+//!
+//! Owns what is told and what it is called in JSON. Must not know how it reads.
+
+use super::findings::{self, Finding, Severity};
+use super::gpu::Gpus;
+use super::process::{Memory, Processor, Rank, Settings};
+use flexring::bootstrap::{self, Interface};
+use flexring::config::{Config, TransportChoice};
+use flexring::transport::verbs::select::{self, Selection};
+use flexring::transport::verbs::survey::{self, Standpoint, Survey};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// The environment.
+pub type Variables = BTreeMap<String, String>;
+
+/// Everything that is told.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub version: &'static str,
+    pub host: String,
+    /// Name, release and machine, as `uname -srm` prints them.
+    pub system: String,
+    pub build: Build,
+    /// Which rank of a job this process is, if it is one.
+    pub rank: Option<Rank>,
+    pub processor: Processor,
+    pub memory: Memory,
+    pub sockets: Sockets,
+    pub rdma: Rdma,
+    pub gpus: Gpus,
+    pub settings: Settings,
+    pub transports: Vec<Transport>,
+    /// What follows, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// What is compiled into this command.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Build {
+    pub verbs: bool,
+    pub cuda: bool,
+}
+
+impl Build {
+    /// What this command was built with. There is no CUDA to build with yet.
+    const THIS: Self = Self { verbs: cfg!(feature = "verbs"), cuda: false };
+}
+
+/// What TCP has.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sockets {
+    pub interfaces: Vec<Socket>,
+    /// The address that other ranks connect to, if there is one.
+    pub chosen: Option<IpAddr>,
+    /// Why this one, or why none.
+    pub why: String,
+}
+
+/// An address of an interface.
+#[derive(Clone, Debug, Serialize)]
+pub struct Socket {
+    pub name: String,
+    pub address: IpAddr,
+    pub up: bool,
+}
+
+/// What verbs has.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rdma {
+    /// Kernel modules about RDMA that are loaded.
+    pub modules: Vec<String>,
+    #[serde(flatten)]
+    pub survey: Survey,
+    #[serde(flatten)]
+    pub selection: Selection,
+    /// Why there is no rail, if there is none.
+    pub failure: Option<String>,
+    /// How far each device is from this process, by NUMA nodes: 10 is near.
+    pub distances: Vec<u32>,
+}
+
+/// Whether a transport can be used.
+#[derive(Clone, Debug, Serialize)]
+pub struct Transport {
+    pub name: &'static str,
+    pub usable: bool,
+    pub why: String,
+}
+
+impl Report {
+    /// The facts about this process on the machine whose `/sys`, `/proc` and `/dev` are below `root`.
+    pub fn gather(root: &Path, variables: &Variables) -> Self {
+        let (config, settings) = Settings::read(variables);
+        let (rank, told) = Rank::read(&config, variables);
+        let standpoint = Standpoint::read(root, None);
+        let rdma = Rdma::read(root, &config, &standpoint);
+        let name = rustix::system::uname();
+        let parts = [name.sysname(), name.release(), name.machine()].map(|part| part.to_string_lossy());
+        let mut report = Self {
+            version: env!("CARGO_PKG_VERSION"),
+            host: bootstrap::host_name(),
+            system: parts.join(" "),
+            build: Build::THIS,
+            processor: Processor::read(&config, standpoint),
+            memory: Memory::read(root, &config, rank.as_ref().map_or(1, |rank| rank.world)),
+            rank,
+            sockets: Sockets::here(&config),
+            gpus: Gpus::read(root, config.gpu_direct, &rdma.software_only()),
+            rdma,
+            settings: Settings { launcher: told, ..settings },
+            transports: Vec::new(),
+            findings: Vec::new(),
+        };
+        report.conclude();
+        report
+    }
+
+    /// Draws the conclusions from the facts.
+    pub fn conclude(&mut self) {
+        self.transports = vec![self.shm(), self.tcp(), self.verbs()];
+        self.findings = findings::of(self);
+    }
+
+    /// Whether a communicator with these settings can be made here.
+    pub fn runs(&self) -> bool {
+        self.findings.iter().all(|finding| finding.severity != Severity::Error)
+    }
+
+    /// The transports that the settings need, whatever the ranks' places.
+    pub fn needed(&self) -> &'static [&'static str] {
+        match self.settings.transport {
+            TransportChoice::Auto => &["shm", "tcp"],
+            TransportChoice::Shm => &["shm"],
+            TransportChoice::Tcp => &["tcp"],
+            TransportChoice::Verbs => &["verbs"],
+        }
+    }
+
+    fn shm(&self) -> Transport {
+        let why = match &self.memory.memfd_failure {
+            None => "memfd works; /dev/shm is not needed".to_owned(),
+            Some(cause) => format!("the kernel refuses memfd_create: {cause}"),
+        };
+        Transport { name: "shm", usable: self.memory.memfd_failure.is_none(), why }
+    }
+
+    fn tcp(&self) -> Transport {
+        let Sockets { chosen, why, .. } = &self.sockets;
+        let why = chosen.map_or_else(|| why.clone(), |address| format!("at {address}"));
+        Transport { name: "tcp", usable: chosen.is_some(), why }
+    }
+
+    fn verbs(&self) -> Transport {
+        let rails: Vec<String> =
+            self.rdma.selection.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect();
+        let missing = match (&self.rdma.failure, self.rdma.survey.devices.len()) {
+            (None, _) => None,
+            (Some(_), 0) => Some("there is no RDMA device"),
+            (Some(_), _) => Some("no RDMA port can be used"),
+        };
+        let why = match (self.build.verbs, missing) {
+            (true, None) => format!("over {}", rails.join(", ")),
+            (true, Some(missing)) => missing.to_owned(),
+            (false, None) => "this build has no verbs".to_owned(),
+            (false, Some(missing)) => format!("this build has no verbs, and {missing}"),
+        };
+        Transport { name: "verbs", usable: self.build.verbs && self.rdma.failure.is_none(), why }
+    }
+}
+
+impl Sockets {
+    fn here(config: &Config) -> Self {
+        let socket = |interface: Interface| Socket {
+            name: interface.name,
+            address: interface.address,
+            up: interface.up,
+        };
+        let interfaces: Vec<Socket> = bootstrap::list().unwrap_or_default().into_iter().map(socket).collect();
+        let (chosen, why) = match bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family) {
+            Ok(address) => (Some(address), Self::reason(config, address)),
+            Err(error) => (None, error.message().to_owned()),
+        };
+        Self { interfaces, chosen, why }
+    }
+
+    fn reason(config: &Config, chosen: IpAddr) -> String {
+        match &config.socket_ifname {
+            Some(text) => format!("the first that is up and that FLEXRING_SOCKET_IFNAME=\"{text}\" admits"),
+            None if chosen.is_loopback() => "nothing else is up".to_owned(),
+            None => "the first that is up".to_owned(),
+        }
+    }
+}
+
+impl Rdma {
+    fn read(root: &Path, config: &Config, standpoint: &Standpoint) -> Self {
+        /// The core, the drivers of devices, and devices made of software.
+        const MODULES: [&str; 12] = [
+            "ib_core",
+            "ib_uverbs",
+            "rdma_cm",
+            "mlx5_ib",
+            "mlx4_ib",
+            "bnxt_re",
+            "irdma",
+            "hns_roce_hw_v2",
+            "ionic_rdma",
+            "efa",
+            "rdma_rxe",
+            "siw",
+        ];
+        let survey = Survey::read(root, survey::addresses());
+        let loaded = |name: &&str| root.join("sys/module").join(name).exists();
+        let judged = select::judge(&survey, config, standpoint);
+        let failure = select::select(&survey, config, standpoint).err();
+        let selection = judged.unwrap_or_default();
+        let distance = |device: &survey::Device| standpoint.distance(&device.place).1;
+        Self {
+            modules: MODULES.iter().filter(|name| loaded(name)).map(ToString::to_string).collect(),
+            distances: survey.devices.iter().map(distance).collect(),
+            failure: failure.map(|error| error.message().to_owned()),
+            selection,
+            survey,
+        }
+    }
+
+    /// The rails, if all of them are made of software.
+    fn software_only(&self) -> Vec<String> {
+        let devices: Vec<_> = self
+            .survey
+            .devices
+            .iter()
+            .filter(|device| self.selection.rails.iter().any(|rail| rail.device == device.name))
+            .collect();
+        let software = devices.iter().all(|device| device.driver.is_none());
+        if software { devices.iter().map(|device| device.name.clone()).collect() } else { Vec::new() }
+    }
+}

@@ -1,0 +1,210 @@
+//! Reports about machines that are trees of files, and what follows from facts.
+
+use super::findings::{Finding, Severity};
+use super::report::{Report, Variables};
+use super::words::{size, text};
+use fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port};
+
+#[path = "../../transport/verbs/survey/fake.rs"]
+#[allow(dead_code, reason = "made for the tests of the survey, too")]
+mod fake;
+
+const ROCE: Port<'_> = Port { gids: GIDS_OF_ETH0, ..ETHERNET };
+
+fn variables(pairs: &[(&str, &str)]) -> Variables {
+    pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+}
+
+/// The report about a machine, by a build that has everything, for a process that may lock all memory.
+fn report(machine: &Machine, pairs: &[(&str, &str)]) -> Report {
+    let mut report = Report::gather(machine.root(), &variables(pairs));
+    report.build.verbs = true;
+    report.build.cuda = true;
+    report.memory.memlock_bytes = None;
+    report.conclude();
+    report
+}
+
+fn found(report: &Report, words: &str) -> Finding {
+    let found = report.findings.iter().find(|finding| finding.words.contains(words));
+    found.unwrap_or_else(|| panic!("{words:?} in {:#?}", report.findings)).clone()
+}
+
+fn contains(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(text.contains(line), "{line:?} in\n{text}");
+    }
+}
+
+#[test]
+fn a_machine_that_has_nothing_runs() {
+    let report = report(&Machine::new(), &[]);
+    assert!(report.runs());
+    let note = found(&report, "there is no RDMA device");
+    assert_eq!(note.severity, Severity::Note);
+    assert!(note.mend.expect("a mend").contains("rdma link add rxe0 type rxe netdev eth0"));
+    contains(
+        &text(&report),
+        &["RDMA       no device; no module of it is loaded\n", "GPU        no device\n"],
+    );
+}
+
+#[test]
+fn roce_is_told_with_ports_addresses_and_mtu() {
+    let machine = Machine::new();
+    let down = Port { state: "1: DOWN", gids: &[], ..ETHERNET };
+    machine.device("rxe0", &[ROCE, down]).netdev("eth0", 1500);
+    machine.file("sys/module/rdma_rxe/refcnt", "1").file("sys/module/ib_core/refcnt", "3");
+    let report = report(&machine, &[]);
+    let words = text(&report);
+    contains(
+        &words,
+        &[
+            "\nRDMA       1 device; modules ib_core, rdma_rxe\n           rxe0: made of software\n",
+            "  port 1: Ethernet, active, 100 Gbit/s, eth0 with MTU 1500, 1024 in RDMA packets\n",
+            "    used as rail 0\n",
+            "    GID  1  fe80::42:acff:fe11:2  RoCE v2  eth0\n",
+            "    GID  3  10.1.0.5              RoCE v2  eth0  chosen: RoCE v2, IPv4 10.1.0.5 of eth0, the first",
+            "  port 2: Ethernet, down\n",
+            "    not used: it is down\n",
+            "\nverbs      yes  over rxe0:1\n",
+            "\nnote       the MTU of eth0, 1500, lets RDMA packets carry 1024 bytes and not 4096\n",
+            "           mend: ip link set eth0 mtu 9000",
+        ],
+    );
+    assert_eq!(found(&report, "rxe0:2 is down").severity, Severity::Note);
+    assert!(words.ends_with("flexring runs here\n"), "{words}");
+    assert_eq!(words.matches("chosen:").count(), 1);
+    machine.file("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN");
+    contains(
+        &text(&self::report(&machine, &[])),
+        &["RoCE v2  eth0  would be chosen: RoCE v2, IPv4 10.1.0.5"],
+    );
+}
+
+#[test]
+fn a_port_that_is_far_or_down_has_its_mend() {
+    let machine = Machine::new();
+    machine.numa(&["10 21", "21 10"], "0-3");
+    machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 1, &[INFINIBAND]);
+    let far = report(&machine, &[]);
+    let note = found(&far, "even the nearest rail, mlx5_0, is on NUMA node 1");
+    assert_eq!(note.mend.as_deref(), Some("numactl --cpunodebind=1 --membind=1"));
+    contains(
+        &text(&far),
+        &[
+            "mlx5_0: mlx5_core at 0000:3b:00.0, NUMA node 1 (distance 21), firmware 28.39.1002\n",
+            "  port 1: InfiniBand, active, 400 Gbit/s, LID 31\n",
+            ", on NUMA node 0 of 2\n",
+        ],
+    );
+    machine.file("sys/class/infiniband/mlx5_0/ports/1/state", "2: INIT");
+    let down = report(&machine, &[]);
+    let problem = found(&down, "mlx5_0:1 is initializing, as no subnet manager has been there");
+    assert_eq!(problem.severity, Severity::Problem);
+    assert!(down.runs(), "there is TCP");
+    let asked = report(&machine, &[("FLEXRING_TRANSPORT", "verbs")]);
+    assert!(!asked.runs());
+    found(&asked, "FLEXRING_TRANSPORT=verbs needs verbs, but no RDMA port can be used");
+    let excluded = report(&machine, &[("FLEXRING_IB_HCA", "rxe")]);
+    found(&excluded, "FLEXRING_IB_HCA=\"rxe\" leaves no RDMA port; there are: mlx5_0:1");
+}
+
+#[test]
+fn a_build_without_verbs_says_how_to_have_them() {
+    let machine = Machine::new();
+    machine.device("rxe0", &[ROCE]);
+    let mut report = report(&machine, &[("FLEXRING_TRANSPORT", "verbs")]);
+    report.build.verbs = false;
+    report.conclude();
+    assert!(!report.runs());
+    let mend = found(&report, "needs verbs, but this build has no verbs").mend;
+    assert_eq!(mend.as_deref(), Some("cargo build --release --features verbs"));
+    assert_eq!(found(&report, "there is RDMA here").severity, Severity::Problem);
+}
+
+#[test]
+fn too_little_memory_to_lock_matters_where_there_is_rdma() {
+    let machine = Machine::new();
+    machine.device("rxe0", &[ROCE]);
+    let mut report = report(&machine, &[("FLEXRING_SLOTS", "16")]);
+    assert_eq!(report.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
+    let job = [("FLEXRING_SLOTS", "16"), ("RANK", "0"), ("WORLD_SIZE", "33"), ("MASTER_ADDR", "a")];
+    assert_eq!(self::report(&machine, &job).memory.slots, 64, "two per peer");
+    report.memory.memlock_bytes = Some(64 << 10);
+    report.conclude();
+    let problem = found(&report, "64K may be locked, but RDMA needs 3.1M for its pool and queues");
+    assert_eq!(problem.severity, Severity::Problem);
+    assert!(problem.mend.expect("a mend").starts_with("ulimit -l unlimited; "));
+    assert!(text(&report).ends_with("but not as well as it could\n"));
+    report.memory.memlock_exempt = true;
+    report.conclude();
+    assert!(report.findings.iter().all(|finding| !finding.words.contains("locked")));
+}
+
+#[test]
+fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
+    const VERSION: &str = "proc/driver/nvidia/version";
+    const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build";
+    const CLOSED: &str =
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024";
+    const SYMBOLS: &str = "0 t ib_umem_dmabuf_get [ib_uverbs]\n0 T ib_register_peer_memory_client [ib_core]";
+    let machine = || {
+        let machine = Machine::new();
+        machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
+        machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\nIRQ: 7");
+        machine.file("proc/sys/kernel/osrelease", "6.8.0-45-generic").file("proc/kallsyms", SYMBOLS);
+        machine
+    };
+    let expected = |machine: &Machine, pairs: &[(&str, &str)]| {
+        let report = report(machine, pairs);
+        report.gpus.expected().map(|rung| (rung.name, rung.why.clone())).expect("a GPU")
+    };
+    let open = machine();
+    open.file(VERSION, OPEN);
+    assert_eq!(expected(&open, &[]), ("DMA-BUF", "open kernel module 560.35.03".to_owned()));
+    assert_eq!(expected(&open, &[("FLEXRING_GPU_DIRECT", "off")]).0, "pinned host memory");
+    let words = text(&report(&open, &[]));
+    contains(
+        &words,
+        &[
+            "\nGPU        1 device; driver 560.35.03, open kernel module\n           NVIDIA H200 at 0000:1b:00.0\n",
+            "RDMA by DMA-BUF             yes  open kernel module 560.35.03\n",
+            "RDMA by peer memory         no   its module is not loaded\n",
+        ],
+    );
+    let closed = machine();
+    closed.file(VERSION, CLOSED);
+    let report = report(&closed, &[]);
+    assert_eq!(report.gpus.expected().map(|rung| rung.name), Some("pinned host memory"));
+    found(&report, "by DMA-BUF is not possible: the driver's kernel module is not the open one");
+    let mend = found(&report, "by peer memory is not possible: its module is not loaded").mend;
+    assert_eq!(mend.as_deref(), Some("modprobe nvidia-peermem"));
+    closed.file("sys/module/nvidia_peermem/refcnt", "0");
+    assert_eq!(expected(&closed, &[]), ("peer memory", "nvidia_peermem is loaded".to_owned()));
+    let old = machine();
+    old.file(VERSION, OPEN)
+        .file("proc/sys/kernel/osrelease", "5.4.0-1-generic")
+        .file("proc/kallsyms", "0 T x");
+    let rungs: Vec<String> =
+        self::report(&old, &[]).gpus.ladder.iter().map(|rung| rung.why.clone()).collect();
+    assert_eq!(
+        rungs,
+        ["the kernel is older than 5.12", "the kernel's RDMA core takes no peer memory", "works everywhere"]
+    );
+    let bare = Machine::new();
+    bare.file("sys/bus/pci/devices/0000:1b:00.0/vendor", "0x10de");
+    bare.file("sys/bus/pci/devices/0000:1b:00.0/class", "0x030200");
+    bare.file("sys/bus/pci/devices/0000:1c:00.0/vendor", "0x10de");
+    bare.file("sys/bus/pci/devices/0000:1c:00.0/class", "0x068000");
+    contains(&text(&self::report(&bare, &[])), &["1 device; no driver\n           NVIDIA at 0000:1b:00.0\n"]);
+}
+
+#[test]
+fn sizes_are_what_people_say() {
+    for (bytes, words) in
+        [(64 << 10, "64K"), (9_568_256, "9.1M"), (1500, "1500"), (15_000, "14.6K"), (5 << 30, "5G"), (0, "0")]
+    {
+        assert_eq!(size(bytes), words);
+    }
+}

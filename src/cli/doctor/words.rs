@@ -1,0 +1,243 @@
+//! How the report reads.
+//!
+//! Owns the layout. Must not judge.
+
+use super::findings::{Finding, Severity};
+use super::gpu::Gpus;
+use super::process::{Memory, Processor};
+use super::report::{Rdma, Report, Sockets};
+use flexring::config::Size;
+use flexring::transport::verbs::select::Outcome;
+use flexring::transport::verbs::survey::{Device, Gid, GidKind, LinkLayer, Port, PortState, Survey};
+
+/// The width of the words that lines begin with.
+const MARGIN: usize = 11;
+
+/// The whole text.
+pub fn text(report: &Report) -> String {
+    let mut text = format!("flexring {} on {}, {}\n", report.version, report.host, report.system);
+    if let Some(rank) = &report.rank {
+        text += &format!("as rank {} of {}, says {}\n", rank.rank, rank.world, rank.launcher);
+    }
+    text += "\n";
+    let with = |has, what| format!("{} {what}", if has { "with" } else { "without" });
+    let build = format!("{}, {}", with(report.build.verbs, "verbs"), with(report.build.cuda, "CUDA"));
+    text += &line("build", &build);
+    text += &line("processor", &processor(&report.processor));
+    text += &line("memory", &memory(&report.memory));
+    text += &sockets(&report.sockets);
+    text += &rdma(&report.rdma);
+    text += &gpus(&report.gpus);
+    text += &settings(report);
+    text += "\n";
+    for transport in &report.transports {
+        let usable = if transport.usable { "yes" } else { "no" };
+        text += &line(transport.name, &format!("{usable:3}  {}", transport.why));
+    }
+    text += "\n";
+    for finding in &report.findings {
+        text += &told(finding);
+    }
+    text += if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
+        "flexring cannot run here with these settings\n"
+    } else if report.findings.iter().any(|finding| finding.severity == Severity::Problem) {
+        "flexring runs here, but not as well as it could\n"
+    } else {
+        "flexring runs here\n"
+    };
+    text
+}
+
+fn line(word: &str, words: &str) -> String {
+    format!("{word:MARGIN$}{words}\n")
+}
+
+fn told(finding: &Finding) -> String {
+    let word = match finding.severity {
+        Severity::Error => "error",
+        Severity::Problem => "problem",
+        Severity::Note => "note",
+    };
+    let mend = finding.mend.as_ref().map(|mend| line("", &format!("mend: {mend}"))).unwrap_or_default();
+    line(word, &finding.words) + &mend
+}
+
+fn processor(processor: &Processor) -> String {
+    let Processor { cores, simd, nodes, .. } = processor;
+    let ours: Vec<String> =
+        nodes.iter().filter(|node| node.ours).map(|node| node.number.to_string()).collect();
+    let numa = match nodes.len() {
+        0 | 1 => String::new(),
+        all => format!(", on NUMA node {} of {all}", ours.join(", ")),
+    };
+    format!("{}, {}{numa}", counted(*cores, "core"), simd.unwrap_or("no instruction set"))
+}
+
+fn memory(memory: &Memory) -> String {
+    let limit = match memory.memlock_bytes {
+        None => "any amount may be locked".to_owned(),
+        Some(_) if memory.memlock_exempt => "any amount may be locked (CAP_IPC_LOCK)".to_owned(),
+        Some(limit) => format!("{} may be locked", size(limit)),
+    };
+    format!(
+        "{limit}; RDMA needs {} ({} of {}, and queues)",
+        size(memory.needed_bytes),
+        counted(usize::try_from(memory.slots).unwrap_or_default(), "slot"),
+        size(memory.slot_bytes)
+    )
+}
+
+fn sockets(sockets: &Sockets) -> String {
+    let width = sockets.interfaces.iter().map(|socket| socket.name.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for socket in &sockets.interfaces {
+        let state = if socket.up { "" } else { "  down" };
+        let chosen = if sockets.chosen == Some(socket.address) {
+            format!("  used: {}", sockets.why)
+        } else {
+            String::new()
+        };
+        let word = if text.is_empty() { "sockets" } else { "" };
+        text += &line(word, &format!("{:width$}  {}{state}{chosen}", socket.name, socket.address));
+    }
+    if sockets.interfaces.is_empty() { line("sockets", "no interface") } else { text }
+}
+
+fn rdma(rdma: &Rdma) -> String {
+    let modules = if rdma.modules.is_empty() {
+        "no module of it is loaded".to_owned()
+    } else {
+        format!("modules {}", rdma.modules.join(", "))
+    };
+    let mut text = match rdma.survey.devices.len() {
+        0 => line("RDMA", &format!("no device; {modules}")),
+        devices => line("RDMA", &format!("{}; {modules}", counted(devices, "device"))),
+    };
+    for (device, distance) in rdma.survey.devices.iter().zip(&rdma.distances) {
+        text += &line("", &format!("{}: {}", device.name, about(device, *distance)));
+        for port in &device.ports {
+            text += &ported(rdma, device, port);
+        }
+    }
+    text
+}
+
+/// `mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002`
+fn about(device: &Device, distance: u32) -> String {
+    let mut words = device.driver.clone().unwrap_or_else(|| "made of software".to_owned());
+    if let Some(address) = device.place.address() {
+        words += &format!(" at {address}");
+    }
+    if let Some(numa) = device.place.numa {
+        words += &format!(", NUMA node {numa} (distance {distance})");
+    }
+    if let Some(firmware) = &device.firmware {
+        words += &format!(", firmware {firmware}");
+    }
+    words
+}
+
+/// A port, what became of it, and its GID table.
+fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
+    let verdicts = &rdma.selection.verdicts;
+    let verdict =
+        verdicts.iter().find(|verdict| verdict.device == device.name && verdict.port == port.number);
+    let mut words = format!("  port {}: {}, {}", port.number, port.layer.name(), port.state);
+    if port.state == PortState::Active {
+        words += &format!(", {} Gbit/s", port.rate_mbps as f64 / 1000.0);
+    }
+    if port.layer == LinkLayer::InfiniBand {
+        words += &format!(", LID {}", port.lid);
+    }
+    if let Some(netdev) = &port.netdev {
+        words += &interface(&rdma.survey, netdev);
+    }
+    let mut text = line("", &words);
+    match verdict.map(|verdict| &verdict.outcome) {
+        Some(Outcome::Rail(rail)) => text += &line("", &format!("    used as rail {rail}")),
+        Some(Outcome::Left(reason)) => text += &line("", &format!("    not used: it {}", reason.words)),
+        None => {}
+    }
+    let choice = verdict.and_then(|verdict| verdict.gid.as_ref());
+    let is_rail = verdict.is_some_and(|verdict| matches!(verdict.outcome, Outcome::Rail(_)));
+    let taken = if is_rail { "chosen" } else { "would be chosen" };
+    let shown = |gid: &Gid| match gid.kind {
+        GidKind::InfiniBand => gid.address.to_string(),
+        _ => gid.ip().to_string(),
+    };
+    let width = port.gids.iter().map(|gid| shown(gid).len()).max().unwrap_or(0);
+    for gid in &port.gids {
+        let kind = gid.kind.name();
+        let netdev = gid.netdev.as_deref().unwrap_or_default();
+        let address = shown(gid);
+        let words = format!("    GID {:2}  {address:width$}  {kind}  {netdev}", gid.index);
+        let chosen = choice.filter(|choice| choice.index == gid.index);
+        let why = chosen.map(|choice| format!("  {taken}: {}", choice.why)).unwrap_or_default();
+        text += &line("", &format!("{}{why}", words.trim_end()));
+    }
+    text
+}
+
+/// `, eth0 with MTU 1500, 1024 in RDMA packets`
+fn interface(survey: &Survey, name: &str) -> String {
+    let netdev = survey.netdev(name);
+    match netdev.and_then(|netdev| netdev.mtu) {
+        None => format!(", {name}"),
+        Some(mtu) => {
+            let room = netdev.and_then(|netdev| netdev.rdma_mtu());
+            let room = room.map_or_else(|| "nothing".to_owned(), |room| room.to_string());
+            format!(", {name} with MTU {mtu}, {room} in RDMA packets")
+        }
+    }
+}
+
+fn gpus(gpus: &Gpus) -> String {
+    let driver = match &gpus.driver {
+        None => "no driver".to_owned(),
+        Some(driver) => {
+            let open = if driver.open { "open" } else { "proprietary" };
+            format!("driver {}, {open} kernel module", driver.version)
+        }
+    };
+    if gpus.devices.is_empty() {
+        return line(
+            "GPU",
+            &if gpus.driver.is_some() { format!("no device; {driver}") } else { "no device".to_owned() },
+        );
+    }
+    let mut text = line("GPU", &format!("{}; {driver}", counted(gpus.devices.len(), "device")));
+    for gpu in &gpus.devices {
+        text += &line("", &format!("{} at {}", gpu.model.as_deref().unwrap_or("NVIDIA"), gpu.address));
+    }
+    for rung in &gpus.ladder {
+        let possible = if rung.possible { "yes" } else { "no" };
+        text += &line("", &format!("RDMA by {:18}  {possible:3}  {}", rung.name, rung.why));
+    }
+    text
+}
+
+fn settings(report: &Report) -> String {
+    let set: Vec<String> =
+        report.settings.set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut text = String::new();
+    for (place, words) in set.iter().enumerate() {
+        text += &line(if place == 0 { "settings" } else { "" }, words);
+    }
+    if set.is_empty() { line("settings", "none is set") } else { text }
+}
+
+/// `1 core`, `5 cores`.
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Bytes as people say them: `128K`, `9.1M`.
+pub fn size(bytes: u64) -> String {
+    let whole = Size(usize::try_from(bytes).unwrap_or(usize::MAX)).to_string();
+    match bytes {
+        _ if whole.len() <= 4 => whole,
+        0..0x10_0000 => format!("{:.1}K", bytes as f64 / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.1}M", bytes as f64 / 1024.0 / 1024.0),
+        _ => format!("{:.1}G", bytes as f64 / 1024.0 / 1024.0 / 1024.0),
+    }
+}
