@@ -75,15 +75,19 @@ fn interface(device: &Path, number: u8) -> Option<String> {
 }
 
 fn gids(port: &Path, layer: LinkLayer) -> Vec<Gid> {
-    let gid = |index: &String| {
-        let address: Ipv6Addr = text(&port.join("gids").join(index))?.parse().ok()?;
-        let kind = match (layer, text(&port.join("gid_attrs/types").join(index)).as_deref()) {
+    let gid = |name: &String| {
+        // Verbs count entries with a byte, but Soft-RoCE shows 1024 of them: so most are not even read.
+        let index = name.parse().ok()?;
+        let address: Ipv6Addr = text(&port.join("gids").join(name))?.parse().ok()?;
+        if address.is_unspecified() {
+            return None;
+        }
+        let kind = match (layer, text(&port.join("gid_attrs/types").join(name)).as_deref()) {
             (LinkLayer::InfiniBand, _) => GidKind::InfiniBand,
             (_, Some("RoCE v2")) => GidKind::RoceV2,
             _ => GidKind::RoceV1,
         };
-        let netdev = text(&port.join("gid_attrs/ndevs").join(index));
-        (!address.is_unspecified()).then_some(Gid { index: index.parse().ok()?, address, kind, netdev })
+        Some(Gid { index, address, kind, netdev: text(&port.join("gid_attrs/ndevs").join(name)) })
     };
     names(&port.join("gids")).iter().filter_map(gid).collect()
 }

@@ -71,11 +71,16 @@ fn two_devices_made_of_software_have_no_place() {
     machine.device("rxe0", &[Fake { gids: GIDS_OF_ETH0, ..ETHERNET }]);
     machine.device("rxe1", &[ETHERNET]).file("sys/class/infiniband/rxe1/parent", "eth1");
     machine.netdev("eth0", 1500).netdev("eth1", 9000);
+    machine.file("sys/class/infiniband/rxe0/ports/1/gids/256", "fe80::256");
     let survey = read(&machine);
     assert_eq!(survey.devices[0].place, Place::default());
     assert_eq!((survey.devices[0].driver.as_deref(), survey.devices[0].firmware.as_deref()), (None, None));
     let gids = &survey.devices[0].ports[0].gids;
-    assert_eq!(gids.iter().map(|gid| gid.index).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5], "6 is empty");
+    assert_eq!(
+        gids.iter().map(|gid| gid.index).collect::<Vec<_>>(),
+        [0, 1, 2, 3, 4, 5],
+        "6 is empty, and 256 out of reach"
+    );
     assert_eq!(gids[3].kind, GidKind::RoceV2);
     assert_eq!(gids[3].ip().to_string(), "10.1.0.5");
     assert_eq!(gids[4].ip().to_string(), "fd00:0:0:1::5");
