@@ -141,7 +141,8 @@ fn arbitrary(rank: usize, at: usize) -> f32 {
 #[test]
 fn sums_are_the_declared_order_of_additions_bit_by_bit() {
     const COUNT: usize = 10_007;
-    for (world, lowering) in World::here().iter().zip([Lowering::Direct, Lowering::Direct, Lowering::Chain]) {
+    let one_level = World::here().iter().filter(|world| !world.is_mixed());
+    for (world, lowering) in one_level.zip([Lowering::Direct, Lowering::Chain, Lowering::Chain]) {
         let ranks = 5;
         let results = spawn(&Setup::new(*world, ranks).lowering(lowering), |comm| {
             let mut vector: Vec<f32> = (0..COUNT).map(|at| arbitrary(comm.rank(), at)).collect();

@@ -7,7 +7,7 @@ use flexring::call::Collective;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::{Communicator, Error, ErrorKind, ReduceOp, Result};
 use half::bf16;
-use harness::{Number, Setup, World, spawn};
+use harness::{Number, Setup, World, cases, spawn};
 use proptest::prelude::*;
 use std::ops::DerefMut;
 use std::sync::Barrier;

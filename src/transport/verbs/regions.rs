@@ -161,6 +161,9 @@ impl Regions {
 
 impl Registrar for Regions {
     fn register(&self, piece: Piece) -> Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = known.iter_mut().find(|entry| entry.region.piece == piece) {
             entry.count += 1;
@@ -173,6 +176,9 @@ impl Registrar for Regions {
     }
 
     fn deregister(&self, piece: Piece) -> Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = known.iter().position(|entry| entry.region.piece == piece) else {
             return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));

@@ -48,7 +48,7 @@ pub(crate) struct Verbs {
     list: VecDeque<usize>,
     /// Whether the completion queues ring at the next completion, and nothing has come since they were asked to.
     armed: bool,
-    /// Whether devices are asked what happened to them: after a sleep, and when a call begins.
+    /// Whether devices are asked what happened to them: after a sleep.
     curious: bool,
     heartbeat: Duration,
     probed: Instant,
@@ -157,8 +157,8 @@ impl Verbs {
         }
     }
 
-    /// Takes what has completed. `true` if there was anything.
-    fn collect(&mut self) -> Result<bool> {
+    /// Takes what has completed.
+    fn collect(&mut self) -> Result<()> {
         let Self { devices, peers, list, .. } = self;
         let mut any = false;
         for device in devices {
@@ -174,7 +174,7 @@ impl Verbs {
         if any {
             self.armed = false;
         }
-        Ok(any)
+        Ok(())
     }
 
     /// Hears what has happened to the devices themselves.
@@ -299,7 +299,6 @@ impl Transport for Verbs {
             log::error!("verbs: call {sequence} begins while messages of the last one are under way");
             self.give_up();
         }
-        self.curious = true;
         for place in 0..self.peers.len() {
             self.peers[place].link.begin(sequence);
             self.enlist(place);
@@ -352,7 +351,9 @@ impl Transport for Verbs {
         if self.curious {
             self.watch_devices();
         }
-        let mut moved = self.collect()?;
+        self.collect()?;
+        // A completion alone is no progress: that a peer acknowledges a probe does not mean that it does anything.
+        let mut moved = false;
         for _ in 0..self.list.len() {
             let Some(place) = self.list.pop_front() else { break };
             let peer = &mut self.peers[place];
