@@ -121,6 +121,7 @@ fn plan(random: &mut Random) -> (Topology, Plan, Purpose) {
         prescale: collective.reduces() && random.below(4) == 0,
         reproducible: collective.reduces() && random.below(4) == 0,
         by_wave: random.coin(),
+        everywhere: collective == Collective::AllReduce && random.below(8) == 0,
     };
     (topology, plan, purpose)
 }

@@ -3,7 +3,7 @@
 //! Owns the plans of a communicator and the programs that were made of them. Must not know what runs them.
 
 use super::asked::Asked;
-use crate::call::Rank;
+use crate::call::{Collective, Rank};
 use crate::config::{Algorithm, Config, Lowering};
 use crate::description;
 use crate::dtype::ReduceOp;
@@ -27,6 +27,8 @@ pub(super) struct Plans {
     direct: Option<Arc<Plan>>,
     /// Bytes up to which a vector is one of those.
     direct_limit: usize,
+    /// Bytes up to which every rank reduces a vector itself.
+    small: usize,
     subchunk: usize,
     reproducible: bool,
     installed: HashMap<Key, Installed>,
@@ -73,6 +75,7 @@ impl Plans {
             main,
             direct,
             direct_limit: config.direct.0,
+            small: config.small.0,
             subchunk: config.subchunk.0,
             reproducible: config.reproducible.0,
             installed: HashMap::new(),
@@ -93,10 +96,13 @@ impl Plans {
 
     /// Makes the programs of usual calls, so that the first of them is as fast as the others.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
-        for (direct, by_wave) in [(false, true), (false, false), (true, false)] {
+        for (direct, by_wave, everywhere) in
+            [(false, true, false), (false, false, false), (true, false, false), (true, false, true)]
+        {
             if !direct || self.direct.is_some() {
                 let reproducible = self.reproducible;
-                self.install((direct, Purpose { by_wave, reproducible, ..Purpose::ALL_REDUCE }), executor)?;
+                let purpose = Purpose { by_wave, reproducible, everywhere, ..Purpose::ALL_REDUCE };
+                self.install((direct, purpose), executor)?;
             }
         }
         Ok(())
@@ -115,12 +121,17 @@ impl Plans {
     pub(super) fn path(&mut self, asked: &Asked, executor: &mut Executor) -> Result<(Path, u64)> {
         let bytes = asked.count as usize * asked.dtype.size();
         let direct = bytes <= self.direct_limit && self.direct.is_some();
+        // What a rank receives then grows with the world.
+        let received = bytes * (self.main.schedule().world() - 1);
+        let small = bytes <= self.small && received <= self.direct_limit;
+        let everywhere = direct && small && asked.collective == Collective::AllReduce;
         let purpose = Purpose {
             collective: asked.collective,
             root: asked.root,
             prescale: matches!(asked.op, ReduceOp::PreMulSum(_)),
             reproducible: self.reproducible && asked.collective.reduces(),
-            by_wave: self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
+            by_wave: !everywhere && self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
+            everywhere,
         };
         let installed = match self.installed.get(&(direct, purpose)) {
             Some(installed) => *installed,

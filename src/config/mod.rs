@@ -140,7 +140,7 @@ settings! {
         "Whether sums have the same bits whatever the algorithm, layout, transport and sub-chunk size: all contributions are added in rank order by one rank.";
     #[agree yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), Any,
-        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and every node has one rank.";
+        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and no two ranks share memory.";
     #[agree yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, Any,
         "How the groups of a schedule become transfers.";
@@ -152,7 +152,7 @@ settings! {
         "Bytes of one sub-chunk, the grain of the pipeline, and of one slot of the pool.";
     #[agree yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Vectors of at most this many bytes take the path for small messages where all ranks share one node.";
+        "Vectors of at most this many bytes are reduced by every rank itself, in one hop, where all ranks share one node or no two do.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Slots in a rank's pool; raised to two per peer if that is more.";
     #[agree yes]

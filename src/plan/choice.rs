@@ -2,7 +2,7 @@
 
 use super::planner::Details;
 use super::topology::Topology;
-use crate::config::{Algorithm, Config, Lowering, Size};
+use crate::config::{Algorithm, Config, Lowering, Size, TransportChoice};
 
 /// An algorithm for vectors whose bytes take the time, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub fn choose(setting: Algorithm, topology: &Topology, details: &Details) -> Cho
 }
 
 /// Whether small vectors go straight between all ranks, by a plan of their own, rather than by the one that was
-/// chosen: where whoever runs the job leaves the choice to flexring, and every node has one rank. Where nodes have
+/// chosen: where whoever runs the job leaves the choice to flexring, and no two ranks share memory. Where nodes have
 /// several, the levels of the chosen plan are direct exchanges too, cross between nodes as often, and send fewer
 /// messages: all-reduce of 8 B to 2 KiB on 2+3 takes 51 to 89 us by FlexReduce and 66 to 111 us straight, on 3+3+4
 /// 119 to 256 us and 203 to 416 us (namespaces on 2 cores).
@@ -60,7 +60,9 @@ pub fn choose(setting: Algorithm, topology: &Topology, details: &Details) -> Cho
 pub fn small_go_straight(config: &Config, topology: &Topology) -> bool {
     let free =
         config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
-    free && config.direct > Size(0) && topology.nodes() > 1 && topology.nodes() == topology.world()
+    let apart = topology.nodes() == topology.world()
+        || matches!(config.transport, TransportChoice::Tcp | TransportChoice::Verbs);
+    free && config.direct > Size(0) && topology.world() > 1 && apart
 }
 
 /// Two siblings whose links differ in bandwidth, by name.

@@ -51,11 +51,19 @@ impl Proven {
                 for root in if collective.has_root() { vec![0, last] } else { vec![0] } {
                     verify(
                         &plan,
-                        Purpose { collective, root, by_wave, reproducible, prescale: reproducible },
+                        Purpose {
+                            collective,
+                            root,
+                            by_wave,
+                            reproducible,
+                            prescale: reproducible,
+                            everywhere: false,
+                        },
                     )?;
                 }
             }
         }
+        verify(&plan, Purpose { everywhere: true, ..Purpose::ALL_REDUCE })?;
         Ok(Self(Arc::new(plan)))
     }
 

@@ -64,6 +64,10 @@ impl Lower<'_> {
     /// All that the rank does, phase after phase.
     pub(super) fn legs(&self) -> Vec<Leg> {
         let mut legs = Vec::new();
+        if self.purpose.everywhere {
+            self.reduce_everywhere(&mut legs);
+            return legs;
+        }
         let reduced = match self.purpose.collective {
             Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
                 if self.purpose.reproducible {
@@ -142,6 +146,23 @@ impl Lower<'_> {
             }
         }
         1
+    }
+
+    /// Everybody's contribution straight to everybody, who all add them in the order of the ranks.
+    fn reduce_everywhere(&self, legs: &mut Vec<Leg>) {
+        let world = self.plan.schedule.world();
+        let others: Vec<Rank> = (0..world).filter(|rank| *rank != self.rank).collect();
+        let acts = [Act::Send(others), Act::Reduce((0..world).collect())];
+        for act in acts.into_iter().filter(|_| world > 1) {
+            let completes = matches!(act, Act::Reduce(_));
+            legs.extend(self.pieces.iter().map(|piece| Leg {
+                depth: 0,
+                group: 0,
+                piece: *piece,
+                completes,
+                act: act.clone(),
+            }));
+        }
     }
 
     /// Back up the levels, beginning at `depth`.

@@ -79,6 +79,9 @@ pub struct Purpose {
     /// Whether homes are longer than a sub-chunk, so that their sub-chunks travel in waves, each through all
     /// levels on its own. Otherwise spans are sent whole, in as few messages as there are.
     pub by_wave: bool,
+    /// Whether every rank adds all contributions itself, in the order of the ranks, so that an all-reduce is one
+    /// hop: for vectors so short that hops take the time.
+    pub everywhere: bool,
 }
 
 impl Purpose {
@@ -89,6 +92,7 @@ impl Purpose {
         prescale: false,
         reproducible: false,
         by_wave: false,
+        everywhere: false,
     };
 
     /// Which part of the vector `rank` gives and gets.
@@ -196,7 +200,8 @@ impl Plan {
         let kind = (purpose.collective as u64) << 8
             | u64::from(purpose.prescale) << 1
             | u64::from(purpose.reproducible) << 2
-            | u64::from(purpose.by_wave) << 3;
+            | u64::from(purpose.by_wave) << 3
+            | u64::from(purpose.everywhere) << 4;
         Program::assemble(Parts {
             rank,
             world: self.schedule.world(),
@@ -216,6 +221,9 @@ impl Plan {
     /// complete at another level than the rest.
     fn pieces(&self, purpose: Purpose) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
+        if purpose.everywhere {
+            return vec![Piece { span: Span::WHOLE, grid: Span::WHOLE, home: self.schedule.homes()[0] }];
+        }
         for home in self.schedule.homes() {
             match pieces.last_mut() {
                 Some(last) if !purpose.by_wave && last.home.level == home.level => {
