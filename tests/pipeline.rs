@@ -115,13 +115,14 @@ fn plan(random: &mut Random) -> (Topology, Plan, Purpose) {
         if direct { Form::Direct } else { Form::Chain }
     });
     let collective = if random.coin() { Collective::AllReduce } else { Collective::ALL[random.below(5)] };
+    let everywhere = collective == Collective::AllReduce && random.below(8) == 0;
     let purpose = Purpose {
         collective,
         root: if collective.has_root() { random.below(topology.world()) } else { 0 },
-        prescale: collective.reduces() && random.below(4) == 0,
+        prescale: collective.reduces() && !everywhere && random.below(4) == 0,
         reproducible: collective.reduces() && random.below(4) == 0,
         by_wave: random.coin(),
-        everywhere: collective == Collective::AllReduce && random.below(8) == 0,
+        everywhere,
     };
     (topology, plan, purpose)
 }
@@ -156,7 +157,7 @@ fn play(seed: u64) {
                 land_slots: slots,
             });
             let staging = |peer: Rank| if nodes[peer] == nodes[rank] { near } else { far };
-            let in_place = random.coin();
+            let in_place = random.coin() && !purpose.everywhere;
             pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             if random.below(8) == 0 {
                 // Once more, as in the next call: nothing may be left of the first.

@@ -123,12 +123,13 @@ impl Plans {
         let direct = bytes <= self.direct_limit && self.direct.is_some();
         // What a rank receives then grows with the world.
         let received = bytes * (self.main.schedule().world() - 1);
-        let small = bytes <= self.small && received <= self.direct_limit;
-        let everywhere = direct && small && asked.collective == Collective::AllReduce;
+        let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
+        let prescale = matches!(asked.op, ReduceOp::PreMulSum(_));
+        let everywhere = direct && small && asked.collective == Collective::AllReduce && !prescale;
         let purpose = Purpose {
             collective: asked.collective,
             root: asked.root,
-            prescale: matches!(asked.op, ReduceOp::PreMulSum(_)),
+            prescale,
             reproducible: self.reproducible && asked.collective.reduces(),
             by_wave: !everywhere && self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
             everywhere,

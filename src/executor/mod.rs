@@ -58,7 +58,7 @@ pub struct Parts {
     pub routes: Vec<usize>,
     /// What adds and copies.
     pub device: Box<dyn Device>,
-    /// The slots of the pool, all of one size, and one more that is kept for calls without elements.
+    /// The slots of the pool, all of one size, and one more that is the executor's own.
     pub slots: Vec<Piece>,
     /// The path for small messages, if all ranks share a node.
     pub mailbox: Option<Mailbox>,
@@ -100,8 +100,8 @@ pub struct Executor {
     routes: Vec<usize>,
     device: Box<dyn Device>,
     slots: Vec<Piece>,
-    /// A vector of one zero, for calls that have no elements.
-    scratch: Piece,
+    /// One more slot: for calls that have no elements, and for a short input whose place is needed.
+    spare: Piece,
     /// One for each program that was installed.
     pipelines: Vec<Pipeline>,
     /// Which of them runs.
@@ -141,7 +141,7 @@ impl Executor {
     /// An executor without programs.
     pub fn new(parts: Parts) -> Self {
         let Parts { rank, world, transports, routes, mut slots, .. } = parts;
-        let scratch = slots.pop().map_or(Piece::EMPTY, |slot| slot.narrow(0, size_of::<u64>()));
+        let spare = slots.pop().unwrap_or(Piece::EMPTY);
         let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
         Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
@@ -163,7 +163,7 @@ impl Executor {
             transports,
             routes,
             slots,
-            scratch,
+            spare,
         }
     }
 
@@ -235,8 +235,14 @@ impl Executor {
     fn run_program(&mut self, work: &Work) -> Result<()> {
         // With nothing to move nobody would hear of ranks that are not its neighbours. One element goes
         // through everybody's hands, so a call without elements moves one of nobody's.
-        let nothing = Work { input: self.scratch, output: self.scratch, scratch: self.scratch, ..*work };
-        let work = if work.call.count == 0 { &nothing } else { work };
+        let zero = self.spare.narrow(0, size_of::<u64>());
+        let nothing = Work { input: zero, output: zero, scratch: zero, ..*work };
+        let mut work = if work.call.count == 0 { nothing } else { *work };
+        if work.in_place && self.pipelines[self.current].program().windows.apart {
+            work.input = self.copy_aside(&work)?;
+            work.in_place = false;
+        }
+        let work = &work;
         let element = work.call.dtype.size();
         let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
         let binding = Binding {
@@ -290,6 +296,22 @@ impl Executor {
                 return Err(self.timed_out(work));
             }
         }
+    }
+
+    /// Copies a short input to where it can be read while the output is written.
+    fn copy_aside(&mut self, work: &Work) -> Result<Piece> {
+        let into = self.spare.narrow(0, work.input.len());
+        let job = Job {
+            dtype: work.call.dtype,
+            arithmetic: work.arithmetic,
+            into,
+            operands: &[device::Operand { piece: work.input, factor: None }],
+            finish: Finish::Keep,
+            streaming: false,
+        };
+        self.device.submit(&job, 0)?;
+        self.device.quiesce();
+        Ok(into)
     }
 
     /// Where it matters spans begin on a cache line, and no line is written by two ranks; but not where the

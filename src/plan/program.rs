@@ -119,6 +119,8 @@ pub struct Windows {
     pub input: Span,
     /// What the caller gets; what is made elsewhere on the way is the executor's own.
     pub output: Span,
+    /// Whether the two must not be the same memory: others may read the input until the output is complete.
+    pub apart: bool,
 }
 
 /// The order of sub-chunks that travel side by side. There are as many waves as the longest grid has sub-chunks;

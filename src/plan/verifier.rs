@@ -223,6 +223,9 @@ fn memory(program: &Program) -> std::result::Result<(), String> {
             }
             if writes {
                 for (reader, input) in &stretch.readers {
+                    if *input && program.windows.apart {
+                        continue;
+                    }
                     if on.get(reader).is_none_or(|in_place_only| *in_place_only && !input) {
                         return racing(*reader);
                     }
@@ -241,7 +244,7 @@ fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fraction> {
     let mut cuts = vec![Fraction::ZERO];
     for program in programs {
         cuts.extend(program.steps.iter().flat_map(|step| [step.span.start, step.span.end]));
-        let Windows { input, output } = program.windows;
+        let Windows { input, output, .. } = program.windows;
         cuts.extend([input.start, input.end, output.start, output.end]);
     }
     cuts.sort_unstable();
@@ -460,7 +463,9 @@ impl<'a> Trace<'a> {
                     _ => agreed = Some((rank, result)),
                 }
             }
-            if purpose.collective.reduces() && world > 1 && divisions != 1 {
+            // Once by its owner, or by everybody who makes the whole sum.
+            let once = if purpose.everywhere { world as u32 } else { 1 };
+            if purpose.collective.reduces() && world > 1 && divisions != once {
                 return Err(format!(
                     "{} would be divided {divisions} times for an average",
                     self.stretch(at)

@@ -22,6 +22,8 @@ pub(super) struct Builder {
     rank: Rank,
     prescale: bool,
     reproducible: bool,
+    /// Whether what reads the input and what writes the output never meet.
+    apart: bool,
     /// The grid and the depth of the leg at hand.
     pub(super) at: (Span, u32),
     pub(super) steps: Vec<Step>,
@@ -36,6 +38,7 @@ impl Builder {
             rank,
             prescale: purpose.prescale,
             reproducible: purpose.reproducible,
+            apart: purpose.everywhere,
             at: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: Vec::new(),
@@ -86,7 +89,8 @@ impl Builder {
         let mut depends = Vec::new();
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
-            let readers = history.readers.iter();
+            let apart = self.apart;
+            let readers = history.readers.iter().filter(|(_, input)| !(*input && apart));
             depends.extend(readers.map(|(on, input)| Dependency { on: *on, in_place_only: *input }));
             *history = History { writer: Some(step), readers: Vec::new() };
         }

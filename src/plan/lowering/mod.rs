@@ -80,7 +80,7 @@ pub struct Purpose {
     /// levels on its own. Otherwise spans are sent whole, in as few messages as there are.
     pub by_wave: bool,
     /// Whether every rank adds all contributions itself, in the order of the ranks, so that an all-reduce is one
-    /// hop: for vectors so short that hops take the time.
+    /// hop: for vectors so short that hops take the time. Not with factors.
     pub everywhere: bool,
 }
 
@@ -108,7 +108,7 @@ impl Purpose {
             Collective::Broadcast => (at_root, Span::WHOLE),
             Collective::Reduce => (Span::WHOLE, at_root),
         };
-        Windows { input, output }
+        Windows { input, output, apart: self.everywhere }
     }
 }
 
