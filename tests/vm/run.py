@@ -23,9 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # The tests for one machine: of a test binary ("lib" has the library's units) those whose names contain a filter.
 BINARIES = [
-    ("lib", "transport::tcp::tests"),
-    ("all_reduce", "pool_memory"),
+    ("lib", "transport::verbs"),
+    ("all_reduce", ""),
+    ("siblings", ""),
+    ("reproducible", ""),
+    ("failures", ""),
+    ("allocations", ""),
 ]
+# What those binaries are told: which worlds to test.
+WORLDS = "WORLDS=verbs"
 # Seconds that all tests of one binary may take together.
 BINARY_LIMIT = 240
 
@@ -104,7 +110,7 @@ def in_one(programs, report):
             if not names:
                 continue
             command = f"{binary} {' '.join(names)} --exact --test-threads=1 --show-output"
-            code, printed = machine.run(f"RUST_BACKTRACE=1 {command}", BINARY_LIMIT)
+            code, printed = machine.run(f"RUST_BACKTRACE=1 {WORLDS} {command}", BINARY_LIMIT)
             seen = set()
             for name, outcome, words in tests_of(printed):
                 seen.add(name)
@@ -117,7 +123,7 @@ def in_two(programs, report):
     """The scenarios, between two machines, which are booted anew once one of them is lost."""
     todo = [scenario for scenario in scenarios.ALL if report.wanted(f"scenarios::{scenario.__name__}")]
     while todo:
-        with contextlib.suppress(Lost), vm.boot(2, scenarios.RAILS, [programs["flexring"]]) as machines:
+        with contextlib.suppress(Lost), vm.boot(2, scenarios.CARDS, [programs["flexring"]]) as machines:
             while todo:
                 perform(todo.pop(0), machines, report)
 

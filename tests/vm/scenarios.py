@@ -9,7 +9,9 @@ import shlex
 import time
 
 ALL = []  # in the order of this file
-RAILS = 2  # cards of each machine
+RAILS = 2  # cards of each machine that ranks use for RDMA
+CONTROL = 2  # the card that ranks meet over, which stays up when rails go down
+CARDS = 3
 _ports = itertools.count(20000)
 
 
@@ -41,10 +43,12 @@ def launch(machines, command, **environment):
     """
     world = {
         "FLEXRING_WORLD_SIZE": len(machines),
-        "FLEXRING_MASTER_ADDR": address(machines[0], 0),
+        "FLEXRING_MASTER_ADDR": address(machines[0], CONTROL),
         "FLEXRING_MASTER_PORT": next(_ports),
         "FLEXRING_TIMEOUT_MS": 30000,
         "FLEXRING_CONNECT_TIMEOUT_MS": 20000,
+        "FLEXRING_SOCKET_IFNAME": f"eth{CONTROL}",
+        "FLEXRING_IB_HCA": "=" + ",".join(f"rxe{rail}" for rail in range(RAILS)),
         **environment,
     }
     settings = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in world.items())
@@ -118,9 +122,9 @@ def must(machine, command, timeout=20):
 def tidy(machine):
     """Puts right whatever a scenario left."""
     machine.end_jobs()
-    for rail in range(RAILS):
-        rail_up(machine, rail)
-        queue(machine, rail, "")
+    for card in range(CARDS):
+        rail_up(machine, card)
+        queue(machine, card, "")
 
 
 # The scenarios.
@@ -156,7 +160,7 @@ def tcp_measures_without_a_wrong_sum(machines):
 
 @scenario
 def tcp_bears_loss_and_delay(machines):
-    netem(machines[0], 0, "loss 1% delay 5ms 2ms")
+    netem(machines[0], CONTROL, "loss 1% delay 5ms 2ms")
     measured(both(machines, "flexring perf -b 8 -e 64K -f 64 -n 3 -w 1", FLEXRING_TRANSPORT="tcp"))
 
 
@@ -168,6 +172,170 @@ def a_rank_that_is_killed_is_named_by_the_other(machines):
     jobs[1].signal()
     results = finish(jobs, 30)
     check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not say that rank 1 died", *results)
+
+
+# RDMA, all of it over both rails unless a scenario says otherwise.
+
+ENDLESS = "flexring perf -b 256K -e 256K -w 1 -n 1000000"
+
+
+def sent(machine):
+    """Packets that each rail has sent so far."""
+    return [rdma_counters(machine, rail)["sent_pkts"] for rail in range(RAILS)]
+
+
+def running(machines, **environment):
+    """A world that reduces until it is ended, once it is at it."""
+    before = sent(machines[0])
+    jobs = launch(machines, ENDLESS, FLEXRING_TRANSPORT="verbs", **environment)
+    check(jobs[0].wait_for("#wrong"), "the ranks do not meet")
+    wait_until(lambda: all(now > then + 500 for now, then in zip(sent(machines[0]), before)), "a rail carries nothing")
+    return jobs
+
+
+def wait_until(holds, why, seconds=20):
+    end = time.monotonic() + seconds
+    while not holds():
+        check(time.monotonic() < end, why)
+        time.sleep(0.1)
+
+
+def named_within(jobs, seconds, *words):
+    """All ranks end with an error that has these words, in this time."""
+    results = finish(jobs, seconds)
+    for result in results:
+        check(result.code not in (0, 124), f"a rank did not fail within {seconds} s", *results)
+        check(all(word in result.output for word in words), f"a rank does not say {words}", *results)
+    return results
+
+
+@scenario
+def rdma_measures_without_a_wrong_sum_over_both_rails(machines):
+    before = sent(machines[0])
+    results = both(machines, "flexring perf -b 8 -e 1M -f 8 -n 5 -w 1", FLEXRING_TRANSPORT="verbs")
+    measured(results)
+    check(" verbs to 1 rank" in results[0].output, "something else than RDMA was used", *results)
+    check(all(now > then + 100 for now, then in zip(sent(machines[0]), before)), "a rail was not used", *results)
+
+
+@scenario
+def rdma_of_two_ranks_on_each_machine_is_used_between_them_alone(machines):
+    one, two = machines
+    results = finish(launch([one, one, two, two], "flexring perf -b 64 -e 256K -f 64 -n 3 -w 1", FLEXRING_IB_QPS_PER_RAIL=2))
+    measured(results)
+    check("shm to 1 rank, verbs to 2 ranks" in results[0].output, "something else was chosen", *results)
+
+
+@scenario
+def rdma_bears_loss_and_delay(machines):
+    for machine in machines:
+        for rail in range(RAILS):
+            netem(machine, rail, "loss 1% delay 2ms")
+    results = both(machines, "flexring perf -b 8 -e 256K -f 32 -n 5 -w 1", FLEXRING_TRANSPORT="verbs")
+    measured(results)
+
+
+@scenario
+def a_rail_that_goes_down_costs_no_sum_and_is_told(machines):
+    before = sent(machines[0])
+    jobs = launch(machines, "flexring perf -b 64K -e 64K -w 1 -n 1500", FLEXRING_TRANSPORT="verbs")
+    check(jobs[0].wait_for("#wrong"), "the ranks do not meet")
+    wait_until(lambda: all(now > then + 500 for now, then in zip(sent(machines[0]), before)), "a rail carries nothing")
+    rail_down(machines[1], 1)
+    results = finish(jobs, 90)
+    measured(results)
+    told = "a queue pair to rank"
+    check(any(told in result.output for result in results), "nobody says that a rail went down", *results)
+
+
+@scenario
+def the_first_rail_may_go_down_too(machines):
+    jobs = launch(machines, "flexring perf -b 64K -e 64K -w 1 -n 1500", FLEXRING_TRANSPORT="verbs")
+    check(jobs[0].wait_for("#wrong"), "the ranks do not meet")
+    time.sleep(1)
+    rail_down(machines[0], 0)
+    measured(finish(jobs, 90))
+
+
+@scenario
+def when_all_rails_are_down_every_rank_names_its_peer(machines):
+    jobs = running(machines)
+    for rail in range(RAILS):
+        rail_down(machines[1], rail)
+    results = finish(jobs, 30)
+    check(all(result.code not in (0, 124) for result in results), "a rank did not fail in time", *results)
+    check("rank 0" in results[1].output and "rank 1" in results[0].output, "a rank does not name its peer", *results)
+    check(any("retry" in result.output for result in results) or any("status" in result.output for result in results),
+          "nobody tells the completion's status", *results)
+
+
+@scenario
+def a_rank_that_is_killed_amid_rdma_is_named(machines):
+    jobs = running(machines)
+    jobs[1].signal()
+    results = finish(jobs, 30)
+    check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not say that rank 1 died", *results)
+
+
+@scenario
+def a_rank_that_calls_nothing_for_long_is_waited_for(machines):
+    results = finish(launch(machines, "flexring perf -b 64K -e 64K -w 1 -n 20", FLEXRING_TRANSPORT="verbs", FLEXRING_HEARTBEAT_MS=50))
+    measured(results)
+
+
+@scenario
+def a_world_without_devices_uses_tcp_and_says_why(machines):
+    one, two = machines
+    rail_down(two, 0)
+    rail_down(two, 1)
+    results = both(machines, "flexring perf -b 8 -e 8 -n 1 -w 0")
+    measured(results)
+    check("use tcp, not RDMA devices: rank 1 on" in results[0].output, "nobody says why RDMA is not used", *results)
+    check("ip link set" in results[0].output, "nobody says what mends it", *results)
+    named_within(launch(machines, "flexring perf -b 8 -e 8 -n 1 -w 0", FLEXRING_TRANSPORT="verbs"), 30, "rank 1 on", "ip link set")
+
+
+@scenario
+def settings_that_leave_no_device_are_refused_in_words(machines):
+    for setting, word in [("FLEXRING_IB_HCA", "mlx5"), ("FLEXRING_IB_GID_INDEX", "200")]:
+        jobs = launch(machines, "flexring perf -b 8 -e 8 -n 1 -w 0", FLEXRING_TRANSPORT="verbs", **{setting: word})
+        named_within(jobs, 30, setting)
+
+
+@scenario
+def peers_with_nothing_in_common_are_told_so(machines):
+    one, two = machines
+    # An address of the other family on one side alone.
+    for rail in range(RAILS):
+        must(two, f"ip -6 addr add 2001:db8:{rail}::2/64 dev eth{rail} nodad")
+    try:
+        jobs = [
+            *launch([one], "flexring perf -b 8 -e 8 -n 1 -w 0", FLEXRING_WORLD_SIZE=2, FLEXRING_TRANSPORT="verbs"),
+        ]
+        port = next(_ports) - 1
+        jobs.append(two.start(
+            f"export FLEXRING_RANK=1 FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR={address(one, CONTROL)} FLEXRING_MASTER_PORT={port} "
+            f"FLEXRING_SOCKET_IFNAME=eth{CONTROL} FLEXRING_IB_HCA==rxe0,rxe1 FLEXRING_IB_FAMILY=ipv6 FLEXRING_TRANSPORT=verbs "
+            "FLEXRING_TIMEOUT_MS=30000 FLEXRING_CONNECT_TIMEOUT_MS=20000; flexring perf -b 8 -e 8 -n 1 -w 0"))
+        named_within(jobs, 30, "rank 0", "rank 1", "IPv4", "IPv6")
+    finally:
+        for rail in range(RAILS):
+            must(two, f"ip -6 addr del 2001:db8:{rail}::2/64 dev eth{rail}")
+
+
+@scenario
+def too_little_memory_that_may_be_locked_is_told_with_the_mend(machines):
+    little = "setpriv --bounding-set=-ipc_lock sh -c 'ulimit -l 64; exec flexring perf -b 8 -e 8 -n 1 -w 0'"
+    named_within(launch(machines, little, FLEXRING_TRANSPORT="verbs"), 30, "ibv_", "ulimit -l unlimited")
+    results = both(machines, little)
+    measured(results)
+    check("use tcp" in results[0].output, "nobody says that RDMA is not used", *results)
+
+
+@scenario
+def the_doctor_tells_of_devices_and_addresses(machines):
+    words = must(machines[0], "flexring doctor")
+    check("rxe0" in words and "198.18.0.1" in words, "the doctor overlooks a device", )
 
 
 @scenario

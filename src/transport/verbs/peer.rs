@@ -105,17 +105,20 @@ impl Peer {
         }
         match outcome {
             Ok(Some((word, len))) => {
-                if self.link.received_one(pair)
+                if self.link.pairs[pair].is_alive()
                     && let Err(error) = self.pairs[pair].receive(id)
                 {
                     self.break_off(pair, &error);
+                }
+                if !self.link.pairs[pair].is_alive() {
+                    self.link.receive_gone(pair);
                 }
                 self.link.received(pair, word, len)?;
             }
             Ok(None) => self.link.sent(pair, serial),
             Err(status) => {
                 if receive {
-                    self.link.received_one(pair);
+                    self.link.receive_gone(pair);
                 } else {
                     self.link.failed(pair, serial);
                 }

@@ -292,11 +292,11 @@ impl Link {
     }
 
     /// The queue pair that something goes over, if one has room. Messages go where the fewest bytes are waiting, so
-    /// each rail carries what it can; all else goes over the first pair that lives, so that it stays in order.
+    /// each rail carries what it can, and in turn where that is equal; all else goes over the first pair that lives, so that it stays in order.
     fn pair_for(&self, what: What) -> Option<usize> {
         let mut alive = self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_alive());
         let chosen = match what {
-            What::Data { .. } => alive.min_by_key(|(_, pair)| pair.bytes),
+            What::Data { .. } => alive.min_by_key(|(_, pair)| (pair.bytes, pair.carried)),
             _ => alive.next(),
         };
         chosen.filter(|(_, pair)| pair.has_room()).map(|(number, _)| number)

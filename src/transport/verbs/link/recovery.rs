@@ -17,8 +17,9 @@ pub(in super::super) struct Pair {
     /// The rail of this rank's, and of the peer's, that it connects.
     pub rail: usize,
     pub peer_rail: usize,
-    /// Bytes of messages that are under way.
+    /// Bytes of messages that are under way, and of all so far.
     pub bytes: u64,
+    pub carried: u64,
     alive: bool,
     /// Whether the device has let go of everything and the peer was told.
     quiet: bool,
@@ -45,6 +46,7 @@ impl Pair {
             rail,
             peer_rail,
             bytes: 0,
+            carried: 0,
             alive: true,
             quiet: false,
             heard: false,
@@ -71,6 +73,7 @@ impl Pair {
     pub(super) fn post(&mut self, what: What, bytes: u64) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         self.bytes += bytes;
+        self.carried += bytes;
         self.under_way.push_back(Post { serial: self.serial, what, bytes });
         self.serial
     }
@@ -90,13 +93,10 @@ impl Pair {
 }
 
 impl Link {
-    /// A receive was completed, well or not; `true` if another is to be posted.
-    pub(in super::super) fn received_one(&mut self, pair: usize) -> bool {
+    /// A receive was completed and no other was posted in its place.
+    pub(in super::super) fn receive_gone(&mut self, pair: usize) {
         let pair = &mut self.pairs[pair];
-        if !pair.alive {
-            pair.receives = pair.receives.saturating_sub(1);
-        }
-        pair.alive
+        pair.receives = pair.receives.saturating_sub(1);
     }
 
     /// A request was not carried out. Those before it were, as the ones after it are told one by one.
