@@ -8,8 +8,8 @@
 use super::board::Board;
 use super::link::{Link, RECEIVES, SENDS};
 use super::objects::{CompletionQueue, Context, Depth, Domain, Fresh, Port, QueuePair, Route, Shim};
-use super::peer::{Invitation, Peer};
-use super::regions::{Region, Regions};
+use super::peer::{Boards, Invitation, Peer};
+use super::regions::Regions;
 use super::select::Rail;
 use super::survey::LinkLayer;
 use super::transport::{Device, Verbs};
@@ -75,14 +75,12 @@ pub(crate) struct Invitations {
 
 /// A rank whose queue pairs are not connected yet.
 pub(crate) struct Prepared {
-    // Queue pairs go before what they use, and the memory of the boards goes last.
     peers: Vec<Half>,
     devices: Vec<Device>,
     ports: Vec<Port>,
     rails: Vec<Rail>,
     regions: Arc<Regions>,
-    boards: (Arc<Region>, Arc<Region>),
-    memory: MmapMut,
+    boards: Arc<Boards>,
     options: Options,
     me: Rank,
 }
@@ -131,11 +129,11 @@ impl Prepared {
         let mut memory = MmapMut::map_anon(2 * half)
             .map_err(|cause| Error::system("cannot have memory for the boards of links", cause))?;
         let start = NonNull::from(&mut memory[..]).cast();
-        // SAFETY: the mapping lives as long as this rank's links: it is the last field of whoever owns it. Nobody
-        // else touches it but through the boards.
+        // SAFETY: every link holds the mapping, and nobody touches it but through the links' boards.
         let all = unsafe { Piece::new(start, 2 * half) };
         let (inboxes, outboxes) = (all.narrow(0, half), all.narrow(half, half));
-        let boards = (regions.own(inboxes, true)?, regions.own(outboxes, false)?);
+        let (inboxes_at, outboxes_at) = (regions.own(inboxes, true)?, regions.own(outboxes, false)?);
+        let boards = Arc::new(Boards { inboxes: inboxes_at, outboxes: outboxes_at, _memory: memory });
 
         let depth = Depth { sends: SENDS as u32, receives: RECEIVES as u32, inline: INLINE };
         let mut halves = Vec::new();
@@ -159,7 +157,7 @@ impl Prepared {
         }
         let rails = rails.to_vec();
         let regions = Arc::new(regions);
-        Ok(Self { peers: halves, devices, ports, rails, regions, boards, memory, options, me })
+        Ok(Self { peers: halves, devices, ports, rails, regions, boards, options, me })
     }
 
     /// What the peers must know.
@@ -167,7 +165,7 @@ impl Prepared {
     /// # Errors
     /// `System` if a key cannot be had.
     pub(crate) fn invitations(&self) -> Result<Invitations> {
-        let keys = self.boards.0.rkeys()?;
+        let keys = self.boards.inboxes.rkeys()?;
         let peers = self.peers.iter().map(|half| {
             let endpoints = half.pairs.iter().map(QueuePair::endpoint).collect();
             (half.peer, Invitation { endpoints, address: half.address, keys })
@@ -186,7 +184,7 @@ impl Prepared {
         invitations: &[Invitations],
         fault: &Arc<Fault>,
     ) -> Result<Verbs> {
-        let Self { peers, devices, ports, rails: mine, regions, boards, memory, options, me } = self;
+        let Self { peers, devices, ports, rails: mine, regions, boards, options, me } = self;
         let mut links = Vec::new();
         for (place, half) in peers.into_iter().enumerate() {
             let peer = half.peer;
@@ -204,10 +202,9 @@ impl Prepared {
                 fresh.push((pair, route(&mine[*mine_at], rail, mtu, &options)));
             }
             let link = Link::new(peer, half.board, &half.rails);
-            let outbox = Arc::clone(&boards.1);
-            links.push(Peer::connect(place, link, half.board, outbox, fresh, invitation)?);
+            links.push(Peer::connect(place, link, half.board, &boards, fresh, invitation)?);
         }
-        Verbs::new(links, devices, regions, boards, memory, &options, Arc::clone(fault))
+        Verbs::new(links, devices, regions, &options, Arc::clone(fault))
     }
 
     /// Whoever is told of memory that devices shall reach.

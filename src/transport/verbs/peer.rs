@@ -10,6 +10,7 @@ use super::wire::RAILS;
 use crate::call::Rank;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::Events;
+use memmap2::MmapMut;
 use std::sync::Arc;
 
 /// What a peer must know to write to this rank: one queue pair's end per connection, and where its board is.
@@ -21,9 +22,17 @@ pub(super) struct Invitation {
     pub keys: [u32; RAILS],
 }
 
-/// The outbox of this rank and the inbox of the peer, as requests name them.
+/// The boards of all links of a rank. They live as long as any link does.
+pub(super) struct Boards {
+    pub inboxes: Arc<Region>,
+    pub outboxes: Arc<Region>,
+    /// What both are in; goes last.
+    pub _memory: MmapMut,
+}
+
+/// The boards of this rank, and the inbox of the peer as requests name it.
 struct Mailing {
-    outbox: Arc<Region>,
+    boards: Arc<Boards>,
     address: u64,
     keys: [u32; RAILS],
 }
@@ -65,7 +74,7 @@ impl Peer {
         place: usize,
         link: Link,
         board: Board,
-        outbox: Arc<Region>,
+        boards: &Arc<Boards>,
         fresh: Vec<(QueuePair<Fresh>, Route)>,
         theirs: &Invitation,
     ) -> Result<Self> {
@@ -87,7 +96,7 @@ impl Peer {
         Ok(Self {
             unsignalled: vec![0; pairs.len()],
             batches: pairs.iter().map(|_| Vec::with_capacity(SENDS)).collect(),
-            mailing: Mailing { outbox, address: theirs.address, keys: theirs.keys },
+            mailing: Mailing { boards: Arc::clone(boards), address: theirs.address, keys: theirs.keys },
             link,
             pairs,
             board,
@@ -188,7 +197,13 @@ impl Peer {
             Payload::Board { offset, len } => {
                 let from = self.board.outgoing(*offset, *len).as_ptr() as u64;
                 let to = self.mailing.address + *offset as u64;
-                (from, *len as u32, self.mailing.outbox.lkey(rail)?, to, self.mailing.keys[peer_rail])
+                (
+                    from,
+                    *len as u32,
+                    self.mailing.boards.outboxes.lkey(rail)?,
+                    to,
+                    self.mailing.keys[peer_rail],
+                )
             }
             Payload::Message { piece, region, address, key } => {
                 (piece.as_ptr() as u64, piece.len() as u32, region.lkey(rail)?, *address, *key)
@@ -224,11 +239,28 @@ impl Peer {
         }
     }
 
-    /// Ends all access of devices to memory on behalf of this link.
-    pub(super) fn give_up(&mut self, error: Error) {
+    /// Breaks all queue pairs off: their devices carry out nothing more that peers ask for.
+    ///
+    /// # Errors
+    /// `System` if a device refuses even that; such a queue pair must be destroyed.
+    pub(super) fn break_off_all(&mut self, error: &Error) -> Result<()> {
+        for (number, pair) in self.pairs.iter_mut().enumerate() {
+            if self.link.pairs[number].is_alive() {
+                self.link.break_pair(number, error);
+                pair.break_off()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys all queue pairs.
+    pub(super) fn destroy(&mut self) {
         self.pairs.clear();
-        self.batches.clear();
-        self.link.give_up(error);
+    }
+
+    /// Whether devices have let go of everything.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.pairs.is_empty() || self.link.pairs.iter().all(|pair| pair.is_let_go())
     }
 
     /// Which rank this is.

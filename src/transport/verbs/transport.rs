@@ -3,14 +3,13 @@
 use super::connect::Options;
 use super::objects::{CompletionQueue, Context, Domain, Happening};
 use super::peer::{Peer, place_of};
-use super::regions::{Region, Regions};
+use super::regions::Regions;
 use super::wire::{RAILS, WINDOW};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
 use crate::transport::{Delivery, Events, Rank, Transport};
-use memmap2::MmapMut;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +23,9 @@ const LINGER: Duration = Duration::from_millis(300);
 /// How long it waits until everything that it wrote has been acknowledged.
 const FLUSH: Duration = Duration::from_secs(2);
 
+/// How long a rank that gives up waits for its devices to let go of everything, once they were told to.
+const LET_GO: Duration = Duration::from_millis(500);
+
 /// What serves one rail.
 pub(super) struct Device {
     pub queue: Arc<CompletionQueue>,
@@ -36,13 +38,11 @@ pub(super) struct Device {
 
 /// A rank's links over RDMA devices.
 pub(crate) struct Verbs {
-    // Queue pairs go first, the memory of the boards last; what is in between holds its own parents.
     peers: Vec<Peer>,
     /// Where in `peers` each rank is.
     places: Vec<Option<usize>>,
     devices: Vec<Device>,
     regions: Arc<Regions>,
-    _boards: (Arc<Region>, Arc<Region>),
     epoll: OwnedFd,
     /// The peers that the next poll looks at.
     list: VecDeque<usize>,
@@ -54,7 +54,6 @@ pub(crate) struct Verbs {
     probed: Instant,
     given_up: bool,
     fault: Arc<Fault>,
-    _memory: MmapMut,
 }
 
 impl Verbs {
@@ -62,8 +61,6 @@ impl Verbs {
         peers: Vec<Peer>,
         devices: Vec<Device>,
         regions: Arc<Regions>,
-        boards: (Arc<Region>, Arc<Region>),
-        memory: MmapMut,
         options: &Options,
         fault: Arc<Fault>,
     ) -> Result<Self> {
@@ -79,7 +76,6 @@ impl Verbs {
             places,
             devices,
             regions,
-            _boards: boards,
             epoll,
             armed: false,
             curious: false,
@@ -87,7 +83,6 @@ impl Verbs {
             probed: Instant::now(),
             given_up: false,
             fault,
-            _memory: memory,
         })
     }
 
@@ -395,11 +390,42 @@ impl Transport for Verbs {
         }
     }
 
+    /// Once a queue pair is broken off, its device carries out nothing more that a peer asks for, and soon has let
+    /// go of all requests. Destroying it can take much longer: a driver may wait until packets have left that cannot
+    /// leave. So that is left to a thread of its own, which holds all that must outlive the queue pairs.
     fn give_up(&mut self) {
         self.given_up = true;
-        for peer in &mut self.peers {
-            peer.give_up(Error::new(ErrorKind::PeerLost, "the verbs links were given up"));
+        let reason = Error::new(ErrorKind::PeerLost, "the verbs links were given up");
+        let mut peers = std::mem::take(&mut self.peers);
+        self.places.clear();
+        for peer in &mut peers {
+            peer.link.give_up(reason.clone());
+            // What cannot even be broken off is destroyed while the caller waits.
+            if peer.break_off_all(&reason).is_err() {
+                peer.destroy();
+            }
         }
+        let began = Instant::now();
+        while !peers.iter().all(Peer::is_quiet) && began.elapsed() < LET_GO {
+            for device in &self.devices {
+                let told = device.queue.poll(|completion| match peers.get_mut(place_of(completion.id)) {
+                    Some(peer) => peer.completed(&completion).or(Ok(())),
+                    None => Ok(()),
+                });
+                if told.is_err() {
+                    break;
+                }
+            }
+            std::thread::yield_now();
+        }
+        bury(peers);
+    }
+}
+
+/// Destroys queue pairs, and waits for it only where no thread can be had.
+fn bury(peers: Vec<Peer>) {
+    if let Err(cause) = std::thread::Builder::new().name("flexring-bury".to_owned()).spawn(|| drop(peers)) {
+        log::debug!("queue pairs are destroyed at once: {cause}");
     }
 }
 
@@ -410,6 +436,10 @@ impl Drop for Verbs {
             && let Err(error) = self.leave()
         {
             log::debug!("verbs: while leaving: {}", error.message());
+        }
+        if self.peers.iter().any(|peer| (0..peer.connections()).any(|pair| !peer.link.pairs[pair].is_alive()))
+        {
+            bury(std::mem::take(&mut self.peers));
         }
     }
 }

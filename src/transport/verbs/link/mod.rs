@@ -475,11 +475,8 @@ impl Link {
         self.broken.get_or_insert(error).clone()
     }
 
-    /// The link is given up: nothing is held any more.
+    /// The link cannot be used any more, for a reason of this rank's own.
     pub(super) fn give_up(&mut self, error: Error) {
         self.broken.get_or_insert(error);
-        self.outgoing = Default::default();
-        self.incoming = Default::default();
-        self.again.clear();
     }
 }

@@ -65,6 +65,11 @@ impl Pair {
         self.under_way.is_empty()
     }
 
+    /// Whether it is broken and the device has let go of all requests and receives.
+    pub(in super::super) fn is_let_go(&self) -> bool {
+        !self.alive && self.under_way.is_empty() && self.receives == 0
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.under_way.len() < SENDS
     }
@@ -127,6 +132,9 @@ impl Link {
         if !std::mem::replace(&mut self.pairs[pair].alive, false) {
             return false;
         }
+        if self.broken.is_some() {
+            return true;
+        }
         let living = self.pairs.iter().filter(|pair| pair.alive).count();
         if living == 0 {
             let broke = format!("cannot be reached any more: {}", cause.message());
@@ -163,7 +171,7 @@ impl Link {
             if pair.alive {
                 continue;
             }
-            if !pair.quiet && pair.under_way.is_empty() && pair.receives == 0 {
+            if !pair.quiet && pair.is_let_go() {
                 pair.quiet = true;
                 self.again.push_back(What::Known { pair: number });
             }
