@@ -6,35 +6,41 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Debian packages that tests need beyond Rust; without root they are named, not installed.
 PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
 
-# And those that the virtual machines of test-verbs are made of.
+# Those that links over RDMA are built with, and those that the virtual machines of test-verbs are made of.
+VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-.PHONY: all build test lint bench bench-lab install setup test-rust test-loom test-verbs
+.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs test-rust test-loom test-verbs
+
+# Tests and lint cover the code for RDMA wherever it can be built. Asked when a recipe runs, after its packages came.
+FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
 
 all: build
 
 build:
 	$(CARGO) build --release
 
-test: setup build test-rust test-loom
+test: setup setup-verbs build test-rust test-loom test-verbs
 
 # Tests run the release build's library and command too, as users do.
 test-rust:
-	$(CARGO) test
+	$(CARGO) test $(FEATURES)
 
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom lane
 
 # On RDMA devices, which virtual machines bring along.
-test-verbs:
+test-verbs: setup-verbs
 	@bench/setup.sh $(VM_PACKAGES)
-	tests/vm/run.py
+	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py $(FEATURES); \
+	else echo "skipped: libibverbs-dev and librdmacm-dev are not installed"; fi
 
-lint:
+lint: setup-verbs
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib
+	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES)
 
 bench: build
 	bench/run.sh
@@ -44,8 +50,17 @@ bench-lab: build
 	@bench/setup.sh gcc libopenmpi-dev openmpi-bin python3-torch iproute2 iperf3 python3
 	bench/lab_compare.py --out bench/out/lab.json
 
+# RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
+bench-verbs: setup-verbs
+	@bench/setup.sh $(VM_PACKAGES)
+	$(CARGO) build --release $(FEATURES) --target-dir target/verbs
+	bench/verbs.py --flexring target/verbs/release/flexring
+
 setup:
 	@bench/setup.sh $(PACKAGES)
+
+setup-verbs:
+	@bench/setup.sh $(VERBS_PACKAGES)
 
 install: build
 	install -Dm644 include/flexring.h $(DESTDIR)$(PREFIX)/include/flexring.h
