@@ -54,6 +54,8 @@ _SIGNATURES = {
     "flexring_comm_free": [c_void_p],
     "flexring_alloc": [c_void_p, c_size_t, POINTER(c_void_p)],
     "flexring_free": [c_void_p, c_void_p],
+    "flexring_register": [c_void_p, c_void_p, c_size_t],
+    "flexring_deregister": [c_void_p, c_void_p, c_size_t],
     "flexring_op_create_premul_sum": [c_float, POINTER(c_uint64)],
     "flexring_all_reduce": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, c_void_p],
     "flexring_reduce_scatter": [c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, c_void_p],

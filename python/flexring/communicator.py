@@ -4,6 +4,7 @@ Owns the lifetimes: the library's communicator lives until the last of those who
 lives until its call is over.
 """
 
+import contextlib
 import ctypes
 import math
 import os
@@ -223,6 +224,19 @@ class Communicator:
         # Runs before the handle's own, at exit too: the later of two is called first.
         weakref.finalize(block, _give_back, handle, address.value)
         return block
+
+    @contextlib.contextmanager
+    def registered(self, *vectors):
+        """A context in which these vectors are registered with the RDMA devices that this communicator uses, so that
+        calls on them, or on parts of them, copy and register nothing. Without RDMA devices nothing is done."""
+        handle = self._live()
+        with contextlib.ExitStack() as stack:
+            for vector in map(vector_of, vectors):
+                size = vector.count * SIZES[vector.dtype]
+                if size:
+                    check(library.flexring_register(handle.pointer, vector.address, size))
+                    stack.callback(library.flexring_deregister, handle.pointer, vector.address, size)
+            yield
 
     def abort(self):
         """Ends what all ranks do with this communicator, from any thread, at once."""

@@ -43,6 +43,16 @@ class Arrays(WorldTest):
 
         self.world(1, body)
 
+    def test_registered_arrays_are_reduced_like_any_other(self):
+        def body(comm):
+            vector = numpy.full(5000, comm.rank + 1.0, numpy.float32)
+            with comm.registered(vector, vector, numpy.zeros(0)):
+                comm.all_reduce(vector)
+            comm.all_reduce(vector)
+            return vector[4999]
+
+        self.assertEqual(self.world(2, body), [6.0, 6.0])
+
     def test_shared_memory_is_an_array_of_zeros(self):
         def body(comm):
             vector = comm.alloc((100, 30), dtype=numpy.float64)

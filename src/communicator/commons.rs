@@ -3,12 +3,13 @@
 //! Owns who must be told of such memory, and tells them. Must not know what is kept in it.
 
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::transport::shm::Growth;
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A rank's memory that others reach.
 pub(super) struct Commons {
@@ -17,6 +18,8 @@ pub(super) struct Commons {
     pub growth: Option<Growth>,
     /// Tells the devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
+    /// What users have registered, by address and length, and how often: told wrong the same with and without devices.
+    pub registered: Mutex<HashMap<(usize, usize), usize>>,
 }
 
 impl Commons {
@@ -53,12 +56,38 @@ impl Commons {
 
     /// Registers memory of the user's own with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece) -> Result<()> {
-        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.register(piece))
+        if let Some(registrar) = &self.registrar {
+            registrar.register(piece)?;
+        }
+        *self.registered().entry(place(piece)).or_default() += 1;
+        Ok(())
     }
 
+    /// Takes one registration of exactly this memory back.
     pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
+        let mut registered = self.registered();
+        let Some(count) = registered.get_mut(&place(piece)) else {
+            let words = format!(
+                "{} bytes at {:p} are not registered: the same address and length are given back that were registered",
+                piece.len(),
+                piece.as_ptr()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, words));
+        };
+        *count -= 1;
+        if *count == 0 {
+            registered.remove(&place(piece));
+        }
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(piece))
     }
+
+    fn registered(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn place(piece: Piece) -> (usize, usize) {
+    (piece.as_ptr() as usize, piece.len())
 }
 
 /// A vector that is registered with the RDMA devices of a communicator.

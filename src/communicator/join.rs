@@ -261,7 +261,12 @@ impl Assembly<'_> {
             rank: me,
             world,
             small: config.small.0,
-            commons: Commons { arena: self.arena, growth: self.growth, registrar: self.registrar },
+            commons: Commons {
+                arena: self.arena,
+                growth: self.growth,
+                registrar: self.registrar,
+                registered: Mutex::default(),
+            },
             engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0, told: false }),
             turns: Turns::default(),
             fault: self.fault,

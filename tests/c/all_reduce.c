@@ -89,6 +89,7 @@ static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t coun
     CHECK(memcmp(send, sent, bytes) == 0);
 
     /* In place, on the heap and in shared memory, both under way at the same time. */
+    if (bytes > 0) WORKS(flexring_register(comm, send, bytes));
     flexring_request *first, *second;
     int done = -1;
     WORKS(flexring_all_reduce_async(send, send, count, dtype, code, comm, &first));
@@ -102,6 +103,7 @@ static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t coun
     CHECK(memcmp(send, want, bytes) == 0);
     CHECK(memcmp(shared, want, bytes) == 0);
 
+    if (bytes > 0) WORKS(flexring_deregister(comm, send, bytes));
     WORKS(flexring_free(comm, shared));
     free(send), free(sent), free(recv), free(want);
 }

@@ -146,6 +146,22 @@ static void memory_is_checked(void) {
     WORKS(flexring_free(comm, memory));
 }
 
+static void registration_is_checked(void) {
+    static char mine[1000];
+    EXPECT(INVALID, "communicator is NULL", flexring_register(NULL, mine, sizeof mine));
+    EXPECT(INVALID, "memory is NULL", flexring_register(comm, NULL, 10));
+    EXPECT(INVALID, "are no memory", flexring_register(comm, mine, 0));
+    EXPECT(INVALID, "are no memory", flexring_register(comm, mine, SIZE_MAX));
+    EXPECT(INVALID, "communicator is NULL", flexring_deregister(NULL, mine, sizeof mine));
+    EXPECT(INVALID, "are not registered", flexring_deregister(comm, mine, sizeof mine));
+    WORKS(flexring_register(comm, mine, sizeof mine));
+    WORKS(flexring_register(comm, mine, sizeof mine));
+    EXPECT(INVALID, "are not registered", flexring_deregister(comm, mine, sizeof mine - 1));
+    WORKS(flexring_deregister(comm, mine, sizeof mine));
+    WORKS(flexring_deregister(comm, mine, sizeof mine));
+    EXPECT(INVALID, "are not registered", flexring_deregister(comm, mine, sizeof mine));
+}
+
 static void *another_thread(void *unused) {
     CHECK(strcmp(flexring_last_error(), "") == 0);
     EXPECT(INVALID, "request is NULL", flexring_wait(NULL));
@@ -176,6 +192,7 @@ int main(void) {
     the_siblings_are_checked();
     requests_are_checked();
     memory_is_checked();
+    registration_is_checked();
     sentences_belong_to_their_thread();
     for (int i = 0; i < 64; i++) CHECK(send[i] == (float)i && recv[i] == -1);
 

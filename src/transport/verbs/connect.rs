@@ -30,7 +30,6 @@ const INLINE: u32 = 188;
 /// How links are made.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    pub pkey_index: u16,
     pub service_level: u8,
     pub traffic_class: u8,
     pub timeout: u8,
@@ -49,7 +48,6 @@ impl Options {
     /// What the settings say.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            pkey_index: config.ib_pkey as u16,
             service_level: config.ib_sl as u8,
             traffic_class: config.ib_tc as u8,
             timeout: config.ib_timeout as u8,
@@ -145,7 +143,7 @@ impl Prepared {
             for (mine, _) in &rails_of {
                 let Device { domain, queue, .. } = &devices[*mine];
                 let first_packet = getrandom::u32().unwrap_or(1) & 0xff_ffff;
-                let place = (rails[*mine].port, options.pkey_index);
+                let place = (rails[*mine].port, rails[*mine].pkey_index);
                 pairs.push(QueuePair::new(domain, queue, depth, place, *peer, first_packet)?);
             }
             let layout = Layout { pairs: rails_of.len() };

@@ -1,0 +1,56 @@
+//! Communicators come and go, and leave nothing behind: no descriptor, no thread, nothing of a device.
+
+mod harness;
+
+use flexring::ReduceOp;
+use harness::{Setup, World, spawn, watched};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// What this process holds.
+#[derive(Debug, PartialEq)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    /// What the kernel says of RDMA devices, if there are any.
+    devices: String,
+}
+
+fn held() -> Held {
+    let entries = |folder: &str| std::fs::read_dir(folder).map(Iterator::count).unwrap_or(0);
+    let devices = Command::new("rdma").arg("resource").output();
+    Held {
+        descriptors: entries("/proc/self/fd"),
+        threads: entries("/proc/self/task"),
+        devices: devices
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .unwrap_or_default(),
+    }
+}
+
+#[test]
+fn a_thousand_communicators_leave_nothing_behind() {
+    let worlds = World::here();
+    // Two ranks each; worlds by turns.
+    let lives = 500;
+    watched(Duration::from_secs(200), || {
+        let one = |number: usize| {
+            spawn(&Setup::new(World::any(number), 2), |comm| {
+                let mut vector = comm.alloc::<u32>(2000).expect("pool memory");
+                vector.fill(comm.rank() as u32);
+                comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                assert!(vector.iter().all(|element| *element == 1));
+            });
+        };
+        // What is opened once is opened now.
+        (0..worlds.len()).for_each(one);
+        let before = held();
+        (0..lives).for_each(one);
+        // Threads that were told to end may need a moment.
+        let patience = Instant::now() + Duration::from_secs(10);
+        while held() != before && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(held(), before);
+    });
+}
