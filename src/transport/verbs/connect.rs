@@ -109,13 +109,16 @@ impl Prepared {
             let pairs = peers.iter().flat_map(|(_, pairs)| pairs);
             pairs.filter(|(mine, _)| *mine == rail).count() * options.qps_per_rail
         };
+        // One request more is for the end of a queue pair that breaks.
+        let depth = Depth { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline: INLINE };
         let mut devices = Vec::new();
         let mut ports = Vec::new();
         for (number, rail) in rails.iter().enumerate().take(RAILS) {
             let context = Context::open(&rail.device, options.shim.clone())?;
             ports.push(context.port(rail.port)?);
             let domain = Domain::new(&context)?;
-            let queue = CompletionQueue::new(&context, connections(number).max(1) * (SENDS + RECEIVES))?;
+            let entries = connections(number).max(1) * (depth.sends + depth.receives) as usize;
+            let queue = CompletionQueue::new(&context, entries)?;
             devices.push(Device { queue, domain, context, port: rail.port, down: false });
         }
         let domains = devices.iter().map(|device| Arc::clone(&device.domain)).collect();
@@ -133,7 +136,6 @@ impl Prepared {
         let (inboxes_at, outboxes_at) = (regions.own(inboxes, true)?, regions.own(outboxes, false)?);
         let boards = Arc::new(Boards { inboxes: inboxes_at, outboxes: outboxes_at, _memory: memory });
 
-        let depth = Depth { sends: SENDS as u32, receives: RECEIVES as u32, inline: INLINE };
         let mut halves = Vec::new();
         let mut at = 0;
         for (peer, rails_to) in peers {

@@ -2,9 +2,12 @@
 //!
 //! Owns the way from a request to a device and from a completion back. Must not know other peers.
 
+#[cfg(test)]
+mod tests;
+
 use super::board::Board;
 use super::link::{Link, Payload, Request, SENDS};
-use super::objects::{Completion, Connected, Endpoint, Fresh, QueuePair, Route, WriteRequest};
+use super::objects::{Completion, Connected, Endpoint, Fresh, QueuePair, Route, Status, WriteRequest};
 use super::regions::Region;
 use super::wire::RAILS;
 use crate::call::Rank;
@@ -43,6 +46,8 @@ const UNSIGNALLED: u32 = SENDS as u32 / 4;
 
 /// One peer of a connected rank.
 pub(super) struct Peer {
+    /// Where it is among the rank's peers.
+    place: usize,
     pub link: Link,
     pairs: Vec<QueuePair<Connected>>,
     /// By pair: what was posted since the last completion was asked for.
@@ -94,6 +99,7 @@ impl Peer {
             .map(|(number, ((pair, route), end))| pair.connect(id(place, number, true, 0), *end, &route))
             .collect::<Result<_>>()?;
         Ok(Self {
+            place,
             unsignalled: vec![0; pairs.len()],
             batches: pairs.iter().map(|_| Vec::with_capacity(SENDS)).collect(),
             mailing: Mailing { boards: Arc::clone(boards), address: theirs.address, keys: theirs.keys },
@@ -114,25 +120,29 @@ impl Peer {
         }
         match outcome {
             Ok(Some((word, len))) => {
-                if self.link.pairs[pair].is_alive()
+                if self.link.received_one(pair)
                     && let Err(error) = self.pairs[pair].receive(id)
                 {
                     self.break_off(pair, &error);
-                }
-                if !self.link.pairs[pair].is_alive() {
-                    self.link.receive_gone(pair);
+                    // Nor will there be a completion for it.
+                    self.link.received_one(pair);
                 }
                 self.link.received(pair, word, len)?;
             }
             Ok(None) => self.link.sent(pair, serial),
             Err(status) => {
-                if receive {
-                    self.link.receive_gone(pair);
-                } else {
-                    self.link.failed(pair, serial);
-                }
                 let words = format!("a {} ended with: {status}", if receive { "receive" } else { "write" });
-                self.break_off(pair, &Error::new(ErrorKind::PeerLost, words));
+                let error = Error::new(ErrorKind::PeerLost, words);
+                self.break_off(pair, &error);
+                if !receive {
+                    self.link.failed(pair, serial);
+                } else {
+                    self.link.received_one(pair);
+                    if status != Status::FLUSHED {
+                        // Something came, nobody knows what, and the peer may think that it is known here.
+                        self.give_out(&error);
+                    }
+                }
             }
         }
         Ok(())
@@ -140,10 +150,33 @@ impl Peer {
 
     /// Breaks a queue pair off for a reason, unless that was done before.
     pub(super) fn break_off(&mut self, pair: usize, cause: &Error) {
-        if self.link.break_pair(pair, cause)
-            && let Err(error) = self.pairs[pair].break_off()
-        {
+        if !self.link.break_pair(pair, cause) {
+            return;
+        }
+        if let Err(error) = self.end(pair) {
             log::warn!("verbs: {}", error.message());
+            // What came and what did not will never be known.
+            self.give_out(&error);
+        }
+    }
+
+    /// Breaks a queue pair off, and has its device tell when it has let go of all requests.
+    fn end(&mut self, pair: usize) -> Result<()> {
+        self.pairs[pair].break_off()?;
+        let mark = self.link.mark_end(pair)?;
+        let mark = self.write_request(&mark, true)?;
+        self.pairs[pair].post(&[mark]).map_err(|(_, error)| error)
+    }
+
+    /// Breaks all queue pairs off, so that the peer notices too.
+    fn give_out(&mut self, cause: &Error) {
+        self.link.give_out(cause);
+        for (number, pair) in self.pairs.iter_mut().enumerate() {
+            if self.link.break_pair(number, cause)
+                && let Err(error) = pair.break_off()
+            {
+                log::warn!("verbs: {}", error.message());
+            }
         }
     }
 
@@ -157,16 +190,16 @@ impl Peer {
     }
 
     /// Posts what is due, and reports what is through.
-    pub(super) fn step(&mut self, place: usize, events: &mut Events) -> Result<bool> {
+    pub(super) fn step(&mut self, events: &mut Events) -> Result<bool> {
         let before = events.len();
-        let moved = self.flush(place)?;
+        let moved = self.flush()?;
         self.link.report(events)?;
-        self.link.check()?;
+        self.link.check_needed()?;
         Ok(moved || events.len() > before)
     }
 
     /// Posts what is due. `true` if there was anything.
-    pub(super) fn flush(&mut self, place: usize) -> Result<bool> {
+    fn flush(&mut self) -> Result<bool> {
         while let Some(pair) = self.link.to_break_off() {
             let words = "the peer has broken its end off";
             self.break_off(pair, &Error::new(ErrorKind::PeerLost, words));
@@ -175,21 +208,21 @@ impl Peer {
         let mut any = false;
         while let Some(request) = self.link.next_request()? {
             any = true;
-            self.enqueue(place, &request)?;
+            self.enqueue(&request)?;
         }
         self.post();
         Ok(any)
     }
 
     /// Posts one request at once.
-    pub(super) fn post_now(&mut self, place: usize, request: &Request) -> Result<()> {
-        self.enqueue(place, request)?;
+    pub(super) fn post_now(&mut self, request: &Request) -> Result<()> {
+        self.enqueue(request)?;
         self.post();
         Ok(())
     }
 
-    /// Puts a request to those that are posted next.
-    fn enqueue(&mut self, place: usize, request: &Request) -> Result<()> {
+    /// A request as the device is told it.
+    fn write_request(&self, request: &Request, signalled: bool) -> Result<WriteRequest> {
         let (pair, peer_rail) = (request.pair, self.link.pairs[request.pair].peer_rail);
         let rail = self.link.pairs[pair].rail;
         let (from, len, lkey, to, rkey) = match &request.payload {
@@ -209,8 +242,16 @@ impl Peer {
                 (piece.as_ptr() as u64, piece.len() as u32, region.lkey(rail)?, *address, *key)
             }
         };
+        let id = id(self.place, pair, false, request.serial);
+        Ok(WriteRequest { id, from, len, lkey, to, rkey, immediate: request.word, signalled })
+    }
+
+    /// Puts a request to those that are posted next.
+    fn enqueue(&mut self, request: &Request) -> Result<()> {
+        let pair = request.pair;
         self.unsignalled[pair] += 1;
         let signalled = request.awaited || self.unsignalled[pair] >= UNSIGNALLED;
+        let write = self.write_request(request, signalled)?;
         let batch = &mut self.batches[pair];
         if signalled {
             self.unsignalled[pair] = 0;
@@ -219,8 +260,7 @@ impl Peer {
                 before.signalled = false;
             }
         }
-        let id = id(place, pair, false, request.serial);
-        batch.push(WriteRequest { id, from, len, lkey, to, rkey, immediate: request.word, signalled });
+        batch.push(write);
         Ok(())
     }
 
@@ -239,23 +279,16 @@ impl Peer {
         }
     }
 
-    /// Breaks all queue pairs off: their devices carry out nothing more that peers ask for.
-    ///
-    /// # Errors
-    /// `System` if a device refuses even that; such a queue pair must be destroyed.
-    pub(super) fn break_off_all(&mut self, error: &Error) -> Result<()> {
-        for (number, pair) in self.pairs.iter_mut().enumerate() {
-            if self.link.pairs[number].is_alive() {
-                self.link.break_pair(number, error);
-                pair.break_off()?;
+    /// The link is given up: all queue pairs are broken off, so that their devices carry out nothing more that peers
+    /// ask for. One that cannot even be broken off is destroyed, which may take a while.
+    pub(super) fn give_up(&mut self, reason: &Error) {
+        self.link.give_up(reason.clone());
+        for pair in 0..self.pairs.len() {
+            if self.link.break_pair(pair, reason) && self.end(pair).is_err() {
+                self.pairs.clear();
+                return;
             }
         }
-        Ok(())
-    }
-
-    /// Destroys all queue pairs.
-    pub(super) fn destroy(&mut self) {
-        self.pairs.clear();
     }
 
     /// Whether devices have let go of everything.

@@ -92,10 +92,10 @@ impl Verbs {
     /// # Errors
     /// `PeerLost` if there is a peer that cannot be reached over any; the fault that was raised meanwhile.
     pub(crate) fn greet(&mut self, deadline: Instant) -> Result<()> {
-        for (place, peer) in self.peers.iter_mut().enumerate() {
+        for peer in &mut self.peers {
             for pair in 0..peer.connections() {
                 let hello = peer.link.hello(pair)?;
-                peer.post_now(place, &hello)?;
+                peer.post_now(&hello)?;
             }
         }
         let mut events = Events::new();
@@ -107,6 +107,7 @@ impl Verbs {
                 })
             };
             self.poll(&mut events)?;
+            self.peers.iter().try_for_each(|peer| peer.link.check())?;
             if !self.peers.iter().any(open) {
                 return Ok(());
             }
@@ -207,10 +208,10 @@ impl Verbs {
     /// Tries connections on which nothing is under way, so that a peer that is gone shows.
     fn probe(&mut self) -> Result<()> {
         self.probed = Instant::now();
-        for (place, peer) in self.peers.iter_mut().enumerate() {
+        for peer in &mut self.peers {
             for pair in 0..peer.connections() {
                 if let Some(probe) = peer.link.probe(pair)? {
-                    peer.post_now(place, &probe)?;
+                    peer.post_now(&probe)?;
                 }
             }
         }
@@ -353,8 +354,8 @@ impl Transport for Verbs {
             let Some(place) = self.list.pop_front() else { break };
             let peer = &mut self.peers[place];
             peer.enlisted = false;
-            moved |= peer.step(place, events)?;
-            if peer.link.has_left() && peer.link.is_busy() {
+            moved |= peer.step(events)?;
+            if peer.link.has_left() && peer.link.needs() {
                 // What it sent before it left may still be found.
                 self.enlist(place);
             }
@@ -398,13 +399,7 @@ impl Transport for Verbs {
         let reason = Error::new(ErrorKind::PeerLost, "the verbs links were given up");
         let mut peers = std::mem::take(&mut self.peers);
         self.places.clear();
-        for peer in &mut peers {
-            peer.link.give_up(reason.clone());
-            // What cannot even be broken off is destroyed while the caller waits.
-            if peer.break_off_all(&reason).is_err() {
-                peer.destroy();
-            }
-        }
+        peers.iter_mut().for_each(|peer| peer.give_up(&reason));
         let began = Instant::now();
         while !peers.iter().all(Peer::is_quiet) && began.elapsed() < LET_GO {
             for device in &self.devices {

@@ -23,12 +23,12 @@ pub(super) const CALL_WORDS: usize = 5;
 /// Words of a [`Grant`].
 pub(super) const GRANT_WORDS: usize = 2 + RAILS / 2;
 /// Words of a [`Known`].
-pub(super) const KNOWN_WORDS: usize = 11;
+pub(super) const KNOWN_WORDS: usize = 13;
 
 const WORD: usize = size_of::<u64>();
 /// A call has a cache line of its own.
 const CALL_BYTES: usize = 64;
-const GRANT_BYTES: usize = GRANT_WORDS * WORD;
+pub(super) const GRANT_BYTES: usize = GRANT_WORDS * WORD;
 const KNOWN_BYTES: usize = 128;
 const EAGER_PLACE: usize = CALL_BYTES + EAGER_BYTES;
 
@@ -41,7 +41,7 @@ pub(super) enum Word {
     EagerCall,
     /// This message is on the board.
     Eager(u64),
-    /// The landings of all messages below this one are known.
+    /// Landings are known, of as many messages below this one as there are grants in the write.
     Grants(u64),
     /// This message is where its grant said.
     Data(u64),
@@ -125,8 +125,9 @@ impl Grant {
 pub(super) struct Come {
     /// The peer's call.
     pub called: bool,
-    /// Grants.
+    /// Grants: of all messages below this one, and of those from it on the ones whose bit is set.
     pub granted: u64,
+    pub grants: u64,
     /// Which messages came by the board.
     pub eager: u64,
     /// All messages below this one, and of those from it on the ones whose bit is set.
@@ -137,9 +138,19 @@ pub(super) struct Come {
 impl Come {
     /// Whether this message has come where it was granted.
     pub(super) fn has(&self, message: u64) -> bool {
-        let place = message.wrapping_sub(self.landed);
-        message < self.landed || (place < 64 && self.filled >> place & 1 == 1)
+        is_in(message, self.landed, self.filled)
     }
+
+    /// Whether it is known where this message shall go.
+    pub(super) fn has_grant(&self, message: u64) -> bool {
+        is_in(message, self.granted, self.grants)
+    }
+}
+
+/// Whether a number is one of all below `from`, and of those from it on whose bit is set.
+fn is_in(number: u64, from: u64, bits: u64) -> bool {
+    let place = number.wrapping_sub(from);
+    number < from || (place < 64 && bits >> place & 1 == 1)
 }
 
 /// All that a rank knows of a link: of its own turn, and of the next, of which something may have come early.
@@ -155,21 +166,23 @@ impl Known {
         let mut words = [0; KNOWN_WORDS];
         words[0] = self.turn;
         for (parity, come) in self.come.into_iter().enumerate() {
-            let come = [u64::from(come.called), come.granted, come.eager, come.landed, come.filled];
-            words[1 + 5 * parity..6 + 5 * parity].copy_from_slice(&come);
+            let Come { called, granted, grants, eager, landed, filled } = come;
+            let come = [u64::from(called), granted, grants, eager, landed, filled];
+            words[1 + 6 * parity..7 + 6 * parity].copy_from_slice(&come);
         }
         words
     }
 
     pub(super) fn from_words(words: [u64; KNOWN_WORDS]) -> Self {
         let come = |parity: usize| {
-            let at = 1 + 5 * parity;
+            let at = 1 + 6 * parity;
             Come {
                 called: words[at] != 0,
                 granted: words[at + 1],
-                eager: words[at + 2],
-                landed: words[at + 3],
-                filled: words[at + 4],
+                grants: words[at + 2],
+                eager: words[at + 3],
+                landed: words[at + 4],
+                filled: words[at + 5],
             }
         };
         Self { turn: words[0], come: [come(0), come(1)] }
@@ -260,12 +273,13 @@ mod tests {
         let grant =
             Grant { address: u64::MAX - 1, len: 5, keys: std::array::from_fn(|rail| u32::MAX - rail as u32) };
         assert_eq!(Grant::from_words(grant.to_words()), grant);
-        let come = Come { called: true, granted: 1, eager: 2, landed: 3, filled: 4 };
+        let come = Come { called: true, granted: 1, grants: 5, eager: 2, landed: 3, filled: 4 };
         let known = Known { turn: 9, come: [come, Come { called: false, granted: 7, ..come }] };
         assert_eq!(Known::from_words(known.to_words()), known);
         assert_eq!(known.of(8), None);
         assert_eq!(known.of(10), Some(come));
         assert!(come.has(2) && !come.has(3) && !come.has(4) && come.has(5) && !come.has(99));
+        assert!(come.has_grant(1) && !come.has_grant(2) && come.has_grant(3));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! What comes in over a link: grants, landings, and the words that say that something was written.
 
 use super::super::regions::Region;
-use super::super::wire::{Come, EAGER, Known, NUMBERS, WINDOW, Word, parity, widen};
+use super::super::wire::{
+    CALL_WORDS, Come, EAGER, EAGER_BYTES, GRANT_BYTES, KNOWN_WORDS, Known, WINDOW, Word, parity, widen,
+};
 use super::{Link, is_eager};
 use crate::error::Result;
 use crate::memory::Piece;
@@ -22,8 +24,10 @@ pub(super) struct Incoming {
     called: bool,
     with_message: bool,
     reported: bool,
-    /// How many of this rank's messages the peer has given a place.
+    /// How many of this rank's messages are on their way, and which of those from there on have a place, by bit.
+    /// Grants may come in any order, when a queue pair breaks.
     granted: u64,
+    grants: u64,
     /// Short messages that are on the board, by bit, and their lengths.
     eager: u64,
     eager_lens: [u32; EAGER as usize],
@@ -41,8 +45,28 @@ impl Incoming {
         *self = Self::default();
     }
 
-    pub(super) fn granted(&self) -> u64 {
-        self.granted
+    /// Whether this rank's next message has a place.
+    pub(super) fn is_granted(&self) -> bool {
+        self.grants & 1 == 1
+    }
+
+    /// This rank's next message is put on its way.
+    pub(super) fn use_grant(&mut self) {
+        self.granted += 1;
+        self.grants >>= 1;
+    }
+
+    /// The peer has given the last `many` messages below `to` a place. `false` if that cannot be.
+    fn grant(&mut self, to: u64, many: u64) -> bool {
+        let to = widen(to, self.granted);
+        let Some(from) = (to - self.granted).checked_sub(many) else { return false };
+        if many == 0 || from + many > WINDOW as u64 {
+            return false;
+        }
+        let bits = ((1 << many) - 1) << from;
+        let new = self.grants & bits == 0;
+        self.grants |= bits;
+        new
     }
 
     pub(super) fn landings(&self) -> u64 {
@@ -80,6 +104,8 @@ impl Incoming {
 
     /// The landings that the peer must be told of, as far as they lie side by side.
     pub(super) fn untold(&mut self) -> Option<(u64, u64)> {
+        // Places of landings that are through belong to others.
+        self.told = self.told.max(self.landed);
         while self.told < self.landings {
             let landing = self.open[self.told as usize % WINDOW].as_ref();
             let by_board = landing.is_none_or(|landing| is_eager(self.told, landing.piece.len()));
@@ -116,8 +142,8 @@ impl Incoming {
     }
 
     fn come(&self) -> Come {
-        let Self { called, granted, eager, landed, filled, .. } = *self;
-        Come { called, granted, eager, landed, filled }
+        let Self { called, granted, grants, eager, landed, filled, .. } = *self;
+        Come { called, granted, grants, eager, landed, filled }
     }
 }
 
@@ -133,15 +159,18 @@ impl Link {
         match word {
             Word::Hello => self.greeted |= 1 << pair,
             Word::Bye => self.left = self.left.or(Some(0)),
-            Word::Known(broken) => return self.heard_known(broken),
+            Word::Known(broken) if len as usize == size_of::<[u64; KNOWN_WORDS]>() => {
+                return self.heard_known(broken);
+            }
+            Word::Known(_) => return Err(self.nonsense()),
             Word::Call | Word::EagerCall | Word::Eager(_) | Word::Grants(_) | Word::Data(_) => {
-                // Of the turn before only what was told twice can come now, when a queue pair broke.
+                // Nothing is told twice, and this rank left the turn before when it had all of it.
                 let ahead = low.wrapping_sub(self.turn) % 4;
-                match ahead {
-                    0 | 1 => return self.came(self.turn + ahead, word, len),
-                    3 if matches!(word, Word::Call | Word::Grants(_)) => {}
-                    _ => return Err(self.nonsense()),
-                }
+                return if ahead > 1 {
+                    Err(self.nonsense())
+                } else {
+                    self.came(self.turn + ahead, word, len)
+                };
             }
         }
         Ok(())
@@ -150,6 +179,8 @@ impl Link {
     fn came(&mut self, turn: u64, word: Word, len: u32) -> Result<()> {
         let incoming = &mut self.incoming[parity(turn)];
         match word {
+            Word::Call | Word::EagerCall if incoming.called => return Err(self.nonsense()),
+            Word::Call if len as usize != size_of::<[u64; CALL_WORDS]>() => return Err(self.nonsense()),
             Word::Call => incoming.called = true,
             Word::EagerCall => {
                 (incoming.called, incoming.with_message) = (true, true);
@@ -159,10 +190,9 @@ impl Link {
             }
             Word::Eager(message) => return self.eager_came(turn, message, len),
             Word::Grants(to) => {
-                let more = to.wrapping_sub(incoming.granted) % NUMBERS;
-                // What is told again is not news.
-                if more <= 2 * WINDOW as u64 {
-                    incoming.granted += more;
+                let (many, rest) = (len as usize / GRANT_BYTES, len as usize % GRANT_BYTES);
+                if rest != 0 || !incoming.grant(to, many as u64) {
+                    return Err(self.nonsense());
                 }
             }
             Word::Data(message) => {
@@ -170,7 +200,8 @@ impl Link {
                 let expected = incoming.open[message as usize % WINDOW]
                     .as_ref()
                     .filter(|_| message < incoming.landings && turn == self.turn)
-                    .map(|landing| landing.piece.len());
+                    .map(|landing| landing.piece.len())
+                    .filter(|len| !is_eager(message, *len));
                 if expected != Some(len as usize) || !incoming.fill(message) {
                     return Err(self.disagree(&format!(
                         "sent {len} bytes where {expected:?} were expected; do all ranks run the same version with the same settings?"
@@ -183,10 +214,11 @@ impl Link {
     }
 
     fn eager_came(&mut self, turn: u64, message: u64, len: u32) -> Result<()> {
-        if message >= EAGER {
+        let incoming = &mut self.incoming[parity(turn)];
+        let known = message >= EAGER || incoming.eager >> message & 1 == 1;
+        if known || len as usize > EAGER_BYTES {
             return Err(self.nonsense());
         }
-        let incoming = &mut self.incoming[parity(turn)];
         incoming.eager |= 1 << message;
         incoming.eager_lens[message as usize] = len;
         if turn == self.turn { self.take_eager(turn, message) } else { Ok(()) }

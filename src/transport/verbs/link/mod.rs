@@ -14,10 +14,12 @@
 //! |---|---|
 //! | `mod` | what goes out |
 //! | `incoming` | what comes in |
-//! | `recovery` | what happens when a queue pair breaks |
+//! | `recovery` | what happens when a queue pair breaks, or when a rank leaves |
 
 mod incoming;
 mod recovery;
+#[cfg(test)]
+mod tests;
 
 use super::board::Board;
 use super::regions::Region;
@@ -50,6 +52,18 @@ pub(super) enum What {
     Hello,
     Bye,
     Probe,
+}
+
+impl What {
+    /// Whether somebody waits for its completion.
+    fn is_awaited(self) -> bool {
+        !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Grants { .. })
+    }
+
+    /// Whether the peer must get it, over whichever queue pair.
+    fn matters(self) -> bool {
+        !matches!(self, Self::Hello | Self::Probe)
+    }
 }
 
 /// What a request writes.
@@ -134,6 +148,8 @@ pub(super) struct Link {
     again: VecDeque<What>,
     /// Queue pairs over which the peer has said hello, by bit.
     greeted: u64,
+    /// Whether this rank is to say that it makes no more calls.
+    leaving: bool,
     /// How often this rank has looked since the peer said that it makes no more calls.
     left: Option<u32>,
     broken: Option<Error>,
@@ -158,6 +174,7 @@ impl Link {
             incoming: Default::default(),
             again: VecDeque::with_capacity(SENDS),
             greeted: 0,
+            leaving: false,
             left: None,
             broken: None,
         }
@@ -178,6 +195,11 @@ impl Link {
     pub(super) fn is_busy(&self) -> bool {
         let outgoing = &self.outgoing[parity(self.turn)];
         outgoing.posted > outgoing.sent || self.incoming[parity(self.turn)].is_open()
+    }
+
+    /// Whether the call that this rank is in still waits for something of the peer's.
+    pub(super) fn needs(&self) -> bool {
+        self.active && (self.is_busy() || !self.incoming[parity(self.turn)].is_reported())
     }
 
     /// How many messages are under way: to the peer, and from it.
@@ -218,9 +240,11 @@ impl Link {
 
     /// The next write to be posted, if there is one now.
     pub(super) fn next_request(&mut self) -> Result<Option<Request>> {
-        if let Some(what) = self.again.front().copied() {
+        if let Some(what) = self.again.front().copied().or_else(|| self.goodbye()) {
             let Some(pair) = self.pair_for(what) else { return Ok(None) };
-            self.again.pop_front();
+            if self.again.pop_front().is_none() {
+                self.leaving = false;
+            }
             return self.request(pair, what).map(Some);
         }
         if !self.active {
@@ -248,7 +272,7 @@ impl Link {
             let len = self.outgoing[parity(turn)].message(message).piece.len();
             if is_eager(message, len) {
                 What::Eager { turn, message, len }
-            } else if message < incoming.granted() {
+            } else if incoming.is_granted() {
                 What::Data { turn, message }
             } else {
                 return Ok(None);
@@ -257,25 +281,20 @@ impl Link {
             return Ok(None);
         };
         let Some(pair) = self.pair_for(what) else { return Ok(None) };
-        let outgoing = &mut self.outgoing[parity(turn)];
-        match what {
-            What::Call { .. } => outgoing.call_told = true,
-            What::EagerCall { .. } => {
-                outgoing.call_told = true;
-                outgoing.next = 1;
+        let (outgoing, incoming) = (&mut self.outgoing[parity(turn)], &mut self.incoming[parity(turn)]);
+        outgoing.call_told |= matches!(what, What::Call { .. } | What::EagerCall { .. });
+        if let What::EagerCall { .. } | What::Eager { .. } | What::Data { .. } = what {
+            let message = outgoing.next;
+            outgoing.next += 1;
+            incoming.use_grant();
+            if let What::Data { .. } = what {
+                self.check_grant(turn, message)?;
+            } else {
                 // The board has it.
-                outgoing.message(0).done = true;
-            }
-            What::Eager { message, .. } => {
-                outgoing.next += 1;
                 outgoing.message(message).done = true;
             }
-            What::Data { message, .. } => {
-                outgoing.next += 1;
-                self.check_grant(turn, message)?;
-            }
-            What::Grants { to, .. } => self.incoming[parity(turn)].tell(to),
-            What::Known { .. } | What::Hello | What::Bye | What::Probe => {}
+        } else if let What::Grants { to, .. } = what {
+            incoming.tell(to);
         }
         Ok(Some((what, pair)))
     }
@@ -329,7 +348,7 @@ impl Link {
                 (Some(Word::Data(message)), turn, Payload::Message { piece: *piece, region, address, key })
             }
             What::Known { pair } => {
-                let known = self.known();
+                let known = self.pairs[pair].told.expect("a pair is told of when it is quiet");
                 (Some(Word::Known(pair)), 0, board(self.board.put_known(pair, known)))
             }
             What::Hello => (Some(Word::Hello), 0, Payload::Nothing),
@@ -341,30 +360,13 @@ impl Link {
             _ => 0,
         };
         let serial = self.pairs[pair].post(what, bytes as u64);
-        let awaited = matches!(what, What::Data { .. } | What::Hello | What::Bye | What::Probe);
-        Ok(Request { pair, serial, word: word.map(|word| word.pack(turn)), payload, awaited })
+        let word = word.map(|word| word.pack(turn));
+        Ok(Request { pair, serial, word, payload, awaited: what.is_awaited() })
     }
 
     /// Says hello over one queue pair.
     pub(super) fn hello(&mut self, pair: usize) -> Result<Request> {
         self.request(pair, What::Hello)
-    }
-
-    /// Says that this rank makes no more calls.
-    pub(super) fn bye(&mut self) {
-        self.again.push_back(What::Bye);
-    }
-
-    /// A write of nothing over a queue pair on which nothing is under way: if the peer cannot be reached any more,
-    /// that shows.
-    pub(super) fn probe(&mut self, pair: usize) -> Result<Option<Request>> {
-        let idle = self.pairs[pair].is_alive() && self.pairs[pair].is_idle();
-        if idle { self.request(pair, What::Probe).map(Some) } else { Ok(None) }
-    }
-
-    /// Whether all that was written has been acknowledged, and nothing is waiting to be written.
-    pub(super) fn is_flushed(&self) -> bool {
-        self.again.is_empty() && self.pairs.iter().all(|pair| !pair.is_alive() || pair.is_idle())
     }
 
     /// A request was carried out, and with it all before it on its queue pair.
@@ -438,27 +440,9 @@ impl Link {
         self.check_left()
     }
 
-    /// An error if the peer has left while this rank needs something of it. What it sent before it left may lie in
-    /// another rail's completion queue, so all of them are looked at once more first.
-    fn check_left(&mut self) -> Result<()> {
-        let needs = self.is_busy() || !self.incoming[parity(self.turn)].is_reported();
-        match &mut self.left {
-            Some(looks) if needs => {
-                *looks += 1;
-                if *looks > 2 { Err(self.lose("closed its communicator".to_owned())) } else { Ok(()) }
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Whether the peer said hello over a queue pair.
     pub(super) fn is_greeted(&self, pair: usize) -> bool {
         self.greeted >> pair & 1 == 1
-    }
-
-    /// Whether the peer said that it makes no more calls.
-    pub(super) fn has_left(&self) -> bool {
-        self.left.is_some()
     }
 
     fn disagree(&mut self, what: &str) -> Error {

@@ -1,14 +1,17 @@
-//! What happens when a queue pair breaks while others of the link live.
+//! What happens when a queue pair breaks while others of the link live, and when one of the ranks leaves.
 //!
 //! Whatever was under way on it may or may not have come. Nothing is written anew before that is known, since the
 //! peer may have used the place for something else meanwhile. So each end breaks its side off, waits until the
 //! device has let go of all requests and receives, after which nothing can come over it any more, and then tells
-//! the other, over a pair that lives, all that has come ([`Known`](super::super::wire::Known)). What the peer lacks
-//! is then written again over the living pairs, and nothing twice.
+//! the other, over a pair that lives, all that has come ([`Known`]). What the peer lacks is then written again over
+//! the living pairs, and nothing twice.
+//!
+//! What an end knows of a pair when the device has let go of it stays true, so it is told in the same words as often
+//! as the pair that it is told over breaks too, and waits for nothing.
 
-use super::super::wire::WINDOW;
-use super::{Link, RECEIVES, SENDS, What};
-use crate::error::{Error, Result};
+use super::super::wire::{Known, WINDOW};
+use super::{Link, RECEIVES, Request, SENDS, What, parity};
+use crate::error::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 
 /// One queue pair of a link, as the link sees it.
@@ -21,10 +24,10 @@ pub(in super::super) struct Pair {
     pub bytes: u64,
     pub carried: u64,
     alive: bool,
-    /// Whether the device has let go of everything and the peer was told.
-    quiet: bool,
-    /// Whether the peer has said what came over it.
-    heard: bool,
+    /// What the peer is told of it, as often as it may have been lost, since the device has let go of everything.
+    pub(super) told: Option<Known>,
+    /// What the peer has said came over it, and all else that it knew then.
+    heard: Option<Known>,
     serial: u32,
     under_way: VecDeque<Post>,
     /// What was under way when it broke.
@@ -48,8 +51,8 @@ impl Pair {
             bytes: 0,
             carried: 0,
             alive: true,
-            quiet: false,
-            heard: false,
+            told: None,
+            heard: None,
             serial: 0,
             under_way: VecDeque::with_capacity(SENDS),
             lost: Vec::with_capacity(SENDS),
@@ -68,6 +71,16 @@ impl Pair {
     /// Whether it is broken and the device has let go of all requests and receives.
     pub(in super::super) fn is_let_go(&self) -> bool {
         !self.alive && self.under_way.is_empty() && self.receives == 0
+    }
+
+    /// Whether it lives and no completion will tell anything.
+    pub(super) fn is_silent(&self) -> bool {
+        self.alive && self.has_room() && !self.under_way.iter().any(|post| post.what.is_awaited())
+    }
+
+    /// Whether it is known that all that was put on it has come, or will over another one.
+    pub(super) fn is_settled(&self) -> bool {
+        self.under_way.is_empty() && self.lost.is_empty() && (self.alive || self.told.is_some())
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -98,10 +111,13 @@ impl Pair {
 }
 
 impl Link {
-    /// A receive was completed and no other was posted in its place.
-    pub(in super::super) fn receive_gone(&mut self, pair: usize) {
+    /// A receive was completed, well or not; `true` if another is to be posted.
+    pub(in super::super) fn received_one(&mut self, pair: usize) -> bool {
         let pair = &mut self.pairs[pair];
-        pair.receives = pair.receives.saturating_sub(1);
+        if !pair.alive {
+            pair.receives = pair.receives.saturating_sub(1);
+        }
+        pair.alive
     }
 
     /// A request was not carried out. Those before it were, as the ones after it are told one by one.
@@ -111,9 +127,9 @@ impl Link {
         {
             self.over(what);
         }
-        if let Some(what) = self.pairs[pair].take(|post| post.serial == serial) {
-            self.pairs[pair].lost.push(what);
-        }
+        let pair = &mut self.pairs[pair];
+        let failed = pair.take(|post| post.serial == serial);
+        pair.lost.extend(failed.filter(|what| what.matters()));
     }
 
     /// A request was never posted, nor any after it.
@@ -123,8 +139,19 @@ impl Link {
         let at = pair.under_way.iter().position(young).unwrap_or(pair.under_way.len());
         for post in pair.under_way.drain(at..) {
             pair.bytes -= post.bytes;
-            pair.lost.push(post.what);
+            pair.lost.extend(Some(post.what).filter(|what| what.matters()));
         }
+    }
+
+    /// A write of nothing to a queue pair that was broken off, which fails after all that was written before it: what
+    /// has no completion of its own by then was carried out.
+    pub(in super::super) fn mark_end(&mut self, pair: usize) -> Result<Request> {
+        self.request(pair, What::Probe)
+    }
+
+    /// The link is lost, for this reason.
+    pub(in super::super) fn give_out(&mut self, cause: &Error) {
+        self.lose(format!("cannot be reached any more: {}", cause.message()));
     }
 
     /// A queue pair is of no use any more, for this reason. `true` if that is news, and it must be broken off.
@@ -132,14 +159,10 @@ impl Link {
         if !std::mem::replace(&mut self.pairs[pair].alive, false) {
             return false;
         }
-        if self.broken.is_some() {
-            return true;
-        }
         let living = self.pairs.iter().filter(|pair| pair.alive).count();
         if living == 0 {
-            let broke = format!("cannot be reached any more: {}", cause.message());
-            self.lose(broke);
-        } else {
+            self.give_out(cause);
+        } else if self.broken.is_none() {
             log::warn!(
                 "verbs: a queue pair to rank {} broke ({}); {living} of {} carry on, and what was under way goes again",
                 self.peer,
@@ -152,16 +175,17 @@ impl Link {
 
     /// The peer has told what came over a queue pair that is broken at its end.
     pub(super) fn heard_known(&mut self, pair: usize) -> Result<()> {
-        match self.pairs.get_mut(pair) {
-            Some(pair) => pair.heard = true,
+        let known = match self.pairs.get_mut(pair) {
+            Some(broken) => &mut broken.heard,
             None => return Err(self.nonsense()),
-        }
+        };
+        known.get_or_insert_with(|| self.board.known(pair));
         Ok(())
     }
 
     /// A queue pair that is broken at the peer's end and not yet at this one.
     pub(in super::super) fn to_break_off(&self) -> Option<usize> {
-        self.pairs.iter().position(|pair| pair.alive && pair.heard)
+        self.pairs.iter().position(|pair| pair.alive && pair.heard.is_some())
     }
 
     /// Goes on with what broken queue pairs need: telling what came, and writing again what did not.
@@ -171,12 +195,14 @@ impl Link {
             if pair.alive {
                 continue;
             }
-            if !pair.quiet && pair.is_let_go() {
-                pair.quiet = true;
+            // If each end waited here for what the other knows, both might wait for ever.
+            let known = |what: &mut What| matches!(what, What::Known { .. });
+            self.again.extend(pair.lost.extract_if(.., known));
+            if pair.told.is_none() && pair.is_let_go() {
+                self.pairs[number].told = Some(self.known());
                 self.again.push_back(What::Known { pair: number });
             }
-            if self.pairs[number].quiet && self.pairs[number].heard {
-                let known = self.board.known(number);
+            if let Pair { told: Some(_), heard: Some(known), .. } = self.pairs[number] {
                 for index in 0..self.pairs[number].lost.len() {
                     let what = self.pairs[number].lost[index];
                     let lacking = match what {
@@ -186,9 +212,16 @@ impl Link {
                         What::Eager { turn, message, .. } => {
                             known.of(turn).is_some_and(|come| come.eager >> message & 1 == 0)
                         }
-                        What::Grants { turn, to, .. } => known.of(turn).is_some_and(|come| come.granted < to),
+                        What::Grants { turn, from, .. } => {
+                            known.of(turn).is_some_and(|come| !come.has_grant(from))
+                        }
                         What::Data { turn, message } => known.of(turn).is_some_and(|come| !come.has(message)),
-                        What::Known { .. } | What::Bye => true,
+                        What::Known { .. } => true,
+                        What::Bye => {
+                            // After all else that was lost.
+                            self.leaving = true;
+                            false
+                        }
                         What::Hello | What::Probe => false,
                     };
                     if lacking {
@@ -200,6 +233,58 @@ impl Link {
                 self.pairs[number].lost.clear();
             }
         }
+    }
+
+    /// An error if the link cannot be used any more and the call that this rank is in needs it.
+    pub(in super::super) fn check_needed(&self) -> Result<()> {
+        match &self.broken {
+            Some(error) if error.kind() != ErrorKind::PeerLost || self.needs() => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the peer said that it makes no more calls.
+    pub(in super::super) fn has_left(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// An error if the peer has left while this rank needs something that it has not written. What it wrote before it
+    /// left may lie in another rail's completion queue, so all of them are looked at once more first. What it has not
+    /// acknowledged it may have got.
+    pub(super) fn check_left(&mut self) -> Result<()> {
+        let (outgoing, incoming) = (&self.outgoing[parity(self.turn)], &self.incoming[parity(self.turn)]);
+        let lacks = outgoing.next < outgoing.posted || incoming.is_open() || !incoming.is_reported();
+        match &mut self.left {
+            Some(looks) if lacks => {
+                *looks += 1;
+                if *looks > 2 { Err(self.lose("closed its communicator".to_owned())) } else { Ok(()) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that this rank makes no more calls, once the peer has or gets all that was told before.
+    pub(in super::super) fn bye(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Whether it is time for that.
+    pub(super) fn goodbye(&self) -> Option<What> {
+        let all = self.pairs.iter().all(|pair| pair.alive || pair.is_settled());
+        (self.leaving && all).then_some(What::Bye)
+    }
+
+    /// A write of nothing over a queue pair that is silent: if the peer cannot be reached any more, that shows. One
+    /// that has left is let go, unless something is still to be heard of it.
+    pub(in super::super) fn probe(&mut self, pair: usize) -> Result<Option<Request>> {
+        let silent = (self.left.is_none() || self.needs()) && self.pairs[pair].is_silent();
+        if silent { self.request(pair, What::Probe).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether all that was written has been acknowledged, and nothing is waiting to be written, or can be.
+    pub(in super::super) fn is_flushed(&self) -> bool {
+        let said = !self.leaving && self.again.is_empty();
+        self.broken.is_some() || (said && self.pairs.iter().all(Pair::is_settled))
     }
 }
 

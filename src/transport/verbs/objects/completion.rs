@@ -24,6 +24,11 @@ const HARVEST: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub u32);
 
+impl Status {
+    /// Nothing was done, as the queue pair broke before.
+    pub(crate) const FLUSHED: Self = Self(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the function returns a text that lives for ever, for any number.

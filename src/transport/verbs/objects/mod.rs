@@ -19,9 +19,11 @@ mod queue_pair;
 mod shim;
 mod verb;
 
-pub(super) use completion::{Completion, CompletionQueue};
+pub(super) use completion::{Completion, CompletionQueue, Status};
 pub(super) use context::{Context, Happening, Port};
 pub(super) use domain::{Access, Domain, MemoryRegion};
+#[cfg(test)]
+pub(super) use queue_pair::Orders;
 pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, QueuePair, Route, WriteRequest};
 pub(super) use shim::Shim;
 #[cfg(test)]

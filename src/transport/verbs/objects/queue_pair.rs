@@ -90,6 +90,15 @@ pub(crate) struct QueuePair<S> {
     state: S,
 }
 
+/// What a queue pair of no device was told to do, for tests that play the device.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Orders {
+    pub posted: Vec<WriteRequest>,
+    pub receives: usize,
+    pub broken: bool,
+}
+
 /// What a queue pair consists of, whatever its state.
 struct End {
     handle: Handle<ibv_qp>,
@@ -99,6 +108,8 @@ struct End {
     context: Arc<Context>,
     _queue: Arc<CompletionQueue>,
     _domain: Arc<Domain>,
+    #[cfg(test)]
+    orders: std::cell::RefCell<Orders>,
 }
 
 impl End {
@@ -107,7 +118,13 @@ impl End {
         if let Some(errno) = self.context.shim.refuses(verb) {
             return refused(errno);
         }
-        let Some(raw) = self.handle.raw() else { return Ok(()) };
+        let Some(raw) = self.handle.raw() else {
+            #[cfg(test)]
+            if verb == Verb::ModifyQpToErr {
+                self.orders.borrow_mut().broken = true;
+            }
+            return Ok(());
+        };
         // SAFETY: the queue pair is alive, and the attributes are valid for the mask.
         match unsafe { ibv_modify_qp(raw, attributes, mask.0 as i32) } {
             0 => Ok(()),
@@ -121,7 +138,13 @@ impl End {
             if let Some(errno) = self.context.shim.refuses(Verb::PostRecv) {
                 return refused(errno);
             }
-            let Some(raw) = self.handle.raw() else { continue };
+            let Some(raw) = self.handle.raw() else {
+                #[cfg(test)]
+                {
+                    self.orders.get_mut().receives += 1;
+                }
+                continue;
+            };
             let mut request = ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
             let mut bad = null_mut();
             // SAFETY: the queue pair is alive; the request, which names no memory, is copied before this returns.
@@ -212,6 +235,8 @@ impl QueuePair<Fresh> {
                 context,
                 _queue: Arc::clone(queue),
                 _domain: Arc::clone(domain),
+                #[cfg(test)]
+                orders: std::cell::RefCell::default(),
             },
             state: Fresh,
         };
@@ -300,7 +325,11 @@ impl QueuePair<Connected> {
         if let Some(errno) = self.end.context.shim.refuses(Verb::PostSend) {
             return refused(0, errno);
         }
-        let Some(raw) = self.end.handle.raw() else { return Ok(()) };
+        let Some(raw) = self.end.handle.raw() else {
+            #[cfg(test)]
+            self.end.orders.get_mut().posted.extend_from_slice(requests);
+            return Ok(());
+        };
         let Connected { inline, chain } = &mut self.state;
         chain.clear();
         chain.extend(requests.iter().map(|request| work_request(request, *inline)));
@@ -342,6 +371,12 @@ impl QueuePair<Connected> {
         let mut attributes = blank();
         attributes.qp_state = State::IBV_QPS_ERR;
         self.end.modify(Verb::ModifyQpToErr, &mut attributes, Mask::IBV_QP_STATE)
+    }
+
+    /// What this was told since this was last asked. Of an inert one only.
+    #[cfg(test)]
+    pub(crate) fn orders(&mut self) -> Orders {
+        std::mem::take(self.end.orders.get_mut())
     }
 }
 

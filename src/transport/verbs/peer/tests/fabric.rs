@@ -1,0 +1,227 @@
+//! A simulated fabric: it does what queue pairs of no device were told, in every order and with every loss that a
+//! reliable connection allows.
+//!
+//! Over one queue pair writes are delivered and acknowledged in order; different ones know nothing of each other.
+//! Bytes are read from where the sender has them when the write is posted or when it is delivered, and written
+//! where the receiver granted it at that moment. A broken end carries out nothing more, but what it has put on the
+//! wire may still arrive at the other. A write that nobody wanted a completion of has none, unless it failed.
+
+use super::super::id;
+use crate::transport::verbs::link::RECEIVES;
+use crate::transport::verbs::objects::{Completion, Orders, Status, WriteRequest};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+const FLUSHED: Status = Status::FLUSHED;
+
+/// What verbs call it when nobody acknowledges a request.
+pub(super) const RETRIED: Status = Status(12);
+
+/// A seeded source of numbers (splitmix64).
+#[derive(Clone, Copy)]
+pub(super) struct Random(pub u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// Happens once in so many times.
+    pub(super) fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// A write that is not acknowledged.
+struct Flight {
+    request: WriteRequest,
+    /// Its bytes, if they were read already.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Flight {
+    /// Reads the bytes now, unless that was done before.
+    fn read(&mut self) {
+        let WriteRequest { from, len, .. } = self.request;
+        self.bytes.get_or_insert_with(|| {
+            if len == 0 {
+                return Vec::new();
+            }
+            // SAFETY: boards and sources of messages live as long as the world that this fabric belongs to.
+            unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) }.to_vec()
+        });
+    }
+}
+
+/// One end of a connection, as its device has it.
+#[derive(Default)]
+struct End {
+    /// Not acknowledged, oldest first, and how many of them were delivered.
+    flights: VecDeque<Flight>,
+    delivered: usize,
+    /// On the wire though this end has broken.
+    strays: VecDeque<Flight>,
+    receives: usize,
+    broken: bool,
+    rail: usize,
+}
+
+pub(super) struct Fabric {
+    /// By pair, then by rank.
+    pairs: Vec<[End; 2]>,
+    /// By rank, then by rail.
+    queues: [Vec<VecDeque<Completion>>; 2],
+}
+
+impl Fabric {
+    /// Connections between these rails of rank 0's and rank 1's.
+    pub(super) fn new(rails: &[(usize, usize)]) -> Self {
+        let queues = |of: fn(&(usize, usize)) -> usize| {
+            vec![VecDeque::new(); 1 + rails.iter().map(of).max().unwrap_or(0)]
+        };
+        let end = |rail| End { rail, ..End::default() };
+        Self {
+            pairs: rails.iter().map(|(one, other)| [end(*one), end(*other)]).collect(),
+            queues: [queues(|(one, _)| *one), queues(|(_, other)| *other)],
+        }
+    }
+
+    pub(super) fn rails(&self, rank: usize) -> usize {
+        self.queues[rank].len()
+    }
+
+    /// Whether both ends of some connection still stand.
+    pub(super) fn connects(&self) -> bool {
+        self.pairs.iter().any(|ends| ends.iter().all(|end| !end.broken))
+    }
+
+    /// Whether a device of this rank's may still read this memory.
+    pub(super) fn reads(&self, rank: usize, memory: &Range<u64>) -> bool {
+        let ends = self.pairs.iter().map(|ends| &ends[rank]);
+        ends.flat_map(|end| &end.flights).any(|flight| memory.contains(&flight.request.from))
+    }
+
+    /// Does what a queue pair of this rank's was told.
+    pub(super) fn obey(&mut self, rank: usize, pair: usize, orders: Orders, random: &mut Random) {
+        if orders.broken {
+            self.break_end(rank, pair, FLUSHED, random);
+        }
+        let end = &mut self.pairs[pair][rank];
+        if end.broken {
+            let flushed = Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) };
+            self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, orders.receives));
+        } else {
+            end.receives += orders.receives;
+        }
+        for request in orders.posted {
+            let end = &mut self.pairs[pair][rank];
+            if end.broken {
+                let outcome = Err(FLUSHED);
+                self.queues[rank][end.rail].push_back(Completion { id: request.id, outcome });
+                continue;
+            }
+            let mut flight = Flight { request, bytes: None };
+            if random.once_in(2) {
+                flight.read();
+            }
+            end.flights.push_back(flight);
+        }
+    }
+
+    /// Delivers the oldest write that this rank has on its way over a queue pair, if there is one that can be.
+    /// `allows` panics if it must not be written where it goes to.
+    pub(super) fn deliver(&mut self, from: usize, pair: usize, allows: impl FnOnce(&WriteRequest)) {
+        let [low, high] = &mut self.pairs[pair];
+        let (sender, receiver) = if from == 0 { (low, high) } else { (high, low) };
+        if receiver.broken {
+            sender.strays.clear();
+            return;
+        }
+        let (mut stray, mut flight) = (sender.strays.pop_front(), None);
+        if stray.is_none() && !sender.broken {
+            flight = sender.flights.get_mut(sender.delivered);
+            sender.delivered += usize::from(flight.is_some());
+        }
+        let Some(flight) = stray.as_mut().or(flight) else { return };
+        flight.read();
+        let (request, bytes) = (flight.request, flight.bytes.as_ref().expect("it was read just now"));
+        allows(&request);
+        // SAFETY: `allows` says that this memory is the receiver's and that it is to be written.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.to as *mut u8, bytes.len()) };
+        let Some(immediate) = request.immediate else { return };
+        assert!(receiver.receives > 0, "more than {RECEIVES} writes wait on queue pair {pair}");
+        receiver.receives -= 1;
+        let outcome = Ok(Some((immediate, request.len)));
+        self.queues[1 - from][receiver.rail].push_back(Completion { id: id(0, pair, true, 0), outcome });
+    }
+
+    /// Acknowledges the oldest write that was delivered.
+    pub(super) fn acknowledge(&mut self, rank: usize, pair: usize) {
+        let end = &mut self.pairs[pair][rank];
+        if end.broken || end.delivered == 0 {
+            return;
+        }
+        let flight = end.flights.pop_front().expect("as many as were delivered");
+        end.delivered -= 1;
+        if flight.request.signalled {
+            let completion = Completion { id: flight.request.id, outcome: Ok(None) };
+            self.queues[rank][end.rail].push_back(completion);
+        }
+    }
+
+    /// Finds out that the other end does not answer, if that is so and something was asked of it.
+    pub(super) fn miss(&mut self, rank: usize, pair: usize, random: &mut Random) {
+        let ends = &self.pairs[pair];
+        if ends[1 - rank].broken && !ends[rank].flights.is_empty() {
+            self.break_end(rank, pair, RETRIED, random);
+        }
+    }
+
+    /// Breaks one end. All that was under way there fails, the oldest for this reason; some of it may be on the wire.
+    pub(super) fn break_end(&mut self, rank: usize, pair: usize, first: Status, random: &mut Random) {
+        let end = &mut self.pairs[pair][rank];
+        if std::mem::replace(&mut end.broken, true) {
+            return;
+        }
+        let queue = &mut self.queues[rank][end.rail];
+        let on_the_wire = random.below(end.flights.len() - end.delivered + 1);
+        let mut status = first;
+        for (number, mut flight) in end.flights.drain(..).enumerate() {
+            while end.receives > 0 && random.once_in(4) {
+                queue.push_back(Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) });
+                end.receives -= 1;
+            }
+            queue.push_back(Completion { id: flight.request.id, outcome: Err(status) });
+            status = FLUSHED;
+            if (end.delivered..end.delivered + on_the_wire).contains(&number) {
+                flight.read();
+                end.strays.push_back(flight);
+            }
+        }
+        end.delivered = 0;
+        for _ in 0..std::mem::take(&mut end.receives) {
+            queue.push_back(Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) });
+        }
+    }
+
+    /// The rank destroys its queue pairs.
+    pub(super) fn destroy(&mut self, rank: usize, random: &mut Random) {
+        for pair in 0..self.pairs.len() {
+            self.break_end(rank, pair, FLUSHED, random);
+        }
+        self.queues[rank].iter_mut().for_each(VecDeque::clear);
+    }
+
+    /// The next completion of a rail's.
+    pub(super) fn completion(&mut self, rank: usize, rail: usize) -> Option<Completion> {
+        self.queues[rank][rail].pop_front()
+    }
+}

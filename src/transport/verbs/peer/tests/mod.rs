@@ -1,0 +1,162 @@
+//! A peer's link and its queue pairs, over a simulated fabric.
+
+mod fabric;
+mod world;
+
+use super::{Peer, id};
+use crate::error::{Error, ErrorKind};
+use crate::transport::Events;
+use crate::transport::verbs::link::RECEIVES;
+use crate::transport::verbs::objects::{Completion, Orders, Shim, Status, Verb};
+use crate::transport::verbs::wire::Word;
+use fabric::Random;
+use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use world::{Plan, World, call};
+
+/// Plays the worlds of many seeds, and counts those in which a rank's call failed. A seed that goes wrong is named.
+fn play(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan) -> usize {
+    let failed = |seed| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| World::new(plan(seed)).run()));
+        let outcome: [Option<Error>; 2] = outcome.unwrap_or_else(|panic| {
+            println!("seed {seed}");
+            resume_unwind(panic)
+        });
+        usize::from(outcome.iter().any(Option::is_some))
+    };
+    seeds.map(failed).sum()
+}
+
+#[test]
+fn all_messages_arrive_once_and_in_order_over_one_to_four_queue_pairs() {
+    assert_eq!(play(0..4_000, |seed| Plan::of(seed, 0)), 0);
+}
+
+#[test]
+fn all_messages_arrive_while_one_queue_pair_lives_and_else_the_peer_is_lost() {
+    let failed = play(0..16_000, |seed| Plan::of(seed, 6));
+    assert!((100..8_000).contains(&failed), "{failed} worlds fell apart");
+}
+
+#[test]
+fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
+    play(0..4_000, |seed| {
+        let plan = Plan::of(seed, 3);
+        let random = &mut Random(seed ^ 1 << 32);
+        let connecting = RECEIVES * plan.rails.len();
+        let shims = [(), ()].map(|()| {
+            let (verb, k) = match random.below(4) {
+                0 => (Verb::PostSend, plan.rails.len() + random.below(40)),
+                1 => (Verb::PostRecv, connecting + random.below(40)),
+                2 => (Verb::ModifyQpToErr, random.below(3)),
+                _ => return Shim::none(),
+            };
+            Shim::failing(verb, k as u64, Errno::IO.raw_os_error())
+        });
+        Plan { shims, ..plan }
+    });
+}
+
+/// Two ranks with two queue pairs, over which each has said hello and nothing else has happened.
+fn greeting(shim: Shim) -> World {
+    let rails = vec![(0, 0), (1, 1)];
+    World::new(Plan { seed: 0, rails, calls: vec![], breaks: 0, spared: None, shims: [shim, Shim::none()] })
+}
+
+fn failing(verb: Verb, k: usize) -> Shim {
+    Shim::failing(verb, k as u64, Errno::IO.raw_os_error())
+}
+
+/// Tells how a receive over queue pair 0 ended.
+fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, Status>) {
+    peer.completed(&Completion { id: id(0, 0, true, 0), outcome }).expect("what came makes sense");
+}
+
+/// Has what a queue pair holds flushed: this many receives, and these requests.
+fn flush(peer: &mut Peer, receives: usize, orders: &Orders) {
+    (0..receives).for_each(|_| received(peer, Err(Status::FLUSHED)));
+    for request in &orders.posted {
+        let completion = Completion { id: request.id, outcome: Err(Status::FLUSHED) };
+        peer.completed(&completion).expect("no word was heard");
+    }
+}
+
+/// What is told the peer over queue pair 1 now.
+fn told(peer: &mut Peer) -> Vec<Word> {
+    peer.step(&mut Events::new()).expect("a queue pair lives");
+    let words = peer.pairs[1].orders().posted.into_iter().filter_map(|request| request.immediate);
+    words.map(|word| Word::unpack(word).0).collect()
+}
+
+#[test]
+fn a_queue_pair_is_told_of_when_all_it_held_was_flushed_receives_first() {
+    let mut world = greeting(Shim::none());
+    let peer = world.peer(0);
+    received(peer, Err(Status::FLUSHED));
+    let orders = peer.pairs[0].orders();
+    assert!(orders.broken, "and the rest comes after");
+    flush(peer, RECEIVES - 2, &orders);
+    assert_eq!(told(peer), []);
+    flush(peer, 1, &Orders::default());
+    assert_eq!(told(peer), [Word::Known(0)]);
+}
+
+#[test]
+fn what_was_carried_out_without_a_completion_does_not_keep_a_broken_queue_pair() {
+    let mut world = greeting(Shim::none());
+    let peer = world.peer(0);
+    peer.link.begin(1);
+    peer.link.announce(&call(1)).expect("alive");
+    peer.step(&mut Events::new()).expect("alive");
+    assert!(peer.pairs[0].orders().posted.iter().all(|request| !request.signalled));
+    peer.break_off(0, &Error::new(ErrorKind::System, "the device is tired"));
+    let orders = peer.pairs[0].orders();
+    assert_eq!(orders.posted.len(), 1, "one request marks the end");
+    flush(peer, RECEIVES, &orders);
+    assert_eq!(told(peer), [Word::Known(0)]);
+}
+
+#[test]
+fn a_receive_that_could_not_be_posted_is_not_waited_for() {
+    let mut world = greeting(failing(Verb::PostRecv, 2 * RECEIVES));
+    let peer = world.peer(0);
+    received(peer, Ok(Some((Word::Hello.pack(0), 0))));
+    let orders = peer.pairs[0].orders();
+    assert!(orders.broken);
+    flush(peer, RECEIVES - 1, &orders);
+    assert_eq!(told(peer), [Word::Known(0)]);
+}
+
+#[test]
+fn a_write_that_came_and_cannot_be_known_loses_the_link() {
+    let mut world = greeting(Shim::none());
+    let peer = world.peer(0);
+    received(peer, Err(Status(4)));
+    let error = peer.link.check().expect_err("nobody knows what came");
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert!(error.message().contains("a receive ended with: local protection error (status 4)"), "{error}");
+    assert!((0..2).all(|pair| peer.pairs[pair].orders().broken), "so the peer notices");
+}
+
+#[test]
+fn a_queue_pair_that_cannot_be_broken_off_loses_the_link() {
+    let mut world = greeting(failing(Verb::ModifyQpToErr, 0));
+    let peer = world.peer(0);
+    received(peer, Err(Status::FLUSHED));
+    let error = peer.link.check().expect_err("the peer may still write over it");
+    assert!(error.message().contains("ibv_modify_qp to ERR failed on inert0"), "{error}");
+    assert!(peer.pairs[1].orders().broken, "so the peer notices");
+}
+
+#[test]
+fn a_chain_that_is_refused_goes_over_another_queue_pair() {
+    let mut world = greeting(failing(Verb::PostSend, 2));
+    let peer = world.peer(0);
+    peer.link.begin(1);
+    peer.link.announce(&call(1)).expect("alive");
+    peer.step(&mut Events::new()).expect("one lives");
+    let orders = peer.pairs[0].orders();
+    assert!(orders.broken);
+    flush(peer, RECEIVES, &orders);
+    assert_eq!(told(peer), [Word::Known(0)], "and the peer shall say whether it came");
+}
