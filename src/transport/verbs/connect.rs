@@ -214,7 +214,7 @@ impl Prepared {
 }
 
 /// How a peer's rail is reached from one of this rank's.
-fn route(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> Route {
+pub(super) fn route(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> Route {
     Route {
         port: mine.port,
         gid_index: mine.gid_index,

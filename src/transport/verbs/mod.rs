@@ -9,6 +9,8 @@
 //! | `select` | which of their ports become rails, why the others do not, and which rails of two ranks are connected |
 //! | `objects` | owners of devices, domains, queues, queue pairs and registered memory |
 //! | `regions` | what memory is registered, and for how long |
+//! | `gpu` | which way devices take to a GPU's memory, and what must be known of it |
+//! | `probe` | what an open device says of itself, for `flexring doctor` |
 //! | `wire`, `board` | what ranks write into each other's memory |
 //! | `link` | one peer's messages, over one queue pair or many: pure |
 //! | `peer` | the link and its queue pairs together |
@@ -19,12 +21,19 @@
 mod board;
 #[cfg(feature = "verbs")]
 mod connect;
+#[cfg_attr(
+    all(feature = "verbs", not(test)),
+    allow(dead_code, reason = "called by the device that runs on a GPU")
+)]
+pub mod gpu;
 #[cfg(feature = "verbs")]
 mod link;
 #[cfg(feature = "verbs")]
 mod objects;
 #[cfg(feature = "verbs")]
 mod peer;
+#[cfg(feature = "verbs")]
+pub mod probe;
 #[cfg(feature = "verbs")]
 mod regions;
 pub mod select;

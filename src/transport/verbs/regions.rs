@@ -4,6 +4,8 @@
 //! beyond that, so no region can outlive the memory that it is about without somebody breaking their word. Must not
 //! know what the memory holds.
 
+use super::gpu::ladder::Rung;
+use super::gpu::{Gpus, Span};
 use super::objects::{Access, Domain, MemoryRegion};
 use super::wire::RAILS;
 use crate::config::Registration;
@@ -13,9 +15,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+/// What is registered.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    Host(Piece),
+    /// At all rails from the beginning. The worst way is this rung; it is never touched here.
+    Gpu(Span, Rung),
+}
+
+impl Memory {
+    fn span(self) -> Span {
+        match self {
+            Self::Host(piece) => Span { address: piece.as_ptr() as u64, len: piece.len() },
+            Self::Gpu(span, _) => span,
+        }
+    }
+}
+
 /// Memory that is registered at each rail, at once or when the rail is first needed.
 pub(super) struct Region {
-    piece: Piece,
+    memory: Memory,
     access: Access,
     domains: Arc<[Arc<Domain>]>,
     by_rail: [OnceLock<MemoryRegion>; RAILS],
@@ -23,7 +42,8 @@ pub(super) struct Region {
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Region({:p}+{})", self.piece.as_ptr(), self.piece.len())
+        let Span { address, len } = self.memory.span();
+        write!(f, "Region({address:#x}+{len})")
     }
 }
 
@@ -32,7 +52,11 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn new(domains: &Arc<[Arc<Domain>]>, piece: Piece, access: Access) -> Self {
-        Self { piece, access, domains: Arc::clone(domains), by_rail: Default::default() }
+        Self::of(domains, Memory::Host(piece), access)
+    }
+
+    fn of(domains: &Arc<[Arc<Domain>]>, memory: Memory, access: Access) -> Self {
+        Self { memory, access, domains: Arc::clone(domains), by_rail: Default::default() }
     }
 
     fn at(&self, rail: usize) -> Result<&MemoryRegion> {
@@ -40,7 +64,11 @@ impl Region {
         if let Some(region) = place.get() {
             return Ok(region);
         }
-        let region = self.domains[rail].register(self.piece, self.access)?;
+        let Memory::Host(piece) = self.memory else {
+            let words = format!("memory of a GPU is not registered at rail {rail}");
+            return Err(Error::new(ErrorKind::Internal, words));
+        };
+        let region = self.domains[rail].register(piece, self.access)?;
         Ok(place.get_or_init(|| region))
     }
 
@@ -59,8 +87,9 @@ impl Region {
     }
 
     fn contains(&self, piece: Piece) -> bool {
-        let (start, from) = (self.piece.as_ptr() as usize, piece.as_ptr() as usize);
-        from >= start && from + piece.len() <= start + self.piece.len()
+        let Span { address, len } = self.memory.span();
+        let from = piece.as_ptr() as u64;
+        from >= address && from + piece.len() as u64 <= address + len as u64
     }
 }
 
@@ -113,13 +142,13 @@ impl Regions {
     }
 
     fn writable(&self) -> Access {
-        Access { remote_write: true, relaxed: self.relaxed }
+        Access { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }
 
     /// Registers memory that this object's owner keeps for as long as it lives: boards, for one. Such writes are
     /// never carried out in another order.
     pub(super) fn own(&self, piece: Piece, remote_write: bool) -> Result<Arc<Region>> {
-        let region = Region::new(&self.domains, piece, Access { remote_write, relaxed: false });
+        let region = Region::new(&self.domains, piece, Access { remote_write, ..Access::SEND });
         region.rkeys()?;
         Ok(Arc::new(region))
     }
@@ -157,6 +186,57 @@ impl Regions {
     pub(super) fn for_landing(&self, piece: Piece) -> Arc<Region> {
         self.find(piece).unwrap_or_else(|| Arc::new(Region::new(&self.domains, piece, self.writable())))
     }
+
+    /// Registers memory of a GPU, as [`register`](Registrar::register) does that of the host, and tells by which rung
+    /// of the ladder devices reach it. On [`Rung::Host`] they do not: nothing is registered, and nothing is to be taken
+    /// back.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is no memory of a GPU; `Unsupported` if the setting names a rung that cannot be had.
+    #[cfg_attr(not(test), allow(dead_code, reason = "called by the device that runs on a GPU"))]
+    pub(super) fn register_gpu(&self, gpus: &Gpus, span: Span) -> Result<Rung> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
+            let Memory::Gpu(_, rung) = entry.region.memory else {
+                let words = "this memory is registered as the host's already";
+                return Err(Error::new(ErrorKind::InvalidArgument, words));
+            };
+            entry.count += 1;
+            return Ok(rung);
+        }
+        let access = Access { remote_read: true, ..self.writable() };
+        let (rung, by_rail) = gpus.register(&self.domains, span, access)?;
+        if rung != Rung::Host {
+            let region = Region::of(&self.domains, Memory::Gpu(span, rung), access);
+            for (place, registered) in region.by_rail.iter().zip(by_rail) {
+                place.get_or_init(|| registered);
+            }
+            known.push(Entry { region: Arc::new(region), count: 1 });
+        }
+        Ok(rung)
+    }
+
+    /// Takes one registration of exactly this memory of a GPU back, as [`deregister`](Registrar::deregister) does.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is not registered.
+    #[cfg_attr(not(test), allow(dead_code, reason = "called by the device that runs on a GPU"))]
+    pub(super) fn deregister_gpu(&self, span: Span) -> Result<()> {
+        self.take_back(span)
+    }
+
+    fn take_back(&self, span: Span) -> Result<()> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = known.iter().position(|entry| entry.region.memory.span() == span) else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
+        };
+        known[at].count -= 1;
+        if known[at].count == 0 {
+            // Messages that are under way keep it until they are through.
+            known.swap_remove(at);
+        }
+        Ok(())
+    }
 }
 
 impl Registrar for Regions {
@@ -165,7 +245,8 @@ impl Registrar for Regions {
             return Ok(());
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = known.iter_mut().find(|entry| entry.region.piece == piece) {
+        let span = Memory::Host(piece).span();
+        if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
             entry.count += 1;
             return Ok(());
         }
@@ -179,16 +260,7 @@ impl Registrar for Regions {
         if piece.is_empty() {
             return Ok(());
         }
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = known.iter().position(|entry| entry.region.piece == piece) else {
-            return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
-        };
-        known[at].count -= 1;
-        if known[at].count == 0 {
-            // Messages that are under way keep it until they are through.
-            known.swap_remove(at);
-        }
-        Ok(())
+        self.take_back(Memory::Host(piece).span())
     }
 }
 

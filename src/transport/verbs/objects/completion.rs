@@ -42,7 +42,7 @@ impl fmt::Display for Status {
 pub(crate) struct Completion {
     /// The request's own number.
     pub id: u64,
-    /// `Ok(None)` for what this rank sent; `Ok(Some((immediate, bytes)))` for what a peer wrote.
+    /// `Ok(None)` for what this rank sent or read; `Ok(Some((immediate, bytes)))` for what a peer wrote.
     pub outcome: std::result::Result<Option<(u32, u32)>, Status>,
 }
 
@@ -186,7 +186,7 @@ fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
         return Ok(Completion { id, outcome: Err(Status(completion.status)) });
     }
     let outcome = match completion.opcode {
-        ibv_wc_opcode::IBV_WC_RDMA_WRITE => None,
+        ibv_wc_opcode::IBV_WC_RDMA_WRITE | ibv_wc_opcode::IBV_WC_RDMA_READ => None,
         ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
             // SAFETY: a write with immediate data has just that in the union.
             let immediate = unsafe { completion.imm_data_invalidated_rkey_union.imm_data };

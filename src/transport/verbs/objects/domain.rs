@@ -9,6 +9,7 @@ use rdma_sys::{
     ibv_access_flags, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_mr, ibv_pd, ibv_reg_dmabuf_mr,
     ibv_reg_mr_iova2,
 };
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -23,18 +24,23 @@ pub(crate) struct Domain {
 pub(crate) struct Access {
     /// Peers may write it. Else this rank may only send from it.
     pub remote_write: bool,
+    /// It may be read from afar, as flushes of GPU memory do.
+    pub remote_read: bool,
     /// The device may carry out writes to it in another order than they came; only their completion tells.
     pub relaxed: bool,
 }
 
 impl Access {
     /// This rank may send from it, and nobody may write it.
-    pub(crate) const SEND: Self = Self { remote_write: false, relaxed: false };
+    pub(crate) const SEND: Self = Self { remote_write: false, remote_read: false, relaxed: false };
 
     fn flags(self) -> u32 {
         let mut flags = 0;
         if self.remote_write {
             flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        }
+        if self.remote_read {
+            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         }
         if self.relaxed {
             // One of the optional flags: libibverbs takes it away where the driver does not know it.
@@ -76,18 +82,31 @@ impl Domain {
     /// # Errors
     /// `System` if the kernel cannot pin it or the device has no room for it.
     pub(crate) fn register(self: &Arc<Self>, piece: Piece, access: Access) -> Result<MemoryRegion> {
-        let refused = |errno| failed(Verb::RegMr, &self.context.site(), errno);
+        self.register_address(piece.as_ptr() as u64, piece.len(), access)
+            .map_err(|errno| failed(Verb::RegMr, &self.context.site(), errno))
+    }
+
+    /// Registers what lies at an address, be it of the host or, with peer memory, of a GPU.
+    ///
+    /// # Errors
+    /// The errno: `EFAULT` if no memory that the kernel knows of lies there.
+    pub(crate) fn register_address(
+        self: &Arc<Self>,
+        address: u64,
+        len: usize,
+        access: Access,
+    ) -> std::result::Result<MemoryRegion, i32> {
         if let Some(errno) = self.context.shim.refuses(Verb::RegMr) {
-            return Err(refused(errno));
+            return Err(errno);
         }
         let Some(raw) = self.raw() else {
             return Ok(MemoryRegion { handle: Handle(None), lkey: 7, rkey: 7, domain: Arc::clone(self) });
         };
-        let (start, len) = (piece.as_ptr(), piece.len());
-        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it; the caller promises
-        // that it stays what it is while the region lives, as the contract of pieces says.
-        let region = unsafe { ibv_reg_mr_iova2(raw, start.cast(), len, start as u64, access.flags()) };
-        self.own(region).ok_or_else(|| refused(errno()))
+        let start = address as *mut c_void;
+        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here touches
+        // it; the caller promises that it stays what it is while the region lives, as the contract of pieces says.
+        let region = unsafe { ibv_reg_mr_iova2(raw, start, len, address, access.flags()) };
+        self.own(region).ok_or_else(errno)
     }
 
     /// Registers `len` bytes from `offset` of a dmabuf, under the addresses from `address` on.

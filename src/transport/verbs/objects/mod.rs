@@ -24,7 +24,7 @@ pub(super) use context::{Context, Happening, Port};
 pub(super) use domain::{Access, Domain, MemoryRegion};
 #[cfg(test)]
 pub(super) use queue_pair::Orders;
-pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, QueuePair, Route, WriteRequest};
+pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, QueuePair, ReadRequest, Route, WriteRequest};
 pub(super) use shim::Shim;
 #[cfg(test)]
 pub(super) use verb::Verb;

@@ -71,6 +71,17 @@ pub(crate) struct WriteRequest {
     pub signalled: bool,
 }
 
+/// An RDMA read, whose completion is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadRequest {
+    pub id: u64,
+    pub from: u64,
+    pub rkey: u32,
+    pub into: u64,
+    pub len: u32,
+    pub lkey: u32,
+}
+
 /// The state of a queue pair that takes receives and is not connected.
 pub(crate) struct Fresh;
 
@@ -185,12 +196,37 @@ impl QueuePair<Fresh> {
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
-        (port, pkey_index): (u8, u16),
+        place: (u8, u16),
         peer: Rank,
         first_packet: u32,
     ) -> Result<Self> {
+        let access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        Self::made(domain, queue, depth, place, (Some(peer), access), first_packet)
+    }
+
+    /// A queue pair that is to be connected to itself, and may read.
+    ///
+    /// # Errors
+    /// `System` if the device has none left.
+    pub(crate) fn to_itself(
+        domain: &Arc<Domain>,
+        queue: &Arc<CompletionQueue>,
+        depth: Depth,
+        place: (u8, u16),
+    ) -> Result<Self> {
+        Self::made(domain, queue, depth, place, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
+    }
+
+    fn made(
+        domain: &Arc<Domain>,
+        queue: &Arc<CompletionQueue>,
+        depth: Depth,
+        (port, pkey_index): (u8, u16),
+        (peer, access): (Option<Rank>, ibv_access_flags),
+        first_packet: u32,
+    ) -> Result<Self> {
         let context = Arc::clone(domain.context());
-        let site = Site { port: Some(port), peer: Some(peer), ..context.site() };
+        let site = Site { port: Some(port), peer, ..context.site() };
         let refused = |errno| failed(Verb::CreateQp, &site, errno);
         if let Some(errno) = context.shim.refuses(Verb::CreateQp) {
             return Err(refused(errno));
@@ -224,7 +260,7 @@ impl QueuePair<Fresh> {
                 // SAFETY: the queue pair was just made.
                 (handle, unsafe { (*raw).qp_num }, attributes.cap.max_inline_data)
             }
-            _ => (Handle(None), peer as u32, depth.inline),
+            _ => (Handle(None), peer.unwrap_or_default() as u32, depth.inline),
         };
         let pair = Self {
             end: End {
@@ -244,7 +280,7 @@ impl QueuePair<Fresh> {
         attributes.qp_state = State::IBV_QPS_INIT;
         attributes.pkey_index = pkey_index;
         attributes.port_num = port;
-        attributes.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        attributes.qp_access_flags = access.0;
         let mask =
             Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         pair.end.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
@@ -321,22 +357,45 @@ impl QueuePair<Connected> {
         if requests.is_empty() {
             return Ok(());
         }
+        let Connected { inline, chain } = &mut self.state;
+        chain.clear();
+        chain.extend(requests.iter().map(|request| work_request(request, *inline)));
+        self.launch()?;
+        #[cfg(test)]
+        if self.end.handle.raw().is_none() {
+            self.end.orders.get_mut().posted.extend_from_slice(requests);
+        }
+        Ok(())
+    }
+
+    /// Posts a read.
+    ///
+    /// # Errors
+    /// `System` if the device refuses.
+    pub(crate) fn read(&mut self, request: &ReadRequest) -> Result<()> {
+        let ReadRequest { id, from, rkey, into, len, lkey } = *request;
+        let write =
+            WriteRequest { id, from: into, len, lkey, to: from, rkey, immediate: None, signalled: true };
+        // Reads name the same things as writes; only the bytes go the other way, so they cannot go along.
+        let (mut wr, sge) = work_request(&write, 0);
+        wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+        self.state.chain.clear();
+        self.state.chain.push((wr, sge));
+        self.launch().map_err(|(_, error)| error)
+    }
+
+    /// Posts what is in the chain.
+    fn launch(&mut self) -> std::result::Result<(), (usize, Error)> {
         let refused = |taken, errno| Err((taken, failed(Verb::PostSend, &self.end.site, errno)));
         if let Some(errno) = self.end.context.shim.refuses(Verb::PostSend) {
             return refused(0, errno);
         }
-        let Some(raw) = self.end.handle.raw() else {
-            #[cfg(test)]
-            self.end.orders.get_mut().posted.extend_from_slice(requests);
-            return Ok(());
-        };
-        let Connected { inline, chain } = &mut self.state;
-        chain.clear();
-        chain.extend(requests.iter().map(|request| work_request(request, *inline)));
+        let Some(raw) = self.end.handle.raw() else { return Ok(()) };
+        let chain = &mut self.state.chain;
         for index in 0..chain.len() {
             let sge = &raw mut chain[index].1;
             // Of no bytes a device need not be told where they are.
-            let empty = requests[index].len == 0;
+            let empty = chain[index].1.length == 0;
             chain[index].0.sg_list = if empty { null_mut() } else { sge };
             chain[index].0.num_sge = i32::from(!empty);
             chain[index].0.next =

@@ -1,0 +1,210 @@
+//! Making sure that what an RDMA device wrote to GPU memory has arrived there.
+//!
+//! Owns the question whether that is needed, and a queue pair that is connected to itself. Must not know messages.
+//!
+//! A device completes a write when it has left for the PCI bus. The completion goes to host memory and the data to the
+//! GPU, on different ways: who acts on the first may be ahead of the second. A read by the same device from the same GPU
+//! pushes what it wrote before in front of it, so once that has come back everything is there. One byte is enough, of any
+//! memory of that GPU; and one read for all that was completed before it was begun.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
+use crate::transport::verbs::connect::{Options, route};
+use crate::transport::verbs::objects::{
+    Access, CompletionQueue, Connected, Depth, Domain, MemoryRegion, Port, QueuePair, ReadRequest,
+};
+use crate::transport::verbs::select::Rail;
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Flushes that can be under way at once.
+const DEPTH: u32 = 16;
+
+/// How a GPU sees what other devices write to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::transport::verbs) struct Writes {
+    /// Whom writes reach in order, as CUDA numbers it, if the driver knows.
+    pub ordering: Option<i32>,
+    /// The first number of its compute capability.
+    pub generation: i32,
+    /// Whether it uses the processor's page tables, so that a link of their own joins the two.
+    pub coherent: bool,
+}
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU that is written to needs no flush to read what was written.
+const OWNER: i32 = 100;
+
+/// Whether a GPU must not read what an RDMA device has written to it before a flush.
+pub(in crate::transport::verbs) fn needs_flush(gpu: Writes) -> bool {
+    if gpu.coherent {
+        // Word of a completion then takes that link and data the PCI bus, which the driver's answer is not about.
+        return true;
+    }
+    match gpu.ordering {
+        Some(ordering) => ordering < OWNER,
+        // What the driver would say if it could: from Hopper on it is the GPU that keeps order.
+        None => gpu.generation < 9,
+    }
+}
+
+/// What flushes at one rail.
+pub(in crate::transport::verbs) struct Flusher {
+    // The queue pair goes before what it uses, and the memory goes last.
+    pair: QueuePair<Connected>,
+    queue: Arc<CompletionQueue>,
+    landing: MemoryRegion,
+    /// Where the byte goes that is read. Nobody looks at it.
+    byte: Box<UnsafeCell<u8>>,
+    device: String,
+    begun: u64,
+    done: u64,
+}
+
+impl Flusher {
+    /// A queue pair at a rail's port that is connected to itself.
+    ///
+    /// # Errors
+    /// `System` if the device refuses.
+    pub(in crate::transport::verbs) fn new(
+        domain: &Arc<Domain>,
+        rail: &Rail,
+        port: Port,
+        options: &Options,
+    ) -> Result<Self> {
+        let queue = CompletionQueue::new(domain.context(), DEPTH as usize + 1)?;
+        let byte = Box::new(UnsafeCell::new(0));
+        let place = NonNull::new(byte.get()).expect("a box is somewhere");
+        // SAFETY: the byte lives as long as the region, and nobody but the device touches it.
+        let piece = unsafe { Piece::new(place, 1) };
+        let landing = domain.register(piece, Access { remote_write: true, ..Access::SEND })?;
+        let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
+        let pair = QueuePair::to_itself(domain, &queue, depth, (rail.port, options.pkey_index))?;
+        let itself = pair.endpoint();
+        let pair = pair.connect(0, itself, &route(rail, rail, port.mtu, options))?;
+        let device = rail.device.clone();
+        Ok(Self { pair, queue, landing, byte, device, begun: 0, done: 0 })
+    }
+
+    /// Begins to flush the GPU that the memory at this address is of, which is registered for reading under this key.
+    /// Returns the number of the flush; `None` if so many are under way that some must be over first.
+    ///
+    /// # Errors
+    /// `System` if the device refuses.
+    pub(in crate::transport::verbs) fn begin(&mut self, address: u64, rkey: u32) -> Result<Option<u64>> {
+        if self.begun - self.done >= u64::from(DEPTH) {
+            return Ok(None);
+        }
+        let into = self.byte.get() as u64;
+        let lkey = self.landing.lkey();
+        self.pair.read(&ReadRequest { id: self.begun, from: address, rkey, into, lkey, len: 1 })?;
+        self.begun += 1;
+        Ok(Some(self.begun - 1))
+    }
+
+    /// How many flushes are over: those with lesser numbers.
+    ///
+    /// # Errors
+    /// `System` if one failed: then nobody knows what has arrived, and none will succeed any more.
+    pub(in crate::transport::verbs) fn poll(&mut self) -> Result<u64> {
+        let Self { queue, device, done, .. } = self;
+        queue.poll(|completion| match completion.outcome {
+            Ok(_) => {
+                *done += 1;
+                Ok(())
+            }
+            Err(status) => {
+                let words = format!("what {device} wrote to GPU memory cannot be flushed: {status}");
+                Err(Error::new(ErrorKind::System, words))
+            }
+        })?;
+        Ok(*done)
+    }
+
+    /// The byte that was read last.
+    #[cfg(test)]
+    pub(super) fn landed(&self) -> u8 {
+        // SAFETY: the byte is this object's, and tests look only when no flush is under way.
+        unsafe { self.byte.get().read_volatile() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::objects::{Context, Shim, Verb};
+    use super::super::super::survey::{GidKind, LinkLayer};
+    use super::*;
+
+    #[test]
+    fn a_flush_is_needed_where_the_gpu_itself_keeps_no_order() {
+        let gpu = Writes { ordering: Some(0), generation: 8, coherent: false };
+        let cases = [
+            (gpu, true),
+            (Writes { ordering: Some(OWNER), ..gpu }, false),
+            (Writes { ordering: Some(200), ..gpu }, false),
+            // The driver says nothing.
+            (Writes { ordering: None, ..gpu }, true),
+            (Writes { ordering: None, generation: 9, ..gpu }, false),
+            // It says no, and has more than one way in mind.
+            (Writes { ordering: Some(200), generation: 9, coherent: true }, true),
+        ];
+        for (gpu, needed) in cases {
+            assert_eq!(needs_flush(gpu), needed, "{gpu:?}");
+        }
+    }
+
+    fn flusher(shim: &Shim) -> Result<Flusher> {
+        let domain = Domain::new(&Context::inert("inert", shim.clone()))?;
+        let rail = Rail {
+            device: "inert".to_owned(),
+            port: 1,
+            layer: LinkLayer::Ethernet,
+            gid_index: 1,
+            gid: [0; 16],
+            gid_kind: GidKind::RoceV2,
+            lid: 0,
+            pkey_index: 0,
+            network: String::new(),
+            rate_mbps: 0,
+            numa: None,
+        };
+        let options = Options::new(&crate::config::Config::default());
+        Flusher::new(&domain, &rail, domain.context().port(1)?, &options)
+    }
+
+    #[test]
+    fn every_refusal_is_an_error_that_names_verb_and_device() {
+        let verbs = [
+            (Verb::AllocPd, "ibv_alloc_pd"),
+            (Verb::CreateCq, "ibv_create_cq"),
+            (Verb::RegMr, "ibv_reg_mr"),
+            (Verb::CreateQp, "ibv_create_qp"),
+            (Verb::ModifyQpToInit, "ibv_modify_qp to INIT"),
+            (Verb::PostRecv, "ibv_post_recv"),
+            (Verb::ModifyQpToRtr, "ibv_modify_qp to RTR"),
+            (Verb::ModifyQpToRts, "ibv_modify_qp to RTS"),
+        ];
+        for (verb, name) in verbs {
+            let shim = Shim::failing(verb, 0, rustix::io::Errno::INVAL.raw_os_error());
+            let Err(error) = flusher(&shim) else { panic!("{name} failed") };
+            assert!(error.message().starts_with(&format!("{name} failed on inert")), "{error}");
+            assert_eq!((error.kind(), error.suspect()), (ErrorKind::System, None));
+        }
+        let shim = Shim::failing(Verb::PostSend, 0, rustix::io::Errno::NOMEM.raw_os_error());
+        let error = flusher(&shim).expect("posting comes later").begin(64, 1).expect_err("it is refused");
+        assert!(error.message().starts_with("ibv_post_send failed on inert port 1: "), "{error}");
+    }
+
+    #[test]
+    fn so_many_are_under_way_and_no_more() {
+        let mut flusher = flusher(&Shim::none()).expect("inert");
+        for number in 0..u64::from(DEPTH) {
+            assert_eq!(flusher.begin(64, 1).expect("inert"), Some(number));
+        }
+        assert_eq!(flusher.begin(64, 1).expect("inert"), None);
+        let over = |id| crate::transport::verbs::objects::Completion { id, outcome: Ok(None) };
+        flusher.queue.invented.lock().expect("no other thread").push_back(over(0));
+        assert_eq!(flusher.poll().expect("inert"), 1);
+        assert_eq!(flusher.begin(64, 1).expect("inert"), Some(u64::from(DEPTH)));
+    }
+}

@@ -1,0 +1,196 @@
+//! Ranges of GPU memory, registered by the best rung of the ladder that can be had.
+//!
+//! Owns what of this is not decision: aligning, exporting, registering, and saying each step down once. Must not know
+//! what keeps the regions, nor for how long.
+
+use super::ladder::{self, Prospects, Range, Reason, Refusal, Rung, Taken};
+use crate::config::GpuDirect;
+use crate::error::{Error, ErrorKind, Result as OrError};
+use crate::transport::verbs::objects::{Access, Domain, MemoryRegion};
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A range of addresses on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::transport::verbs) struct Span {
+    pub address: u64,
+    pub len: usize,
+}
+
+impl Span {
+    /// The pages of the host's size that it touches, since only such are exported, and where it begins in them.
+    ///
+    /// Memory of GPUs is allocated in larger pages than any host has, so what lies around a range is memory of the same
+    /// allocation or of none; and only the range itself is registered afterwards.
+    fn pages(self, page: usize) -> Option<(Self, u64)> {
+        let page = page as u64;
+        let start = self.address / page * page;
+        let end = self.address.checked_add(self.len as u64)?.checked_next_multiple_of(page)?;
+        let pages = Self { address: start, len: usize::try_from(end - start).ok()? };
+        Some((pages, self.address - start))
+    }
+}
+
+/// What the driver of GPUs is asked.
+pub(super) trait Driver: Send + Sync {
+    /// The number of the GPU whose memory is at this address.
+    fn gpu_of(&self, address: u64) -> Result<usize, String>;
+
+    /// Has synchronous copies of this memory be over when their call returns, whatever else they could return before: a
+    /// device that reads it next does not wait for the GPU.
+    fn synchronize(&self, address: u64);
+
+    /// Whether it exports memory of this GPU as DMA-BUFs.
+    fn exports(&self, gpu: usize) -> Result<(), Reason>;
+
+    /// Exports whole pages of the host's size.
+    fn export(&self, pages: Span) -> Result<OwnedFd, String>;
+}
+
+/// The driver where there is none.
+struct Absent(String);
+
+impl Driver for Absent {
+    fn gpu_of(&self, _address: u64) -> Result<usize, String> {
+        Err(self.0.clone())
+    }
+
+    fn synchronize(&self, _address: u64) {}
+
+    fn exports(&self, _gpu: usize) -> Result<(), Reason> {
+        Err(Reason::of(&self.0))
+    }
+
+    fn export(&self, _pages: Span) -> Result<OwnedFd, String> {
+        Err(self.0.clone())
+    }
+}
+
+/// The GPUs of this process, as RDMA devices see them.
+pub(in crate::transport::verbs) struct Gpus {
+    asked: GpuDirect,
+    driver: Box<dyn Driver>,
+    /// What has been said already.
+    told: Mutex<BTreeSet<String>>,
+}
+
+impl Gpus {
+    /// The GPUs that CUDA's driver knows, if there is one.
+    pub(in crate::transport::verbs) fn new(asked: GpuDirect) -> Self {
+        #[cfg(feature = "cuda")]
+        let opened = super::cuda::Cuda::open().map(|cuda| Box::new(cuda) as Box<dyn Driver>);
+        #[cfg(not(feature = "cuda"))]
+        let opened: Result<Box<dyn Driver>, _> = Err("this build has no CUDA".to_owned());
+        Self::of(asked, opened.unwrap_or_else(|why| Box::new(Absent(why))))
+    }
+
+    pub(super) fn of(asked: GpuDirect, driver: Box<dyn Driver>) -> Self {
+        Self { asked, driver, told: Mutex::default() }
+    }
+
+    /// Registers a range at all rails, each by the best rung that it can be had by there. The rung that is returned is
+    /// the worst of these; if that is [`Rung::Host`] there are no regions, as a message may take any rail, so memory
+    /// that one of them cannot reach is copied for all.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if this is not a GPU's memory; `Unsupported` if the setting names a rung that cannot be had.
+    pub(in crate::transport::verbs) fn register(
+        &self,
+        domains: &[Arc<Domain>],
+        span: Span,
+        access: Access,
+    ) -> OrError<(Rung, Vec<MemoryRegion>)> {
+        let invalid = |why: &str| {
+            let Span { address, len } = span;
+            let words = format!("the {len} bytes at {address:#x} are no memory of a GPU: {why}");
+            Error::new(ErrorKind::InvalidArgument, words)
+        };
+        let (pages, offset) = span
+            .pages(rustix::param::page_size())
+            .filter(|_| span.len > 0)
+            .ok_or_else(|| invalid("no memory lies there"))?;
+        let gpu = self.driver.gpu_of(span.address).map_err(|why| invalid(&why))?;
+        self.driver.synchronize(span.address);
+        let exported = OnceCell::new();
+        let mut worst = None;
+        let mut regions = Vec::new();
+        for domain in domains {
+            let attempt =
+                Attempt { gpus: self, gpu, domain, span, pages, offset, access, exported: &exported };
+            let device = domain.context().name();
+            let taken = ladder::take(self.asked, &attempt)
+                .map_err(|error| error.within(format_args!("GPU {gpu} and {device}")))?;
+            for news in self.news(gpu, device, &taken) {
+                log::warn!("{news}");
+            }
+            worst = worst.max(Some(taken.rung));
+            regions.extend(taken.region);
+        }
+        let rung = worst.unwrap_or(Rung::Host);
+        if rung == Rung::Host {
+            regions.clear();
+        }
+        Ok((rung, regions))
+    }
+
+    /// What there is to say of a way down that has not been said before.
+    fn news<R>(&self, gpu: usize, device: &str, taken: &Taken<R>) -> Vec<String> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut news = Vec::new();
+        for left in taken.left.iter().filter(|left| !left.reason.by_setting) {
+            let (way, why) = (left.rung.name(), left.reason.sentence());
+            let words = format!("{device} does not reach memory of GPU {gpu} by {way}: {why}");
+            if told.insert(words.clone()) {
+                news.push(words);
+            }
+        }
+        news
+    }
+}
+
+/// One range at one rail.
+struct Attempt<'a> {
+    gpus: &'a Gpus,
+    gpu: usize,
+    domain: &'a Arc<Domain>,
+    span: Span,
+    pages: Span,
+    offset: u64,
+    access: Access,
+    /// Exported once for all rails, when the first one needs it. Regions keep the DMA-BUF themselves.
+    exported: &'a OnceCell<Result<OwnedFd, String>>,
+}
+
+impl Prospects for Attempt<'_> {
+    fn exports(&self) -> Result<(), Reason> {
+        self.gpus.driver.exports(self.gpu)
+    }
+
+    fn takes_dmabufs(&self) -> Result<(), Reason> {
+        ladder::dmabuf_answer(self.domain.context().name(), self.domain.dmabuf_answer())
+    }
+
+    fn takes_addresses(&self) -> Result<(), Reason> {
+        // There is no way to know but to try.
+        Ok(())
+    }
+}
+
+impl Range for Attempt<'_> {
+    type Region = MemoryRegion;
+
+    fn by_dmabuf(&self) -> Result<MemoryRegion, Refusal> {
+        let exported = self.exported.get_or_init(|| self.gpus.driver.export(self.pages));
+        let dmabuf = exported.as_ref().map_err(|words| Refusal::Export(words.clone()))?;
+        let Span { address, len } = self.span;
+        self.domain
+            .register_dmabuf(dmabuf.as_fd(), self.offset, len, address, self.access)
+            .map_err(Refusal::Register)
+    }
+
+    fn by_address(&self) -> Result<MemoryRegion, i32> {
+        self.domain.register_address(self.span.address, self.span.len, self.access)
+    }
+}

@@ -1,0 +1,269 @@
+//! GPU memory, registered: on devices that do nothing, and on whatever RDMA device there is, with memory of the host that
+//! a driver made for tests takes for a GPU's.
+
+use super::flush::Flusher;
+use super::ladder::{Reason, Rung};
+use super::register::{Driver, Gpus, Span};
+use crate::config::{Config, GpuDirect, Registration};
+use crate::error::ErrorKind;
+use crate::memory::{Piece, Registrar};
+use crate::transport::verbs::connect::Options;
+use crate::transport::verbs::objects::{Access, Context, Domain, Shim, Verb};
+use crate::transport::verbs::probe;
+use crate::transport::verbs::regions::Regions;
+use crate::transport::verbs::select::{self, Rail};
+use crate::transport::verbs::survey::{Standpoint, Survey};
+use memmap2::MmapMut;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A driver with one GPU, which has all memory there is and exports a file in place of it.
+#[derive(Clone, Default)]
+struct Pretender {
+    exported: Arc<Mutex<Vec<Span>>>,
+}
+
+impl Driver for Pretender {
+    fn gpu_of(&self, address: u64) -> Result<usize, String> {
+        if address < 4096 { Err("nothing is there".to_owned()) } else { Ok(0) }
+    }
+
+    fn synchronize(&self, _address: u64) {}
+
+    fn exports(&self, _gpu: usize) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn export(&self, pages: Span) -> Result<OwnedFd, String> {
+        self.exported.lock().expect("no test panics with it").push(pages);
+        rustix::fs::memfd_create("pretender", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|cause| cause.to_string())
+    }
+}
+
+fn gpus(asked: GpuDirect) -> Gpus {
+    Gpus::of(asked, Box::new(Pretender::default()))
+}
+
+/// A domain of no device, whose first verb of this sort fails so.
+fn inert(name: &str, verb: Verb, errno: Errno) -> Arc<Domain> {
+    let shim = Shim::failing(verb, 0, errno.raw_os_error());
+    Domain::new(&Context::inert(name, shim)).expect("inert")
+}
+
+/// The same, whose driver takes DMA-BUFs: it misses the one that does not exist.
+fn modern(name: &str) -> Arc<Domain> {
+    inert(name, Verb::RegDmabufMr, Errno::BADF)
+}
+
+/// The same, whose driver takes none, as inert ones do.
+fn old(name: &str) -> Arc<Domain> {
+    Domain::new(&Context::inert(name, Shim::none())).expect("inert")
+}
+
+fn regions(domains: Vec<Arc<Domain>>) -> Regions {
+    Regions::new(domains, true, Registration::Stage, 4096).expect("inert")
+}
+
+/// Some bytes of an imaginary GPU.
+const SPAN: Span = Span { address: 0x7f00_0001_1200, len: 0x3000 };
+
+fn piece(span: Span) -> Piece {
+    let start = NonNull::new(span.address as *mut u8).expect("not at zero");
+    // SAFETY: nothing reads or writes it.
+    unsafe { Piece::new(start, span.len) }
+}
+
+#[test]
+fn whole_pages_are_exported_once_for_all_rails() {
+    let driver = Pretender::default();
+    let gpus = Gpus::of(GpuDirect::Auto, Box::new(driver.clone()));
+    let regions = regions(vec![modern("a"), modern("b")]);
+    assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), Rung::Dmabuf);
+    let page = rustix::param::page_size() as u64;
+    let exported = driver.exported.lock().expect("no other thread").clone();
+    let [pages] = exported[..] else { panic!("{exported:?}") };
+    assert_eq!((pages.address % page, pages.len as u64 % page), (0, 0));
+    let (end, inner) = (pages.address + pages.len as u64, SPAN.address + SPAN.len as u64);
+    assert!(pages.address <= SPAN.address && SPAN.address - pages.address < page, "{pages:?}");
+    assert!(end >= inner && end - inner < page, "{pages:?}");
+}
+
+#[test]
+fn gpu_memory_is_found_until_it_was_deregistered_as_often() {
+    let (gpus, regions) = (gpus(GpuDirect::Auto), regions(vec![modern("a")]));
+    for _ in 0..2 {
+        assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), Rung::Dmabuf);
+    }
+    let all = piece(SPAN);
+    let region = regions.find(all.narrow(1, 100)).expect("it is registered");
+    assert_eq!((region.lkey(0).expect("at once"), region.rkeys().expect("at once")[0]), (7, 7));
+    assert!(Arc::ptr_eq(&region, &regions.for_sending(all).expect("it is registered")));
+    assert!(Arc::ptr_eq(&region, &regions.for_landing(all)));
+    regions.deregister_gpu(SPAN).expect("registered twice");
+    assert!(regions.find(all).is_some());
+    regions.deregister_gpu(SPAN).expect("registered twice");
+    assert!(regions.find(all).is_none());
+    let error = regions.deregister_gpu(SPAN).expect_err("not registered any more");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn each_rail_has_its_own_rung_and_the_worst_is_told() {
+    let auto = gpus(GpuDirect::Auto);
+    let mixed = regions(vec![modern("a"), old("b")]);
+    assert_eq!(mixed.register_gpu(&auto, SPAN).expect("inert"), Rung::Peer);
+    assert!(mixed.find(piece(SPAN)).is_some());
+    // A message may take any rail, so what one cannot reach is copied for all.
+    let lame = regions(vec![modern("a"), inert("b", Verb::RegMr, Errno::FAULT)]);
+    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), Rung::Host);
+    assert!(lame.find(piece(SPAN)).is_none(), "and nothing is kept");
+    // The next range is tried again, and only the first refusal was of the shim.
+    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), Rung::Peer);
+}
+
+#[test]
+fn settings_are_obeyed_or_an_error_names_gpu_device_and_mend() {
+    let off = regions(vec![modern("a")]);
+    assert_eq!(off.register_gpu(&gpus(GpuDirect::Off), SPAN).expect("it needs nothing"), Rung::Host);
+    let peer = regions(vec![modern("a")]);
+    assert_eq!(peer.register_gpu(&gpus(GpuDirect::Peer), SPAN).expect("inert"), Rung::Peer);
+    let error = regions(vec![modern("a"), old("b")])
+        .register_gpu(&gpus(GpuDirect::Dmabuf), SPAN)
+        .expect_err("b takes none");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let words =
+        "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b takes no DMA-BUF; mend: ";
+    assert!(error.message().starts_with(words), "{error}");
+}
+
+#[test]
+fn what_is_no_memory_of_a_gpu_is_refused_in_words() {
+    let regions = regions(vec![modern("a")]);
+    for span in [
+        Span { address: 64, len: 64 },
+        Span { address: u64::MAX - 10, len: 100 },
+        Span { address: 1 << 40, len: 0 },
+    ] {
+        let error = regions.register_gpu(&gpus(GpuDirect::Auto), span).expect_err("it is none");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.message().contains(" are no memory of a GPU: "), "{error}");
+    }
+}
+
+/// The first rail of this machine, open; `None`, with a word, if it has none.
+fn rail() -> Option<(Rail, Arc<Domain>)> {
+    let survey = Survey::here();
+    if survey.devices.is_empty() {
+        println!("skipped: no RDMA device here");
+        return None;
+    }
+    let standpoint = Standpoint::read(std::path::Path::new("/"), None);
+    let rails = select::select(&survey, &Config::default(), &standpoint).expect("a usable port").rails;
+    let context = Context::open(&rails[0].device, Shim::none()).expect("it can be opened");
+    Some((rails[0].clone(), Domain::new(&context).expect("a domain")))
+}
+
+/// Memory of the host, and where it is: not at the beginning of a page.
+fn memory() -> (MmapMut, Span) {
+    let memory = MmapMut::map_anon(1 << 16).expect("memory");
+    let address = memory.as_ptr() as u64 + 512;
+    (memory, Span { address, len: 40_000 })
+}
+
+fn flusher(rail: &Rail, domain: &Arc<Domain>) -> Flusher {
+    let port = domain.context().port(rail.port).expect("the rail's port");
+    Flusher::new(domain, rail, port, &Options::new(&Config::default())).expect("a queue pair")
+}
+
+/// Polls until so many flushes are over.
+fn wait(flusher: &mut Flusher, count: u64) -> crate::error::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while flusher.poll()? < count {
+        assert!(Instant::now() < deadline, "{count} flushes are not over");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+#[test]
+fn a_real_device_says_whether_it_takes_dmabufs() {
+    let Some((rail, domain)) = rail() else { return };
+    let errno = Errno::from_raw_os_error(domain.dmabuf_answer());
+    println!("{} answers {errno:?}", rail.device);
+    let answers = probe::ask(&rail.device, &[rail.port, 99]).expect("it can be opened");
+    let mtu = answers.mtus[0].expect("it knows");
+    assert!(mtu.is_power_of_two() && (256..=4096).contains(&mtu), "{mtu}");
+    assert_eq!(answers.mtus[1], None, "there is no such port");
+    if rail.device.starts_with("rxe") {
+        assert!(matches!(errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT), "{errno:?}");
+        let why = answers.dmabufs.expect_err("devices made of software take none");
+        assert!(why.words.contains("DMA-BUF"), "{why:?}");
+        // What is no DMA-BUF at all is refused the same way.
+        let file = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+        let refused = domain.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, Access::SEND);
+        assert_eq!(refused.err().map(Errno::from_raw_os_error), Some(errno));
+    }
+}
+
+#[test]
+fn a_real_device_steps_down_from_dmabufs_and_flushes() {
+    let Some((rail, domain)) = rail() else { return };
+    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let (mut memory, span) = memory();
+    if rail.device.starts_with("rxe") {
+        let error = regions.register_gpu(&gpus(GpuDirect::Dmabuf), span).expect_err("it takes none");
+        println!("{error}");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+    // A file is no DMA-BUF for any driver; memory of the host is registered by its address.
+    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory"), Rung::Peer);
+    let region = regions.find(piece(span)).expect("it is registered");
+    let rkey = region.rkeys().expect("at once")[0];
+
+    let mut flusher = flusher(&rail, &domain);
+    let mut begun = 0;
+    for (offset, byte) in [(0, 1), (span.len - 1, 2), (17, 3)] {
+        memory[512 + offset] = byte;
+        let number = flusher.begin(span.address + offset as u64, rkey).expect("connected").expect("room");
+        assert_eq!(number, begun);
+        begun += 1;
+        wait(&mut flusher, begun).expect("it may be read");
+        assert_eq!(flusher.landed(), byte, "the device has read it where it is");
+    }
+    // As many as fit, and then more, as they end.
+    while begun < 200 {
+        match flusher.begin(span.address, rkey).expect("connected") {
+            Some(number) => begun = number + 1,
+            None => _ = flusher.poll().expect("it may be read"),
+        }
+    }
+    wait(&mut flusher, begun).expect("it may be read");
+    regions.deregister_gpu(span).expect("registered once");
+}
+
+#[test]
+fn a_real_device_refuses_to_flush_what_may_not_be_read() {
+    let Some((rail, domain)) = rail() else { return };
+    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let (_memory, span) = memory();
+    // Memory of the host is not registered for reading.
+    regions.register(piece(span)).expect("it is memory");
+    let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
+    for key in [rkey, rkey ^ 0x55] {
+        let mut flusher = flusher(&rail, &domain);
+        flusher.begin(span.address, key).expect("it is asked only");
+        let error = wait(&mut flusher, 1).expect_err("it may not be read");
+        assert_eq!(error.kind(), ErrorKind::System);
+        let words = format!("what {} wrote to GPU memory cannot be flushed: ", rail.device);
+        assert!(error.message().starts_with(&words), "{error}");
+    }
+    // And what is nowhere cannot be registered, which for a GPU's memory means a module is missing.
+    let nowhere = Span { address: 1 << 46, len: 4096 };
+    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), nowhere).expect("auto"), Rung::Host);
+    let error = regions.register_gpu(&gpus(GpuDirect::Peer), nowhere).expect_err("it is nowhere");
+    assert!(error.message().ends_with("mend: modprobe nvidia-peermem"), "{error}");
+}
