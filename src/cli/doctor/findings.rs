@@ -123,6 +123,12 @@ fn rdma(report: &Report, findings: &mut Findings) {
         }
         return;
     }
+    for answer in &report.rdma.answers {
+        let rail = selection.rails.iter().any(|rail| rail.device == answer.device);
+        if let (true, Some(failure)) = (rail, &answer.failure) {
+            findings.add(Severity::Problem, failure, None);
+        }
+    }
     if !report.build.verbs {
         findings.add(Severity::Problem, "there is RDMA here, but this build cannot use it", Some(WITH_VERBS));
     }
@@ -182,10 +188,9 @@ fn gpus(report: &Report, findings: &mut Findings) {
     if report.gpus.devices.is_empty() {
         return;
     }
-    if !report.build.cuda {
-        let words = "flexring does not reach GPU memory yet: copy vectors to the host";
-        findings.add(Severity::Note, words, None);
-    }
+    // With CUDA, too: GPU memory can be registered, but there is nothing yet that reduces it.
+    let words = "flexring does not reduce GPU memory yet: copy vectors to the host";
+    findings.add(Severity::Note, words, None);
     let Some(expected) = report.gpus.expected().filter(|_| !report.rdma.selection.rails.is_empty()) else {
         return;
     };

@@ -1,9 +1,11 @@
 //! GPUs, their driver, and how RDMA devices reach their memory.
 //!
-//! Owns the ladder: DMA-BUF, else peer memory, else pinned host memory. Asks the kernel's files only, so it tells what
-//! is to be expected; the devices themselves have the last word.
+//! Owns what the ladder to GPU memory is told here: by the kernel's files, by the RDMA devices' answers and by CUDA's
+//! driver, as far as there are such. Memory itself is not tried, so it tells what is to be expected.
 
+use super::answers::Answer;
 use flexring::config::GpuDirect;
+use flexring::transport::verbs::gpu::ladder::{self, Prospects, Reason};
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -46,8 +48,9 @@ pub struct Rung {
 }
 
 impl Gpus {
-    /// What is below `root`. `software` are the rails, if all are made of software.
-    pub fn read(root: &Path, allowed: GpuDirect, software: &[String]) -> Self {
+    /// What is below `root`. `software` are the rails, if all are made of software; `answers` are what their devices say,
+    /// as far as they were asked.
+    pub fn read(root: &Path, allowed: GpuDirect, software: &[String], answers: &[Answer]) -> Self {
         let driver = driver(&text(&root.join("proc/driver/nvidia/version")));
         let mut devices = of_driver(root);
         if devices.is_empty() {
@@ -55,17 +58,14 @@ impl Gpus {
         }
         let mut gpus = Self { driver, devices, ladder: Vec::new() };
         if !gpus.devices.is_empty() {
-            let kernel = Kernel::read(root);
-            gpus.ladder = vec![
-                gpus.dmabuf(&kernel, allowed, software),
-                peer(&kernel, allowed),
-                Rung {
-                    name: "pinned host memory",
-                    possible: true,
-                    why: "works everywhere".to_owned(),
-                    mend: None,
-                },
-            ];
+            let known = Known {
+                driver: gpus.driver.as_ref(),
+                kernel: Kernel::read(root),
+                software,
+                answers,
+                live: root == Path::new("/"),
+            };
+            gpus.ladder = ladder::Rung::ALL.into_iter().map(|rung| known.rung(rung, allowed)).collect();
         }
         gpus
     }
@@ -74,49 +74,96 @@ impl Gpus {
     pub fn expected(&self) -> Option<&Rung> {
         self.ladder.iter().find(|rung| rung.possible)
     }
+}
 
-    fn dmabuf(&self, kernel: &Kernel, allowed: GpuDirect, software: &[String]) -> Rung {
-        let no = |why: &str, mend| Rung { name: "DMA-BUF", possible: false, why: why.to_owned(), mend };
-        if !matches!(allowed, GpuDirect::Auto | GpuDirect::Dmabuf) {
-            return no(&format!("FLEXRING_GPU_DIRECT={} rules it out", allowed.name()), None);
+/// What the ladder asks, answered by the kernel's files and by whoever else can be asked.
+struct Known<'a> {
+    driver: Option<&'a Driver>,
+    kernel: Kernel,
+    software: &'a [String],
+    /// Of the rails' devices.
+    answers: &'a [Answer],
+    /// Whether this is the machine itself, so that CUDA's driver can be asked, too.
+    live: bool,
+}
+
+impl Known<'_> {
+    /// How likely a rung is.
+    fn rung(&self, rung: ladder::Rung, allowed: GpuDirect) -> Rung {
+        let name = rung.name();
+        match rung.prospect(allowed, self) {
+            Err(reason) => Rung { name, possible: false, why: reason.words, mend: reason.mend },
+            Ok(()) => Rung { name, possible: true, why: self.why(rung), mend: None },
         }
-        let Some(driver) = &self.driver else {
-            return no("no NVIDIA driver is loaded", Some("modprobe nvidia"));
-        };
-        if !driver.open {
-            let mend = "install the driver's open kernel modules (nvidia-open)";
-            return no("the driver's kernel module is not the open one", Some(mend));
+    }
+
+    /// Why a rung is possible.
+    fn why(&self, rung: ladder::Rung) -> String {
+        match rung {
+            ladder::Rung::Dmabuf => {
+                let version = self.driver.map_or("", |driver| &driver.version);
+                let devices: Vec<&str> = self.answers.iter().map(|answer| &*answer.device).collect();
+                let taken = if devices.is_empty() {
+                    String::new()
+                } else {
+                    format!(", and the driver of {} takes them", devices.join(", "))
+                };
+                format!("open kernel module {version}{taken}")
+            }
+            ladder::Rung::Peer => format!("{} is loaded", self.kernel.peer_module.unwrap_or_default()),
+            ladder::Rung::Host => "works everywhere".to_owned(),
         }
-        if kernel.version.is_some_and(|version| version < (5, 12)) {
-            return no("the kernel is older than 5.12", Some("boot a newer kernel"));
-        }
-        if kernel.knows("ib_umem_dmabuf_get") == Some(false) {
-            return no(
-                "the kernel's RDMA core is not loaded or knows no DMA-BUF",
-                Some("modprobe ib_uverbs"),
-            );
-        }
-        if !software.is_empty() {
-            return no(&format!("{} is made of software and does no DMA", software.join(", ")), None);
-        }
-        let why = format!("open kernel module {}", driver.version);
-        Rung { name: "DMA-BUF", possible: true, why, mend: None }
     }
 }
 
-fn peer(kernel: &Kernel, allowed: GpuDirect) -> Rung {
-    let rung = |possible, why: &str, mend| Rung { name: "peer memory", possible, why: why.to_owned(), mend };
-    if !matches!(allowed, GpuDirect::Auto | GpuDirect::Peer) {
-        return rung(false, &format!("FLEXRING_GPU_DIRECT={} rules it out", allowed.name()), None);
-    }
-    match (kernel.peer_module, kernel.knows("ib_register_peer_memory_client")) {
-        (_, Some(false)) => {
-            let mend = "install NVIDIA's RDMA drivers (DOCA or MLNX_OFED), then modprobe nvidia-peermem";
-            rung(false, "the kernel's RDMA core takes no peer memory", Some(mend))
+impl Prospects for Known<'_> {
+    fn exports(&self) -> Result<(), Reason> {
+        let Some(driver) = self.driver else {
+            return Err(Reason::of("no NVIDIA driver is loaded").mended("modprobe nvidia"));
+        };
+        if !driver.open {
+            let mend = "install the driver's open kernel modules (nvidia-open)";
+            return Err(Reason::of("the driver's kernel module is not the open one").mended(mend));
         }
-        (Some(module), _) => rung(true, &format!("{module} is loaded"), None),
-        (None, _) => rung(false, "its module is not loaded", Some("modprobe nvidia-peermem")),
+        if self.kernel.version.is_some_and(|version| version < (5, 12)) {
+            return Err(Reason::of("the kernel is older than 5.12").mended("boot a newer kernel"));
+        }
+        if self.live { cuda() } else { Ok(()) }
     }
+
+    fn takes_dmabufs(&self) -> Result<(), Reason> {
+        if let Some(why) = self.answers.iter().find_map(|answer| answer.why_not.as_ref()) {
+            return Err(why.clone());
+        }
+        if self.kernel.knows("ib_umem_dmabuf_get") == Some(false) {
+            let words = "the kernel's RDMA core is not loaded or knows no DMA-BUF";
+            return Err(Reason::of(words).mended("modprobe ib_uverbs"));
+        }
+        if !self.software.is_empty() {
+            let devices = self.software.join(", ");
+            return Err(Reason::of(format!("{devices} is made of software and does no DMA")));
+        }
+        Ok(())
+    }
+
+    fn takes_addresses(&self) -> Result<(), Reason> {
+        if self.kernel.knows("ib_register_peer_memory_client") == Some(false) {
+            let mend = "install NVIDIA's RDMA drivers (DOCA or MLNX_OFED), then modprobe nvidia-peermem";
+            return Err(Reason::of("the kernel's RDMA core takes no peer memory").mended(mend));
+        }
+        match self.kernel.peer_module {
+            Some(_) => Ok(()),
+            None => Err(Reason::of("its module is not loaded").mended("modprobe nvidia-peermem")),
+        }
+    }
+}
+
+/// What CUDA's driver says, where this build can ask it.
+fn cuda() -> Result<(), Reason> {
+    #[cfg(all(feature = "verbs", feature = "cuda"))]
+    return flexring::transport::verbs::gpu::exports();
+    #[cfg(not(all(feature = "verbs", feature = "cuda")))]
+    Ok(())
 }
 
 /// What the kernel can.

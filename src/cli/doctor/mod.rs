@@ -1,17 +1,19 @@
 //! `flexring doctor`: what this machine has for flexring, what is wrong with it, and what mends that.
 //!
-//! Owns the report, how it is gathered and how it reads. Opens no device, needs no privileges, and works where there
-//! is neither RDMA nor a GPU. What is chosen among RDMA devices and interfaces the library decides, as it would for a
-//! communicator.
+//! Owns the report, how it is gathered and how it reads. Needs no privileges, and works where there is neither RDMA nor
+//! a GPU; a build with verbs opens the RDMA devices and asks them, others read the kernel's files only. What is chosen
+//! among RDMA devices, interfaces and ways to GPU memory the library decides, as it would for a communicator.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `report` | the facts as plain data, in one tree, gathered |
 //! | `process` | what this process may do: processors, memory, settings, its rank |
+//! | `answers` | what RDMA devices say of themselves |
 //! | `gpu` | GPUs, their driver, and how RDMA devices reach their memory |
 //! | `findings` | what follows from the facts: what is wrong, how much, and what mends it |
 //! | `words` | how it reads |
 
+mod answers;
 mod findings;
 mod gpu;
 mod process;

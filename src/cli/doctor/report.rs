@@ -2,6 +2,7 @@
 //!
 //! Owns what is told and what it is called in JSON. Must not know how it reads.
 
+use super::answers::{self, Answer};
 use super::findings::{self, Finding, Severity};
 use super::gpu::Gpus;
 use super::process::{Memory, Processor, Rank, Settings};
@@ -46,8 +47,8 @@ pub struct Build {
 }
 
 impl Build {
-    /// What this command was built with. There is no CUDA to build with yet.
-    const THIS: Self = Self { verbs: cfg!(feature = "verbs"), cuda: false };
+    /// What this command was built with.
+    const THIS: Self = Self { verbs: cfg!(feature = "verbs"), cuda: cfg!(feature = "cuda") };
 }
 
 /// What TCP has.
@@ -81,6 +82,8 @@ pub struct Rdma {
     pub failure: Option<String>,
     /// How far each device is from this process, by NUMA nodes: 10 is near.
     pub distances: Vec<u32>,
+    /// What devices say of themselves, if they are asked.
+    pub answers: Vec<Answer>,
 }
 
 /// Whether a transport can be used.
@@ -109,7 +112,7 @@ impl Report {
             memory: Memory::read(root, &config, rank.as_ref().map_or(1, |rank| rank.world)),
             rank,
             sockets: Sockets::here(&config),
-            gpus: Gpus::read(root, config.gpu_direct, &rdma.software_only()),
+            gpus: Gpus::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rails_answers()),
             rdma,
             settings: Settings { launcher: told, ..settings },
             transports: Vec::new(),
@@ -222,10 +225,17 @@ impl Rdma {
         Self {
             modules: MODULES.iter().filter(|name| loaded(name)).map(ToString::to_string).collect(),
             distances: survey.devices.iter().map(distance).collect(),
+            answers: answers::of(root, &survey),
             failure: failure.map(|error| error.message().to_owned()),
             selection,
             survey,
         }
+    }
+
+    /// What the rails' devices say of themselves, as far as they were asked.
+    fn rails_answers(&self) -> Vec<Answer> {
+        let is_rail = |answer: &&Answer| self.selection.rails.iter().any(|rail| rail.device == answer.device);
+        self.answers.iter().filter(is_rail).filter(|answer| answer.failure.is_none()).cloned().collect()
     }
 
     /// The rails, if all of them are made of software.

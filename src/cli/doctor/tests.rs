@@ -1,9 +1,13 @@
 //! Reports about machines that are trees of files, and what follows from facts.
 
+use super::answers::Answer;
 use super::findings::{Finding, Severity};
+use super::gpu::Gpus;
 use super::report::{Report, Variables};
 use super::words::{size, text};
 use fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port};
+use flexring::config::GpuDirect;
+use flexring::transport::verbs::gpu::ladder::Reason;
 
 #[path = "../../transport/verbs/survey/fake.rs"]
 #[allow(dead_code, reason = "made for the tests of the survey, too")]
@@ -198,6 +202,47 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
     bare.file("sys/bus/pci/devices/0000:1c:00.0/vendor", "0x10de");
     bare.file("sys/bus/pci/devices/0000:1c:00.0/class", "0x068000");
     contains(&text(&self::report(&bare, &[])), &["1 device; no driver\n           NVIDIA at 0000:1b:00.0\n"]);
+}
+
+#[test]
+fn what_devices_say_of_themselves_comes_before_what_files_say() {
+    let machine = Machine::new();
+    machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
+    machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: NVIDIA H200");
+    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build";
+    machine.file("proc/driver/nvidia/version", version);
+    let mut report = report(&machine, &[]);
+    assert!(report.rdma.answers.is_empty(), "files answer nothing");
+    let no = Answer {
+        device: "mlx5_0".to_owned(),
+        failure: None,
+        active_mtus: vec![(1, 4096)],
+        takes_dmabufs: Some(false),
+        why_not: Some(Reason::of("the driver of mlx5_0 takes no DMA-BUF").mended("use another")),
+    };
+    let yes = Answer { takes_dmabufs: Some(true), why_not: None, ..no.clone() };
+    let ladder =
+        |answers: &[Answer]| Gpus::read(machine.root(), GpuDirect::Auto, &[], answers).ladder.swap_remove(0);
+    let why = "open kernel module 560.35.03, and the driver of mlx5_0 takes them";
+    assert_eq!(ladder(&[yes]).why, why);
+    report.gpus.ladder[0] = ladder(std::slice::from_ref(&no));
+    report.rdma.answers = vec![no];
+    report.conclude();
+    contains(
+        &text(&report),
+        &[
+            "           mlx5_0: mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002\n             \
+             GPU memory by DMA-BUF: no, the driver of mlx5_0 takes no DMA-BUF\n",
+            "  port 1: InfiniBand, active, 400 Gbit/s, LID 31, active MTU 4096\n",
+            "RDMA by DMA-BUF             no   the driver of mlx5_0 takes no DMA-BUF\n",
+        ],
+    );
+    let mend = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 takes no DMA-BUF").mend;
+    assert_eq!(mend.as_deref(), Some("use another"));
+    report.rdma.answers[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
+    report.conclude();
+    assert_eq!(found(&report, "ibv_open_device failed on mlx5_0").severity, Severity::Problem);
+    contains(&text(&report), &["  cannot be asked: ibv_open_device failed on mlx5_0\n"]);
 }
 
 #[test]

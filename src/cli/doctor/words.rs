@@ -2,6 +2,7 @@
 //!
 //! Owns the layout. Must not judge.
 
+use super::answers::Answer;
 use super::findings::{Finding, Severity};
 use super::gpu::Gpus;
 use super::process::{Memory, Processor};
@@ -115,6 +116,8 @@ fn rdma(rdma: &Rdma) -> String {
     };
     for (device, distance) in rdma.survey.devices.iter().zip(&rdma.distances) {
         text += &line("", &format!("{}: {}", device.name, about(device, *distance)));
+        let answer = rdma.answers.iter().find(|answer| answer.device == device.name);
+        text += &answer.map(answered).unwrap_or_default();
         for port in &device.ports {
             text += &ported(rdma, device, port);
         }
@@ -137,6 +140,16 @@ fn about(device: &Device, distance: u32) -> String {
     words
 }
 
+/// What the device says of itself, its ports left out.
+fn answered(answer: &Answer) -> String {
+    let words = match (&answer.failure, &answer.why_not) {
+        (Some(failure), _) => format!("  cannot be asked: {failure}"),
+        (None, Some(reason)) => format!("  GPU memory by DMA-BUF: no, {}", reason.words),
+        (None, None) => "  GPU memory by DMA-BUF: yes".to_owned(),
+    };
+    line("", &words)
+}
+
 /// A port, what became of it, and its GID table.
 fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
     let verdicts = &rdma.selection.verdicts;
@@ -151,6 +164,10 @@ fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
     }
     if let Some(netdev) = &port.netdev {
         words += &interface(&rdma.survey, netdev);
+    }
+    let answer = rdma.answers.iter().find(|answer| answer.device == device.name);
+    if let Some(mtu) = answer.and_then(|answer| answer.mtu(port.number)) {
+        words += &format!(", active MTU {mtu}");
     }
     let mut text = line("", &words);
     match verdict.map(|verdict| &verdict.outcome) {

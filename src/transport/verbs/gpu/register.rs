@@ -80,10 +80,13 @@ impl Gpus {
     /// The GPUs that CUDA's driver knows, if there is one.
     pub(in crate::transport::verbs) fn new(asked: GpuDirect) -> Self {
         #[cfg(feature = "cuda")]
-        let opened = super::cuda::Cuda::open().map(|cuda| Box::new(cuda) as Box<dyn Driver>);
+        let driver: Box<dyn Driver> = match super::cuda::Cuda::open() {
+            Ok(cuda) => Box::new(cuda),
+            Err(why) => Box::new(Absent(why)),
+        };
         #[cfg(not(feature = "cuda"))]
-        let opened: Result<Box<dyn Driver>, _> = Err("this build has no CUDA".to_owned());
-        Self::of(asked, opened.unwrap_or_else(|why| Box::new(Absent(why))))
+        let driver = Box::new(Absent("this build has no CUDA".to_owned()));
+        Self::of(asked, driver)
     }
 
     pub(super) fn of(asked: GpuDirect, driver: Box<dyn Driver>) -> Self {
@@ -136,7 +139,7 @@ impl Gpus {
     }
 
     /// What there is to say of a way down that has not been said before.
-    fn news<R>(&self, gpu: usize, device: &str, taken: &Taken<R>) -> Vec<String> {
+    pub(super) fn news<R>(&self, gpu: usize, device: &str, taken: &Taken<R>) -> Vec<String> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let mut news = Vec::new();
         for left in taken.left.iter().filter(|left| !left.reason.by_setting) {

@@ -2,7 +2,7 @@
 //! a driver made for tests takes for a GPU's.
 
 use super::flush::Flusher;
-use super::ladder::{Reason, Rung};
+use super::ladder::{Left, Reason, Rung, Taken};
 use super::register::{Driver, Gpus, Span};
 use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
@@ -154,8 +154,38 @@ fn what_is_no_memory_of_a_gpu_is_refused_in_words() {
     }
 }
 
+#[test]
+fn a_step_down_is_told_once_for_each_gpu_device_and_reason() {
+    let gpus = gpus(GpuDirect::Auto);
+    let taken = |words: &str, by_setting| {
+        let reason = Reason { words: words.to_owned(), mend: Some("modprobe it"), by_setting };
+        Taken::<()> { rung: Rung::Peer, left: vec![Left { rung: Rung::Dmabuf, reason }], region: None }
+    };
+    let first = gpus.news(0, "a", &taken("it is old", false));
+    assert_eq!(first, ["a does not reach memory of GPU 0 by DMA-BUF: it is old; mend: modprobe it"]);
+    assert!(gpus.news(0, "a", &taken("it is old", false)).is_empty());
+    assert_eq!(gpus.news(1, "a", &taken("it is old", false)).len(), 1);
+    assert_eq!(gpus.news(0, "b", &taken("it is old", false)).len(), 1);
+    assert_eq!(gpus.news(0, "a", &taken("it is small", false)).len(), 1);
+    assert!(gpus.news(0, "a", &taken("it is unwanted", true)).is_empty(), "who set that knows");
+}
+
+#[test]
+fn with_or_without_a_driver_nothing_panics() {
+    let regions = regions(vec![modern("a")]);
+    let error = regions.register_gpu(&Gpus::new(GpuDirect::Auto), SPAN).expect_err("no GPU has it");
+    let words = "the 12288 bytes at 0x7f0000011200 are no memory of a GPU: ";
+    assert!(error.message().starts_with(words), "{error}");
+    #[cfg(not(feature = "cuda"))]
+    assert!(error.message().ends_with("this build has no CUDA"), "{error}");
+}
+
 /// The first rail of this machine, open; `None`, with a word, if it has none.
 fn rail() -> Option<(Rail, Arc<Domain>)> {
+    rail_with(Shim::none())
+}
+
+fn rail_with(shim: Shim) -> Option<(Rail, Arc<Domain>)> {
     let survey = Survey::here();
     if survey.devices.is_empty() {
         println!("skipped: no RDMA device here");
@@ -163,7 +193,7 @@ fn rail() -> Option<(Rail, Arc<Domain>)> {
     }
     let standpoint = Standpoint::read(std::path::Path::new("/"), None);
     let rails = select::select(&survey, &Config::default(), &standpoint).expect("a usable port").rails;
-    let context = Context::open(&rails[0].device, Shim::none()).expect("it can be opened");
+    let context = Context::open(&rails[0].device, shim).expect("it can be opened");
     Some((rails[0].clone(), Domain::new(&context).expect("a domain")))
 }
 
@@ -266,4 +296,23 @@ fn a_real_device_refuses_to_flush_what_may_not_be_read() {
     assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), nowhere).expect("auto"), Rung::Host);
     let error = regions.register_gpu(&gpus(GpuDirect::Peer), nowhere).expect_err("it is nowhere");
     assert!(error.message().ends_with("mend: modprobe nvidia-peermem"), "{error}");
+}
+
+#[test]
+fn a_flush_that_fails_is_an_error_with_its_cause() {
+    const GENERAL_ERROR: u32 = 21;
+    let shim = Shim::completing(1, GENERAL_ERROR);
+    let Some((rail, domain)) = rail_with(shim.clone()) else { return };
+    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let (_memory, span) = memory();
+    regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory");
+    let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
+    let mut flusher = flusher(&rail, &domain);
+    flusher.begin(span.address, rkey).expect("connected");
+    wait(&mut flusher, 1).expect("the first is well");
+    assert!(!shim.struck());
+    flusher.begin(span.address, rkey).expect("connected");
+    let error = wait(&mut flusher, 2).expect_err("the second is not");
+    assert!(shim.struck());
+    assert!(error.message().ends_with(" cannot be flushed: general error (status 21)"), "{error}");
 }
