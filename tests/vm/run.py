@@ -29,6 +29,7 @@ BINARIES = [
     ("reproducible", ""),
     ("failures", ""),
     ("allocations", ""),
+    ("lives", ""),
 ]
 # What those binaries are told: which worlds to test.
 WORLDS = "WORLDS=verbs"
@@ -90,7 +91,7 @@ def tests_of(printed):
         skipped = re.search(r"^skipped: (.*)", sections.get(name, ""), re.M)
         if skipped or rest.startswith("ignored"):
             yield name, "skipped", skipped[1] if skipped else rest.splitlines()[0]
-        elif rest.startswith("ok"):
+        elif re.search(r"^ok$", rest, re.M):  # after whatever threads of the test have logged
             yield name, "ok", ""
         else:
             # One that took the process down has no section of its own.

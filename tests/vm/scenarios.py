@@ -48,6 +48,8 @@ def launch(machines, command, **environment):
         "FLEXRING_TIMEOUT_MS": 30000,
         "FLEXRING_CONNECT_TIMEOUT_MS": 20000,
         "FLEXRING_SOCKET_IFNAME": f"eth{CONTROL}",
+        # A quarter of a second: a busy machine is no dead one.
+        "FLEXRING_IB_TIMEOUT": 16,
         "FLEXRING_IB_HCA": "=" + ",".join(f"rxe{rail}" for rail in range(RAILS)),
         **environment,
     }
