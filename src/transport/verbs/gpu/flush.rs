@@ -79,7 +79,7 @@ impl Flusher {
         let piece = unsafe { Piece::new(place, 1) };
         let landing = domain.register(piece, Access { remote_write: true, ..Access::SEND })?;
         let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
-        let pair = QueuePair::to_itself(domain, &queue, depth, (rail.port, options.pkey_index))?;
+        let pair = QueuePair::to_itself(domain, &queue, depth, (rail.port, rail.pkey_index))?;
         let itself = pair.endpoint();
         let pair = pair.connect(0, itself, &route(rail, rail, port.mtu, options))?;
         let device = rail.device.clone();
