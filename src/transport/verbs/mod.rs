@@ -38,6 +38,8 @@ pub mod probe;
 mod regions;
 pub mod select;
 pub mod survey;
+#[cfg(all(test, feature = "verbs"))]
+mod tests;
 #[cfg(feature = "verbs")]
 mod transport;
 #[cfg(feature = "verbs")]

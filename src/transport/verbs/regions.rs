@@ -72,14 +72,20 @@ impl Region {
         Ok(place.get_or_init(|| region))
     }
 
-    /// The key for this rank's own requests at a rail.
+    /// The key for this rank's own requests at a rail. No memory needs none.
     pub(super) fn lkey(&self, rail: usize) -> Result<u32> {
+        if self.piece.is_empty() {
+            return Ok(0);
+        }
         self.at(rail).map(MemoryRegion::lkey)
     }
 
     /// The keys for a peer's requests, by rail.
     pub(super) fn rkeys(&self) -> Result<[u32; RAILS]> {
         let mut keys = [0; RAILS];
+        if self.piece.is_empty() {
+            return Ok(keys);
+        }
         for (rail, key) in keys.iter_mut().enumerate().take(self.domains.len()) {
             *key = self.at(rail)?.rkey();
         }

@@ -34,8 +34,8 @@ mod nothing {
 #[cfg(test)]
 mod faults {
     use super::super::verb::Verb;
-    use rdma_sys::ibv_wc;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     /// What shall go wrong, and how often things went so far.
     #[derive(Debug, Default)]
@@ -68,15 +68,25 @@ mod faults {
             Self(Arc::new(Mutex::new(Faults { completion: Some((k, status)), ..Faults::default() })))
         }
 
-        /// Whether what shall go wrong went wrong.
+        /// The `k`-th completion has this status as well.
+        pub(crate) fn completing_too(self, k: u64, status: u32) -> Self {
+            self.faults().completion = Some((k, status));
+            self
+        }
+
+        fn faults(&self) -> MutexGuard<'_, Faults> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        /// Whether something of what shall go wrong went wrong.
         pub(crate) fn struck(&self) -> bool {
-            let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let faults = self.faults();
             let call = faults.call.is_some_and(|(_, k, _)| faults.calls > k);
             call || faults.completion.is_some_and(|(k, _)| faults.completions > k)
         }
 
         pub(crate) fn refuses(&self, verb: Verb) -> Option<i32> {
-            let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut faults = self.faults();
             let (chosen, k, errno) = faults.call?;
             if chosen != verb {
                 return None;
@@ -86,13 +96,17 @@ mod faults {
         }
 
         pub(crate) fn alter(&self, completion: &mut ibv_wc) {
-            let mut faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((k, status)) = faults.completion {
-                if faults.completions == k {
-                    completion.status = status;
-                }
-                faults.completions += 1;
+            let mut faults = self.faults();
+            let Some((k, status)) = faults.completion else { return };
+            // No device takes a write, acknowledges it, and drops its receive: the next completion fails instead.
+            let received = completion.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
+            if faults.completions == k && received && status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+                return;
             }
+            if faults.completions == k {
+                completion.status = status;
+            }
+            faults.completions += 1;
         }
     }
 }

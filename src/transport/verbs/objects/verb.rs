@@ -51,7 +51,7 @@ impl Verb {
     ];
 
     /// Its name in libibverbs, and what it was to do where the name does not tell.
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::GetDeviceList => "ibv_get_device_list",
             Self::OpenDevice => "ibv_open_device",

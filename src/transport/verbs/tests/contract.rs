@@ -1,0 +1,184 @@
+//! The contract, as the tests of the other transports have it.
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::transport::Delivery;
+use crate::transport::verbs::wire::{EAGER_BYTES, WINDOW};
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Lengths around all ends of what is short and what is not, more than a window of them.
+fn lens() -> Vec<usize> {
+    let around = [0, 1, 2, 63, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
+    around.into_iter().cycle().take(2 * WINDOW + 3).collect()
+}
+
+/// Calls with a few messages of each sort first, and then with many.
+fn calls() -> [Vec<usize>; 6] {
+    [vec![0], vec![SUBCHUNK], vec![EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
+}
+
+fn exchange_all(setup: &Setup) {
+    let act = |linked: &mut Linked| {
+        let mut heap = Heap::default();
+        (1..).zip(calls()).try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut heap))
+    };
+    for outcome in setup.run(act).expect("all devices work") {
+        outcome.expect("all is well");
+    }
+}
+
+fn pair_of(rails: &[Rail]) -> (Linked, Linked) {
+    let mut linked = Setup::over(rails, rails.len()).link().expect("all devices work").into_iter();
+    let (mut one, mut other) = (linked.next().expect("rank 0"), linked.next().expect("rank 1"));
+    let deadline = Instant::now() + LIMIT;
+    thread::scope(|scope| {
+        let greeting = scope.spawn(|| one.verbs.greet(deadline));
+        other.verbs.greet(deadline).expect("the other is there");
+        greeting.join().expect("no rank panics").expect("the other is there");
+    });
+    (one, other)
+}
+
+#[test]
+fn two_ranks_exchange_messages_of_all_sizes_over_one_device() {
+    on_rails(LIMIT, |rails| exchange_all(&Setup::over(rails, 1)));
+}
+
+#[test]
+fn two_ranks_exchange_messages_of_all_sizes_over_all_devices_and_several_queue_pairs() {
+    on_rails(LIMIT, |rails| exchange_all(&Setup { qps_per_rail: 2, ..Setup::over(rails, rails.len()) }));
+}
+
+#[test]
+fn three_ranks_exchange_messages_of_all_sizes() {
+    on_rails(LIMIT, |rails| exchange_all(&Setup { ranks: 3, ..Setup::over(rails, rails.len()) }));
+}
+
+#[test]
+fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
+    on_rails(LIMIT, |rails| {
+        let setup = Setup { registration: Registration::Stage, ..Setup::over(rails, rails.len()) };
+        let act = |linked: &mut Linked| {
+            assert_eq!(linked.verbs.delivery(), Delivery::Landing);
+            assert!(linked.verbs.stages());
+            let mut pool = Pool::new(2 * WINDOW);
+            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_land_in(pool.whole));
+            linked.registrar.register(pool.whole)?;
+            (1..)
+                .zip(calls())
+                .try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut pool))?;
+            linked.registrar.deregister(pool.whole)?;
+            assert!(!linked.verbs.can_send_from(pool.whole));
+            Ok(())
+        };
+        for outcome in setup.run(act).expect("all devices work") {
+            outcome.expect("all is well");
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
+    on_rails(LIMIT, |rails| {
+        let (mut behind, mut ahead) = pair_of(rails);
+        let mut sent = [[1; 100], [2; 100], [3; 100]];
+        behind.begin(1).expect("alive");
+        behind.verbs.poll(&mut Events::new()).expect("alive");
+        for sequence in 1..=2 {
+            ahead.begin(sequence).expect("alive");
+            if sequence == 1 {
+                ahead.expect_called(1);
+            }
+            for message in &mut sent {
+                ahead.verbs.send(0, piece(message)).expect("alive");
+            }
+            let mut events = Events::new();
+            while events.len() < 3 {
+                ahead.verbs.poll(&mut events).expect("alive");
+            }
+        }
+        for sequence in 1..=2 {
+            if sequence == 2 {
+                behind.begin(2).expect("alive");
+            }
+            behind.expect_called(sequence);
+            let mut landings = [[0; 100]; 3];
+            for landing in &mut landings {
+                behind.verbs.land(1, piece(landing)).expect("alive");
+            }
+            let mut events = Events::new();
+            while events.len() < 3 {
+                behind.verbs.poll(&mut events).expect("alive");
+            }
+            assert!(events.iter().all(|event| matches!(event, Event::Landed { peer: 1 })), "{events:?}");
+            assert_eq!(landings, sent);
+            behind.expect_silence();
+        }
+        let (one, other) = (thread::spawn(|| drop(ahead)), thread::spawn(|| drop(behind)));
+        assert!(one.join().is_ok() && other.join().is_ok());
+    });
+}
+
+#[test]
+fn nothing_is_taken_beyond_the_window_or_for_strangers() {
+    on_rails(LIMIT, |rails| {
+        let (mut here, mut there) = pair_of(rails);
+        let mut message = vec![0; SUBCHUNK];
+        let mut landings = vec![0; (WINDOW + 1) * SUBCHUNK];
+        let landings = piece(&mut landings);
+        here.begin(1).expect("alive");
+        assert_eq!(here.verbs.window(), WINDOW);
+        for at in 0..WINDOW {
+            here.verbs.send(1, piece(&mut message)).expect("within the window");
+            here.verbs.land(1, landings.narrow(at * SUBCHUNK, SUBCHUNK)).expect("within the window");
+        }
+        let beyond = landings.narrow(WINDOW * SUBCHUNK, SUBCHUNK);
+        for error in [here.verbs.send(1, piece(&mut message)), here.verbs.land(1, beyond)] {
+            assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
+        }
+        let stranger = here.verbs.send(7, piece(&mut message));
+        assert_eq!(stranger.expect_err("a stranger").kind(), ErrorKind::Internal);
+        here.verbs.give_up();
+        there.verbs.give_up();
+    });
+}
+
+#[test]
+fn links_that_were_given_up_say_so_and_the_peer_notices() {
+    on_rails(LIMIT, |rails| {
+        let (mut here, mut there) = pair_of(rails);
+        let mut landing = vec![0; SUBCHUNK];
+        here.begin(1).expect("alive");
+        there.begin(1).expect("alive");
+        here.verbs.land(1, piece(&mut landing)).expect("alive");
+        here.verbs.poll(&mut Events::new()).expect("alive");
+        there.expect_called(1);
+        here.verbs.give_up();
+        drop(landing);
+        let error = here.verbs.poll(&mut Events::new()).expect_err("given up");
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(here.verbs.announce(1, &call(2)).expect_err("given up").message().contains("given up"));
+        let mut message = vec![0; SUBCHUNK];
+        there.verbs.send(0, piece(&mut message)).expect("nothing is known yet");
+        let error = there.next().expect_err("nobody is there");
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(
+            error.message().starts_with("rank 0 cannot be reached any more: a write ended with"),
+            "{error}"
+        );
+        there.verbs.give_up();
+    });
+}
+
+#[test]
+fn a_peer_that_leaves_is_an_error_only_when_it_is_needed() {
+    on_rails(LIMIT, |rails| {
+        let (mut here, there) = pair_of(rails);
+        here.verbs.begin(1);
+        drop(there);
+        here.expect_silence();
+        here.verbs.announce(1, &call(1)).and_then(|()| here.next().map(drop)).expect_err("it has left");
+        here.verbs.give_up();
+    });
+}

@@ -1,0 +1,349 @@
+//! What the contract of transports means over RDMA devices. Where there are none, the tests say that they are skipped.
+//!
+//! The ranks are threads of one process, which tell each other in memory what ranks tell each other when they meet.
+
+mod contract;
+mod faults;
+
+use super::connect::{Options, Prepared};
+use super::objects::Shim;
+use super::select::{Rail, pair, select};
+use super::survey::{Standpoint, Survey};
+use super::transport::Verbs;
+use crate::call::{Call, Collective, Rank};
+use crate::config::{Config, Registration};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::memory::{Piece, Registrar};
+use crate::transport::{Event, Events, Transport};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Bytes of a sub-chunk.
+const SUBCHUNK: usize = 64 << 10;
+
+/// Runs a test on the rails of this machine, if it has any, and fails if it hangs.
+#[allow(clippy::print_stderr, reason = "a skipped test says so")]
+fn on_rails(limit: Duration, test: impl FnOnce(&[Rail]) + Send + 'static) {
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        let selection = select(&Survey::here(), &Config::default(), &Standpoint::here(None));
+        let rails = selection.expect("some device can be used").rails;
+        watched(limit, move || test(&rails));
+    } else {
+        eprintln!("skipped: no RDMA device here");
+    }
+}
+
+/// Runs something that must not hang.
+fn watched<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, waiting) = mpsc::channel();
+    let running = thread::spawn(move || done.send(run()));
+    match waiting.recv_timeout(limit) {
+        Ok(outcome) => outcome,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("this hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match running.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => panic!("nothing was told"),
+        },
+    }
+}
+
+/// How ranks are linked.
+#[derive(Clone)]
+struct Setup {
+    ranks: usize,
+    rails: Vec<Rail>,
+    qps_per_rail: usize,
+    registration: Registration,
+    /// What goes wrong on rank 0.
+    shim: Shim,
+}
+
+impl Setup {
+    /// Two ranks, linked by this many of these rails.
+    fn over(rails: &[Rail], count: usize) -> Self {
+        Self {
+            ranks: 2,
+            rails: rails[..count].to_vec(),
+            qps_per_rail: 1,
+            registration: Registration::Subchunk,
+            shim: Shim::none(),
+        }
+    }
+
+    fn options(&self, me: Rank) -> Options {
+        Options {
+            qps_per_rail: self.qps_per_rail,
+            registration: self.registration,
+            subchunk: SUBCHUNK,
+            shim: if me == 0 { self.shim.clone() } else { Shim::none() },
+            ..Options::new(&Config::default())
+        }
+    }
+
+    /// Links the ranks, step by step and all of them together; they have not said hello then.
+    fn link(&self) -> Result<Vec<Linked>> {
+        let faults: Vec<_> = (0..self.ranks).map(|_| Fault::new().map(Arc::new)).collect::<Result<_>>()?;
+        let open = |me: Rank| {
+            let peers = (0..self.ranks).filter(|peer| *peer != me);
+            let peers: Vec<_> = peers.map(|peer| (peer, pair(&self.rails, &self.rails))).collect();
+            Prepared::open(me, &self.rails, &peers, self.options(me))
+        };
+        let prepared: Vec<_> = (0..self.ranks).map(open).collect::<Result<_>>()?;
+        let invitations: Vec<_> = prepared.iter().map(Prepared::invitations).collect::<Result<_>>()?;
+        let rails = vec![self.rails.clone(); self.ranks];
+        let connect = |(me, prepared): (Rank, Prepared)| {
+            let registrar = prepared.registrar();
+            let verbs = prepared.connect(&rails, &invitations, &faults[me])?;
+            Ok(Linked { me, ranks: self.ranks, verbs, registrar, faults: faults.clone() })
+        };
+        prepared.into_iter().enumerate().map(connect).collect()
+    }
+
+    /// Links the ranks, has each of them do something, and takes the links down. How each of them fared.
+    fn run(&self, act: impl Fn(&mut Linked) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
+        let act = &act;
+        let linked = self.link()?;
+        Ok(thread::scope(|scope| {
+            let running = linked.into_iter().map(|mut linked| {
+                scope.spawn(move || {
+                    let greeted = linked.verbs.greet(Instant::now() + Duration::from_secs(20));
+                    greeted.and_then(|()| act(&mut linked)).inspect_err(|error| linked.fail(error))
+                })
+            });
+            let running: Vec<_> = running.collect();
+            running.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+        }))
+    }
+}
+
+/// One rank with its links.
+struct Linked {
+    me: Rank,
+    ranks: usize,
+    verbs: Verbs,
+    registrar: Arc<dyn Registrar>,
+    faults: Vec<Arc<Fault>>,
+}
+
+impl Linked {
+    fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
+        let me = self.me;
+        (0..self.ranks).filter(move |peer| *peer != me)
+    }
+
+    /// Gives up, and has the others know.
+    fn fail(&mut self, error: &Error) {
+        self.verbs.give_up();
+        for fault in &self.faults {
+            fault.raise(error.clone());
+        }
+    }
+
+    /// Polls until there is something to tell, sleeping on the bell in between.
+    fn wait(&mut self, events: &mut Events) -> Result<()> {
+        while events.is_empty() {
+            self.faults[self.me].check()?;
+            if !self.verbs.poll(events)? && self.verbs.before_sleep() {
+                let bells = [self.verbs.bell(), self.faults[self.me].bell()];
+                let mut bells = bells.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN));
+                let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
+                rustix::event::poll(&mut bells, Some(&longest)).expect("can sleep");
+                self.verbs.after_sleep();
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Event> {
+        let mut events = Events::new();
+        self.wait(&mut events)?;
+        assert_eq!(events.len(), 1, "one thing happens at a time: {events:?}");
+        Ok(events[0])
+    }
+
+    /// Polls for a while and wants nothing to happen.
+    fn expect_silence(&mut self) {
+        let mut events = Events::new();
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            self.verbs.poll(&mut events).expect("nothing is wrong");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(events.is_empty(), "{events:?}");
+    }
+
+    fn expect_called(&mut self, sequence: u64) {
+        match self.next().expect("a call") {
+            Event::Called { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
+            other => panic!("{other:?} instead of a call"),
+        }
+    }
+
+    /// Begins a call and tells everybody.
+    fn begin(&mut self, sequence: u64) -> Result<()> {
+        self.verbs.begin(sequence);
+        self.peers().try_for_each(|peer| self.verbs.announce(peer, &call(sequence)))
+    }
+
+    /// Exchanges messages of these lengths, the same in each direction, with all other ranks in one call.
+    fn exchange(&mut self, sequence: u64, lens: &[usize], memory: &mut dyn Memory) -> Result<()> {
+        self.begin(sequence)?;
+        let mut exchanges: Vec<_> = (0..self.ranks).map(|_| Exchange::default()).collect();
+        let mut events = Events::new();
+        while self.peers().any(|peer| !exchanges[peer].is_over(lens)) {
+            for peer in self.peers() {
+                let exchange = &mut exchanges[peer];
+                while exchange.posted < lens.len() && exchange.sources.len() < self.verbs.window() {
+                    let source = memory.take(lens[exchange.posted]);
+                    assert!(self.verbs.can_send_from(source));
+                    fill(source, self.me, sequence, exchange.posted);
+                    self.verbs.send(peer, source)?;
+                    exchange.sources.push_back(source);
+                    exchange.posted += 1;
+                }
+                while exchange.awaited() < lens.len() && exchange.landings.len() < self.verbs.window() {
+                    let landing = memory.take(lens[exchange.awaited()]);
+                    assert!(self.verbs.can_land_in(landing));
+                    self.verbs.land(peer, landing)?;
+                    exchange.landings.push_back(landing);
+                }
+            }
+            self.wait(&mut events)?;
+            for event in events.drain(..) {
+                match event {
+                    Event::Called { peer, call: theirs } => {
+                        assert_eq!(theirs, call(sequence));
+                        assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
+                    }
+                    Event::Sent { peer } => {
+                        let source = exchanges[peer].sources.pop_front().expect("sent after it was posted");
+                        fill(source, 99, sequence, 0);
+                        memory.give_back(source);
+                    }
+                    Event::Landed { peer } => {
+                        let exchange = &mut exchanges[peer];
+                        assert!(exchange.called, "a message came before the call");
+                        let landing = exchange.landings.pop_front().expect("landed after it was opened");
+                        check(landing, peer, sequence, exchange.landed);
+                        exchange.landed += 1;
+                        memory.give_back(landing);
+                    }
+                    Event::Arrived { .. } => panic!("nothing is delivered in place"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one rank does in one call with one peer.
+#[derive(Default)]
+struct Exchange {
+    sources: VecDeque<Piece>,
+    posted: usize,
+    landings: VecDeque<Piece>,
+    landed: usize,
+    called: bool,
+}
+
+impl Exchange {
+    fn awaited(&self) -> usize {
+        self.landed + self.landings.len()
+    }
+
+    fn is_over(&self, lens: &[usize]) -> bool {
+        let sent = self.posted == lens.len() && self.sources.is_empty();
+        self.called && sent && self.landed == lens.len()
+    }
+}
+
+/// Where messages are sent from and land.
+trait Memory {
+    fn take(&mut self, len: usize) -> Piece;
+    fn give_back(&mut self, piece: Piece);
+}
+
+/// Any memory, kept to the end.
+#[derive(Default)]
+struct Heap(Vec<Vec<u8>>);
+
+impl Memory for Heap {
+    fn take(&mut self, len: usize) -> Piece {
+        self.0.push(vec![0; len]);
+        piece(self.0.last_mut().expect("just pushed"))
+    }
+
+    fn give_back(&mut self, _piece: Piece) {}
+}
+
+/// Slots of one size, used again and again.
+struct Pool {
+    slots: Vec<Piece>,
+    whole: Piece,
+    _bytes: Vec<u8>,
+}
+
+impl Pool {
+    fn new(slots: usize) -> Self {
+        let mut bytes = vec![0; slots * SUBCHUNK];
+        let whole = piece(&mut bytes);
+        let slots = (0..slots).map(|slot| whole.narrow(slot * SUBCHUNK, SUBCHUNK)).collect();
+        Self { slots, whole, _bytes: bytes }
+    }
+}
+
+impl Memory for Pool {
+    fn take(&mut self, len: usize) -> Piece {
+        self.slots.pop().expect("enough slots").narrow(0, len)
+    }
+
+    fn give_back(&mut self, piece: Piece) {
+        let at = (piece.as_ptr() as usize - self.whole.as_ptr() as usize) / SUBCHUNK;
+        self.slots.push(self.whole.narrow(at * SUBCHUNK, SUBCHUNK));
+    }
+}
+
+fn piece(bytes: &mut [u8]) -> Piece {
+    // SAFETY: the tests keep their memory until the links that use it are done or given up.
+    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
+}
+
+/// The byte at a place of a message.
+fn byte(from: Rank, sequence: u64, number: usize, at: usize) -> u8 {
+    let mixed = (from as u64 * 31 + sequence * 7 + number as u64 * 13 + at as u64)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+fn fill(piece: Piece, from: Rank, sequence: u64, number: usize) {
+    for at in 0..piece.len() {
+        // SAFETY: the piece is this thread's own memory, which no device reads or writes now.
+        unsafe { piece.as_ptr().add(at).write(byte(from, sequence, number, at)) };
+    }
+}
+
+fn check(piece: Piece, from: Rank, sequence: u64, number: usize) {
+    // SAFETY: the piece is this thread's own memory, which no device writes any more.
+    let bytes = unsafe { std::slice::from_raw_parts(piece.as_ptr(), piece.len()) };
+    let wrong = (0..).zip(bytes).find(|(at, found)| **found != byte(from, sequence, number, *at));
+    assert!(wrong.is_none(), "message {number} of rank {from}, {} bytes, differs at {wrong:?}", bytes.len());
+}
+
+fn call(sequence: u64) -> Call {
+    Call {
+        sequence,
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: 0,
+        root: 0,
+        count: 5,
+        program: 6,
+        factor: 1.0,
+    }
+}
