@@ -74,7 +74,7 @@ impl Region {
 
     /// The key for this rank's own requests at a rail. No memory needs none.
     pub(super) fn lkey(&self, rail: usize) -> Result<u32> {
-        if self.piece.is_empty() {
+        if self.memory.span().len == 0 {
             return Ok(0);
         }
         self.at(rail).map(MemoryRegion::lkey)
@@ -83,7 +83,7 @@ impl Region {
     /// The keys for a peer's requests, by rail.
     pub(super) fn rkeys(&self) -> Result<[u32; RAILS]> {
         let mut keys = [0; RAILS];
-        if self.piece.is_empty() {
+        if self.memory.span().len == 0 {
             return Ok(keys);
         }
         for (rail, key) in keys.iter_mut().enumerate().take(self.domains.len()) {
