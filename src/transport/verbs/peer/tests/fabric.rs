@@ -79,6 +79,8 @@ pub(super) struct Fabric {
     pairs: Vec<[End; 2]>,
     /// By rank, then by rail.
     queues: [Vec<VecDeque<Completion>>; 2],
+    /// How many writes have waited on one queue pair at most, to be looked at.
+    pub waited: usize,
 }
 
 impl Fabric {
@@ -91,6 +93,7 @@ impl Fabric {
         Self {
             pairs: rails.iter().map(|(one, other)| [end(*one), end(*other)]).collect(),
             queues: [queues(|(one, _)| *one), queues(|(_, other)| *other)],
+            waited: 0,
         }
     }
 
@@ -159,6 +162,7 @@ impl Fabric {
         let Some(immediate) = request.immediate else { return };
         assert!(receiver.receives > 0, "more than {RECEIVES} writes wait on queue pair {pair}");
         receiver.receives -= 1;
+        self.waited = self.waited.max(RECEIVES - receiver.receives);
         let outcome = Ok(Some((immediate, request.len)));
         self.queues[1 - from][receiver.rail].push_back(Completion { id: id(0, pair, true, 0), outcome });
     }

@@ -8,34 +8,53 @@ use crate::error::{Error, ErrorKind};
 use crate::transport::Events;
 use crate::transport::verbs::link::RECEIVES;
 use crate::transport::verbs::objects::{Completion, Orders, Shim, Status, Verb};
-use crate::transport::verbs::wire::Word;
+use crate::transport::verbs::wire::{WINDOW, Word};
 use fabric::Random;
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use world::{Plan, World, call};
+use world::{Plan, PlannedCall, World, call};
 
-/// Plays the worlds of many seeds, and counts those in which a rank's call failed. A seed that goes wrong is named.
-fn play(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan) -> usize {
-    let failed = |seed| {
+/// Plays the worlds of many seeds: in how many a rank's call failed, and how many writes waited somewhere at most. A
+/// seed that goes wrong is named.
+fn play(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan) -> (usize, usize) {
+    let (mut failed, mut waited) = (0, 0);
+    for seed in seeds {
         let outcome = catch_unwind(AssertUnwindSafe(|| World::new(plan(seed)).run()));
-        let outcome: [Option<Error>; 2] = outcome.unwrap_or_else(|panic| {
+        let outcome = outcome.unwrap_or_else(|panic| {
             println!("seed {seed}");
             resume_unwind(panic)
         });
-        usize::from(outcome.iter().any(Option::is_some))
-    };
-    seeds.map(failed).sum()
+        failed += usize::from(outcome.failed.iter().any(Option::is_some));
+        waited = waited.max(outcome.waited);
+    }
+    (failed, waited)
 }
 
 #[test]
 fn all_messages_arrive_once_and_in_order_over_one_to_four_queue_pairs() {
-    assert_eq!(play(0..4_000, |seed| Plan::of(seed, 0)), 0);
+    assert_eq!(play(0..4_000, |seed| Plan::of(seed, 0)).0, 0);
 }
 
 #[test]
 fn all_messages_arrive_while_one_queue_pair_lives_and_else_the_peer_is_lost() {
-    let failed = play(0..16_000, |seed| Plan::of(seed, 6));
+    let (failed, _) = play(0..16_000, |seed| Plan::of(seed, 6));
     assert!((100..8_000).contains(&failed), "{failed} worlds fell apart");
+}
+
+#[test]
+fn there_is_a_receive_for_all_that_can_come_while_nobody_looks() {
+    let lens = |long: bool| vec![if long { 5_000 } else { 10 }; 70];
+    let (failed, waited) = play(0..400, |seed| {
+        let calls = (0..3).map(|call| {
+            let lens = [lens(call != 1), lens(call != 1)];
+            PlannedCall { goes_here: true, lens }
+        });
+        let plan = Plan::of(seed, 0);
+        Plan { rails: vec![(0, 0)], calls: calls.collect(), fussy: true, ..plan }
+    });
+    assert_eq!(failed, 0);
+    // A window of messages and as many grants, and there is room for as many again.
+    assert!((2 * WINDOW..RECEIVES / 2).contains(&waited), "{waited} writes waited at most");
 }
 
 #[test]
@@ -60,7 +79,8 @@ fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
 /// Two ranks with two queue pairs, over which each has said hello and nothing else has happened.
 fn greeting(shim: Shim) -> World {
     let rails = vec![(0, 0), (1, 1)];
-    World::new(Plan { seed: 0, rails, calls: vec![], breaks: 0, spared: None, shims: [shim, Shim::none()] })
+    let shims = [shim, Shim::none()];
+    World::new(Plan { seed: 0, rails, calls: vec![], breaks: 0, spared: None, shims, fussy: false })
 }
 
 fn failing(verb: Verb, k: usize) -> Shim {

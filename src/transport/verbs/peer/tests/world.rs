@@ -35,6 +35,16 @@ pub(super) struct Plan {
     pub spared: Option<usize>,
     /// What fails at each rank.
     pub shims: [Shim; 2],
+    /// Whether ranks do one thing at a time and look at what came of it, and then nothing for long.
+    pub fussy: bool,
+}
+
+/// What came of it.
+pub(super) struct Outcome {
+    /// By rank.
+    pub failed: [Option<Error>; 2],
+    /// How many writes have waited on one queue pair at most.
+    pub waited: usize,
 }
 
 /// The lengths of one call's messages, by who sends them; a call that does not go over this link has none.
@@ -57,6 +67,7 @@ impl Plan {
             breaks: if breaks == 0 { 0 } else { random.below(breaks + 1) },
             spared: (!random.once_in(4)).then(|| random.below(pairs)),
             shims: [Shim::none(), Shim::none()],
+            fussy: false,
         }
     }
 }
@@ -272,8 +283,8 @@ impl World {
         &mut self.ranks[me].peer
     }
 
-    /// Lets happen what may, one thing after the other, until both ranks have left or failed. How each fared.
-    pub(super) fn run(mut self) -> [Option<Error>; 2] {
+    /// Lets happen what may, one thing after the other, until both ranks have left or failed.
+    pub(super) fn run(mut self) -> Outcome {
         for _ in 0..ENDLESS {
             for me in 0..2 {
                 if !self.ranks[me].gone && self.is_over(me) {
@@ -284,7 +295,7 @@ impl World {
             if self.ranks.iter().all(|rank| rank.gone) {
                 return self.close();
             }
-            if self.random.once_in(80) {
+            if self.random.once_in(if self.plan.fussy { 3_000 } else { 80 }) {
                 // Somebody computes for a while, or sleeps.
                 self.ranks.iter_mut().for_each(|rank| rank.awake = !self.random.once_in(3));
             }
@@ -297,7 +308,12 @@ impl World {
                     self.breaks -= 1;
                     self.fabric.break_end(me, pair, RETRIED, &mut self.random);
                 }
-                8 | 9 if self.ranks[me].awake => self.act(me),
+                8 | 9 if self.ranks[me].awake => {
+                    self.act(me);
+                    if self.plan.fussy {
+                        self.look(me);
+                    }
+                }
                 10 | 11 if self.ranks[me].awake => self.look(me),
                 _ => {}
             }
@@ -313,8 +329,8 @@ impl World {
             || (rank.leaving && (!self.fabric.connects() || (link.is_flushed() && link.has_left())))
     }
 
-    fn close(self) -> [Option<Error>; 2] {
-        self.ranks.map(|rank| {
+    fn close(self) -> Outcome {
+        let failed = self.ranks.map(|rank| {
             let Rank { peer, held, failed, memory, .. } = rank;
             // A link that was given up holds what it held until it is destroyed.
             let living = failed.is_none().then_some(peer);
@@ -323,7 +339,8 @@ impl World {
             drop(living);
             assert!(memory.len() > 2, "memory is kept to the end");
             failed
-        })
+        });
+        Outcome { failed, waited: self.fabric.waited }
     }
 
     /// What a rank does by itself: begin the next call, send, or open a landing.
@@ -361,7 +378,7 @@ impl World {
         }
         let (sends, lands) = (&planned.lens[me], &planned.lens[1 - me]);
         let mut outcome = Ok(());
-        for _ in 0..1 + random.below(5) {
+        for _ in 0..if plan.fussy { 1 } else { 1 + random.below(5) } {
             if random.once_in(2) {
                 if exchange.posted < sends.len() && exchange.sources.len() < WINDOW {
                     let len = sends[exchange.posted];
