@@ -1,6 +1,7 @@
 //! A peer's link and its queue pairs, over a simulated fabric.
 
 mod fabric;
+mod plan;
 mod world;
 
 use super::{Peer, id};
@@ -10,9 +11,10 @@ use crate::transport::verbs::link::RECEIVES;
 use crate::transport::verbs::objects::{Completion, Orders, Shim, Status, Verb};
 use crate::transport::verbs::wire::{WINDOW, Word};
 use fabric::Random;
+use plan::{Plan, PlannedCall, call};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use world::{Plan, PlannedCall, World, call};
+use world::World;
 
 /// Plays the worlds of many seeds: in how many a rank's call failed, and how many writes waited somewhere at most. A
 /// seed that goes wrong is named.

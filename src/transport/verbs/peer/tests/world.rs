@@ -2,42 +2,23 @@
 
 use super::super::{Boards, Invitation, Peer};
 use super::fabric::{Fabric, RETRIED, Random};
-use crate::call::{Call, Collective};
-use crate::dtype::DType;
+use super::plan::{LONGEST, Plan, call, content};
 use crate::error::{Error, ErrorKind};
 use crate::memory::Piece;
 use crate::transport::verbs::board::Board;
 use crate::transport::verbs::link::{Link, RECEIVES, SENDS};
 use crate::transport::verbs::objects::{
-    CompletionQueue, Context, Depth, Domain, Endpoint, QueuePair, Route, Shim, WriteRequest,
+    CompletionQueue, Context, Depth, Domain, Endpoint, QueuePair, Route, WriteRequest,
 };
 use crate::transport::verbs::regions::{Region, Regions};
-use crate::transport::verbs::wire::{EAGER_BYTES, Layout, RAILS, WINDOW, Word};
+use crate::transport::verbs::wire::{Layout, RAILS, WINDOW, Word};
 use crate::transport::{Event, Events};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-/// The longest message.
-const LONGEST: usize = 20 << 10;
-
 /// Steps after which a world that has not ended never will.
 const ENDLESS: usize = 400_000;
-
-/// What is to happen.
-pub(super) struct Plan {
-    pub seed: u64,
-    /// By pair: the rail of rank 0 and of rank 1.
-    pub rails: Vec<(usize, usize)>,
-    pub calls: Vec<PlannedCall>,
-    /// How many ends of pairs break by themselves, and a pair of which none does.
-    pub breaks: usize,
-    pub spared: Option<usize>,
-    /// What fails at each rank.
-    pub shims: [Shim; 2],
-    /// Whether ranks do one thing at a time and look at what came of it, and then nothing for long.
-    pub fussy: bool,
-}
 
 /// What came of it.
 pub(super) struct Outcome {
@@ -45,73 +26,6 @@ pub(super) struct Outcome {
     pub failed: [Option<Error>; 2],
     /// How many writes have waited on one queue pair at most.
     pub waited: usize,
-}
-
-/// The lengths of one call's messages, by who sends them; a call that does not go over this link has none.
-pub(super) struct PlannedCall {
-    pub goes_here: bool,
-    pub lens: [Vec<usize>; 2],
-}
-
-impl Plan {
-    /// Whatever a seed says.
-    pub(super) fn of(seed: u64, breaks: usize) -> Self {
-        let mut random = Random(seed);
-        let pairs = 1 + random.below(4);
-        let (mine, theirs) = (1 + random.below(pairs), 1 + random.below(pairs));
-        let calls = 1 + random.below(4);
-        Self {
-            seed,
-            rails: (0..pairs).map(|pair| (pair % mine, pair % theirs)).collect(),
-            calls: (0..calls).map(|_| PlannedCall::random(&mut random)).collect(),
-            breaks: if breaks == 0 { 0 } else { random.below(breaks + 1) },
-            spared: (!random.once_in(4)).then(|| random.below(pairs)),
-            shims: [Shim::none(), Shim::none()],
-            fussy: false,
-        }
-    }
-}
-
-impl PlannedCall {
-    fn random(random: &mut Random) -> Self {
-        let lens = |random: &mut Random| {
-            let most = [1, 3, 8, 100][random.below(4)];
-            (0..random.below(most + 1)).map(|_| len(random)).collect()
-        };
-        Self { goes_here: !random.once_in(6), lens: [lens(random), lens(random)] }
-    }
-}
-
-fn len(random: &mut Random) -> usize {
-    match random.below(8) {
-        0..=3 => 1 + random.below(64),
-        4 | 5 => EAGER_BYTES - 2 + random.below(5),
-        6 => 1 + random.below(EAGER_BYTES),
-        _ => 1 + random.below(LONGEST),
-    }
-}
-
-/// The bytes of a message: nobody else's are the same.
-fn content(seed: u64, from: usize, sequence: u64, number: usize, len: usize) -> Vec<u8> {
-    let mut random = Random(seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20);
-    let mut bytes = vec![0; len];
-    for word in bytes.chunks_mut(8) {
-        word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]);
-    }
-    bytes
-}
-
-pub(super) fn call(sequence: u64) -> Call {
-    Call {
-        sequence,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: 0,
-        root: 0,
-        count: 5,
-        program: 6,
-        factor: 1.0,
-    }
 }
 
 fn piece(bytes: &mut [u8]) -> Piece {
