@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # The tests for one machine: of a test binary ("lib" has the library's units) those whose names contain a filter.
 BINARIES = [
-    ("lib", "transport::verbs"),
+    ("lib", "transport::verbs::tests"),
+    ("lib", "transport::verbs::gpu"),
     ("all_reduce", ""),
     ("siblings", ""),
     ("reproducible", ""),

@@ -139,6 +139,9 @@ impl Verbs {
     }
 
     fn place(&self, peer: Rank) -> Result<usize> {
+        if self.given_up {
+            return Err(given_up());
+        }
         self.places
             .get(peer)
             .copied()
@@ -342,7 +345,7 @@ impl Transport for Verbs {
 
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         if self.given_up {
-            return Err(Error::new(ErrorKind::PeerLost, "the verbs links were given up"));
+            return Err(given_up());
         }
         if self.curious {
             self.watch_devices();
@@ -396,7 +399,7 @@ impl Transport for Verbs {
     /// leave. So that is left to a thread of its own, which holds all that must outlive the queue pairs.
     fn give_up(&mut self) {
         self.given_up = true;
-        let reason = Error::new(ErrorKind::PeerLost, "the verbs links were given up");
+        let reason = given_up();
         let mut peers = std::mem::take(&mut self.peers);
         self.places.clear();
         peers.iter_mut().for_each(|peer| peer.give_up(&reason));
@@ -415,6 +418,10 @@ impl Transport for Verbs {
         }
         bury(peers);
     }
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::PeerLost, "the verbs links were given up")
 }
 
 /// Destroys queue pairs, and waits for it only where no thread can be had.
