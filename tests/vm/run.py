@@ -35,7 +35,7 @@ BINARIES = [
 # What those binaries are told: which worlds to test.
 WORLDS = "WORLDS=verbs"
 # Seconds that all tests of one binary may take together.
-BINARY_LIMIT = 240
+BINARY_LIMIT = 480
 
 
 class Late(BaseException):
@@ -151,7 +151,7 @@ def perform(scenario, machines, report):
 def main():
     parser = argparse.ArgumentParser(description="Runs flexring's tests where there is RDMA.")
     parser.add_argument("--features", default="", help="cargo features to build with")
-    parser.add_argument("--time", type=int, default=600, help="seconds that all tests may take (600)")
+    parser.add_argument("--time", type=int, default=1500, help="seconds that all tests may take (1500)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="run the tests whose names contain one of these")
     options = parser.parse_args()
     vm.end_on_signals()

@@ -439,9 +439,6 @@ impl Drop for Verbs {
         {
             log::debug!("verbs: while leaving: {}", error.message());
         }
-        if self.peers.iter().any(|peer| (0..peer.connections()).any(|pair| !peer.link.pairs[pair].is_alive()))
-        {
-            bury(std::mem::take(&mut self.peers));
-        }
+        bury(std::mem::take(&mut self.peers));
     }
 }
