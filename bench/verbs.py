@@ -100,7 +100,7 @@ def main():
     print("one Soft-RoCE machine, two processes, packets of 4096 bytes")
     print(f"  4 MiB   ib_write_bw -b {one['write MB/s']:6.1f} MB/s   all-reduce, both ways {one['call MB/s']:6.1f} MB/s   {one['call MB/s'] / one['write MB/s']:.2f}")
     print(f"  8 B     ib_write_lat, half turn {one['half turn us']:5.1f} us   ib_write_bw -b, an exchange {one['exchange us']:5.1f} us   all-reduce {one['call us']:5.1f} us")
-    print(f"two machines, 2 MiB, rails of 32 Mbit/s")
+    print("two machines, 2 MiB, rails of 32 Mbit/s")
     ratio = two["1 rails ms"] / two["2 rails ms"]
     print(f"  one rail {two['1 rails ms']:.0f} ms   two rails {two['2 rails ms']:.0f} ms   {ratio:.2f}x")
     out = Path(options.out)

@@ -73,13 +73,13 @@ choices! {
 choices! {
     /// What carries the bytes.
     TransportChoice: "auto, shm, tcp or verbs" {
-        /// Shared memory within a node, TCP between nodes.
+        /// Shared memory within a node; between nodes RDMA where all ranks can, else TCP.
         Auto = "auto",
         /// Shared memory only: an error if the ranks do not share one node.
         Shm = "shm",
         /// TCP even within a node.
         Tcp = "tcp",
-        /// RDMA through libibverbs: an error where no RDMA port can be used.
+        /// RDMA even within a node: an error where a rank can use no port.
         Verbs = "verbs",
     }
 }
