@@ -5,22 +5,28 @@ use super::status::{flexring_result, guarded, refused};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
 use crate::communicator::{Asked, Asker, Communicator, Outcome};
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Piece;
+use crate::error::Result;
+use crate::memory::{Memory, Piece};
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 /// The vectors of one call, not yet checked against each other.
-struct Vectors {
+struct Vectors<'a> {
+    communicator: &'a Communicator,
     dtype: DType,
     send: *mut c_void,
     receive: *mut c_void,
 }
 
-impl Vectors {
-    fn new(send: *const c_void, receive: *mut c_void, dtype: flexring_dtype) -> Result<Self> {
-        Ok(Self { dtype: dtype_of(dtype)?, send: send.cast_mut(), receive })
+impl<'a> Vectors<'a> {
+    fn new(
+        communicator: &'a Communicator,
+        send: *const c_void,
+        receive: *mut c_void,
+        dtype: flexring_dtype,
+    ) -> Result<Self> {
+        Ok(Self { communicator, dtype: dtype_of(dtype)?, send: send.cast_mut(), receive })
     }
 
     /// `count` elements of what is sent, times `parts`.
@@ -57,52 +63,57 @@ impl Vectors {
         if (start.as_ptr() as usize).checked_add(bytes).is_none() {
             return Err(refused(format!("{bytes} bytes at {pointer:p} reach beyond the address space")));
         }
-        // SAFETY: the caller vouches for the elements, which are these bytes.
-        Ok(unsafe { Piece::new(start, bytes) })
+        let located = self.communicator.memory_of(start.as_ptr(), bytes);
+        let memory = located.map_err(|error| error.within(format_args!("the {name} buffer")))?;
+        // SAFETY: the caller vouches for the elements, which are these bytes, and they are where the driver says.
+        Ok(unsafe {
+            match memory {
+                Memory::Host => Piece::new(start, bytes),
+                Memory::Gpu(gpu) => Piece::on_gpu(start, bytes, gpu),
+            }
+        })
     }
-}
-
-fn host_only(stream: *mut c_void) -> Result<()> {
-    if stream.is_null() {
-        return Ok(());
-    }
-    let words = "stream is not NULL, but this build of flexring reduces host memory only";
-    Err(Error::new(ErrorKind::Unsupported, words))
 }
 
 fn root_of(root: c_int) -> Result<usize> {
     usize::try_from(root).map_err(|_| refused(format!("root {root} is not a rank")))
 }
 
-/// Checks, and runs to its end, what `ask` makes of the caller's vectors.
+/// Checks what `ask` makes of the caller's vectors, and runs it to its end, or has it take effect in the stream if they
+/// are on a GPU.
 ///
 /// # Safety
-/// `comm` is NULL or a live handle.
+/// `comm` is NULL or a live handle, `stream` is live or NULL, and vectors on a GPU stay valid until it has passed.
 unsafe fn call(
     comm: *mut flexring_comm,
     name: &str,
     stream: *mut c_void,
-    ask: impl FnOnce(Asker) -> Result<Asked>,
+    ask: impl FnOnce(&Communicator, Asker) -> Result<Asked>,
 ) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller vouches for the handle.
         let communicator: &Communicator = unsafe { &borrow(comm, name)?.communicator };
-        host_only(stream)?;
-        communicator.run(&ask(communicator.asker())?)
+        let asked = ask(communicator, communicator.asker())?;
+        if stream.is_null() && asked.is_on_host() {
+            return communicator.run(&asked);
+        }
+        // SAFETY: the caller vouches for the stream and the vectors.
+        unsafe { communicator.run_in_stream(asked, stream) }
     })
 }
 
 /// # Safety
 /// `send` and `recv` are NULL or valid for `count` elements until the call is over.
 unsafe fn all_reduce(
-    asker: Asker,
+    communicator: &Communicator,
     (send, recv): (*const c_void, *mut c_void),
     count: usize,
     dtype: flexring_dtype,
     op: flexring_op,
 ) -> Result<Asked> {
-    let vectors = Vectors::new(send, recv, dtype)?;
+    let vectors = Vectors::new(communicator, send, recv, dtype)?;
     let op: ReduceOp = op_of(op)?;
+    let asker = communicator.asker();
     // SAFETY: as this function's.
     unsafe { asker.all_reduce(vectors.send(count, 1)?, vectors.receive(count, 1)?, vectors.dtype, op) }
 }
@@ -126,7 +137,9 @@ pub unsafe extern "C" fn flexring_all_reduce(
     // SAFETY: the caller vouches for the handle, and for the buffers until this function returns, which it
     // does after the call is over.
     unsafe {
-        call(comm, "flexring_all_reduce", stream, |asker| all_reduce(asker, (send, recv), count, dtype, op))
+        call(comm, "flexring_all_reduce", stream, |communicator, _| {
+            all_reduce(communicator, (send, recv), count, dtype, op)
+        })
     }
 }
 
@@ -148,8 +161,8 @@ pub unsafe extern "C" fn flexring_reduce_scatter(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_reduce_scatter", stream, |asker| {
-            let vectors = Vectors::new(send, recv, dtype)?;
+        call(comm, "flexring_reduce_scatter", stream, |communicator, asker| {
+            let vectors = Vectors::new(communicator, send, recv, dtype)?;
             let (input, output) = (vectors.send(recv_count, asker.world)?, vectors.receive(recv_count, 1)?);
             asker.reduce_scatter(input, output, vectors.dtype, op_of(op)?)
         })
@@ -173,8 +186,8 @@ pub unsafe extern "C" fn flexring_all_gather(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_all_gather", stream, |asker| {
-            let vectors = Vectors::new(send, recv, dtype)?;
+        call(comm, "flexring_all_gather", stream, |communicator, asker| {
+            let vectors = Vectors::new(communicator, send, recv, dtype)?;
             let (input, output) = (vectors.send(send_count, 1)?, vectors.receive(send_count, asker.world)?);
             asker.all_gather(input, output, vectors.dtype)
         })
@@ -199,8 +212,8 @@ pub unsafe extern "C" fn flexring_broadcast(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_broadcast", stream, |asker| {
-            let (vectors, root) = (Vectors::new(send, recv, dtype)?, root_of(root)?);
+        call(comm, "flexring_broadcast", stream, |communicator, asker| {
+            let (vectors, root) = (Vectors::new(communicator, send, recv, dtype)?, root_of(root)?);
             let input = if asker.rank == root { vectors.send(count, 1)? } else { Piece::EMPTY };
             asker.broadcast(input, vectors.receive(count, 1)?, vectors.dtype, root)
         })
@@ -225,8 +238,8 @@ pub unsafe extern "C" fn flexring_reduce(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_reduce", stream, |asker| {
-            let (vectors, root) = (Vectors::new(send, recv, dtype)?, root_of(root)?);
+        call(comm, "flexring_reduce", stream, |communicator, asker| {
+            let (vectors, root) = (Vectors::new(communicator, send, recv, dtype)?, root_of(root)?);
             let output = if asker.rank == root { vectors.receive(count, 1)? } else { Piece::EMPTY };
             asker.reduce(vectors.send(count, 1)?, output, vectors.dtype, op_of(op)?, root)
         })
@@ -262,8 +275,13 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
         // SAFETY: the caller vouches for the handle, for `out`, and for the buffers until the request is over.
         unsafe {
             let comm = borrow(comm, "flexring_all_reduce_async")?;
-            let asked = all_reduce(comm.communicator.asker(), (send, recv), count, dtype, op)?;
-            let outcome = comm.communicator.submit(asked)?;
+            let communicator = &comm.communicator;
+            let asked = all_reduce(communicator, (send, recv), count, dtype, op)?;
+            let outcome = if asked.is_on_host() {
+                communicator.submit(asked)?
+            } else {
+                communicator.submit_in_stream(asked, null_mut())?
+            };
             out.write(Box::into_raw(Box::new(flexring_request { outcome })));
         }
         Ok(())

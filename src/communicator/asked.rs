@@ -22,6 +22,18 @@ pub(crate) struct Asked {
     pub(super) in_place: bool,
 }
 
+impl Asked {
+    /// Whether all memory of the call is the host's.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.input.is_host() && self.output.is_host()
+    }
+
+    /// Whether there is nothing to reduce or to move.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
 /// Who asks: the rank, and how many there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
@@ -124,8 +136,15 @@ impl Asker {
                 ));
             }
         }
-        // In place, both begin at the same place of the same vector.
         let both = !input.is_empty() && !output.is_empty();
+        if both && input.memory() != output.memory() {
+            return refuse(format!(
+                "the send buffer is memory of {} and the receive buffer of {}: both must be in the same place",
+                input.memory(),
+                output.memory()
+            ));
+        }
+        // In place, both begin at the same place of the same vector.
         let in_place =
             both && address(input).wrapping_sub(input_at) == address(output).wrapping_sub(output_at);
         let overlap = both

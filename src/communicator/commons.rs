@@ -40,6 +40,11 @@ impl Commons {
         Ok(start)
     }
 
+    /// Whether this memory lies in the arena.
+    pub(super) fn has(&self, start: *const u8, len: usize) -> bool {
+        self.arena.has(start, len)
+    }
+
     /// Takes a lease back; `false` if nothing was leased at this address.
     pub(super) fn end_lease(&self, start: *const u8) -> bool {
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.leased(start)) {

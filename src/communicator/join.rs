@@ -3,6 +3,7 @@
 
 use super::commons::Commons;
 use super::far::{self, Far, Rails};
+use super::gpu::{Gpus, Scratch};
 use super::watch::{Household, Member, Watch};
 use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
@@ -257,17 +258,28 @@ impl Assembly<'_> {
             crowded: self.crowded,
         });
         plans.prepare(&mut executor)?;
+        let gpus = Gpus::new(config.gpu, self.layout, &self.arena, self.registrar.clone());
+        gpus.prepare_early(&mut executor)?;
         Ok(Core {
             rank: me,
             world,
             small: config.small.0,
+            subchunk: config.subchunk.0,
+            gpus,
             commons: Commons {
                 arena: self.arena,
                 growth: self.growth,
                 registrar: self.registrar,
                 registered: Mutex::default(),
             },
-            engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0, told: false }),
+            engine: Mutex::new(Engine {
+                executor,
+                plans,
+                scratch: None,
+                gpu_scratch: Scratch::default(),
+                sequence: 0,
+                told: false,
+            }),
             turns: Turns::default(),
             fault: self.fault,
             watch,

@@ -6,6 +6,7 @@
 mod asked;
 mod commons;
 mod far;
+mod gpu;
 mod join;
 mod plans;
 mod request;
@@ -28,6 +29,7 @@ use crate::fault::Fault;
 use crate::memory::{self, Buffer, Piece};
 use crate::plan::verifier::Proven;
 use commons::Commons;
+use gpu::{Gate, Gpus};
 use plans::Plans;
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -53,7 +55,10 @@ struct Core {
     world: usize,
     /// Largest vector, in bytes, that takes the path for small messages.
     small: usize,
+    /// Bytes of a slot of the pool.
+    subchunk: usize,
     commons: Commons,
+    gpus: Gpus,
     engine: Mutex<Engine>,
     turns: Turns,
     fault: Arc<Fault>,
@@ -66,6 +71,8 @@ struct Engine {
     plans: Plans,
     /// For what is made on the way outside the caller's memory; as long as the longest call needed so far.
     scratch: Option<Buffer<u8>>,
+    /// The same on the GPU.
+    gpu_scratch: gpu::Scratch,
     sequence: u64,
     /// Whether a call on this rank has returned the error that ended the communicator.
     told: bool,
@@ -75,6 +82,8 @@ struct Engine {
 struct Job {
     ticket: Ticket,
     request: Asked,
+    /// What lets the call's stream go on when the job is dropped.
+    gate: Option<Gate>,
     outcome: Arc<Outcome>,
 }
 
@@ -350,9 +359,15 @@ impl Communicator {
 
     /// Starts a checked call. The pieces must stay valid until the outcome is there.
     pub(crate) fn submit(&self, asked: Asked) -> Result<Arc<Outcome>> {
+        self.submit_behind(asked, || Ok(None))
+    }
+
+    /// The same behind a gate, which is made in the order in which calls are started.
+    fn submit_behind(&self, asked: Asked, gate: impl FnOnce() -> Result<Option<Gate>>) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let job = Job { ticket: self.core.turns.take(), request: asked, outcome: Arc::clone(&outcome) };
+        let gate = gate()?;
+        let job = Job { ticket: self.core.turns.take(), request: asked, gate, outcome: Arc::clone(&outcome) };
         let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         sent.then_some(outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
     }
@@ -378,8 +393,12 @@ impl Core {
     fn work(&self, queue: &Receiver<Job>) {
         for job in queue {
             let _turn = self.turns.wait(&job.ticket);
-            // Within the turn: whoever comes next may rely on all before being over.
-            job.outcome.end(self.run(&job.request));
+            let ready = job.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
+            // Within the turn: whoever comes next may rely on all before being over. If the fault was raised while the
+            // stream was waited for, this returns it.
+            job.outcome.end(ready.and_then(|()| self.run(&job.request)));
+            // The stream goes on before another call has its turn.
+            drop(job);
         }
     }
 
@@ -406,6 +425,7 @@ impl Core {
     }
 
     fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {
+        self.gpus.prepare(asked, self, engine)?;
         let (path, program) = self.path(asked, engine)?;
         let call = Call {
             sequence: engine.sequence,
@@ -438,7 +458,9 @@ impl Core {
     }
 
     fn path(&self, asked: &Asked, engine: &mut Engine) -> Result<(Path, u64)> {
-        let small = asked.collective == Collective::AllReduce && asked.input.len() <= self.small;
+        // What is reduced for a GPU on the host needs a slot there.
+        let limit = if asked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
+        let small = asked.collective == Collective::AllReduce && asked.input.len() <= limit;
         if small && engine.executor.small_path() {
             return Ok((Path::Small, engine.plans.digest()));
         }
@@ -452,6 +474,9 @@ impl Core {
             return Ok(Piece::EMPTY);
         }
         let bytes = asked.count as usize * asked.dtype.size();
+        if !asked.is_on_host() {
+            return engine.gpu_scratch.of(bytes, &self.gpus);
+        }
         if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             engine.scratch = None;
             engine.scratch = Some(self.commons.alloc(bytes)?);

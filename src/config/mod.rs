@@ -193,6 +193,8 @@ settings! {
         "How memory that nobody registered is sent and received: registered sub-chunk by sub-chunk as part of the pipeline, or copied through slots; auto measures which is cheaper when the communicator is made.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), Any,
         "Whether RDMA writes may pass each other on PCI Express; faster on many machines, and harmless where the device does not know it.";
+    gpu: Option<usize> = "FLEXRING_GPU", None, Any,
+        "Number of the GPU whose memory calls may be about, among those that the process sees; unset, the one whose CUDA context is current on the thread that makes the communicator, else that of the first vector on a GPU.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, Any,
         "How RDMA devices reach a GPU's memory: by DMA-BUF, by peer memory, or not at all but through pinned host memory; auto takes the first that works.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), Any,

@@ -3,6 +3,8 @@
 //! Owns the arithmetic. Must not know ranks, links, schedules or why two pieces are added: a [`Job`] says
 //! which bytes go where, and that is all a device sees.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 
 use crate::dtype::DType;
@@ -20,6 +22,11 @@ pub enum Arithmetic {
     Max,
     /// IEEE 754-2019 `minimum` for floats.
     Min,
+}
+
+impl Arithmetic {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Max, Self::Min];
 }
 
 /// One input of a job.
@@ -69,7 +76,7 @@ pub enum Submitted {
     InFlight,
 }
 
-/// Something that runs jobs in the order in which they are submitted.
+/// Something that runs jobs. Those that are under way at the same time do not depend on each other.
 pub trait Device: Send {
     /// Starts a job.
     ///
@@ -77,12 +84,13 @@ pub trait Device: Send {
     /// `Unsupported` for a dtype or arithmetic that the device lacks; `System` if it failed.
     fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted>;
 
-    /// Reports the tickets of jobs that have become done since the last poll, in order.
+    /// Reports the tickets of jobs that have become done since the last poll; those that are alike in where their
+    /// pieces are in the order in which they were submitted. Jobs may wait for a poll to be started.
     ///
     /// # Errors
     /// `System` if the device failed.
     fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()>;
 
-    /// Waits until no submitted job touches memory any more, whatever its outcome.
-    fn quiesce(&mut self);
+    /// Gives all jobs up: afterwards none touches memory any more, whatever its outcome, and none is reported.
+    fn give_up(&mut self);
 }

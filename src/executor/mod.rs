@@ -3,6 +3,7 @@
 //! Owns one rank's end of everything that moves. Must not know any algorithm's name, and decides nothing: what
 //! moves next is the pipeline's word, how it moves is the transports', what is added is the devices'.
 
+mod devices;
 mod small;
 mod wait;
 
@@ -15,6 +16,7 @@ use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Stagi
 use crate::plan::program::{Body, Operand, Program, Source, StepId};
 use crate::transport::shm::Mailbox;
 use crate::transport::{Delivery, Event, Events, Transport};
+use devices::Devices;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +58,7 @@ pub struct Parts {
     pub transports: Vec<Box<dyn Transport>>,
     /// By rank, the transport that reaches it; anything for this rank itself.
     pub routes: Vec<usize>,
-    /// What adds and copies.
+    /// What adds and copies in the host's memory.
     pub device: Box<dyn Device>,
     /// The slots of the pool, all of one size, and one more that is the executor's own.
     pub slots: Vec<Piece>,
@@ -72,6 +74,15 @@ pub struct Parts {
     pub crowded: bool,
 }
 
+/// What an executor needs for vectors in the memory of a GPU.
+pub struct GpuParts {
+    /// What adds and copies there, and between it and the host.
+    pub device: Box<dyn Device>,
+    /// Memory of the GPU in the place of each slot of the pool, for what a transport can write there; and one more for
+    /// the executor.
+    pub slots: Vec<Piece>,
+}
+
 /// How a call is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
@@ -85,6 +96,25 @@ pub enum Path {
 #[derive(Default)]
 struct Views(Vec<Piece>);
 
+/// Slots of the pool.
+#[derive(Default)]
+struct Slots {
+    pool: Vec<Piece>,
+    /// One more: for calls that have no elements, and for a short input whose place is needed.
+    spare: Option<Piece>,
+}
+
+impl Slots {
+    fn new(mut pool: Vec<Piece>) -> Self {
+        let spare = pool.pop();
+        Self { pool, spare }
+    }
+
+    fn spare(&self, len: usize) -> Piece {
+        self.spare.unwrap_or(Piece::EMPTY).narrow(0, len)
+    }
+}
+
 /// Which elements of the whole vector the caller's memory holds in the call under way.
 #[derive(Clone, Debug, Default)]
 struct Frame {
@@ -96,12 +126,15 @@ struct Frame {
 pub struct Executor {
     rank: Rank,
     world: usize,
+    /// Before the transports, whose memory a GPU may have pinned.
+    devices: Devices,
     transports: Vec<Box<dyn Transport>>,
     routes: Vec<usize>,
-    device: Box<dyn Device>,
-    slots: Vec<Piece>,
-    /// One more slot: for calls that have no elements, and for a short input whose place is needed.
-    spare: Piece,
+    slots: Slots,
+    /// The same on the GPU, if there is one.
+    gpu_slots: Slots,
+    /// By slot, whether it is the one on the GPU that is in use.
+    on_gpu: Vec<bool>,
     /// One for each program that was installed.
     pipelines: Vec<Pipeline>,
     /// Which of them runs.
@@ -117,6 +150,10 @@ pub struct Executor {
     views: Vec<Views>,
     events: Events,
     operands: Vec<device::Operand>,
+    /// Jobs under way that read where peers have their bytes.
+    reading: usize,
+    /// Tickets of jobs that were just done.
+    done: Vec<u64>,
     failed: bool,
 }
 
@@ -126,34 +163,53 @@ struct Running<'a>(&'a mut Executor);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         if self.0.failed {
-            self.0.device.quiesce();
+            self.0.devices.give_up();
+            self.0.reading = 0;
             self.0.transports.iter_mut().for_each(|transport| transport.give_up());
         }
     }
 }
 
-/// Tickets of jobs under way tell what to say to the pipeline: a step, a sub-chunk, and whether it was staged.
-fn ticket(step: StepId, sub: u64, staging: bool) -> u64 {
-    u64::from(step) << 32 | sub << 1 | u64::from(staging)
+/// What a job under way is about.
+#[derive(Clone, Copy)]
+struct Ticket {
+    step: StepId,
+    sub: u64,
+    /// Whether it copies to a slot.
+    staging: bool,
+    /// Whether it reads where peers have their bytes.
+    views: bool,
+}
+
+impl Ticket {
+    fn pack(self) -> u64 {
+        u64::from(self.step) << 32 | self.sub << 2 | u64::from(self.views) << 1 | u64::from(self.staging)
+    }
+
+    fn unpack(packed: u64) -> Self {
+        let (step, sub) = ((packed >> 32) as StepId, (packed & 0xffff_ffff) >> 2);
+        Self { step, sub, staging: packed & 1 == 1, views: packed & 2 == 2 }
+    }
 }
 
 impl Executor {
     /// An executor without programs.
     pub fn new(parts: Parts) -> Self {
-        let Parts { rank, world, transports, routes, mut slots, .. } = parts;
-        let spare = slots.pop().unwrap_or(Piece::EMPTY);
+        let Parts { rank, world, transports, routes, .. } = parts;
         let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
         Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
             events: Events::with_capacity(events),
             heard: vec![false; world],
-            device: parts.device,
+            devices: Devices::new(parts.device),
             mailbox: parts.mailbox,
             fault: parts.fault,
             failed: false,
             views: std::iter::repeat_with(Views::default).take(world).collect(),
             // No step adds more than everybody's part.
             operands: Vec::with_capacity(world),
+            reading: 0,
+            done: Vec::new(),
             peers: Vec::with_capacity(world),
             pipelines: Vec::new(),
             current: 0,
@@ -162,9 +218,25 @@ impl Executor {
             world,
             transports,
             routes,
-            slots,
-            spare,
+            slots: Slots::new(parts.slots),
+            gpu_slots: Slots::default(),
+            on_gpu: Vec::new(),
         }
+    }
+
+    /// Takes a GPU in, so that vectors may be in its memory from now on.
+    pub fn use_gpu(&mut self, parts: GpuParts) {
+        self.gpu_slots = Slots::new(parts.slots);
+        self.on_gpu = vec![false; self.gpu_slots.pool.len()];
+        self.devices.use_gpu(parts.device);
+        for index in 0..self.pipelines.len() {
+            self.pipelines[index] = self.pipeline_of(Arc::clone(self.pipelines[index].program()));
+        }
+    }
+
+    /// Memory of peers that their messages may lie in.
+    pub fn viewed(&self) -> Vec<Piece> {
+        self.transports.iter().flat_map(|transport| transport.viewed()).collect()
     }
 
     /// Forgets all programs; their numbers are free for others.
@@ -178,9 +250,9 @@ impl Executor {
     /// `InvalidSetting` if the pool has no slot for each of its links.
     pub fn install(&mut self, program: Arc<Program>) -> Result<Path> {
         let peers = program.links.len();
-        let share = self.slots.len() / peers.max(1);
+        let share = self.slots.pool.len() / peers.max(1);
         if share == 0 {
-            let slots = self.slots.len();
+            let slots = self.slots.pool.len();
             let words = format!("{slots} slots are too few for {peers} links: raise FLEXRING_SLOTS");
             return Err(Error::new(ErrorKind::InvalidSetting, words));
         }
@@ -188,10 +260,19 @@ impl Executor {
             let window = self.transports[self.routes[peer]].window();
             self.views[peer].0.resize(window, Piece::EMPTY);
         }
+        let pipeline = self.pipeline_of(program);
+        self.pipelines.push(pipeline);
+        Ok(Path::Program(self.pipelines.len() - 1))
+    }
+
+    fn pipeline_of(&self, program: Arc<Program>) -> Pipeline {
+        let share = self.slots.pool.len() / program.links.len().max(1);
         let profile = |peer: Rank| {
             let transport = &self.transports[self.routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
-            let (send_slots, land_slots) = match (in_place, transport.stages()) {
+            // Memory of a GPU is staged where a transport does not reach it.
+            let stages = transport.stages() || !self.gpu_slots.pool.is_empty();
+            let (send_slots, land_slots) = match (in_place, stages) {
                 (true, _) => (share, 0),
                 (false, false) => (0, share),
                 // A pool has two slots for each peer at least.
@@ -199,8 +280,7 @@ impl Executor {
             };
             LinkProfile { in_place, window: transport.window(), send_slots, land_slots }
         };
-        self.pipelines.push(Pipeline::new(program, profile));
-        Ok(Path::Program(self.pipelines.len() - 1))
+        Pipeline::new(program, profile)
     }
 
     /// Whether there is a path for small messages here.
@@ -235,7 +315,7 @@ impl Executor {
     fn run_program(&mut self, work: &Work) -> Result<()> {
         // With nothing to move nobody would hear of ranks that are not its neighbours. One element goes
         // through everybody's hands, so a call without elements moves one of nobody's.
-        let zero = self.spare.narrow(0, size_of::<u64>());
+        let zero = self.slots.spare(size_of::<u64>());
         let nothing = Work { input: zero, output: zero, scratch: zero, ..*work };
         let mut work = if work.call.count == 0 { nothing } else { *work };
         if work.in_place && self.pipelines[self.current].program().windows.apart {
@@ -244,22 +324,23 @@ impl Executor {
         }
         let work = &work;
         let element = work.call.dtype.size();
-        let slot = self.slots.first().map_or(usize::MAX, |slot| slot.len());
+        let slot = self.slots.pool.first().map_or(usize::MAX, |slot| slot.len());
         let binding = Binding {
             count: work.call.count.max(1),
             subchunk: (slot / element) as u64,
             align: self.alignment(work),
             in_place: work.in_place,
         };
-        let (transports, routes) = (&self.transports, &self.routes);
-        let staging = |peer: Rank| {
-            let transport = &transports[routes[peer]];
-            Staging {
+        // A rank has one transport for its node and one for other nodes.
+        let mut staging = [Staging::default(); 2];
+        for (staging, transport) in staging.iter_mut().zip(&self.transports) {
+            *staging = Staging {
                 input: !transport.can_send_from(work.input),
                 output: !transport.can_send_from(work.output),
                 landing: !transport.can_land_in(work.output),
-            }
-        };
+            };
+        }
+        let routes = &self.routes;
         let pipeline = &mut self.pipelines[self.current];
         let windows = pipeline.program().windows;
         self.frame = Frame {
@@ -268,7 +349,7 @@ impl Executor {
         };
         self.peers.clear();
         self.peers.extend(pipeline.program().peers());
-        pipeline.start(binding, staging);
+        pipeline.start(binding, |peer| staging[routes[peer]]);
         self.events.clear();
         self.heard.fill(false);
         for transport in &mut self.transports {
@@ -292,7 +373,7 @@ impl Executor {
             busy |= self.poll(work, &mut unheard)?;
             if busy {
                 self.wait.progressed();
-            } else if !self.wait.pause(&self.fault, &mut self.transports)? {
+            } else if !self.wait.pause(&self.fault, &mut self.transports, self.devices.are_busy())? {
                 return Err(self.timed_out(work));
             }
         }
@@ -300,7 +381,8 @@ impl Executor {
 
     /// Copies a short input to where it can be read while the output is written.
     fn copy_aside(&mut self, work: &Work) -> Result<Piece> {
-        let into = self.spare.narrow(0, work.input.len());
+        let slots = if work.input.is_host() { &self.slots } else { &self.gpu_slots };
+        let into = slots.spare(work.input.len());
         let job = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
@@ -309,8 +391,7 @@ impl Executor {
             finish: Finish::Keep,
             streaming: false,
         };
-        self.device.submit(&job, 0)?;
-        self.device.quiesce();
+        self.devices.run(&job, &self.fault)?;
         Ok(into)
     }
 
@@ -337,19 +418,30 @@ impl Executor {
         while let Some(event) = self.events.pop_front() {
             self.hear(work, event, unheard)?;
         }
-        let pipeline = &mut self.pipelines[self.current];
-        let mut violation = Ok(());
-        self.device.poll(&mut |ticket| {
-            busy = true;
-            let (step, sub) = ((ticket >> 32) as StepId, (ticket & 0xffff_ffff) >> 1);
-            if ticket & 1 == 1 {
-                pipeline.staged(step, sub);
-            } else if let Err(wrong) = pipeline.combined(step) {
-                violation = Err(wrong);
+        if self.devices.are_busy() {
+            let Self { devices, done, .. } = self;
+            devices.poll(&mut |ticket| done.push(ticket))?;
+            busy |= !self.done.is_empty();
+            for index in 0..self.done.len() {
+                self.finish(Ticket::unpack(self.done[index]))?;
             }
-        })?;
-        violation.map_err(bug)?;
+            self.done.clear();
+        }
         Ok(busy)
+    }
+
+    /// A job is done.
+    fn finish(&mut self, ticket: Ticket) -> Result<()> {
+        if ticket.views {
+            self.reading -= 1;
+            let last = self.reading == 0;
+            self.each_in_place(|transport| if last { transport.leave_views() } else { transport.check_views() })?;
+        }
+        if ticket.staging {
+            self.pipeline().staged(ticket.step, ticket.sub);
+            return Ok(());
+        }
+        self.pipeline().combined(ticket.step).map_err(bug)
     }
 
     fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> Result<()> {
@@ -397,10 +489,17 @@ impl Executor {
                 self.transports[self.routes[peer]].send(peer, piece)?;
             }
             Action::Land { peer, place, step, sub } => {
+                if let Place::Slot(slot) = place {
+                    self.choose_slot(work, peer, slot as usize);
+                }
                 let piece = self.piece(work, place, step, sub);
                 self.transports[self.routes[peer]].land(peer, piece)?;
             }
             Action::Stage { step, sub, source, slot } => {
+                // Peers on the node read the host's.
+                if let Some(on_gpu) = self.on_gpu.get_mut(slot as usize) {
+                    *on_gpu = false;
+                }
                 let from = self.piece(work, Place::Vector(source), step, sub);
                 let into = self.piece(work, Place::Slot(slot), step, sub);
                 let operands = [device::Operand { piece: from, factor: None }];
@@ -412,13 +511,22 @@ impl Executor {
                     finish: Finish::Keep,
                     streaming: false,
                 };
-                if self.device.submit(&job, ticket(step, sub, true))? == Submitted::Done {
-                    self.pipeline().staged(step, sub);
+                let ticket = Ticket { step, sub, staging: true, views: false };
+                if self.devices.submit(&job, ticket.pack())? == Submitted::Done {
+                    self.finish(ticket)?;
                 }
             }
             Action::Combine { step, sub } => self.combine(work, step, sub)?,
         }
         Ok(())
+    }
+
+    /// Whether a peer's message lands in a slot of the pool or in its place on the GPU, where it is nearer to the sum.
+    fn choose_slot(&mut self, work: &Work, peer: Rank, slot: usize) {
+        let transport = &self.transports[self.routes[peer]];
+        if let (Some(on_gpu), Some(place)) = (self.on_gpu.get_mut(slot), self.gpu_slots.pool.get(slot)) {
+            *on_gpu = !work.output.is_host() && transport.can_land_in(*place);
+        }
     }
 
     fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {
@@ -442,9 +550,10 @@ impl Executor {
         if already_there && !divide {
             return self.pipeline().combined(step).map_err(bug);
         }
-        if views {
+        if views && self.reading == 0 {
             self.each_in_place(|transport| transport.enter_views())?;
         }
+        self.reading += usize::from(views);
         let job = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
@@ -453,14 +562,11 @@ impl Executor {
             finish: if divide { Finish::Divide(self.world as u32) } else { Finish::Keep },
             streaming: work.output.len() > STREAMING,
         };
-        let submitted = self.device.submit(&job, ticket(step, sub, false))?;
-        if views {
-            self.each_in_place(|transport| transport.leave_views())?;
+        let ticket = Ticket { step, sub, staging: false, views };
+        match self.devices.submit(&job, ticket.pack())? {
+            Submitted::Done => self.finish(ticket),
+            Submitted::InFlight => Ok(()),
         }
-        if submitted == Submitted::Done {
-            self.pipeline().combined(step).map_err(bug)?;
-        }
-        Ok(())
     }
 
     fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
@@ -482,7 +588,12 @@ impl Executor {
                 work.output.narrow(from(self.frame.output.start), len)
             }
             Place::Vector(Source::Output) => work.scratch.narrow(from(0), len),
-            Place::Slot(slot) => self.slots[slot as usize].narrow(0, len),
+            Place::Slot(slot) => {
+                let slot = slot as usize;
+                let on_gpu = self.on_gpu.get(slot).is_some_and(|on_gpu| *on_gpu);
+                let slots = if on_gpu { &self.gpu_slots } else { &self.slots };
+                slots.pool[slot].narrow(0, len)
+            }
             Place::View { peer, message } => {
                 let views = &self.views[peer].0;
                 views[message as usize % views.len()]

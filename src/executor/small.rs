@@ -21,7 +21,7 @@ impl Executor {
             streaming: false,
         };
         if !into.is_empty() {
-            self.device.submit(&copy, 0)?;
+            self.devices.run(&copy, &self.fault)?;
         }
         mailbox.post(&work.call);
         self.operands.clear();
@@ -60,15 +60,23 @@ impl Executor {
         if work.output == Piece::EMPTY || work.output.is_empty() {
             return Ok(());
         }
+        // On the host, whose memory all of it is in; a GPU gets the result.
+        let on_host = work.output.is_host();
+        let into = if on_host { work.output } else { self.slots.spare(work.output.len()) };
         let sum = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
-            into: work.output,
+            into,
             operands: &self.operands,
             finish: if work.average { Finish::Divide(self.world as u32) } else { Finish::Keep },
             streaming: false,
         };
-        self.device.submit(&sum, 0)?;
+        self.devices.run(&sum, &self.fault)?;
+        if !on_host {
+            let operands = [device::Operand { piece: into, factor: None }];
+            let hand_over = Job { into: work.output, operands: &operands, finish: Finish::Keep, ..sum };
+            self.devices.run(&hand_over, &self.fault)?;
+        }
         Ok(())
     }
 }

@@ -12,6 +12,9 @@ const TURNS_BEFORE_CLOCK: u32 = 64;
 /// A sleep is never longer than this, so that a bell that is never rung costs time and not for ever.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
+/// How long a rank sleeps that waits for something that rings no bell too: about a sub-chunk's way over PCI Express.
+const NAP: Duration = Duration::from_micros(20);
+
 /// One rank's patience.
 #[derive(Debug)]
 pub(super) struct Wait {
@@ -42,15 +45,21 @@ impl Wait {
         self.since = None;
     }
 
-    /// Waits a little for something to happen at the transports. `false` if nothing did for too long.
+    /// Waits a little for something to happen at the transports, or at devices that are `busy` and ring no bell.
+    /// `false` if nothing did for too long.
     ///
     /// # Errors
     /// The fault, if it was raised.
-    pub(super) fn pause(&mut self, fault: &Fault, transports: &mut [Box<dyn Transport>]) -> Result<bool> {
-        self.pause_unless(fault, transports, || false)
+    pub(super) fn pause(
+        &mut self,
+        fault: &Fault,
+        transports: &mut [Box<dyn Transport>],
+        busy: bool,
+    ) -> Result<bool> {
+        self.pause_for(fault, transports, if busy { NAP } else { LONGEST_SLEEP }, || false)
     }
 
-    /// The same, but does not sleep if `come` is true after peers were asked to ring.
+    /// The same without devices, but does not sleep if `come` is true after peers were asked to ring.
     ///
     /// # Errors
     /// The fault, if it was raised.
@@ -58,6 +67,16 @@ impl Wait {
         &mut self,
         fault: &Fault,
         transports: &mut [Box<dyn Transport>],
+        come: impl Fn() -> bool,
+    ) -> Result<bool> {
+        self.pause_for(fault, transports, LONGEST_SLEEP, come)
+    }
+
+    fn pause_for(
+        &mut self,
+        fault: &Fault,
+        transports: &mut [Box<dyn Transport>],
+        longest: Duration,
         come: impl Fn() -> bool,
     ) -> Result<bool> {
         fault.check()?;
@@ -88,7 +107,7 @@ impl Wait {
         let busy =
             transports.iter_mut().filter_map(|transport| (!transport.before_sleep()).then_some(())).count();
         if busy == 0 && !come() {
-            sleep(fault, transports, (self.timeout - waited).min(LONGEST_SLEEP));
+            sleep(fault, transports, (self.timeout - waited).min(longest));
         }
         transports.iter_mut().for_each(|transport| transport.after_sleep());
         Ok(true)

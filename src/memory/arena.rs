@@ -123,8 +123,18 @@ impl Arena {
     /// Where `piece` lies in the arena, if it does.
     #[must_use]
     pub fn offset_of(&self, piece: Piece) -> Option<usize> {
-        let offset = (piece.as_ptr() as usize).checked_sub(self.map.as_ptr() as usize)?;
-        (offset.checked_add(piece.len())? <= self.len()).then_some(offset)
+        self.offset(piece.as_ptr(), piece.len())
+    }
+
+    /// Whether the `len` bytes at `start` lie in the arena.
+    #[must_use]
+    pub fn has(&self, start: *const u8, len: usize) -> bool {
+        self.offset(start, len).is_some()
+    }
+
+    fn offset(&self, start: *const u8, len: usize) -> Option<usize> {
+        let offset = (start as usize).checked_sub(self.map.as_ptr() as usize)?;
+        (offset.checked_add(len)? <= self.len()).then_some(offset)
     }
 
     /// Takes `len` bytes for a user, zeroed, touched, and aligned to a page at least.

@@ -10,10 +10,19 @@ mod piece;
 
 pub use arena::{Arena, PeerArena};
 pub use buffer::Buffer;
-pub use piece::Piece;
+pub use piece::{Memory, Piece};
 pub(crate) use piece::{lend, lend_in_place};
 
 use crate::error::Result;
+
+/// Whether there is memory at an address, for whatever use.
+pub(crate) fn is_mapped(at: *const u8) -> bool {
+    let page = rustix::param::page_size();
+    let start = at.map_addr(|address| address / page * page);
+    let mut resident = 0u8;
+    // SAFETY: the address is only looked up, and the answer for one page is one byte.
+    unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut resident) == 0 }
+}
 
 /// Something that devices must be told of memory that they shall reach.
 pub trait Registrar: Send + Sync {

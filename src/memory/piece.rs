@@ -2,6 +2,25 @@
 
 use std::ptr::NonNull;
 
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// The host's: this process may read it, and devices may once they were told of it.
+    Host,
+    /// That of the GPU with this number among those that this process sees. Only GPUs touch it, and devices that were
+    /// told of it.
+    Gpu(u32),
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => write!(f, "the host"),
+            Self::Gpu(number) => write!(f, "GPU {number}"),
+        }
+    }
+}
+
 /// Bytes that are valid for as long as the operation they belong to runs.
 ///
 /// A piece is a pointer with a length that was checked where it was made. Whoever makes one promises that
@@ -12,6 +31,7 @@ use std::ptr::NonNull;
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
+    memory: Memory,
 }
 
 // SAFETY: a piece is an address with a length. What is done with the bytes is governed by the contract above,
@@ -20,19 +40,40 @@ unsafe impl Send for Piece {}
 
 impl Piece {
     /// A piece of no bytes.
-    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0 };
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, memory: Memory::Host };
 
-    /// The `len` bytes at `start`.
+    /// The `len` bytes of the host's memory at `start`.
     ///
     /// # Safety
     /// The bytes must be valid for reads until the operation that this piece is handed to is over, valid for
     /// writes if the piece is a destination there, and not written by anybody else meanwhile.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len }
+        Self { start, len, memory: Memory::Host }
     }
 
-    /// The first byte's address.
+    /// The `len` bytes at `start` in the memory of a GPU.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new), where those who read and write are GPUs.
+    #[must_use]
+    pub unsafe fn on_gpu(start: NonNull<u8>, len: usize, gpu: u32) -> Self {
+        Self { start, len, memory: Memory::Gpu(gpu) }
+    }
+
+    /// Whose memory it is.
+    #[must_use]
+    pub fn memory(self) -> Memory {
+        self.memory
+    }
+
+    /// Whether it is the host's memory.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        self.memory == Memory::Host
+    }
+
+    /// The first byte's address. That of a GPU's memory is not to be followed.
     #[must_use]
     pub fn as_ptr(self) -> *mut u8 {
         self.start.as_ptr()
@@ -60,7 +101,7 @@ impl Piece {
         assert!(end <= self.len, "{offset}+{len} reaches beyond a piece of {} bytes", self.len);
         // SAFETY: offset <= self.len was just checked, so the result stays within the same allocation or one past it.
         let start = unsafe { self.start.add(offset) };
-        Self { start, len }
+        Self { start, len, ..self }
     }
 }
 

@@ -127,6 +127,19 @@ pub trait Transport: Send {
         Ok(())
     }
 
+    /// `InPlace` only: checks, while views are read, that what was read so far was what its sender meant.
+    ///
+    /// # Errors
+    /// As for [`leave_views`](Self::leave_views).
+    fn check_views(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// `InPlace` only: memory of peers that most views lie in, for as long as this lives.
+    fn viewed(&self) -> Vec<Piece> {
+        Vec::new()
+    }
+
     /// Moves what can be moved and reports what has happened. `Ok(true)` if there was anything.
     ///
     /// # Errors

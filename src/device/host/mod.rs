@@ -147,7 +147,7 @@ impl Device for Host {
         Ok(())
     }
 
-    fn quiesce(&mut self) {}
+    fn give_up(&mut self) {}
 }
 
 /// What the job copies, if that is all it does.

@@ -164,6 +164,8 @@ pub struct Shm {
     links: Vec<Link>,
     /// By rank, the index of its link.
     of_rank: Vec<Option<usize>>,
+    /// Where the pool begins in an arena, and how long it is.
+    pool: (usize, usize),
 }
 
 impl Shm {
@@ -202,7 +204,8 @@ impl Shm {
             });
         }
         let bell = share_bell(&neighbours.bell)?;
-        Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank })
+        let pool = (layout.pool(), layout.slots * layout.slot_bytes);
+        Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank, pool })
     }
 
     fn link(&mut self, peer: Rank) -> &mut Link {
@@ -305,7 +308,7 @@ impl Transport for Shm {
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
-        self.arena.offset_of(piece).is_some()
+        piece.is_host() && self.arena.offset_of(piece).is_some()
     }
 
     fn window(&self) -> usize {
@@ -353,6 +356,14 @@ impl Transport for Shm {
         // this rank reads and waits for it.
         fence(Ordering::SeqCst);
         self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
+    }
+
+    fn check_views(&mut self) -> Result<()> {
+        self.check_given_up()
+    }
+
+    fn viewed(&self) -> Vec<Piece> {
+        self.links.iter().filter_map(|link| link.arena.piece(self.pool.0, self.pool.1)).collect()
     }
 
     fn leave_views(&mut self) -> Result<()> {

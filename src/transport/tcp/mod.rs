@@ -178,8 +178,12 @@ impl Transport for Tcp {
         Delivery::Landing
     }
 
-    fn can_send_from(&self, _piece: Piece) -> bool {
-        true
+    fn can_send_from(&self, piece: Piece) -> bool {
+        piece.is_host()
+    }
+
+    fn can_land_in(&self, piece: Piece) -> bool {
+        piece.is_host()
     }
 
     fn window(&self) -> usize {

@@ -278,7 +278,7 @@ impl Transport for Verbs {
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
-        !self.regions.stages() || self.regions.find(piece).is_some()
+        (piece.is_host() && !self.regions.stages()) || self.regions.find(piece).is_some()
     }
 
     fn can_land_in(&self, piece: Piece) -> bool {

@@ -1,0 +1,317 @@
+//! Vectors in the memory of a GPU.
+//!
+//! Owns which GPU a communicator works with, and what it has there. Must not know how anything is moved or added on it.
+
+use super::{Asked, Communicator, Core, Engine};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Memory, Piece};
+
+#[cfg(not(feature = "cuda"))]
+pub(super) use absent::{Gate, Gpus, Scratch};
+#[cfg(feature = "cuda")]
+pub(super) use present::{Gate, Gpus, Scratch};
+
+/// A caller's stream, as CUDA's driver and runtime hand it out; NULL is the default one.
+pub(crate) type Stream = *mut std::ffi::c_void;
+
+impl Communicator {
+    /// Whose memory the bytes at `start` are.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they are nobody's, or cannot be used.
+    pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<Memory> {
+        if self.core.commons.has(start, len) {
+            return Ok(Memory::Host);
+        }
+        if let Some(memory) = self.core.gpus.locate(start, len)? {
+            return Ok(memory);
+        }
+        for end in [start, start.wrapping_add(len.saturating_sub(1))] {
+            if !crate::memory::is_mapped(end) {
+                let words = format!(
+                    "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {}?",
+                    self.core.gpus.why_none().unwrap_or_else(|| "of a context that is gone".to_owned())
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, words));
+            }
+        }
+        Ok(Memory::Host)
+    }
+
+    /// Starts a checked call that takes effect in a stream: behind what is in it, and before what comes later. A failure
+    /// ends the communicator, and is what the next call returns; the stream goes on all the same.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if memory or stream are not of the communicator's GPU; the failure of an earlier call.
+    ///
+    /// # Safety
+    /// The stream is live or NULL, and the pieces stay valid until it has passed the call.
+    pub(crate) unsafe fn run_in_stream(&self, asked: Asked, stream: Stream) -> Result<()> {
+        // SAFETY: as this function's.
+        unsafe { self.submit_in_stream(asked, stream) }.map(drop)
+    }
+
+    /// The same, and returns what tells how it ended.
+    ///
+    /// # Errors
+    /// As for [`run_in_stream`](Self::run_in_stream).
+    ///
+    /// # Safety
+    /// As for [`run_in_stream`](Self::run_in_stream).
+    pub(crate) unsafe fn submit_in_stream(
+        &self,
+        asked: Asked,
+        stream: Stream,
+    ) -> Result<std::sync::Arc<super::Outcome>> {
+        if asked.is_empty() {
+            // Nothing of it lies anywhere.
+            return self.submit(asked);
+        }
+        if asked.is_on_host() {
+            let words = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
+            return Err(Error::new(ErrorKind::InvalidArgument, words));
+        }
+        if let Some(error) = self.core.fault.get() {
+            let words = format!("this communicator has failed before: {}", error.message());
+            return Err(Error::new(ErrorKind::Aborted, words));
+        }
+        self.core.prepare_gpu(&asked)?;
+        // SAFETY: as this function's.
+        self.submit_behind(asked, || unsafe { self.core.gpus.gate(stream) }.map(Some))
+    }
+}
+
+impl Core {
+    /// Has all that a call's memory needs, before the call has its turn.
+    fn prepare_gpu(&self, asked: &Asked) -> Result<()> {
+        if self.gpus.serves(asked)? {
+            return Ok(());
+        }
+        let mut engine = self.engine.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.gpus.prepare(asked, self, &mut engine)
+    }
+}
+
+/// The GPU that a call is about, if it is about one.
+fn gpu_of(asked: &Asked) -> Option<u32> {
+    [asked.input, asked.output].iter().find_map(|piece: &Piece| match piece.memory() {
+        Memory::Gpu(gpu) => Some(gpu),
+        Memory::Host => None,
+    })
+}
+
+#[cfg(feature = "cuda")]
+mod present {
+    use super::{Asked, Core, Engine, Stream, gpu_of};
+    use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
+    use crate::error::{Error, ErrorKind, Result};
+    use crate::executor::{Executor, GpuParts};
+    use crate::memory::{Arena, Memory, Piece, Registrar};
+    use crate::transport::shm::Layout;
+    use std::sync::{Arc, OnceLock};
+
+    pub(in crate::communicator) use order::Gate;
+
+    /// The GPU that a communicator works with, once there is one.
+    pub(in crate::communicator) struct Gpus {
+        asked: Option<u32>,
+        layout: Layout,
+        arena: Arc<Arena>,
+        registrar: Option<Arc<dyn Registrar>>,
+        ready: OnceLock<Ready>,
+    }
+
+    struct Ready {
+        gpu: Arc<Gpu>,
+        order: order::Order,
+    }
+
+    impl Gpus {
+        pub(in crate::communicator) fn new(
+            asked: Option<usize>,
+            layout: Layout,
+            arena: &Arc<Arena>,
+            registrar: Option<Arc<dyn Registrar>>,
+        ) -> Self {
+            let asked = asked.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX));
+            Self { asked, layout, arena: Arc::clone(arena), registrar, ready: OnceLock::new() }
+        }
+
+        /// Whose memory an address is, if CUDA's driver knows it.
+        pub(in crate::communicator) fn locate(&self, start: *const u8, len: usize) -> Result<Option<Memory>> {
+            cuda::pointer::locate(start, len)
+        }
+
+        /// Why there are no GPUs here, if there are none.
+        pub(in crate::communicator) fn why_none(&self) -> Option<String> {
+            cuda::driver::driver().err()
+        }
+
+        /// Makes the GPU ready that the settings name, or that this thread uses, so that the first call on it is as fast
+        /// as the others.
+        pub(in crate::communicator) fn prepare_early(&self, executor: &mut Executor) -> Result<()> {
+            match (self.asked, Gpu::current()) {
+                (Some(gpu), _) => {
+                    let named = |error: Error| error.within(format_args!("FLEXRING_GPU={gpu}"));
+                    self.make_ready(gpu, executor).map_err(named)
+                }
+                (None, Some(gpu)) => {
+                    if let Err(error) = self.make_ready(gpu, executor) {
+                        log::warn!("vectors on GPU {gpu} cannot be reduced: {}", error.message());
+                    }
+                    Ok(())
+                }
+                (None, None) => Ok(()),
+            }
+        }
+
+        /// Whether a call's memory is the host's, or that of the GPU that is ready.
+        pub(in crate::communicator) fn serves(&self, asked: &Asked) -> Result<bool> {
+            let (Some(gpu), Some(ready)) = (gpu_of(asked), self.ready.get()) else {
+                return Ok(gpu_of(asked).is_none());
+            };
+            if gpu == ready.gpu.ordinal {
+                return Ok(true);
+            }
+            let words = format!(
+                "the vectors are memory of GPU {gpu}, but this communicator works with {:?}: make one for each GPU",
+                ready.gpu
+            );
+            Err(Error::new(ErrorKind::InvalidArgument, words))
+        }
+
+        /// Makes the GPU ready that a call is about.
+        pub(in crate::communicator) fn prepare(
+            &self,
+            asked: &Asked,
+            _core: &Core,
+            engine: &mut Engine,
+        ) -> Result<()> {
+            match gpu_of(asked) {
+                Some(gpu) if !self.serves(asked)? => self.make_ready(gpu, &mut engine.executor),
+                _ => Ok(()),
+            }
+        }
+
+        fn make_ready(&self, gpu: u32, executor: &mut Executor) -> Result<()> {
+            let gpu = Gpu::open(gpu)?;
+            let slots = self.layout.slots_of(&self.arena);
+            let slot = slots.first().map_or(0, |slot| slot.len());
+            let host = cuda::HostSide {
+                slots: (slots.len(), slot),
+                pool: self.layout.pool_of(&self.arena),
+                arena: &self.arena,
+                viewed: &executor.viewed(),
+            };
+            let device = cuda::Cuda::new(&gpu, &host)?;
+            if let Some(registrar) = &self.registrar {
+                registrar.tell(device.landing());
+            }
+            let landing = device.landing();
+            let slots = (0..slots.len()).map(|number| landing.narrow(number * slot, slot)).collect();
+            let order = order::Order::new(&gpu)?;
+            log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
+            executor.use_gpu(GpuParts { device: Box::new(device), slots });
+            // Whoever holds the engine is alone here.
+            let _ = self.ready.set(Ready { gpu, order });
+            Ok(())
+        }
+
+        /// A place in a stream.
+        ///
+        /// # Safety
+        /// The stream is live or NULL.
+        pub(in crate::communicator) unsafe fn gate(&self, stream: Stream) -> Result<Gate> {
+            let ready = self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
+            // SAFETY: the caller vouches for the stream.
+            unsafe { ready.order.enqueue(stream) }
+        }
+    }
+
+    /// Memory of the GPU for what is made on the way, as long as the longest call needed so far.
+    #[derive(Default)]
+    pub(in crate::communicator) struct Scratch(Option<GpuMemory>);
+
+    impl Scratch {
+        pub(in crate::communicator) fn of(&mut self, bytes: usize, gpus: &Gpus) -> Result<Piece> {
+            if self.0.as_ref().is_none_or(|scratch| scratch.piece().len() < bytes) {
+                let ready = gpus.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
+                self.0 = None;
+                self.0 = Some(GpuMemory::new(&ready.gpu, bytes)?);
+            }
+            Ok(self.0.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod absent {
+    use super::{Asked, Core, Engine, Stream};
+    use crate::error::{Error, ErrorKind, Result};
+    use crate::executor::Executor;
+    use crate::fault::Fault;
+    use crate::memory::{Arena, Memory, Piece, Registrar};
+    use crate::transport::shm::Layout;
+    use std::sync::Arc;
+
+    const WHY: &str = "this build of flexring has no CUDA";
+
+    /// No GPU.
+    pub(in crate::communicator) struct Gpus;
+
+    /// There are no streams either.
+    pub(in crate::communicator) enum Gate {}
+
+    impl Gate {
+        pub(in crate::communicator) fn wait_ready(&self, _fault: &Fault) -> Result<()> {
+            match *self {}
+        }
+    }
+
+    #[allow(clippy::unused_self, reason = "the same as where there are GPUs")]
+    impl Gpus {
+        pub(in crate::communicator) fn new(
+            _asked: Option<usize>,
+            _layout: Layout,
+            _arena: &Arc<Arena>,
+            _registrar: Option<Arc<dyn Registrar>>,
+        ) -> Self {
+            Self
+        }
+
+        pub(in crate::communicator) fn locate(&self, _start: *const u8, _len: usize) -> Result<Option<Memory>> {
+            Ok(None)
+        }
+
+        pub(in crate::communicator) fn why_none(&self) -> Option<String> {
+            Some(WHY.to_owned())
+        }
+
+        pub(in crate::communicator) fn prepare_early(&self, _executor: &mut Executor) -> Result<()> {
+            Ok(())
+        }
+
+        pub(in crate::communicator) fn serves(&self, _asked: &Asked) -> Result<bool> {
+            Ok(true)
+        }
+
+        pub(in crate::communicator) fn prepare(&self, _: &Asked, _: &Core, _: &mut Engine) -> Result<()> {
+            Ok(())
+        }
+
+        /// # Safety
+        /// None is needed.
+        pub(in crate::communicator) unsafe fn gate(&self, _stream: Stream) -> Result<Gate> {
+            Err(Error::new(ErrorKind::Unsupported, WHY))
+        }
+    }
+
+    #[derive(Default)]
+    pub(in crate::communicator) struct Scratch;
+
+    impl Scratch {
+        pub(in crate::communicator) fn of(&mut self, _bytes: usize, _gpus: &Gpus) -> Result<Piece> {
+            Err(Error::new(ErrorKind::Unsupported, WHY))
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The device that adds and copies on a GPU.
+//!
+//! Owns three streams, one for each way that bytes take: out to the host, in from it, and through the kernels, so that
+//! all three are busy at once; the memory on the GPU that what comes from the host waits in; and which jobs share a
+//! launch. Must not know what jobs belong to.
+//!
+//! Nothing waits here: jobs go into streams, events say when they are done, and what a kernel needs from another stream
+//! it waits for there. Jobs on which others depend are never under way at once, as whoever submits them waits for the
+//! first to be reported; so streams need not wait for each other but for that.
+
+use super::batch::Batch;
+use super::image;
+use super::objects::{Event, Gpu, GpuMemory, Kernel, Module, Pinned, Stream};
+use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Arena, Memory, Piece};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes that one thread handles at a time: 16, four times over.
+const BYTES_PER_THREAD: usize = 64;
+
+/// One stream and what is under way in it.
+struct Lane {
+    stream: Stream,
+    /// Put in the stream since its last event, with what they hold.
+    open: Group,
+    /// Behind an event each, oldest first.
+    under_way: VecDeque<(Event, Group)>,
+}
+
+/// Jobs that are done together.
+#[derive(Default)]
+struct Group {
+    tickets: Vec<u64>,
+    /// Slots that are free when they are.
+    slots: Vec<Piece>,
+}
+
+impl Lane {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Ok(Self { stream: Stream::new(gpu)?, open: Group::default(), under_way: VecDeque::new() })
+    }
+}
+
+/// What a launch adds, which all its tasks have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    dtype: DType,
+    arithmetic: Arithmetic,
+}
+
+/// A GPU that reduces and copies.
+pub struct Cuda {
+    gpu: Arc<Gpu>,
+    out: Lane,
+    in_: Lane,
+    reduction: Lane,
+    /// The launch that is being put together.
+    batch: Batch,
+    kind: Option<Kind>,
+    /// Whether it needs what is still on its way in.
+    needs_in: bool,
+    arrived: Event,
+    /// By type and arithmetic, and the one that copies.
+    kernels: Vec<Kernel>,
+    copier: Kernel,
+    free: Vec<Piece>,
+    /// Events and groups that have been used before.
+    spare: Vec<(Event, Group)>,
+    failed: Option<Error>,
+    landing: GpuMemory,
+    /// These go last, and in this order.
+    _pinned: Vec<Pinned>,
+    _arena: Arc<Arena>,
+    _slots: GpuMemory,
+    _module: Module,
+}
+
+/// The host's side of a device.
+pub(crate) struct HostSide<'a> {
+    /// Slots of the pool, and bytes of each.
+    pub slots: (usize, usize),
+    /// The pool, and the arena that it lies in.
+    pub pool: Piece,
+    pub arena: &'a Arc<Arena>,
+    /// Where neighbours have what they send; mapped for as long as the device is used.
+    pub viewed: &'a [Piece],
+}
+
+impl Cuda {
+    /// A GPU's device, with memory on the GPU in the place of every slot of the pool, once for what it copies in itself and once
+    /// for what others write there.
+    ///
+    /// # Errors
+    /// `System` if the GPU has too little memory; `Unsupported` if it cannot run the kernels.
+    pub(crate) fn new(gpu: &Arc<Gpu>, host: &HostSide<'_>) -> Result<Self> {
+        let (slots, slot) = host.slots;
+        let (major, minor) = gpu.capability;
+        let module = Module::load(gpu, &image::image(major, minor)?)?;
+        let mut kernels = Vec::new();
+        for dtype in DType::ALL {
+            for arithmetic in Arithmetic::ALL {
+                kernels.push(module.kernel(image::symbol(dtype, arithmetic))?);
+            }
+        }
+        let copier = module.kernel(image::COPY)?;
+        let memory = GpuMemory::new(gpu, slots * slot)?;
+        let landing = GpuMemory::new(gpu, slots * slot)?;
+        let mut pinned = Vec::new();
+        for (piece, read_only) in
+            std::iter::once((host.pool, false)).chain(host.viewed.iter().map(|piece| (*piece, true)))
+        {
+            // SAFETY: the device holds the arena, and the executor its neighbours' for longer than the device.
+            match unsafe { Pinned::new(gpu, piece, read_only) } {
+                Ok(pin) => pinned.push(pin),
+                Err(error) => log::warn!(
+                    "{gpu:?} copies more slowly from the memory of {}: {}",
+                    if read_only { "a neighbour" } else { "this rank" },
+                    error.message()
+                ),
+            }
+        }
+        let free = (0..slots).map(|number| memory.piece().narrow(number * slot, slot)).collect();
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            out: Lane::new(gpu)?,
+            in_: Lane::new(gpu)?,
+            reduction: Lane::new(gpu)?,
+            batch: Batch::default(),
+            kind: None,
+            needs_in: false,
+            arrived: Event::new(gpu)?,
+            kernels,
+            copier,
+            free,
+            spare: Vec::new(),
+            failed: None,
+            landing,
+            _pinned: pinned,
+            _arena: Arc::clone(host.arena),
+            _slots: memory,
+            _module: module,
+        })
+    }
+
+    /// Memory on the GPU in the place of every slot of the pool, one after the other.
+    pub(crate) fn landing(&self) -> Piece {
+        self.landing.piece()
+    }
+
+    /// A slot for `len` bytes, when there is one again.
+    fn slot(&mut self, len: usize) -> Result<Piece> {
+        loop {
+            if let Some(slot) = self.free.pop() {
+                if slot.len() < len {
+                    let words = format!("{len} bytes do not fit a slot of {} on the GPU", slot.len());
+                    self.free.push(slot);
+                    return Err(Error::new(ErrorKind::Internal, words));
+                }
+                self.reduction.open.slots.push(slot);
+                return Ok(slot.narrow(0, len));
+            }
+            self.launch()?;
+            // Their jobs are reported at the next poll; here only the slots matter.
+            let Some((event, group)) = self.reduction.under_way.iter_mut().find(|(_, group)| !group.slots.is_empty())
+            else {
+                return Err(Error::new(ErrorKind::Internal, "the GPU's slots are all taken by nothing"));
+            };
+            while !event.is_over()? {
+                std::thread::yield_now();
+            }
+            self.free.append(&mut group.slots);
+        }
+    }
+
+    fn submit_entered(&mut self, job: &Job<'_>, ticket: u64) -> Result<()> {
+        let plain = matches!(job.finish, Finish::Keep | Finish::Divide(1));
+        if let [only] = job.operands
+            && only.factor.is_none()
+            && plain
+        {
+            let lane = match (only.piece.memory(), job.into.memory()) {
+                (Memory::Gpu(_), Memory::Gpu(_)) => None,
+                (Memory::Gpu(_), Memory::Host) => Some(&mut self.out),
+                (Memory::Host, _) => Some(&mut self.in_),
+            };
+            if let Some(lane) = lane {
+                // SAFETY: the pieces are valid and apart until the job was reported, as for every job.
+                unsafe { lane.stream.copy(job.into, only.piece)? };
+                lane.open.tickets.push(ticket);
+                return Ok(());
+            }
+            return self.reduce(job, None, job.into, ticket);
+        }
+        let kind = Some(Kind { dtype: job.dtype, arithmetic: job.arithmetic });
+        if job.into.is_host() {
+            // Made on the GPU and handed out in the same stream, so that it comes after.
+            let slot = self.slot(job.into.len())?;
+            self.add(job, kind, slot)?;
+            self.launch_batch()?;
+            // SAFETY: as above; the slot is held until the group is done.
+            unsafe { self.reduction.stream.copy(job.into, slot)? };
+            self.reduction.open.tickets.push(ticket);
+            return Ok(());
+        }
+        self.reduce(job, kind, job.into, ticket)
+    }
+
+    fn reduce(&mut self, job: &Job<'_>, kind: Option<Kind>, into: Piece, ticket: u64) -> Result<()> {
+        self.add(job, kind, into)?;
+        self.reduction.open.tickets.push(ticket);
+        Ok(())
+    }
+
+    /// Adds a task to the launch that is being put together. What has more operands than a launch can say is added in
+    /// several passes, each of which rounds.
+    fn add(&mut self, job: &Job<'_>, kind: Option<Kind>, into: Piece) -> Result<()> {
+        if self.kind != kind {
+            self.launch_batch()?;
+            self.kind = kind;
+        }
+        let mut operands = job.operands;
+        let mut so_far = None;
+        loop {
+            let room = Batch::OPERANDS - usize::from(so_far.is_some());
+            let (now, later) = operands.split_at(operands.len().min(room));
+            let finish = if later.is_empty() { job.finish } else { Finish::Keep };
+            self.add_pass(job.dtype, kind, into, so_far, now, finish)?;
+            if later.is_empty() {
+                return Ok(());
+            }
+            // The next pass reads what this one writes, so it is a launch of its own.
+            self.launch_batch()?;
+            self.kind = kind;
+            operands = later;
+            so_far = Some(Operand { piece: into, factor: None });
+        }
+    }
+
+    fn add_pass(
+        &mut self,
+        dtype: DType,
+        kind: Option<Kind>,
+        into: Piece,
+        so_far: Option<Operand>,
+        operands: &[Operand],
+        finish: Finish,
+    ) -> Result<()> {
+        if !self.batch.has_room(operands.len() + usize::from(so_far.is_some())) {
+            self.launch_batch()?;
+            self.kind = kind;
+        }
+        let count = if kind.is_some() { into.len() / dtype.size() } else { into.len() };
+        let divide = match finish {
+            Finish::Keep => 0,
+            Finish::Divide(ranks) => ranks,
+        };
+        // Slots are taken before the task is begun: waiting for one may launch what there is.
+        let mut staged = [Piece::EMPTY; Batch::OPERANDS];
+        for (place, operand) in staged.iter_mut().zip(operands) {
+            *place = operand.piece;
+            if operand.piece.is_host() {
+                *place = self.slot(operand.piece.len())?;
+                // SAFETY: the operand is valid until the job was reported, and the slot is the job's own until then.
+                unsafe { self.in_.stream.copy(*place, operand.piece)? };
+                self.needs_in = true;
+            }
+        }
+        self.kind = kind;
+        let mut task = self.batch.task(into, count as u64, divide);
+        if let Some(operand) = so_far {
+            task.operand(operand.piece, operand.factor);
+        }
+        for (place, operand) in staged.iter().zip(operands) {
+            task.operand(*place, operand.factor);
+        }
+        Ok(())
+    }
+
+    /// Launches what was put together, without an event behind it.
+    fn launch_batch(&mut self) -> Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        if std::mem::take(&mut self.needs_in) {
+            self.arrived.record(&self.in_.stream)?;
+            self.reduction.stream.wait(&self.arrived)?;
+        }
+        let kernel = match self.kind {
+            None => self.copier,
+            Some(kind) => {
+                self.kernels[kind.dtype as usize * Arithmetic::ALL.len() + kind.arithmetic as usize]
+            }
+        };
+        let tasks = self.batch.tasks() as u32;
+        let enough = self.batch.longest_bytes().div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
+        let blocks = (kernel.blocks / tasks).clamp(1, u32::try_from(enough).unwrap_or(u32::MAX).max(1));
+        // SAFETY: the kernel takes a batch. What it says is valid until its jobs were reported, or is a slot.
+        unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), &self.batch)? };
+        self.batch.clear();
+        Ok(())
+    }
+
+    /// Launches what was put together, and has everything that is open reported when it is done.
+    fn launch(&mut self) -> Result<()> {
+        self.launch_batch()?;
+        let Self { out, in_, reduction, spare, gpu, .. } = self;
+        for lane in [out, in_, reduction] {
+            if lane.open.tickets.is_empty() && lane.open.slots.is_empty() {
+                continue;
+            }
+            let (event, empty) = match spare.pop() {
+                Some(used) => used,
+                None => (Event::new(gpu)?, Group::default()),
+            };
+            event.record(&lane.stream)?;
+            lane.under_way.push_back((event, std::mem::replace(&mut lane.open, empty)));
+        }
+        Ok(())
+    }
+
+    fn poll_entered(&mut self, done: &mut dyn FnMut(u64)) -> Result<()> {
+        self.launch()?;
+        let Self { out, in_, reduction, spare, free, .. } = self;
+        for lane in [out, in_, reduction] {
+            while let Some((event, _)) = lane.under_way.front()
+                && event.is_over()?
+            {
+                let (event, mut group) = lane.under_way.pop_front().expect("just looked at");
+                group.tickets.drain(..).for_each(&mut *done);
+                free.append(&mut group.slots);
+                spare.push((event, group));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has `act` use the GPU. After a failure nothing is tried any more: what the driver says then is about that.
+    fn within<R>(&mut self, act: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let gpu = Arc::clone(&self.gpu);
+        let entered = gpu.enter()?;
+        let outcome = act(self).map_err(|error| error.within(format_args!("{gpu:?}")));
+        drop(entered);
+        outcome.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+}
+
+impl Device for Cuda {
+    fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted> {
+        if job.into.is_empty() {
+            return Ok(Submitted::Done);
+        }
+        self.within(|cuda| cuda.submit_entered(job, ticket))?;
+        Ok(Submitted::InFlight)
+    }
+
+    fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()> {
+        let idle = |lane: &Lane| lane.open.tickets.is_empty() && lane.under_way.is_empty();
+        if [&self.out, &self.in_, &self.reduction].into_iter().all(idle) {
+            return Ok(());
+        }
+        self.within(|cuda| cuda.poll_entered(done))
+    }
+
+    fn give_up(&mut self) {
+        // What was not launched never will be: it may be part of what failed.
+        self.batch.clear();
+        for lane in [&mut self.out, &mut self.in_, &mut self.reduction] {
+            if let Err(failure) = self.gpu.enter().and_then(|_entered| lane.stream.synchronize()) {
+                // Then the context runs nothing any more.
+                log::debug!("{:?}: {failure}", self.gpu);
+            }
+        }
+        let error = || Error::new(ErrorKind::Aborted, "the GPU's work was given up");
+        self.failed.get_or_insert_with(error);
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}

@@ -1,0 +1,240 @@
+//! CUDA's driver: its library, opened when the program runs, and its functions with their failures in words.
+//!
+//! Owns the table of functions that flexring calls, and what their codes mean. Must not know what they are called for.
+//!
+//! `cudarc` finds the library and names its constants. Its functions are not called: they panic where a driver is too
+//! old to have them, and results that are newer than their list are undefined behaviour there.
+
+use crate::error::{Error, ErrorKind};
+use cudarc::driver::sys::{culib, is_culib_present};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::fmt;
+use std::ptr::null;
+use std::sync::OnceLock;
+
+/// What every function of the driver returns: 0 if all is well.
+type Code = c_uint;
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(crate) const INVALID_VALUE: Code = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: Code = 2;
+/// `CUDA_ERROR_NOT_READY`: what was asked about is still under way.
+pub(crate) const NOT_READY: Code = 600;
+
+/// What the driver calls a context, a stream, an event, a module or a function: an address that only it follows.
+pub(crate) type Handle = *mut c_void;
+
+/// An address that a GPU follows.
+pub(crate) type Address = c_ulonglong;
+
+/// What another process opens an allocation by.
+pub(crate) type IpcHandle = [u8; 64];
+
+/// A handle as the driver takes it: by value, as `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IpcByValue(pub IpcHandle);
+
+/// What the driver calls back on a thread of its own.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// A function that failed, or that the driver lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub function: &'static str,
+    /// None if the driver has no such function.
+    pub code: Option<Code>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let function = self.function;
+        match (self.code, driver()) {
+            (Some(code), Ok(driver)) => {
+                let words = driver.words(code);
+                write!(f, "{function} failed: {} ({code})", words.as_deref().unwrap_or("an unknown error"))
+            }
+            _ => write!(f, "the CUDA driver is too old: it has no {function}"),
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let kind = if failure.code.is_some() { ErrorKind::System } else { ErrorKind::Unsupported };
+        Self::new(kind, failure.to_string())
+    }
+}
+
+/// What a function of the driver told.
+pub(crate) type Told = Result<(), Failure>;
+
+macro_rules! functions {
+    ($($function:ident = $symbol:literal ($($argument:ident: $ty:ty),*);)*) => {
+        /// CUDA's driver.
+        pub(crate) struct Driver {
+            $($function: Option<unsafe extern "C" fn($($ty),*) -> Code>,)*
+        }
+
+        impl Driver {
+            /// Looks every function up. Drivers may be too old to have all of them.
+            ///
+            /// # Safety
+            /// The driver's library is there.
+            unsafe fn find() -> Self {
+                // SAFETY: the library is there, so this does not panic; it stays open for ever.
+                let library = unsafe { culib() };
+                // SAFETY: the types are those of cuda.h, with enums as the integers that they are.
+                unsafe { Self { $($function: library.get($symbol.as_bytes()).ok().map(|symbol| *symbol),)* } }
+            }
+
+            $(
+                #[doc = concat!("`", $symbol, "`, as cuda.h documents it.")]
+                ///
+                /// # Safety
+                /// Handles are live, places may be written, and memory is as long as is said.
+                #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
+                pub(crate) unsafe fn $function(&self, $($argument: $ty),*) -> Told {
+                    let Some(function) = self.$function else {
+                        return Err(Failure { function: $symbol, code: None });
+                    };
+                    // SAFETY: the caller vouches for the arguments.
+                    match unsafe { function($($argument),*) } {
+                        0 => Ok(()),
+                        code => Err(Failure { function: $symbol, code: Some(code) }),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+functions! {
+    init = "cuInit" (flags: c_uint);
+    driver_version = "cuDriverGetVersion" (version: *mut c_int);
+    error_string = "cuGetErrorString" (code: Code, words: *mut *const c_char);
+    device_count = "cuDeviceGetCount" (count: *mut c_int);
+    device_get = "cuDeviceGet" (device: *mut c_int, ordinal: c_int);
+    device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
+    device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
+    device_bus_id = "cuDeviceGetPCIBusId" (id: *mut c_char, len: c_int, device: c_int);
+    primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
+    primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
+    context_push = "cuCtxPushCurrent_v2" (context: Handle);
+    context_pop = "cuCtxPopCurrent_v2" (context: *mut Handle);
+    context_current = "cuCtxGetCurrent" (context: *mut Handle);
+    context_device = "cuCtxGetDevice" (device: *mut c_int);
+    peer_can_access = "cuDeviceCanAccessPeer" (can: *mut c_int, device: c_int, peer: c_int);
+    stream_create = "cuStreamCreate" (stream: *mut Handle, flags: c_uint);
+    stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
+    stream_synchronize = "cuStreamSynchronize" (stream: Handle);
+    stream_context = "cuStreamGetCtx" (stream: Handle, context: *mut Handle);
+    stream_capturing = "cuStreamIsCapturing" (stream: Handle, status: *mut c_uint);
+    stream_wait_event = "cuStreamWaitEvent" (stream: Handle, event: Handle, flags: c_uint);
+    stream_write_value = "cuStreamWriteValue32_v2" (stream: Handle, at: Address, value: u32, flags: c_uint);
+    stream_wait_value = "cuStreamWaitValue32_v2" (stream: Handle, at: Address, value: u32, flags: c_uint);
+    launch_host_function = "cuLaunchHostFunc" (stream: Handle, function: HostFunction, argument: *mut c_void);
+    event_create = "cuEventCreate" (event: *mut Handle, flags: c_uint);
+    event_record = "cuEventRecord" (event: Handle, stream: Handle);
+    event_query = "cuEventQuery" (event: Handle);
+    event_destroy = "cuEventDestroy_v2" (event: Handle);
+    memory_allocate = "cuMemAlloc_v2" (address: *mut Address, bytes: usize);
+    memory_free = "cuMemFree_v2" (address: Address);
+    memory_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
+    memory_range = "cuMemGetAddressRange_v2" (start: *mut Address, len: *mut usize, address: Address);
+    memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: Handle);
+    memory_export = "cuMemGetHandleForAddressRange" (handle: *mut c_void, at: Address, len: usize, kind: c_uint, flags: c_ulonglong);
+    host_allocate = "cuMemHostAlloc" (start: *mut *mut c_void, bytes: usize, flags: c_uint);
+    host_free = "cuMemFreeHost" (start: *mut c_void);
+    host_register = "cuMemHostRegister_v2" (start: *mut c_void, bytes: usize, flags: c_uint);
+    host_unregister = "cuMemHostUnregister" (start: *mut c_void);
+    host_address = "cuMemHostGetDevicePointer_v2" (address: *mut Address, start: *mut c_void, flags: c_uint);
+    pointer_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: c_uint, address: Address);
+    set_pointer_attribute = "cuPointerSetAttribute" (value: *const c_void, attribute: c_uint, address: Address);
+    ipc_export = "cuIpcGetMemHandle" (handle: *mut IpcByValue, address: Address);
+    ipc_open = "cuIpcOpenMemHandle_v2" (address: *mut Address, handle: IpcByValue, flags: c_uint);
+    ipc_close = "cuIpcCloseMemHandle" (address: Address);
+    module_load = "cuModuleLoadData" (module: *mut Handle, image: *const c_void);
+    module_unload = "cuModuleUnload" (module: Handle);
+    module_function = "cuModuleGetFunction" (function: *mut Handle, module: Handle, name: *const c_char);
+    occupancy = "cuOccupancyMaxPotentialBlockSize" (
+        grid: *mut c_int, block: *mut c_int, function: Handle, dynamic_memory: *const c_void, memory: usize, limit: c_int
+    );
+    launch = "cuLaunchKernel" (
+        function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, memory: c_uint, stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+    );
+}
+
+impl Driver {
+    /// What a code means, if the driver knows it.
+    fn words(&self, code: Code) -> Option<String> {
+        let mut words: *const c_char = null();
+        // SAFETY: the place may be written.
+        unsafe { self.error_string(code, &raw mut words) }.ok()?;
+        // SAFETY: what the driver wrote is null or the address of a text of its own, which lives for ever.
+        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
+    }
+
+    /// How many GPUs this process sees.
+    pub(crate) fn count(&self) -> Result<usize, Failure> {
+        let mut count = 0;
+        // SAFETY: the place may be written.
+        unsafe { self.device_count(&raw mut count)? };
+        Ok(usize::try_from(count).unwrap_or_default())
+    }
+
+    /// An attribute of a GPU, by cudarc's name for it.
+    pub(crate) fn attribute(
+        &self,
+        gpu: usize,
+        attribute: cudarc::driver::sys::CUdevice_attribute,
+    ) -> Result<i32, Failure> {
+        let (mut device, mut value) = (0, 0);
+        // SAFETY: the places may be written. A number that no GPU has is refused by the driver.
+        unsafe {
+            self.device_get(&raw mut device, c_int::try_from(gpu).unwrap_or(c_int::MAX))?;
+            self.device_attribute(&raw mut value, attribute as c_uint, device)?;
+        }
+        Ok(value)
+    }
+
+    /// An attribute of the memory at an address, of the type that the driver writes for it.
+    ///
+    /// # Safety
+    /// `T` is what cuda.h says of the attribute, or longer, and all bits are valid for it.
+    pub(crate) unsafe fn pointer<T: Default>(
+        &self,
+        attribute: cudarc::driver::sys::CUpointer_attribute,
+        address: Address,
+    ) -> Result<T, Failure> {
+        let mut value = T::default();
+        // SAFETY: the driver writes a `T`, as the caller vouches. The address is only looked up.
+        unsafe { self.pointer_attribute((&raw mut value).cast(), attribute as c_uint, address)? };
+        Ok(value)
+    }
+}
+
+/// The driver, initialised, or why there is none.
+pub(crate) fn driver() -> Result<&'static Driver, String> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    let open = || {
+        // SAFETY: opening the driver's library runs its initialisers, which any program may do at any time.
+        if !unsafe { is_culib_present() } {
+            return Err("there is no CUDA driver: libcuda.so.1 is not found".to_owned());
+        }
+        // SAFETY: the library is there.
+        let driver = unsafe { Driver::find() };
+        // SAFETY: the driver may be initialised at any time, and more than once.
+        match unsafe { driver.init(0) } {
+            Ok(()) => Ok(driver),
+            Err(Failure { function, code: Some(code) }) => {
+                let words = driver.words(code).unwrap_or_else(|| "an unknown error".to_owned());
+                Err(format!("{function} failed: {words} ({code})"))
+            }
+            Err(Failure { function, code: None }) => Err(format!("libcuda.so.1 has no {function}")),
+        }
+    };
+    DRIVER.get_or_init(open).as_ref().map_err(Clone::clone)
+}

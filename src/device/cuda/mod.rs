@@ -1,0 +1,25 @@
+//! NVIDIA GPUs: reductions by flexring's own kernels, copies, and calls that take effect in streams.
+//!
+//! Owns everything that is said to CUDA's driver, which is opened when the program runs: one binary serves machines with
+//! and without GPUs. Must not know ranks, links or schedules.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `driver` | the driver's functions, and what their codes mean |
+//! | `objects` | what the driver makes, each with its owner |
+//! | `image` | the kernels' machine code |
+//! | `batch` | what a launch is told |
+//! | `device` | the device: which stream does which job |
+//! | `order` | calls that take effect in the caller's stream |
+//! | `pointer` | whose memory an address is |
+
+pub(crate) mod batch;
+mod device;
+pub(crate) mod driver;
+pub(crate) mod image;
+pub(crate) mod objects;
+pub(crate) mod order;
+pub(crate) mod pointer;
+
+pub use device::Cuda;
+pub(crate) use device::HostSide;

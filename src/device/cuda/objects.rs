@@ -1,0 +1,491 @@
+//! What the driver makes, each with its owner: GPU, stream, event, memory, module.
+//!
+//! Owns the order of destruction: each holds its GPU, whose context outlives it. Freeing logs and never panics. Must not
+//! know what is computed or moved.
+
+use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
+use cudarc::driver::sys::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
+    CU_MEMHOSTREGISTER_READ_ONLY, CUdevice_attribute as Attribute, CUevent_flags, CUstream_flags,
+};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+/// Says what could not be given back.
+fn freed(told: std::result::Result<(), Failure>) {
+    if let Err(failure) = told {
+        // After an error that sticks to the context everything fails, and the context's end frees it all.
+        log::debug!("{failure}");
+    }
+}
+
+/// A GPU and this process's context on it, the one that CUDA's runtime uses too.
+pub(crate) struct Gpu {
+    driver: &'static Driver,
+    /// Its number among the GPUs that this process sees.
+    pub ordinal: u32,
+    device: c_int,
+    context: Handle,
+    pub name: String,
+    /// The numbers of its compute capability.
+    pub capability: (u32, u32),
+    pub multiprocessors: u32,
+}
+
+// SAFETY: a context may be used from any thread; the driver locks.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// The GPU with this number.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
+    pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
+        let driver = driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        let count = driver.count()?;
+        if ordinal as usize >= count {
+            let words = format!("there is no GPU {ordinal}: this process sees {count}");
+            return Err(Error::new(ErrorKind::InvalidArgument, words));
+        }
+        let attribute = |attribute| driver.attribute(ordinal as usize, attribute);
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let (mut device, mut context, mut name) = (0, null_mut(), [0; 128]);
+        // SAFETY: the places may be written and are as long as is said.
+        unsafe {
+            driver.device_get(&raw mut device, ordinal as c_int)?;
+            driver.device_name(name.as_mut_ptr(), name.len() as c_int - 1, device)?;
+            driver.primary_retain(&raw mut context, device)?;
+        }
+        // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let capability = (major.unsigned_abs(), minor.unsigned_abs());
+        let multiprocessors = multiprocessors.unsigned_abs().max(1);
+        Ok(Arc::new(Self { driver, ordinal, device, context, name, capability, multiprocessors }))
+    }
+
+    /// The number of the GPU whose context is current on this thread, if one is.
+    pub(crate) fn current() -> Option<u32> {
+        let driver = driver().ok()?;
+        let (mut context, mut device) = (null_mut(), 0);
+        // SAFETY: the places may be written.
+        unsafe { driver.context_current(&raw mut context) }.ok().filter(|()| !context.is_null())?;
+        // SAFETY: as above.
+        unsafe { driver.context_device(&raw mut device) }.ok()?;
+        // The driver's numbers of devices are their ordinals.
+        u32::try_from(device).ok()
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub(crate) fn attribute(&self, attribute: Attribute) -> std::result::Result<i32, Failure> {
+        self.driver.attribute(self.ordinal as usize, attribute)
+    }
+
+    /// Makes its context current on this thread until the guard is dropped.
+    ///
+    /// # Errors
+    /// `System` if the context is no more.
+    pub(crate) fn enter(&self) -> std::result::Result<Entered<'_>, Failure> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { self.driver.context_push(self.context)? };
+        Ok(Entered { gpu: self, thread: PhantomData })
+    }
+
+    /// Whether a stream is of this GPU's context. NULL is the default stream of whichever is current.
+    ///
+    /// # Safety
+    /// The stream is live, or NULL.
+    pub(crate) unsafe fn has_stream(&self, stream: Handle) -> std::result::Result<bool, Failure> {
+        let _entered = self.enter()?;
+        let mut context = null_mut();
+        // SAFETY: the caller vouches for the stream, and the place may be written.
+        unsafe { self.driver.stream_context(stream, &raw mut context)? };
+        Ok(context == self.context)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: the context was retained once, and everything made in it is gone, as all of it holds `self`.
+        freed(unsafe { self.driver.primary_release(self.device) });
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GPU {} ({})", self.ordinal, self.name)
+    }
+}
+
+/// A thread on which a GPU's context is current.
+pub(crate) struct Entered<'a> {
+    gpu: &'a Gpu,
+    /// It must be left on the thread that entered.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut context = null_mut();
+        // SAFETY: the place may be written; what was pushed on this thread is popped from it.
+        freed(unsafe { self.gpu.driver.context_pop(&raw mut context) });
+    }
+}
+
+/// A queue of work that waits for no other stream by itself.
+pub(crate) struct Stream {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+// SAFETY: a stream may be used from any thread; the driver locks.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: the place may be written.
+        unsafe { gpu.driver.stream_create(&raw mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint)? };
+        Ok(Self { gpu: Arc::clone(gpu), raw })
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.raw
+    }
+
+    /// What comes after this in the stream waits for what the event has recorded.
+    pub(crate) fn wait(&self, event: &Event) -> std::result::Result<(), Failure> {
+        // SAFETY: both are live.
+        unsafe { self.gpu.driver.stream_wait_event(self.raw, event.raw, 0) }
+    }
+
+    /// Copies between any two places, on the host or a GPU, after what was put in the stream before.
+    ///
+    /// # Safety
+    /// Both are valid, and apart, until the copy is over.
+    pub(crate) unsafe fn copy(&self, into: Piece, from: Piece) -> std::result::Result<(), Failure> {
+        let (into, from, len) = (address(into), address(from), into.len().min(from.len()));
+        // SAFETY: the caller vouches for the memory; the stream is live.
+        unsafe { self.gpu.driver.memory_copy(into, from, len, self.raw) }
+    }
+
+    /// Waits until everything in the stream is done.
+    pub(crate) fn synchronize(&self) -> std::result::Result<(), Failure> {
+        // SAFETY: the stream is live.
+        unsafe { self.gpu.driver.stream_synchronize(self.raw) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the stream is live, and nobody uses it any more. What is in it is carried out.
+            freed(unsafe { self.gpu.driver.stream_destroy(self.raw) });
+        }
+    }
+}
+
+/// A point in a stream.
+pub(crate) struct Event {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+// SAFETY: an event may be used from any thread; the driver locks.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: the place may be written.
+        unsafe { gpu.driver.event_create(&raw mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint)? };
+        Ok(Self { gpu: Arc::clone(gpu), raw })
+    }
+
+    /// Stands for what is in the stream now, and no longer for what it stood for.
+    pub(crate) fn record(&self, stream: &Stream) -> std::result::Result<(), Failure> {
+        // SAFETY: the stream is live.
+        unsafe { self.record_in(stream.raw) }
+    }
+
+    /// The same with somebody else's stream.
+    ///
+    /// # Safety
+    /// The stream is live, or NULL.
+    pub(crate) unsafe fn record_in(&self, stream: Handle) -> std::result::Result<(), Failure> {
+        // SAFETY: the caller vouches for the stream; the event is live.
+        unsafe { self.gpu.driver.event_record(self.raw, stream) }
+    }
+
+    /// Whether all that it stands for is done.
+    pub(crate) fn is_over(&self) -> std::result::Result<bool, Failure> {
+        // SAFETY: the event is live.
+        match unsafe { self.gpu.driver.event_query(self.raw) } {
+            Ok(()) => Ok(true),
+            Err(Failure { code: Some(NOT_READY), .. }) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the event is live, and nobody uses it any more.
+            freed(unsafe { self.gpu.driver.event_destroy(self.raw) });
+        }
+    }
+}
+
+/// Memory of a GPU.
+pub(crate) struct GpuMemory {
+    gpu: Arc<Gpu>,
+    piece: Piece,
+}
+
+impl GpuMemory {
+    /// `bytes` bytes, whatever they hold.
+    ///
+    /// # Errors
+    /// `System` if there is not that much.
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        if bytes == 0 {
+            return Ok(Self { gpu: Arc::clone(gpu), piece: Piece::EMPTY });
+        }
+        let _entered = gpu.enter()?;
+        let mut start = 0;
+        // SAFETY: the place may be written.
+        let told = unsafe { gpu.driver.memory_allocate(&raw mut start, bytes) };
+        told.map_err(|failure| {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: the places may be written.
+            let known = unsafe { gpu.driver.memory_info(&raw mut free, &raw mut total) }.is_ok();
+            let left = if known { format!("; {free} of {total} are free") } else { String::new() };
+            Error::from(failure).within(format_args!("{bytes} bytes on {gpu:?}{left}"))
+        })?;
+        let start = NonNull::new(start as *mut u8)
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "cuMemAlloc_v2 returned nothing"))?;
+        // SAFETY: the allocation is this long and lives as long as `self`, to which all that use it hold.
+        Ok(Self { gpu: Arc::clone(gpu), piece: unsafe { Piece::on_gpu(start, bytes, gpu.ordinal) } })
+    }
+
+    /// All of it. The piece must not outlive this.
+    pub(crate) fn piece(&self) -> Piece {
+        self.piece
+    }
+}
+
+impl Drop for GpuMemory {
+    fn drop(&mut self) {
+        if self.piece.is_empty() {
+            return;
+        }
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the memory was allocated so. Freeing it waits for the GPU.
+            freed(unsafe { self.gpu.driver.memory_free(address(self.piece)) });
+        }
+    }
+}
+
+/// Memory of the host that the GPU copies from and to by itself, for as long as this lives.
+pub(crate) struct Pinned {
+    gpu: Arc<Gpu>,
+    piece: Piece,
+}
+
+impl Pinned {
+    /// Pins memory.
+    ///
+    /// # Errors
+    /// `System` if it cannot be locked, or is mapped in a way that the GPU does not take.
+    ///
+    /// # Safety
+    /// The memory stays mapped for as long as this lives.
+    pub(crate) unsafe fn new(gpu: &Arc<Gpu>, piece: Piece, read_only: bool) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let mut flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+        if read_only {
+            flags |= CU_MEMHOSTREGISTER_READ_ONLY;
+        }
+        // SAFETY: the caller vouches for the memory.
+        let told = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
+        told.map_err(|failure| Error::from(failure).within(format_args!("{} bytes of the host", piece.len())))?;
+        Ok(Self { gpu: Arc::clone(gpu), piece })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the memory was registered so.
+            freed(unsafe { self.gpu.driver.host_unregister(self.piece.as_ptr().cast()) });
+        }
+    }
+}
+
+/// Words in the host's memory that both it and the streams of a GPU read and write.
+pub(crate) struct Words {
+    gpu: Arc<Gpu>,
+    start: NonNull<AtomicU32>,
+    len: usize,
+    address: Address,
+}
+
+// SAFETY: the words are atomics, which any thread may use.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// `len` words, all zero.
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let bytes = len * size_of::<AtomicU32>();
+        let (mut start, mut address): (*mut c_void, Address) = (null_mut(), 0);
+        // SAFETY: the places may be written, and what is asked about is what was just allocated.
+        unsafe {
+            gpu.driver.host_allocate(
+                &raw mut start,
+                bytes,
+                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP,
+            )?;
+            if let Err(failure) = gpu.driver.host_address(&raw mut address, start, 0) {
+                freed(gpu.driver.host_free(start));
+                return Err(failure.into());
+            }
+        }
+        let start = NonNull::new(start.cast::<AtomicU32>())
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "cuMemHostAlloc returned nothing"))?;
+        // SAFETY: the allocation is this long, and nobody else has it.
+        unsafe { start.as_ptr().write_bytes(0, len) };
+        Ok(Self { gpu: Arc::clone(gpu), start, len, address })
+    }
+
+    pub(crate) fn get(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.len, "there are {} words", self.len);
+        // SAFETY: the word lies within the allocation, which lives as long as `self` and holds atomics.
+        unsafe { self.start.add(index).as_ref() }
+    }
+
+    /// Where the GPU finds a word.
+    pub(crate) fn address(&self, index: usize) -> Address {
+        self.address + (index * size_of::<AtomicU32>()) as Address
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the memory was allocated so, and no stream waits at it, as its owner made sure.
+            freed(unsafe { self.gpu.driver.host_free(self.start.as_ptr().cast()) });
+        }
+    }
+}
+
+/// Code that a GPU runs.
+pub(crate) struct Module {
+    gpu: Arc<Gpu>,
+    raw: Handle,
+}
+
+/// A kernel of a module, and how it is launched so that it fills the GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    raw: Handle,
+    /// Blocks that fill the GPU.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+// SAFETY: a function may be launched from any thread; the driver locks.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Loads an image: machine code, PTX, or several of them.
+    ///
+    /// # Errors
+    /// `Unsupported` if the driver finds nothing in it that this GPU runs.
+    pub(crate) fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: the place may be written; an image says itself how long it is.
+        let told = unsafe { gpu.driver.module_load(&raw mut raw, image.as_ptr().cast()) };
+        told.map_err(|failure| {
+            let (major, minor) = gpu.capability;
+            let words = format!("{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}");
+            Error::new(ErrorKind::Unsupported, words)
+        })?;
+        Ok(Self { gpu: Arc::clone(gpu), raw })
+    }
+
+    /// A kernel, by name. It must not be used when the module is gone.
+    ///
+    /// # Errors
+    /// `Internal` if there is none of that name.
+    pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel> {
+        let _entered = self.gpu.enter()?;
+        let (mut raw, mut blocks, mut threads) = (null_mut(), 0, 0);
+        let driver = self.gpu.driver;
+        // SAFETY: the places may be written, the module is live, and the kernel needs no dynamic memory.
+        let told = unsafe {
+            driver.module_function(&raw mut raw, self.raw, name.as_ptr()).and_then(|()| {
+                driver.occupancy(&raw mut blocks, &raw mut threads, raw, std::ptr::null(), 0, 0)
+            })
+        };
+        told.map_err(|failure| Error::new(ErrorKind::Internal, format!("{}: {failure}", name.to_string_lossy())))?;
+        Ok(Kernel { raw, blocks: blocks.unsigned_abs().max(1), threads: threads.unsigned_abs().max(1) })
+    }
+}
+
+impl Kernel {
+    /// Puts a launch of a grid of `(x, y)` blocks in a stream, with one argument, which is copied.
+    ///
+    /// # Safety
+    /// The kernel takes an `A` and is of the stream's GPU; all memory that it says is valid until the launch is over.
+    pub(crate) unsafe fn launch<A>(
+        &self,
+        stream: &Stream,
+        (x, y): (u32, u32),
+        argument: &A,
+    ) -> std::result::Result<(), Failure> {
+        let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller vouches for the argument; the stream and the module are live.
+        unsafe {
+            stream.gpu.driver.launch(
+                self.raw, x, y, 1, self.threads, 1, 1, 0, stream.raw, arguments.as_mut_ptr(), null_mut(),
+            )
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the module is live, and nothing of it runs any more, as its owner made sure.
+            freed(unsafe { self.gpu.driver.module_unload(self.raw) });
+        }
+    }
+}
+
+/// A piece's address, as GPUs know it: the host's memory has one address everywhere.
+pub(crate) fn address(piece: Piece) -> Address {
+    piece.as_ptr() as Address
+}
