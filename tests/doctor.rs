@@ -2,25 +2,14 @@
 
 #![cfg(feature = "cli")]
 
-use serde_json::Value;
-use std::process::Command;
+mod command;
 
-/// The command with these words and settings: its exit code, and what it printed.
-fn run(words: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_flexring"))
-        .arg("doctor")
-        .args(words)
-        .env_clear()
-        .envs(variables.iter().copied())
-        .output()
-        .expect("the command can be started");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
+use command::run;
+use serde_json::Value;
 
 #[test]
 fn this_machine_is_told_in_words() {
-    let (code, out, err) = run(&[], &[]);
+    let (code, out, err) = run("doctor", &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{out}");
     assert!(out.starts_with(concat!("flexring ", env!("CARGO_PKG_VERSION"), " on ")), "{out}");
     for word in ["build", "processor", "memory", "sockets", "RDMA", "GPU", "settings", "shm", "tcp", "verbs"]
@@ -38,10 +27,10 @@ fn this_machine_is_told_in_words() {
 
 #[test]
 fn json_has_the_same_facts() {
-    let (code, out, _) = run(&["--json"], &[("FLEXRING_ALGO", "ring")]);
+    let (code, out, _) = run("doctor --json", &[("FLEXRING_ALGO", "ring")]);
     assert_eq!(code, Some(0), "{out}");
     let report: Value = serde_json::from_str(&out).expect("JSON");
-    let (_, words, _) = run(&[], &[("FLEXRING_ALGO", "ring")]);
+    let (_, words, _) = run("doctor", &[("FLEXRING_ALGO", "ring")]);
     let devices = report["rdma"]["devices"].as_array().expect("devices").len();
     assert_eq!(devices == 0, words.contains("\nRDMA       no device; "));
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
@@ -63,15 +52,18 @@ fn json_has_the_same_facts() {
 #[test]
 fn a_transport_that_cannot_be_used_is_an_exit_code() {
     let settings = [("FLEXRING_TRANSPORT", "verbs"), ("FLEXRING_IB_HCA", "=none")];
-    let (code, out, _) = run(&[], &settings);
+    let (code, out, _) = run("doctor", &settings);
     assert_eq!(code, Some(1), "{out}");
     assert!(out.contains("\nerror      FLEXRING_TRANSPORT=verbs needs verbs, but "), "{out}");
     assert!(out.ends_with("flexring cannot run here with these settings\n"), "{out}");
-    assert_eq!(run(&["--json"], &settings).0, Some(1));
-    let (code, out, _) = run(&[], &[("FLEXRING_SOCKET_IFNAME", "=none")]);
+    assert_eq!(run("doctor --json", &settings).0, Some(1));
+    let (code, out, _) = run("doctor", &[("FLEXRING_SOCKET_IFNAME", "=none")]);
     assert_eq!(code, Some(1), "{out}");
     assert!(out.contains("FLEXRING_SOCKET_IFNAME=\"=none\" leaves no interface that is up"), "{out}");
-    assert_eq!(run(&[], &[("FLEXRING_SOCKET_IFNAME", "=none"), ("FLEXRING_TRANSPORT", "shm")]).0, Some(0));
+    assert_eq!(
+        run("doctor", &[("FLEXRING_SOCKET_IFNAME", "=none"), ("FLEXRING_TRANSPORT", "shm")]).0,
+        Some(0)
+    );
 }
 
 #[test]
@@ -82,7 +74,7 @@ fn settings_that_are_wrong_are_all_told() {
         ("FLEXRING_RNAK", "0"),
         ("FLEXRING_LOG", "info"),
     ];
-    let (code, out, err) = run(&[], &settings);
+    let (code, out, err) = run("doctor", &settings);
     assert_eq!((code, &*err), (Some(1), ""), "{out}");
     for words in [
         "\nerror      FLEXRING_ALGO=\"rign\" cannot be used: expected auto, ring,",
@@ -97,10 +89,10 @@ fn settings_that_are_wrong_are_all_told() {
 #[test]
 fn a_rank_says_which_it_is() {
     let (code, out, _) =
-        run(&[], &[("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]);
+        run("doctor", &[("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]);
     assert_eq!(code, Some(0), "{out}");
     assert_eq!(out.lines().nth(1), Some("as rank 3 of 8, says torchrun"), "{out}");
-    let (code, out, _) = run(&[], &[("RANK", "9"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a")]);
+    let (code, out, _) = run("doctor", &[("RANK", "9"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a")]);
     assert_eq!(code, Some(1), "{out}");
     assert!(out.contains("\nerror      RANK=\"9\""), "{out}");
 }

@@ -2,33 +2,22 @@
 
 #![cfg(feature = "cli")]
 
+mod command;
+
+use command::run;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::Command;
 
-/// The command with these words in an environment without settings: its exit code, and what it printed.
-fn run(words: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_flexring"))
-        .arg("plan")
-        .args(words)
-        .env_clear()
-        .envs(variables.iter().copied())
-        .output()
-        .expect("the command can be started");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
-/// The same with flags that are fine: what it printed.
+/// What the command prints with flags that are fine.
 fn printed(flags: &str) -> String {
-    let (code, out, err) = run(&flags.split_whitespace().collect::<Vec<_>>(), &[]);
+    let (code, out, err) = run(&format!("plan {flags}"), &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{flags}: {out}");
     out
 }
 
 /// What is wrong with flags that are not, and the exit code.
 fn refused(flags: &str) -> (Option<i32>, String) {
-    let (code, out, err) = run(&flags.split_whitespace().collect::<Vec<_>>(), &[]);
+    let (code, out, err) = run(&format!("plan {flags}"), &[]);
     assert_eq!(out, "", "{flags}");
     (code, err)
 }
@@ -96,10 +85,10 @@ fn the_table_has_spans_participants_and_roots() {
 #[test]
 fn settings_count_where_flags_are_missing() {
     let variables = [("FLEXRING_TOPOLOGY", "2+2"), ("FLEXRING_ALGO", "ring")];
-    let (code, out, _) = run(&[], &variables);
+    let (code, out, _) = run("plan", &variables);
     assert_eq!(code, Some(0));
     assert!(out.starts_with("ring on 2+2: 4 ranks on 2 nodes\nFLEXRING_ALGO=ring was given\n"), "{out}");
-    let (_, out, _) = run(&["--algo", "tree", "--topology", "3"], &variables);
+    let (_, out, _) = run("plan --algo tree --topology 3", &variables);
     assert!(out.starts_with("tree on 3: 3 ranks on 1 node\n--algo tree was given\n"), "{out}");
 }
 

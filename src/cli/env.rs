@@ -2,12 +2,11 @@
 //!
 //! Owns the layout. What settings there are is `config`'s business.
 
-use crate::Failure;
+use crate::{Failure, output};
 use clap::Args;
+use flexring::Error;
 use flexring::config::{Config, Origin, Row, environment};
-use flexring::{Error, ErrorKind};
 use std::cmp::Reverse;
-use std::io::Write;
 
 /// Print all settings with their values and where these came from
 #[derive(Args, Debug)]
@@ -31,8 +30,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let rows = config.table(environment);
         if options.json { json(&rows)? } else { table(&rows) }
     };
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|cause| Error::system("cannot write to standard output", cause).into())
+    output::print(&text)
 }
 
 /// Warns of variables that look like settings and are none.
@@ -107,8 +105,7 @@ fn json(rows: &[Row]) -> Result<String, Failure> {
             })
         })
         .collect();
-    let failed = |cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}"));
-    Ok(serde_json::to_string_pretty(&rows).map_err(failed)? + "\n")
+    output::json(&rows)
 }
 
 fn origin(row: &Row) -> &'static str {

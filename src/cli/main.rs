@@ -7,6 +7,7 @@
 mod doctor;
 mod env;
 mod flags;
+mod output;
 mod perf;
 mod plan;
 

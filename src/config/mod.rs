@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use std::borrow::Cow;
 use std::time::Duration;
 use values::{Any, Check, Sizes, Value};
+
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {

@@ -15,6 +15,7 @@ pub(super) trait Value: Sized {
     fn parse(text: &str) -> Option<Self>;
     fn show(&self) -> String;
 }
+
 /// Which values of its type a setting takes.
 pub(super) trait Check<T> {
     fn admits(&self, value: &T) -> bool;

@@ -4,6 +4,8 @@
 //! order on each of them. Must not know schedules, spans, steps or what a message means: both ends of a link
 //! derive the same ordered list of messages from the same program, so a message needs neither address nor tag.
 
+#[cfg(test)]
+mod fixtures;
 pub mod local;
 pub mod shm;
 pub mod tcp;

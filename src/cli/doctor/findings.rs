@@ -123,9 +123,8 @@ fn rdma(report: &Report, findings: &mut Findings) {
         }
         return;
     }
-    for answer in &report.rdma.answers {
-        let rail = selection.rails.iter().any(|rail| rail.device == answer.device);
-        if let (true, Some(failure)) = (rail, &answer.failure) {
+    for answer in report.rdma.answers.iter().filter(|answer| report.rdma.has_rail(&answer.device)) {
+        if let Some(failure) = &answer.failure {
             findings.add(Severity::Problem, failure, None);
         }
     }

@@ -22,11 +22,9 @@ mod report;
 mod tests;
 mod words;
 
-use crate::Failure;
+use crate::{Failure, output};
 use clap::Args;
-use flexring::{Error, ErrorKind};
 use report::Report;
-use std::io::Write;
 use std::path::Path;
 
 /// Say what this machine has for flexring, what is wrong with it and what mends that
@@ -47,13 +45,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let variables = std::env::vars_os()
         .map(|(name, text)| (name.to_string_lossy().into_owned(), text.to_string_lossy().into_owned()));
     let report = Report::gather(Path::new("/"), &variables.collect());
-    let text = if options.json { json(&report)? } else { words::text(&report) };
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|cause| Error::system("cannot write to standard output", cause))?;
+    output::print(&if options.json { output::json(&report)? } else { words::text(&report) })?;
     if report.runs() { Ok(()) } else { Err(Failure::Told) }
-}
-
-fn json(report: &Report) -> Result<String, Failure> {
-    let failed = |cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}"));
-    Ok(serde_json::to_string_pretty(report).map_err(failed)? + "\n")
 }

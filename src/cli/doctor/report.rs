@@ -232,20 +232,21 @@ impl Rdma {
         }
     }
 
+    /// Whether a port of this device is a rail.
+    pub fn has_rail(&self, device: &str) -> bool {
+        self.selection.rails.iter().any(|rail| rail.device == device)
+    }
+
     /// What the rails' devices say of themselves, as far as they were asked.
     fn rails_answers(&self) -> Vec<Answer> {
-        let is_rail = |answer: &&Answer| self.selection.rails.iter().any(|rail| rail.device == answer.device);
-        self.answers.iter().filter(is_rail).filter(|answer| answer.failure.is_none()).cloned().collect()
+        let told = |answer: &&Answer| self.has_rail(&answer.device) && answer.failure.is_none();
+        self.answers.iter().filter(told).cloned().collect()
     }
 
     /// The rails, if all of them are made of software.
     fn software_only(&self) -> Vec<String> {
-        let devices: Vec<_> = self
-            .survey
-            .devices
-            .iter()
-            .filter(|device| self.selection.rails.iter().any(|rail| rail.device == device.name))
-            .collect();
+        let devices: Vec<_> =
+            self.survey.devices.iter().filter(|device| self.has_rail(&device.name)).collect();
         let software = devices.iter().all(|device| device.driver.is_none());
         if software { devices.iter().map(|device| device.name.clone()).collect() } else { Vec::new() }
     }

@@ -7,6 +7,7 @@ use super::findings::{Finding, Severity};
 use super::gpu::Gpus;
 use super::process::{Memory, Processor};
 use super::report::{Rdma, Report, Sockets};
+use crate::output::counted;
 use flexring::config::Size;
 use flexring::transport::verbs::select::Outcome;
 use flexring::transport::verbs::survey::{Device, Gid, GidKind, LinkLayer, Port, PortState, Survey};
@@ -39,7 +40,7 @@ pub fn text(report: &Report) -> String {
     for finding in &report.findings {
         text += &told(finding);
     }
-    text += if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
+    text += if !report.runs() {
         "flexring cannot run here with these settings\n"
     } else if report.findings.iter().any(|finding| finding.severity == Severity::Problem) {
         "flexring runs here, but not as well as it could\n"
@@ -241,11 +242,6 @@ fn settings(report: &Report) -> String {
         text += &line(if place == 0 { "settings" } else { "" }, words);
     }
     if set.is_empty() { line("settings", "none is set") } else { text }
-}
-
-/// `1 core`, `5 cores`.
-fn counted(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Bytes as people say them: `128K`, `9.1M`.

@@ -21,8 +21,8 @@ use std::path::PathBuf;
 /// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector that
 /// has a part for each rank, rounded down to parts of whole 16 bytes; their count is that of one part.
 ///
-/// With --ranks N it starts N ranks on this machine (with --topology as many as that has); otherwise it joins the job of torchrun, mpirun or srun that it
-/// finds itself in, or the one that FLEXRING_RANK and its siblings describe.
+/// With --ranks N it starts N ranks on this machine (with --topology as many as that has); otherwise it joins the job
+/// of torchrun, mpirun or srun that it finds itself in, or the one that FLEXRING_RANK and its siblings describe.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Start N ranks on this machine

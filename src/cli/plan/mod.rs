@@ -11,6 +11,7 @@ pub use options::Options;
 
 use crate::Failure;
 use crate::env::warn_of_strangers;
+use crate::output::{self, counted};
 use flexring::config::{Algorithm, Config, environment};
 use flexring::description;
 use flexring::plan::choice::{self, Choice};
@@ -20,7 +21,6 @@ use flexring::plan::schedule::Schedule;
 use flexring::plan::topology::Topology;
 use flexring::plan::{file, lowering};
 use flexring::{Error, ErrorKind};
-use std::io::Write;
 use std::path::Path;
 
 /// Everything that is known before anything is shown.
@@ -70,8 +70,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         let separator = if text.is_empty() { "" } else { "\n" };
         text = text + separator + &proof::text(&planned)?;
     }
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|cause| Error::system("cannot write to standard output", cause).into())
+    output::print(&text)
 }
 
 /// Plans, or reads a plan, as flags and settings say.
@@ -147,9 +146,4 @@ fn draw(planned: &Planned) -> Result<String, Failure> {
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     let failed = |cause| Error::new(ErrorKind::System, format!("cannot write {}: {cause}", path.display()));
     std::fs::write(path, text).map_err(failed)
-}
-
-/// `1 rank`, `5 ranks`.
-fn counted(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -2,7 +2,8 @@
 //!
 //! Owns its layout. Must not know where the plan comes from.
 
-use super::{Planned, counted};
+use super::Planned;
+use crate::output::counted;
 use flexring::plan::Rank;
 use flexring::plan::captions::captions;
 use flexring::plan::fraction::Span;

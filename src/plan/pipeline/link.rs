@@ -61,10 +61,10 @@ impl Lane {
     }
 
     /// Numbers the messages of a call. Where steps move in waves, given as their number and the lag of each hop
-    /// behind the one before, a message is due by the place of its sub-chunk on its grid and by its depth; steps of one grid have rising depths, so what a
-    /// message waits for is due before it. Grids of different lengths keep step, so that the share of the work
-    /// that each link has stays the same from the first wave to the last. Otherwise one step comes after the
-    /// other.
+    /// behind the one before, a message is due by the place of its sub-chunk on its grid and by its depth; steps of
+    /// one grid have rising depths, so what a message waits for is due before it. Grids of different lengths keep
+    /// step, so that the share of the work that each link has stays the same from the first wave to the last.
+    /// Otherwise one step comes after the other.
     pub(super) fn number(&mut self, steps: &[Bound], waves: Option<(u64, u64)>) {
         self.order.clear();
         for (entry, stretch) in (0..).zip(&mut self.entries) {

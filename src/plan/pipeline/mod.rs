@@ -12,7 +12,9 @@
 //! unfinished message of the world has nothing unfinished before it: it is at the head of its link, what it
 //! depends on is done, and since slots are counted per link and direction (a staged message to several peers counts
 //! on each of their links) none of those that it may take is held by a later message. It can always move, with any
-//! window and any number of slots from one per link and direction that needs them. The verifier checks, for every program, that the order is one.
+//! window and any number of slots from one per link and direction that needs them. The verifier checks, for every
+//! program, that the order is one.
+
 mod decide;
 mod link;
 mod words;

@@ -63,7 +63,8 @@ pub enum Place {
 /// What the executor shall do. Elements are ranges of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`](super::Pipeline::staged) with the same step and sub-chunk.
+    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`](super::Pipeline::staged) with the
+    /// same step and sub-chunk.
     Stage {
         /// The send that this is for.
         step: StepId,

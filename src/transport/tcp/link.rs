@@ -79,7 +79,7 @@ impl Link {
 
     /// Whether messages are under way, so that pieces are held.
     pub fn is_busy(&self) -> bool {
-        self.posted > self.sent || self.awaited > self.landed
+        self.under_way() != (0, 0)
     }
 
     /// How many messages are under way: to the peer, and from it.

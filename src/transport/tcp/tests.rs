@@ -1,12 +1,10 @@
 //! What the contract of transports means on TCP.
 
 use super::*;
-use crate::call::Collective;
-use crate::dtype::DType;
 use crate::transport::Event;
+use crate::transport::fixtures::{Random, call, piece};
 use rustix::event::{PollFd, PollFlags};
 use std::net::{IpAddr, Ipv4Addr};
-use std::ptr::NonNull;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -57,24 +55,6 @@ fn pair(sockets: usize) -> (Tcp, Tcp) {
     (pair.next().expect("rank 0"), pair.next().expect("rank 1"))
 }
 
-fn piece(bytes: &mut [u8]) -> Piece {
-    // SAFETY: the tests keep their buffers until the links that use them are done or dropped.
-    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
-}
-
-fn call(sequence: u64) -> Call {
-    Call {
-        sequence,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: 0,
-        root: 0,
-        count: 5,
-        program: 6,
-        factor: 1.0,
-    }
-}
-
 /// Polls until there is something to tell, sleeping on the bell in between.
 fn wait(tcp: &mut Tcp, events: &mut Events) -> Result<()> {
     while events.is_empty() {
@@ -113,28 +93,15 @@ fn expect_silence(tcp: &mut Tcp) {
     assert!(events.is_empty(), "{events:?}");
 }
 
-/// A seeded source of numbers (splitmix64).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut word = *state;
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
-
 /// The messages from one rank to another in one call: 1 byte to 2 MiB each, small ones as often as large ones.
 fn messages(from: Rank, to: Rank, sequence: u64, seed: u64) -> Vec<Vec<u8>> {
-    let mut state = seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24;
-    let many = random(&mut state) % 40;
+    let mut random = Random(seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24);
+    let many = random.below(40);
     (0..many)
         .map(|_| {
-            let scale = random(&mut state) % 22;
-            let length = 1 + random(&mut state) % (1 << scale);
-            let mut message = vec![0; length as usize];
-            for word in message.chunks_mut(8) {
-                word.copy_from_slice(&random(&mut state).to_le_bytes()[..word.len()]);
-            }
-            message
+            let scale = random.below(22);
+            let len = 1 + random.below(1 << scale);
+            random.bytes(len)
         })
         .collect()
 }

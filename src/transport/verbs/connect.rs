@@ -119,7 +119,7 @@ impl Prepared {
             let domain = Domain::new(&context)?;
             let entries = connections(number).max(1) * (depth.sends + depth.receives) as usize;
             let queue = CompletionQueue::new(&context, entries)?;
-            devices.push(Device { queue, domain, context, port: rail.port, down: false });
+            devices.push(Device { queue, domain, context, port: rail.port });
         }
         let domains = devices.iter().map(|device| Arc::clone(&device.domain)).collect();
         let regions =

@@ -14,6 +14,7 @@ use crate::call::Rank;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::Events;
 use memmap2::MmapMut;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What a peer must know to write to this rank: one queue pair's end per connection, and where its board is.
@@ -108,6 +109,13 @@ impl Peer {
             board,
             enlisted: false,
         })
+    }
+
+    /// Puts this peer on the list of those that the next poll looks at, unless it is there.
+    pub(super) fn enlist(&mut self, list: &mut VecDeque<usize>) {
+        if !std::mem::replace(&mut self.enlisted, true) {
+            list.push_back(self.place);
+        }
     }
 
     /// Takes a completion of this peer's.

@@ -294,16 +294,11 @@ fn measure(domains: &Arc<[Arc<Domain>]>, subchunk: usize) -> Result<(Duration, D
 mod tests {
     use super::super::objects::{Context, Shim, Verb};
     use super::*;
-    use std::ptr::NonNull;
+    use crate::transport::fixtures::piece;
 
     fn regions(shim: &Shim, registration: Registration) -> Result<Regions> {
         let domain = Domain::new(&Context::inert("inert", shim.clone()))?;
         Regions::new(vec![domain], true, registration, 4096)
-    }
-
-    fn piece(bytes: &mut [u8]) -> Piece {
-        // SAFETY: the tests keep their buffers, and inert devices touch nothing.
-        unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
     }
 
     #[test]

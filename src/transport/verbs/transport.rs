@@ -32,8 +32,6 @@ pub(super) struct Device {
     pub domain: Arc<Domain>,
     pub context: Arc<Context>,
     pub port: u8,
-    /// Whether its port was last heard to be down.
-    pub down: bool,
 }
 
 /// A rank's links over RDMA devices.
@@ -151,9 +149,7 @@ impl Verbs {
 
     /// Has the next poll look at a peer.
     fn enlist(&mut self, place: usize) {
-        if !std::mem::replace(&mut self.peers[place].enlisted, true) {
-            self.list.push_back(place);
-        }
+        self.peers[place].enlist(&mut self.list);
     }
 
     /// Takes what has completed.
@@ -162,11 +158,8 @@ impl Verbs {
         let mut any = false;
         for device in devices {
             any |= device.queue.poll(|completion| {
-                let place = place_of(completion.id);
-                let Some(peer) = peers.get_mut(place) else { return Ok(()) };
-                if !std::mem::replace(&mut peer.enlisted, true) {
-                    list.push_back(place);
-                }
+                let Some(peer) = peers.get_mut(place_of(completion.id)) else { return Ok(()) };
+                peer.enlist(list);
                 peer.completed(&completion)
             })?;
         }
@@ -181,17 +174,13 @@ impl Verbs {
         self.curious = false;
         for rail in 0..self.devices.len() {
             while let Some(happening) = self.devices[rail].context.next_event() {
-                let device = &mut self.devices[rail];
+                let device = &self.devices[rail];
                 let name = device.context.name();
                 match happening {
-                    Happening::PortDown(port) if port == device.port => {
-                        device.down = true;
-                        log::warn!(
-                            "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
-                        );
-                    }
+                    Happening::PortDown(port) if port == device.port => log::warn!(
+                        "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
+                    ),
                     Happening::PortUp(port) if port == device.port => {
-                        device.down = false;
                         log::info!("verbs: port {port} of {name} came up");
                     }
                     Happening::PortDown(_) | Happening::PortUp(_) => {}
@@ -401,7 +390,6 @@ impl Transport for Verbs {
         self.given_up = true;
         let reason = given_up();
         let mut peers = std::mem::take(&mut self.peers);
-        self.places.clear();
         peers.iter_mut().for_each(|peer| peer.give_up(&reason));
         let began = Instant::now();
         while !peers.iter().all(Peer::is_quiet) && began.elapsed() < LET_GO {

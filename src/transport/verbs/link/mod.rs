@@ -193,8 +193,7 @@ impl Link {
 
     /// Whether messages are under way, so that pieces are held.
     pub(super) fn is_busy(&self) -> bool {
-        let outgoing = &self.outgoing[parity(self.turn)];
-        outgoing.posted > outgoing.sent || self.incoming[parity(self.turn)].is_open()
+        self.under_way() != (0, 0)
     }
 
     /// Whether the call that this rank is in still waits for something of the peer's.
@@ -311,7 +310,8 @@ impl Link {
     }
 
     /// The queue pair that something goes over, if one has room. Messages go where the fewest bytes are waiting, so
-    /// each rail carries what it can, and in turn where that is equal; all else goes over the first pair that lives, so that it stays in order.
+    /// each rail carries what it can, and in turn where that is equal; all else goes over the first pair that lives,
+    /// so that it stays in order.
     fn pair_for(&self, what: What) -> Option<usize> {
         let mut alive = self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_alive());
         let chosen = match what {

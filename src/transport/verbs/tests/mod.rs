@@ -10,16 +10,15 @@ use super::objects::Shim;
 use super::select::{Rail, pair, select};
 use super::survey::{Standpoint, Survey};
 use super::transport::Verbs;
-use crate::call::{Call, Collective, Rank};
+use crate::call::Rank;
 use crate::config::{Config, Registration};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
+use crate::transport::fixtures::{call, piece};
 use crate::transport::{Event, Events, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -309,11 +308,6 @@ impl Memory for Pool {
     }
 }
 
-fn piece(bytes: &mut [u8]) -> Piece {
-    // SAFETY: the tests keep their memory until the links that use it are done or given up.
-    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
-}
-
 /// The byte at a place of a message.
 fn byte(from: Rank, sequence: u64, number: usize, at: usize) -> u8 {
     let mixed = (from as u64 * 31 + sequence * 7 + number as u64 * 13 + at as u64)
@@ -333,17 +327,4 @@ fn check(piece: Piece, from: Rank, sequence: u64, number: usize) {
     let bytes = unsafe { std::slice::from_raw_parts(piece.as_ptr(), piece.len()) };
     let wrong = (0..).zip(bytes).find(|(at, found)| **found != byte(from, sequence, number, *at));
     assert!(wrong.is_none(), "message {number} of rank {from}, {} bytes, differs at {wrong:?}", bytes.len());
-}
-
-fn call(sequence: u64) -> Call {
-    Call {
-        sequence,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: 0,
-        root: 0,
-        count: 5,
-        program: 6,
-        factor: 1.0,
-    }
 }

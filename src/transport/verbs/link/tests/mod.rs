@@ -5,8 +5,7 @@
 mod nonsense;
 
 use super::*;
-use crate::call::Collective;
-use crate::dtype::DType;
+use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, Domain, Shim};
 use crate::transport::verbs::regions::Regions;
 use crate::transport::verbs::wire::Layout;
@@ -15,24 +14,6 @@ use std::ptr::NonNull;
 const KEYS: [u32; RAILS] = [7; RAILS];
 /// Too long for the board.
 const LONG: usize = EAGER_BYTES + 1;
-
-fn call(sequence: u64) -> Call {
-    Call {
-        sequence,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: 0,
-        root: 0,
-        count: 5,
-        program: 6,
-        factor: 1.0,
-    }
-}
-
-fn piece(bytes: &mut [u8]) -> Piece {
-    // SAFETY: the tests keep their memory, and touch it through pieces only.
-    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
-}
 
 /// Two ends of a link, whose writes the tests carry.
 struct Two {

@@ -1,6 +1,7 @@
 //! What a link makes of a peer that does not keep to the rules: an error, whatever it is.
 
 use super::*;
+use crate::transport::fixtures::Random;
 use crate::transport::verbs::wire::{GRANT_BYTES, KNOWN_WORDS};
 
 #[test]
@@ -69,14 +70,8 @@ fn a_message_as_long_as_nobody_expects_it_is_a_disagreement() {
 
 #[test]
 fn whatever_a_peer_writes_nothing_panics() {
-    let mut state = 0x5eed_u64;
-    let mut random = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    };
+    let mut numbers = Random(0x5eed);
+    let mut random = || numbers.next();
     for _ in 0..10_000 {
         let mut two = Two::new(2);
         two.scribble(0, || random() >> (random() % 64));

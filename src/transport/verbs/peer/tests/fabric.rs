@@ -7,6 +7,7 @@
 //! wire may still arrive at the other. A write that nobody wanted a completion of has none, unless it failed.
 
 use super::super::id;
+use crate::transport::fixtures::Random;
 use crate::transport::verbs::link::RECEIVES;
 use crate::transport::verbs::objects::{Completion, Orders, Status, WriteRequest};
 use std::collections::VecDeque;
@@ -16,29 +17,6 @@ const FLUSHED: Status = Status::FLUSHED;
 
 /// What verbs call it when nobody acknowledges a request.
 pub(super) const RETRIED: Status = Status(12);
-
-/// A seeded source of numbers (splitmix64).
-#[derive(Clone, Copy)]
-pub(super) struct Random(pub u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// Happens once in so many times.
-    pub(super) fn once_in(&mut self, times: usize) -> bool {
-        self.below(times) == 0
-    }
-}
 
 /// A write that is not acknowledged.
 struct Flight {

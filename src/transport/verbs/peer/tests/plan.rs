@@ -1,8 +1,6 @@
 //! What is to happen to two ranks: which calls they make, with which messages, and what goes wrong.
 
-use super::fabric::Random;
-use crate::call::{Call, Collective};
-use crate::dtype::DType;
+use crate::transport::fixtures::Random;
 use crate::transport::verbs::objects::Shim;
 use crate::transport::verbs::wire::EAGER_BYTES;
 
@@ -70,23 +68,5 @@ fn len(random: &mut Random) -> usize {
 
 /// The bytes of a message: nobody else's are the same.
 pub(super) fn content(seed: u64, from: usize, sequence: u64, number: usize, len: usize) -> Vec<u8> {
-    let mut random = Random(seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20);
-    let mut bytes = vec![0; len];
-    for word in bytes.chunks_mut(8) {
-        word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]);
-    }
-    bytes
-}
-
-pub(super) fn call(sequence: u64) -> Call {
-    Call {
-        sequence,
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: 0,
-        root: 0,
-        count: 5,
-        program: 6,
-        factor: 1.0,
-    }
+    Random(seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20).bytes(len)
 }

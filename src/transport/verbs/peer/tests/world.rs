@@ -1,10 +1,11 @@
 //! Two ranks that exchange the messages of several calls over the simulated fabric, and what must hold meanwhile.
 
 use super::super::{Boards, Invitation, Peer};
-use super::fabric::{Fabric, RETRIED, Random};
-use super::plan::{LONGEST, Plan, call, content};
+use super::fabric::{Fabric, RETRIED};
+use super::plan::{LONGEST, Plan, content};
 use crate::error::{Error, ErrorKind};
 use crate::memory::Piece;
+use crate::transport::fixtures::{Random, call, piece};
 use crate::transport::verbs::board::Board;
 use crate::transport::verbs::link::{Link, RECEIVES, SENDS};
 use crate::transport::verbs::objects::{
@@ -26,11 +27,6 @@ pub(super) struct Outcome {
     pub failed: [Option<Error>; 2],
     /// How many writes have waited on one queue pair at most.
     pub waited: usize,
-}
-
-fn piece(bytes: &mut [u8]) -> Piece {
-    // SAFETY: worlds keep their memory to their end, and touch it through pieces only.
-    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
 fn bytes_of(piece: Piece) -> &'static [u8] {
