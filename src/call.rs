@@ -75,6 +75,8 @@ pub struct Call {
     pub count: u64,
     /// A digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
+    /// Whether the vectors are on GPUs: those who read each other's memory must know how.
+    pub on_gpu: bool,
     /// What this rank's own elements are multiplied with. Ranks may differ in it.
     pub factor: f64,
 }
@@ -89,6 +91,7 @@ impl Call {
         let kinds = u64::from(self.collective as u8)
             | u64::from(self.dtype as u8) << 8
             | u64::from(self.op) << 16
+            | u64::from(self.on_gpu) << 24
             | u64::from(self.root) << 32;
         [self.sequence, kinds, self.count, self.program, self.factor.to_bits()]
     }
@@ -97,7 +100,7 @@ impl Call {
     #[must_use]
     pub fn from_words(words: CallWords) -> Option<Self> {
         let [sequence, kinds, count, program, factor] = words;
-        if kinds >> 24 & 0xff != 0 {
+        if kinds >> 25 & 0x7f != 0 {
             return None;
         }
         Some(Self {
@@ -106,6 +109,7 @@ impl Call {
             root: (kinds >> 32) as u32,
             dtype: DType::from_code((kinds >> 8) as u8)?,
             op: (kinds >> 16) as u8,
+            on_gpu: kinds >> 24 & 1 == 1,
             count,
             program,
             factor: f64::from_bits(factor),
@@ -139,10 +143,11 @@ impl fmt::Display for Call {
             write!(f, ", {}", ReduceOp::name_of(self.op))?;
         }
         match self.collective {
-            Collective::Broadcast => write!(f, ", from rank {})", self.root),
-            Collective::Reduce => write!(f, ", to rank {})", self.root),
-            _ => write!(f, ")"),
+            Collective::Broadcast => write!(f, ", from rank {}", self.root)?,
+            Collective::Reduce => write!(f, ", to rank {}", self.root)?,
+            _ => {}
         }
+        f.write_str(if self.on_gpu { ", on a GPU)" } else { ")" })
     }
 }
 
@@ -159,6 +164,7 @@ mod tests {
             root: 0,
             count: 1 << 40,
             program: 99,
+            on_gpu: false,
             factor: 1.5,
         }
     }
@@ -166,7 +172,7 @@ mod tests {
     #[test]
     fn survives_packing() {
         for collective in Collective::ALL {
-            let call = Call { collective, root: u32::MAX, ..call() };
+            let call = Call { collective, root: u32::MAX, on_gpu: collective.reduces(), ..call() };
             assert_eq!(Call::from_words(call.to_words()), Some(call));
         }
         assert_eq!(Call::from_words([0; 5]), None);
@@ -177,6 +183,7 @@ mod tests {
     fn factors_may_differ_and_nothing_else() {
         assert!(call().agrees_with(&Call { factor: -2.0, ..call() }));
         assert!(!call().agrees_with(&Call { count: 3, ..call() }));
+        assert!(!call().agrees_with(&Call { on_gpu: true, ..call() }));
         let words = call().difference(0, &Call { count: 3, ..call() }, 2);
         assert_eq!(
             words,

@@ -115,6 +115,7 @@ pub(super) fn example(sequence: u64) -> Call {
         root: 0,
         count: 1024,
         program: 5,
+        on_gpu: false,
         factor: 1.0,
     }
 }

@@ -4,11 +4,12 @@ use super::comm::{borrow, flexring_comm};
 use super::status::{flexring_result, guarded, refused};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
 use crate::communicator::{Asked, Asker, Communicator, Outcome};
+use crate::device::CallerStream;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::memory::{Memory, Piece};
 use std::ffi::{c_int, c_void};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The vectors of one call, not yet checked against each other.
@@ -97,8 +98,8 @@ unsafe fn call(
         if stream.is_null() && asked.is_on_host() {
             return communicator.run(&asked);
         }
-        // SAFETY: the caller vouches for the stream and the vectors.
-        unsafe { communicator.run_in_stream(asked, stream) }
+        // SAFETY: the caller vouches for the stream.
+        communicator.run_in_stream(asked, unsafe { CallerStream::new(stream) })
     })
 }
 
@@ -280,7 +281,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
             let outcome = if asked.is_on_host() {
                 communicator.submit(asked)?
             } else {
-                communicator.submit_in_stream(asked, null_mut())?
+                communicator.submit_in_stream(asked, CallerStream::DEFAULT)?
             };
             out.write(Box::into_raw(Box::new(flexring_request { outcome })));
         }

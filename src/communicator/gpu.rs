@@ -3,6 +3,7 @@
 //! Owns which GPU a communicator works with, and what it has there. Must not know how anything is moved or added on it.
 
 use super::{Asked, Communicator, Core, Engine};
+use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
 
@@ -10,9 +11,6 @@ use crate::memory::{Memory, Piece};
 pub(super) use absent::{Gate, Gpus, Scratch};
 #[cfg(feature = "cuda")]
 pub(super) use present::{Gate, Gpus, Scratch};
-
-/// A caller's stream, as CUDA's driver and runtime hand it out; NULL is the default one.
-pub(crate) type Stream = *mut std::ffi::c_void;
 
 impl Communicator {
     /// Whose memory the bytes at `start` are.
@@ -43,25 +41,18 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if memory or stream are not of the communicator's GPU; the failure of an earlier call.
-    ///
-    /// # Safety
-    /// The stream is live or NULL, and the pieces stay valid until it has passed the call.
-    pub(crate) unsafe fn run_in_stream(&self, asked: Asked, stream: Stream) -> Result<()> {
-        // SAFETY: as this function's.
-        unsafe { self.submit_in_stream(asked, stream) }.map(drop)
+    pub(crate) fn run_in_stream(&self, asked: Asked, stream: CallerStream) -> Result<()> {
+        self.submit_in_stream(asked, stream).map(drop)
     }
 
     /// The same, and returns what tells how it ended.
     ///
     /// # Errors
     /// As for [`run_in_stream`](Self::run_in_stream).
-    ///
-    /// # Safety
-    /// As for [`run_in_stream`](Self::run_in_stream).
-    pub(crate) unsafe fn submit_in_stream(
+    pub(crate) fn submit_in_stream(
         &self,
         asked: Asked,
-        stream: Stream,
+        stream: CallerStream,
     ) -> Result<std::sync::Arc<super::Outcome>> {
         if asked.is_empty() {
             // Nothing of it lies anywhere.
@@ -76,8 +67,7 @@ impl Communicator {
             return Err(Error::new(ErrorKind::Aborted, words));
         }
         self.core.prepare_gpu(&asked)?;
-        // SAFETY: as this function's.
-        self.submit_behind(asked, || unsafe { self.core.gpus.gate(stream) }.map(Some))
+        self.submit_behind(asked, || self.core.gpus.gate(stream).map(Some))
     }
 }
 
@@ -102,7 +92,8 @@ fn gpu_of(asked: &Asked) -> Option<u32> {
 
 #[cfg(feature = "cuda")]
 mod present {
-    use super::{Asked, Core, Engine, Stream, gpu_of};
+    use super::{Asked, Core, Engine, gpu_of};
+    use crate::device::CallerStream;
     use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
     use crate::error::{Error, ErrorKind, Result};
     use crate::executor::{Executor, GpuParts};
@@ -218,13 +209,9 @@ mod present {
         }
 
         /// A place in a stream.
-        ///
-        /// # Safety
-        /// The stream is live or NULL.
-        pub(in crate::communicator) unsafe fn gate(&self, stream: Stream) -> Result<Gate> {
+        pub(in crate::communicator) fn gate(&self, stream: CallerStream) -> Result<Gate> {
             let ready = self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
-            // SAFETY: the caller vouches for the stream.
-            unsafe { ready.order.enqueue(stream) }
+            ready.order.enqueue(stream)
         }
     }
 
@@ -235,7 +222,8 @@ mod present {
     impl Scratch {
         pub(in crate::communicator) fn of(&mut self, bytes: usize, gpus: &Gpus) -> Result<Piece> {
             if self.0.as_ref().is_none_or(|scratch| scratch.piece().len() < bytes) {
-                let ready = gpus.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
+                let ready =
+                    gpus.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
                 self.0 = None;
                 self.0 = Some(GpuMemory::new(&ready.gpu, bytes)?);
             }
@@ -246,7 +234,8 @@ mod present {
 
 #[cfg(not(feature = "cuda"))]
 mod absent {
-    use super::{Asked, Core, Engine, Stream};
+    use super::{Asked, Core, Engine};
+    use crate::device::CallerStream;
     use crate::error::{Error, ErrorKind, Result};
     use crate::executor::Executor;
     use crate::fault::Fault;
@@ -279,7 +268,11 @@ mod absent {
             Self
         }
 
-        pub(in crate::communicator) fn locate(&self, _start: *const u8, _len: usize) -> Result<Option<Memory>> {
+        pub(in crate::communicator) fn locate(
+            &self,
+            _start: *const u8,
+            _len: usize,
+        ) -> Result<Option<Memory>> {
             Ok(None)
         }
 
@@ -299,9 +292,7 @@ mod absent {
             Ok(())
         }
 
-        /// # Safety
-        /// None is needed.
-        pub(in crate::communicator) unsafe fn gate(&self, _stream: Stream) -> Result<Gate> {
+        pub(in crate::communicator) fn gate(&self, _stream: CallerStream) -> Result<Gate> {
             Err(Error::new(ErrorKind::Unsupported, WHY))
         }
     }

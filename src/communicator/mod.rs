@@ -363,7 +363,11 @@ impl Communicator {
     }
 
     /// The same behind a gate, which is made in the order in which calls are started.
-    fn submit_behind(&self, asked: Asked, gate: impl FnOnce() -> Result<Option<Gate>>) -> Result<Arc<Outcome>> {
+    fn submit_behind(
+        &self,
+        asked: Asked,
+        gate: impl FnOnce() -> Result<Option<Gate>>,
+    ) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let gate = gate()?;
@@ -435,6 +439,7 @@ impl Core {
             root: asked.root as u32,
             count: asked.count,
             program,
+            on_gpu: !asked.is_on_host(),
             factor: asked.op.factor(),
         };
         log::trace!("rank {}: {call}", self.rank);

@@ -10,6 +10,8 @@ pub mod host;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Piece;
+use std::ffi::c_void;
+use std::ptr::null_mut;
 
 /// The arithmetic of a reduction; averages and factors are said apart, in [`Finish`] and [`Operand`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +67,34 @@ pub struct Job<'a> {
     pub finish: Finish,
     /// Whether the destination is too large to be read again from a cache, so that it is best written past it.
     pub streaming: bool,
+}
+
+/// A caller's stream on a GPU, as CUDA's driver and runtime hand it out. Whoever makes one promises that it is live until it
+/// has passed what is put in it.
+#[derive(Clone, Copy, Debug)]
+pub struct CallerStream(*mut c_void);
+
+// SAFETY: it is an address that only CUDA's driver follows, on any thread.
+unsafe impl Send for CallerStream {}
+
+impl CallerStream {
+    /// The default stream.
+    pub const DEFAULT: Self = Self(null_mut());
+
+    /// The stream with this handle; NULL is the default one.
+    ///
+    /// # Safety
+    /// The stream is live, or NULL, until it has passed all that is put in it.
+    #[must_use]
+    pub unsafe fn new(handle: *mut c_void) -> Self {
+        Self(handle)
+    }
+
+    /// Its handle.
+    #[must_use]
+    pub fn handle(self) -> *mut c_void {
+        self.0
+    }
 }
 
 /// Whether a job was done at once.

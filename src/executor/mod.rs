@@ -435,7 +435,9 @@ impl Executor {
         if ticket.views {
             self.reading -= 1;
             let last = self.reading == 0;
-            self.each_in_place(|transport| if last { transport.leave_views() } else { transport.check_views() })?;
+            self.each_in_place(
+                |transport| if last { transport.leave_views() } else { transport.check_views() },
+            )?;
         }
         if ticket.staging {
             self.pipeline().staged(ticket.step, ticket.sub);

@@ -15,6 +15,7 @@ pub(super) fn call(sequence: u64) -> Call {
         root: 0,
         count: 5,
         program: 6,
+        on_gpu: false,
         factor: 1.0,
     }
 }

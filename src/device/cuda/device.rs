@@ -164,7 +164,8 @@ impl Cuda {
             }
             self.launch()?;
             // Their jobs are reported at the next poll; here only the slots matter.
-            let Some((event, group)) = self.reduction.under_way.iter_mut().find(|(_, group)| !group.slots.is_empty())
+            let Some((event, group)) =
+                self.reduction.under_way.iter_mut().find(|(_, group)| !group.slots.is_empty())
             else {
                 return Err(Error::new(ErrorKind::Internal, "the GPU's slots are all taken by nothing"));
             };
@@ -295,10 +296,10 @@ impl Cuda {
             }
         };
         let tasks = self.batch.tasks() as u32;
-        let enough = self.batch.longest_bytes().div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
+        let enough = self.batch.longest().div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
         let blocks = (kernel.blocks / tasks).clamp(1, u32::try_from(enough).unwrap_or(u32::MAX).max(1));
         // SAFETY: the kernel takes a batch. What it says is valid until its jobs were reported, or is a slot.
-        unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), &self.batch)? };
+        unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), self.batch.argument())? };
         self.batch.clear();
         Ok(())
     }

@@ -7,8 +7,9 @@ use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
-    CU_MEMHOSTREGISTER_READ_ONLY, CUdevice_attribute as Attribute, CUevent_flags, CUstream_flags,
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUdevice_attribute as Attribute,
+    CUevent_flags, CUstream_flags,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -324,7 +325,9 @@ impl Pinned {
         }
         // SAFETY: the caller vouches for the memory.
         let told = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
-        told.map_err(|failure| Error::from(failure).within(format_args!("{} bytes of the host", piece.len())))?;
+        told.map_err(|failure| {
+            Error::from(failure).within(format_args!("{} bytes of the host", piece.len()))
+        })?;
         Ok(Self { gpu: Arc::clone(gpu), piece })
     }
 }
@@ -430,7 +433,9 @@ impl Module {
         let told = unsafe { gpu.driver.module_load(&raw mut raw, image.as_ptr().cast()) };
         told.map_err(|failure| {
             let (major, minor) = gpu.capability;
-            let words = format!("{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}");
+            let words = format!(
+                "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
+            );
             Error::new(ErrorKind::Unsupported, words)
         })?;
         Ok(Self { gpu: Arc::clone(gpu), raw })
@@ -450,7 +455,9 @@ impl Module {
                 driver.occupancy(&raw mut blocks, &raw mut threads, raw, std::ptr::null(), 0, 0)
             })
         };
-        told.map_err(|failure| Error::new(ErrorKind::Internal, format!("{}: {failure}", name.to_string_lossy())))?;
+        told.map_err(|failure| {
+            Error::new(ErrorKind::Internal, format!("{}: {failure}", name.to_string_lossy()))
+        })?;
         Ok(Kernel { raw, blocks: blocks.unsigned_abs().max(1), threads: threads.unsigned_abs().max(1) })
     }
 }
@@ -470,7 +477,17 @@ impl Kernel {
         // SAFETY: the caller vouches for the argument; the stream and the module are live.
         unsafe {
             stream.gpu.driver.launch(
-                self.raw, x, y, 1, self.threads, 1, 1, 0, stream.raw, arguments.as_mut_ptr(), null_mut(),
+                self.raw,
+                x,
+                y,
+                1,
+                self.threads,
+                1,
+                1,
+                0,
+                stream.raw,
+                arguments.as_mut_ptr(),
+                null_mut(),
             )
         }
     }

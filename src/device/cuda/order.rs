@@ -9,6 +9,7 @@
 
 use super::driver::{Address, Failure, Handle};
 use super::objects::{Event, Gpu, Stream, Words};
+use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use cudarc::driver::sys::{CUstreamCaptureStatus, CUstreamWaitValue_flags};
@@ -60,7 +61,9 @@ impl Order {
         let words = Arc::new(Words::new(gpu, CALLS + 1)?);
         let by_stream = writes_and_waits(gpu, &words)?;
         if !by_stream {
-            log::info!("{gpu:?} has no stream memory operations: streams wait for calls by functions on the host");
+            log::info!(
+                "{gpu:?} has no stream memory operations: streams wait for calls by functions on the host"
+            );
         }
         Ok(Self { gpu: Arc::clone(gpu), words, by_stream, streams: Mutex::default() })
     }
@@ -70,13 +73,14 @@ impl Order {
     ///
     /// # Errors
     /// `InvalidArgument` if the stream is of another context; `Unsupported` if it is being captured.
-    ///
-    /// # Safety
-    /// The stream is live or NULL.
-    pub(crate) unsafe fn enqueue(&self, stream: Handle) -> Result<Gate> {
-        // SAFETY: the caller vouches for the stream.
+    pub(crate) fn enqueue(&self, stream: CallerStream) -> Result<Gate> {
+        let stream = stream.handle();
+        // SAFETY: whoever made a caller's stream vouches that it is live.
         if !stream.is_null() && !unsafe { self.gpu.has_stream(stream) }? {
-            let words = format!("the stream is not of the primary context of {:?}, where the communicator works", self.gpu);
+            let words = format!(
+                "the stream is not of the primary context of {:?}, where the communicator works",
+                self.gpu
+            );
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
         let _entered = self.gpu.enter()?;
@@ -97,7 +101,7 @@ impl Order {
             std::thread::sleep(NAP);
         }
         let ready = number as usize % CALLS;
-        // SAFETY: the stream is live as the caller vouches, and the words live until every stream has passed.
+        // SAFETY: the stream is live, and the words live until every stream has passed.
         unsafe {
             if self.by_stream {
                 driver.stream_write_value(stream, self.words.address(ready), number, 0)?;
@@ -128,7 +132,10 @@ impl Drop for Order {
         let passed = |event: &Event| self.gpu.enter().and_then(|_entered| event.is_over()).unwrap_or(true);
         while !streams.passed.values().all(passed) {
             if Instant::now() > until {
-                log::warn!("a stream of {:?} has not come to a call of a communicator that was ended", self.gpu);
+                log::warn!(
+                    "a stream of {:?} has not come to a call of a communicator that was ended",
+                    self.gpu
+                );
                 // It will look at the words when it does.
                 std::mem::forget(Arc::clone(&self.words));
                 return;
@@ -183,7 +190,12 @@ fn writes_and_waits(gpu: &Arc<Gpu>, words: &Words) -> Result<bool> {
 
 /// # Safety
 /// The stream is live, and the word is until the stream has passed.
-unsafe fn wait_in_stream(gpu: &Gpu, stream: Handle, at: Address, number: u32) -> std::result::Result<(), Failure> {
+unsafe fn wait_in_stream(
+    gpu: &Gpu,
+    stream: Handle,
+    at: Address,
+    number: u32,
+) -> std::result::Result<(), Failure> {
     // Compares as counters do that begin anew after 2^32.
     let at_least = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
     // SAFETY: the caller vouches for both.
