@@ -281,7 +281,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
             let outcome = if asked.is_on_host() {
                 communicator.submit(asked)?
             } else {
-                communicator.submit_in_stream(asked, CallerStream::DEFAULT)?
+                communicator.submit_in_stream(asked, CallerStream::DEFAULT, None)?
             };
             out.write(Box::into_raw(Box::new(flexring_request { outcome })));
         }

@@ -42,10 +42,11 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if memory or stream are not of the communicator's GPU; the failure of an earlier call.
     pub(crate) fn run_in_stream(&self, asked: Asked, stream: CallerStream) -> Result<()> {
-        self.submit_in_stream(asked, stream).map(drop)
+        self.submit_in_stream(asked, stream, None).map(drop)
     }
 
-    /// The same, and returns what tells how it ended.
+    /// The same, and returns what tells how it ended. It takes effect in `other` too, a stream that some of the memory
+    /// belongs to.
     ///
     /// # Errors
     /// As for [`run_in_stream`](Self::run_in_stream).
@@ -53,6 +54,7 @@ impl Communicator {
         &self,
         asked: Asked,
         stream: CallerStream,
+        other: Option<CallerStream>,
     ) -> Result<std::sync::Arc<super::Outcome>> {
         if asked.is_empty() {
             // Nothing of it lies anywhere.
@@ -67,7 +69,7 @@ impl Communicator {
             return Err(Error::new(ErrorKind::Aborted, words));
         }
         self.core.prepare_gpu(&asked)?;
-        self.submit_behind(asked, || self.core.gpus.gate(stream).map(Some))
+        self.submit_behind(asked, || self.core.gpus.gate(stream, other).map(Some))
     }
 }
 
@@ -209,9 +211,13 @@ mod present {
         }
 
         /// A place in a stream.
-        pub(in crate::communicator) fn gate(&self, stream: CallerStream) -> Result<Gate> {
+        pub(in crate::communicator) fn gate(
+            &self,
+            stream: CallerStream,
+            other: Option<CallerStream>,
+        ) -> Result<Gate> {
             let ready = self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
-            ready.order.enqueue(stream)
+            ready.order.enqueue(stream, other)
         }
     }
 
@@ -292,7 +298,7 @@ mod absent {
             Ok(())
         }
 
-        pub(in crate::communicator) fn gate(&self, _stream: CallerStream) -> Result<Gate> {
+        pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
             Err(Error::new(ErrorKind::Unsupported, WHY))
         }
     }

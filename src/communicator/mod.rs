@@ -8,6 +8,8 @@ mod commons;
 mod far;
 mod gpu;
 mod join;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 mod plans;
 mod request;
 mod turns;

@@ -10,16 +10,22 @@
 //! | `image` | the kernels' machine code |
 //! | `batch` | what a launch is told |
 //! | `device` | the device: which stream does which job |
+//! | `buffer` | vectors that users keep on a GPU |
+//! | `vector` | vectors that calls take |
 //! | `order` | calls that take effect in the caller's stream |
 //! | `pointer` | whose memory an address is |
 
 pub(crate) mod batch;
+mod buffer;
 mod device;
 pub(crate) mod driver;
 pub(crate) mod image;
 pub(crate) mod objects;
 pub(crate) mod order;
 pub(crate) mod pointer;
+mod vector;
 
+pub use buffer::{GpuBuffer, gpu_name, gpus};
 pub use device::Cuda;
 pub(crate) use device::HostSide;
+pub use vector::GpuVector;

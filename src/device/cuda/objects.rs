@@ -170,8 +170,8 @@ impl Stream {
 
     /// What comes after this in the stream waits for what the event has recorded.
     pub(crate) fn wait(&self, event: &Event) -> std::result::Result<(), Failure> {
-        // SAFETY: both are live.
-        unsafe { self.gpu.driver.stream_wait_event(self.raw, event.raw, 0) }
+        // SAFETY: the stream is live.
+        unsafe { event.wait_in(self.raw) }
     }
 
     /// Copies between any two places, on the host or a GPU, after what was put in the stream before.
@@ -233,6 +233,15 @@ impl Event {
         unsafe { self.gpu.driver.event_record(self.raw, stream) }
     }
 
+    /// What comes later in somebody else's stream waits for what it stands for.
+    ///
+    /// # Safety
+    /// The stream is live, or NULL.
+    pub(crate) unsafe fn wait_in(&self, stream: Handle) -> std::result::Result<(), Failure> {
+        // SAFETY: the caller vouches for the stream; the event is live.
+        unsafe { self.gpu.driver.stream_wait_event(stream, self.raw, 0) }
+    }
+
     /// Whether all that it stands for is done.
     pub(crate) fn is_over(&self) -> std::result::Result<bool, Failure> {
         // SAFETY: the event is live.
@@ -288,6 +297,11 @@ impl GpuMemory {
     /// All of it. The piece must not outlive this.
     pub(crate) fn piece(&self) -> Piece {
         self.piece
+    }
+
+    /// Where it is.
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 }
 

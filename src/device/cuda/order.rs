@@ -69,12 +69,14 @@ impl Order {
     }
 
     /// Puts a call in a stream, NULL being the default one: what was put there before comes before it, and what is
-    /// put there later after it. Calls must end in the order in which they were put in streams.
+    /// put there later after it, and likewise for `other`, a stream that something of the call belongs to. Calls must end
+    /// in the order in which they were put in streams.
     ///
     /// # Errors
     /// `InvalidArgument` if the stream is of another context; `Unsupported` if it is being captured.
-    pub(crate) fn enqueue(&self, stream: CallerStream) -> Result<Gate> {
+    pub(crate) fn enqueue(&self, stream: CallerStream, other: Option<CallerStream>) -> Result<Gate> {
         let stream = stream.handle();
+        let other = other.map(CallerStream::handle).filter(|other| *other != stream);
         // SAFETY: whoever made a caller's stream vouches that it is live.
         if !stream.is_null() && !unsafe { self.gpu.has_stream(stream) }? {
             let words = format!(
@@ -101,6 +103,9 @@ impl Order {
             std::thread::sleep(NAP);
         }
         let ready = number as usize % CALLS;
+        if let Some(other) = other {
+            self.follow(stream, other)?;
+        }
         // SAFETY: the stream is live, and the words live until every stream has passed.
         unsafe {
             if self.by_stream {
@@ -111,6 +116,9 @@ impl Order {
                 call_back(&self.gpu, stream, wait_done, self.place(number))?;
             }
         }
+        if let Some(other) = other {
+            self.follow(other, stream)?;
+        }
         let passed = match streams.passed.entry(stream as usize) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(new) => new.insert(Event::new(&self.gpu)?),
@@ -118,6 +126,17 @@ impl Order {
         // SAFETY: as above.
         unsafe { passed.record_in(stream)? };
         Ok(Gate(self.place(number)))
+    }
+
+    /// Has what comes later in one stream wait for what is in another.
+    fn follow(&self, stream: Handle, other: Handle) -> Result<()> {
+        let event = Event::new(&self.gpu)?;
+        // SAFETY: both are callers' streams. The driver keeps the event for as long as it is waited for.
+        unsafe {
+            event.record_in(other)?;
+            event.wait_in(stream)?;
+        }
+        Ok(())
     }
 
     fn place(&self, number: u32) -> Place {

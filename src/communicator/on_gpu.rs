@@ -1,0 +1,98 @@
+//! The collectives on vectors that are on a GPU.
+//!
+//! Owns nothing: every call is that of the host's vectors, but takes effect in the stream of the vector.
+
+use super::{Asked, Communicator};
+use crate::call::Rank;
+use crate::device::cuda::GpuVector;
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+use crate::memory::Piece;
+
+/// The same as on the host's vectors, on a GPU's. Every call returns at once and takes effect in the stream of the vector
+/// that it writes: behind what is in that stream, and before what comes later. If it fails later, the next call says so.
+impl Communicator {
+    /// [`all_reduce`](Self::all_reduce) on a GPU.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the memory is not of the communicator's GPU, or the operation is none of the type; the
+    /// failure of an earlier call.
+    pub fn all_reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
+        vector.lend(|piece, stream| {
+            self.run_in_stream(self.asker().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
+        })
+    }
+
+    /// [`all_reduce_into`](Self::all_reduce_into) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if the lengths differ.
+    pub fn all_reduce_into_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.between(send, receive, |input, output| self.asker().all_reduce(input, output, T::DTYPE, op))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into_on_gpu`](Self::all_reduce_into_on_gpu).
+    pub fn reduce_scatter_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.between(send, receive, |input, output| self.asker().reduce_scatter(input, output, T::DTYPE, op))
+    }
+
+    /// [`all_gather`](Self::all_gather) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into_on_gpu`](Self::all_reduce_into_on_gpu).
+    pub fn all_gather_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+    ) -> Result<()> {
+        self.between(send, receive, |input, output| self.asker().all_gather(input, output, T::DTYPE))
+    }
+
+    /// [`broadcast`](Self::broadcast) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `root`.
+    pub fn broadcast_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
+        vector.lend(|piece, stream| {
+            self.run_in_stream(self.asker().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
+        })
+    }
+
+    /// [`reduce`](Self::reduce) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp, root: Rank) -> Result<()> {
+        vector.lend(|piece, stream| {
+            self.run_in_stream(self.asker().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
+        })
+    }
+
+    /// Two vectors meet in the stream of the one that is written; what is in the other's comes before, too, as that one
+    /// is made to wait for it.
+    fn between<V: GpuVector, W: GpuVector>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        ask: impl FnOnce(Piece, Piece) -> Result<Asked>,
+    ) -> Result<()> {
+        send.lend_for_reading(|input, other| {
+            receive.lend(|output, stream| {
+                self.submit_in_stream(ask(input, output)?, stream, Some(other)).map(drop)
+            })
+        })
+    }
+}

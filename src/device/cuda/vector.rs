@@ -1,0 +1,86 @@
+//! Vectors on a GPU that calls take from Rust.
+//!
+//! Owns how each of them lends its memory and its stream. A call takes effect in that stream; it may go on when it has
+//! returned, so only such vectors can be lent whose memory is given back in the order of that stream.
+
+use super::buffer::GpuBuffer;
+use crate::device::CallerStream;
+use crate::dtype::Element;
+use crate::memory::Piece;
+use cudarc::driver::{CudaSlice, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
+use std::ptr::NonNull;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A vector on a GPU: flexring's own [`GpuBuffer`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the feature `cust`,
+/// cust's `DeviceBuffer`.
+pub trait GpuVector: sealed::Sealed {
+    /// What it is a vector of.
+    type Item: Element;
+
+    /// Lends the memory, and the stream in which calls on it take effect.
+    #[doc(hidden)]
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R;
+
+    /// Lends it for reading only.
+    #[doc(hidden)]
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R;
+}
+
+/// # Safety
+/// The memory is valid in the order of its stream.
+unsafe fn piece(start: u64, bytes: usize, gpu: usize) -> Piece {
+    match NonNull::new(start as *mut u8).filter(|_| bytes > 0) {
+        // SAFETY: the caller vouches for it.
+        Some(start) => unsafe { Piece::on_gpu(start, bytes, gpu as u32) },
+        None => Piece::EMPTY,
+    }
+}
+
+impl<T: Element> sealed::Sealed for GpuBuffer<T> {}
+impl<T: Element> GpuVector for GpuBuffer<T> {
+    type Item = T;
+
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+        self.lend_for_reading(call)
+    }
+
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+        // SAFETY: the buffer waits for its stream before it goes.
+        call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
+    }
+}
+
+macro_rules! cudarc_vector {
+    ($($vector:ty),*) => {$(
+        impl<T: Element> sealed::Sealed for $vector {}
+        impl<T: Element> GpuVector for $vector {
+            type Item = T;
+
+            fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+                let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
+                // Makes the stream wait for others that use the memory, and when it is dropped others wait for this one.
+                let (start, _order) = self.device_ptr_mut(&stream);
+                // SAFETY: the memory is freed in the order of its stream, and the stream is destroyed when it is done.
+                unsafe {
+                    let vector = piece(start, bytes, stream.context().ordinal());
+                    call(vector, CallerStream::new(stream.cu_stream().cast()))
+                }
+            }
+
+            fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+                let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
+                let (start, _order) = self.device_ptr(&stream);
+                // SAFETY: as above.
+                unsafe {
+                    let vector = piece(start, bytes, stream.context().ordinal());
+                    call(vector, CallerStream::new(stream.cu_stream().cast()))
+                }
+            }
+        }
+    )*};
+}
+
+cudarc_vector!(CudaSlice<T>, CudaViewMut<'_, T>);
