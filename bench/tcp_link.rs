@@ -69,6 +69,7 @@ impl End {
             root: 0,
             count: 0,
             program: 0,
+            on_gpu: false,
             factor: 1.0,
         };
         self.tcp.announce(self.peer, &call)?;

@@ -3,7 +3,7 @@
 use crate::call::{Collective, Rank};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Piece;
+use crate::memory::{Memory, Piece};
 
 /// A checked call. The pieces are what the caller vouches for.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,11 @@ impl Asked {
     /// Whether all memory of the call is the host's.
     pub(crate) fn is_on_host(&self) -> bool {
         self.input.is_host() && self.output.is_host()
+    }
+
+    /// Whose memory the call is about.
+    pub(super) fn memory(&self) -> Memory {
+        if self.input.is_empty() { self.output.memory() } else { self.input.memory() }
     }
 
     /// Whether there is nothing to reduce or to move.

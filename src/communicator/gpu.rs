@@ -2,7 +2,7 @@
 //!
 //! Owns which GPU a communicator works with, and what it has there. Must not know how anything is moved or added on it.
 
-use super::{Asked, Communicator, Core, Engine};
+use super::{Asked, Communicator, Core};
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
@@ -68,33 +68,25 @@ impl Communicator {
             let words = format!("this communicator has failed before: {}", error.message());
             return Err(Error::new(ErrorKind::Aborted, words));
         }
-        self.core.prepare_gpu(&asked)?;
+        [asked.input, asked.output].into_iter().try_for_each(|piece| self.core.prepare_gpu(piece))?;
         self.submit_behind(asked, || self.core.gpus.gate(stream, other).map(Some))
     }
 }
 
 impl Core {
-    /// Has all that a call's memory needs, before the call has its turn.
-    fn prepare_gpu(&self, asked: &Asked) -> Result<()> {
-        if self.gpus.serves(asked)? {
+    /// Has all that is needed for a piece of memory, before a call that it is about has its turn.
+    pub(super) fn prepare_gpu(&self, piece: Piece) -> Result<()> {
+        if self.gpus.serves(piece.memory())? {
             return Ok(());
         }
         let mut engine = self.engine.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.gpus.prepare(asked, self, &mut engine)
+        self.gpus.prepare(piece.memory(), &mut engine)
     }
-}
-
-/// The GPU that a call is about, if it is about one.
-fn gpu_of(asked: &Asked) -> Option<u32> {
-    [asked.input, asked.output].iter().find_map(|piece: &Piece| match piece.memory() {
-        Memory::Gpu(gpu) => Some(gpu),
-        Memory::Host => None,
-    })
 }
 
 #[cfg(feature = "cuda")]
 mod present {
-    use super::{Asked, Core, Engine, gpu_of};
+    use crate::communicator::Engine;
     use crate::device::CallerStream;
     use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
     use crate::error::{Error, ErrorKind, Result};
@@ -158,11 +150,10 @@ mod present {
             }
         }
 
-        /// Whether a call's memory is the host's, or that of the GPU that is ready.
-        pub(in crate::communicator) fn serves(&self, asked: &Asked) -> Result<bool> {
-            let (Some(gpu), Some(ready)) = (gpu_of(asked), self.ready.get()) else {
-                return Ok(gpu_of(asked).is_none());
-            };
+        /// Whether this memory is the host's, or that of the GPU that is ready.
+        pub(in crate::communicator) fn serves(&self, memory: Memory) -> Result<bool> {
+            let Memory::Gpu(gpu) = memory else { return Ok(true) };
+            let Some(ready) = self.ready.get() else { return Ok(false) };
             if gpu == ready.gpu.ordinal {
                 return Ok(true);
             }
@@ -173,15 +164,10 @@ mod present {
             Err(Error::new(ErrorKind::InvalidArgument, words))
         }
 
-        /// Makes the GPU ready that a call is about.
-        pub(in crate::communicator) fn prepare(
-            &self,
-            asked: &Asked,
-            _core: &Core,
-            engine: &mut Engine,
-        ) -> Result<()> {
-            match gpu_of(asked) {
-                Some(gpu) if !self.serves(asked)? => self.make_ready(gpu, &mut engine.executor),
+        /// Makes the GPU ready that this memory is of.
+        pub(in crate::communicator) fn prepare(&self, memory: Memory, engine: &mut Engine) -> Result<()> {
+            match memory {
+                Memory::Gpu(gpu) if !self.serves(memory)? => self.make_ready(gpu, &mut engine.executor),
                 _ => Ok(()),
             }
         }
@@ -240,7 +226,7 @@ mod present {
 
 #[cfg(not(feature = "cuda"))]
 mod absent {
-    use super::{Asked, Core, Engine};
+    use crate::communicator::Engine;
     use crate::device::CallerStream;
     use crate::error::{Error, ErrorKind, Result};
     use crate::executor::Executor;
@@ -290,11 +276,11 @@ mod absent {
             Ok(())
         }
 
-        pub(in crate::communicator) fn serves(&self, _asked: &Asked) -> Result<bool> {
+        pub(in crate::communicator) fn serves(&self, _: Memory) -> Result<bool> {
             Ok(true)
         }
 
-        pub(in crate::communicator) fn prepare(&self, _: &Asked, _: &Core, _: &mut Engine) -> Result<()> {
+        pub(in crate::communicator) fn prepare(&self, _: Memory, _: &mut Engine) -> Result<()> {
             Ok(())
         }
 

@@ -323,6 +323,7 @@ impl Communicator {
 
     /// The same for somebody who keeps the address only.
     pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
+        self.core.prepare_gpu(piece)?;
         self.core.commons.register(piece)
     }
 
@@ -431,7 +432,7 @@ impl Core {
     }
 
     fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {
-        self.gpus.prepare(asked, self, engine)?;
+        self.gpus.prepare(asked.memory(), engine)?;
         let (path, program) = self.path(asked, engine)?;
         let call = Call {
             sequence: engine.sequence,

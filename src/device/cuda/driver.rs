@@ -17,8 +17,6 @@ type Code = c_uint;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub(crate) const INVALID_VALUE: Code = 1;
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-pub(crate) const OUT_OF_MEMORY: Code = 2;
 /// `CUDA_ERROR_NOT_READY`: what was asked about is still under way.
 pub(crate) const NOT_READY: Code = 600;
 
@@ -112,20 +110,17 @@ macro_rules! functions {
 
 functions! {
     init = "cuInit" (flags: c_uint);
-    driver_version = "cuDriverGetVersion" (version: *mut c_int);
     error_string = "cuGetErrorString" (code: Code, words: *mut *const c_char);
     device_count = "cuDeviceGetCount" (count: *mut c_int);
     device_get = "cuDeviceGet" (device: *mut c_int, ordinal: c_int);
     device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
     device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
-    device_bus_id = "cuDeviceGetPCIBusId" (id: *mut c_char, len: c_int, device: c_int);
     primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
     context_push = "cuCtxPushCurrent_v2" (context: Handle);
     context_pop = "cuCtxPopCurrent_v2" (context: *mut Handle);
     context_current = "cuCtxGetCurrent" (context: *mut Handle);
     context_device = "cuCtxGetDevice" (device: *mut c_int);
-    peer_can_access = "cuDeviceCanAccessPeer" (can: *mut c_int, device: c_int, peer: c_int);
     stream_create = "cuStreamCreate" (stream: *mut Handle, flags: c_uint);
     stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
     stream_synchronize = "cuStreamSynchronize" (stream: Handle);
@@ -142,7 +137,6 @@ functions! {
     memory_allocate = "cuMemAlloc_v2" (address: *mut Address, bytes: usize);
     memory_free = "cuMemFree_v2" (address: Address);
     memory_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
-    memory_range = "cuMemGetAddressRange_v2" (start: *mut Address, len: *mut usize, address: Address);
     memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: Handle);
     memory_export = "cuMemGetHandleForAddressRange" (handle: *mut c_void, at: Address, len: usize, kind: c_uint, flags: c_ulonglong);
     host_allocate = "cuMemHostAlloc" (start: *mut *mut c_void, bytes: usize, flags: c_uint);
@@ -175,6 +169,11 @@ impl Driver {
         unsafe { self.error_string(code, &raw mut words) }.ok()?;
         // SAFETY: what the driver wrote is null or the address of a text of its own, which lives for ever.
         (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
+    }
+
+    /// Whether it exports memory for other devices, as drivers do since CUDA 11.7.
+    pub(crate) fn has_memory_export(&self) -> bool {
+        self.memory_export.is_some()
     }
 
     /// How many GPUs this process sees.

@@ -35,7 +35,6 @@ pub(crate) struct Gpu {
     pub name: String,
     /// The numbers of its compute capability.
     pub capability: (u32, u32),
-    pub multiprocessors: u32,
 }
 
 // SAFETY: a context may be used from any thread; the driver locks.
@@ -58,7 +57,6 @@ impl Gpu {
         let attribute = |attribute| driver.attribute(ordinal as usize, attribute);
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let (mut device, mut context, mut name) = (0, null_mut(), [0; 128]);
         // SAFETY: the places may be written and are as long as is said.
         unsafe {
@@ -69,8 +67,7 @@ impl Gpu {
         // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let capability = (major.unsigned_abs(), minor.unsigned_abs());
-        let multiprocessors = multiprocessors.unsigned_abs().max(1);
-        Ok(Arc::new(Self { driver, ordinal, device, context, name, capability, multiprocessors }))
+        Ok(Arc::new(Self { driver, ordinal, device, context, name, capability }))
     }
 
     /// The number of the GPU whose context is current on this thread, if one is.
@@ -87,10 +84,6 @@ impl Gpu {
 
     pub(crate) fn driver(&self) -> &'static Driver {
         self.driver
-    }
-
-    pub(crate) fn attribute(&self, attribute: Attribute) -> std::result::Result<i32, Failure> {
-        self.driver.attribute(self.ordinal as usize, attribute)
     }
 
     /// Makes its context current on this thread until the guard is dropped.

@@ -15,7 +15,7 @@ use super::survey::LinkLayer;
 use super::transport::{Device, Verbs};
 use super::wire::{Layout, RAILS};
 use crate::call::Rank;
-use crate::config::{Config, Registration};
+use crate::config::{Config, GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
@@ -37,6 +37,8 @@ pub(crate) struct Options {
     pub qps_per_rail: usize,
     pub registration: Registration,
     pub relaxed_ordering: bool,
+    /// How memory of GPUs is reached.
+    pub gpu_direct: GpuDirect,
     /// Bytes of a sub-chunk.
     pub subchunk: usize,
     /// How often an idle connection is tried while this rank waits.
@@ -56,6 +58,7 @@ impl Options {
             qps_per_rail: config.ib_qps_per_rail,
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
+            gpu_direct: config.gpu_direct,
             subchunk: config.subchunk.0,
             heartbeat: config.heartbeat,
             shim: Shim::none(),
@@ -123,7 +126,8 @@ impl Prepared {
         }
         let domains = devices.iter().map(|device| Arc::clone(&device.domain)).collect();
         let regions =
-            Regions::new(domains, options.relaxed_ordering, options.registration, options.subchunk)?;
+            Regions::new(domains, options.relaxed_ordering, options.registration, options.subchunk)?
+                .reaching_gpus(options.gpu_direct);
 
         let layouts = peers.iter().map(|(_, rails)| Layout { pairs: rails.len() * options.qps_per_rail });
         let half: usize = layouts.map(Layout::bytes).sum::<usize>().max(4096);
@@ -204,7 +208,8 @@ impl Prepared {
             let link = Link::new(peer, half.board, &half.rails);
             links.push(Peer::connect(place, link, half.board, &boards, fresh, invitation)?);
         }
-        Verbs::new(links, devices, regions, &options, Arc::clone(fault))
+        let rails = mine.into_iter().zip(ports).collect();
+        Verbs::new(links, devices, rails, regions, options, Arc::clone(fault))
     }
 
     /// Whoever is told of memory that devices shall reach.

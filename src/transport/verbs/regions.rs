@@ -8,7 +8,7 @@ use super::gpu::ladder::Rung;
 use super::gpu::{Gpus, Span};
 use super::objects::{Access, Domain, MemoryRegion};
 use super::wire::RAILS;
-use crate::config::Registration;
+use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Piece, Registrar};
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ enum Memory {
 impl Memory {
     fn span(self) -> Span {
         match self {
-            Self::Host(piece) => Span { address: piece.as_ptr() as u64, len: piece.len() },
+            Self::Host(piece) => Span::of(piece),
             Self::Gpu(span, _) => span,
         }
     }
@@ -115,6 +115,11 @@ pub(super) struct Regions {
     passing: Mutex<HashMap<(usize, usize), Weak<Region>>>,
     /// Whether memory that nobody registered is copied through slots instead.
     stages: bool,
+    /// How memory of GPUs is reached, and the GPUs once there was any.
+    gpu_direct: GpuDirect,
+    gpus: OnceLock<Gpus>,
+    /// The first region on a GPU that must not read what devices wrote before a flush.
+    flushed: OnceLock<Arc<Region>>,
 }
 
 /// Entries of `passing` before those are removed whose sub-chunks are through.
@@ -144,7 +149,21 @@ impl Regions {
                 copying < registering
             }
         };
-        Ok(Self { domains, relaxed, known: RwLock::default(), passing: Mutex::default(), stages })
+        Ok(Self {
+            domains,
+            relaxed,
+            known: RwLock::default(),
+            passing: Mutex::default(),
+            stages,
+            gpu_direct: GpuDirect::Auto,
+            gpus: OnceLock::new(),
+            flushed: OnceLock::new(),
+        })
+    }
+
+    /// The same, which reaches memory of GPUs in this way.
+    pub(super) fn reaching_gpus(self, gpu_direct: GpuDirect) -> Self {
+        Self { gpu_direct, ..self }
     }
 
     fn writable(&self) -> Access {
@@ -199,7 +218,6 @@ impl Regions {
     ///
     /// # Errors
     /// `InvalidArgument` if it is no memory of a GPU; `Unsupported` if the setting names a rung that cannot be had.
-    #[cfg_attr(not(test), allow(dead_code, reason = "called by the device that runs on a GPU"))]
     pub(super) fn register_gpu(&self, gpus: &Gpus, span: Span) -> Result<Rung> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
@@ -217,18 +235,34 @@ impl Regions {
             for (place, registered) in region.by_rail.iter().zip(by_rail) {
                 place.get_or_init(|| registered);
             }
-            known.push(Entry { region: Arc::new(region), count: 1 });
+            let region = Arc::new(region);
+            if gpus.needs_flush(span)? {
+                self.flushed.get_or_init(|| Arc::clone(&region));
+            }
+            known.push(Entry { region, count: 1 });
         }
         Ok(rung)
+    }
+
+    /// What is read so that all that was written to the GPU before has arrived there, if that is needed: an address, and
+    /// its key by rail.
+    pub(super) fn to_flush(&self) -> Result<Option<(u64, [u32; RAILS])>> {
+        let Some(region) = self.flushed.get() else { return Ok(None) };
+        Ok(Some((region.memory.span().address, region.rkeys()?)))
     }
 
     /// Takes one registration of exactly this memory of a GPU back, as [`deregister`](Registrar::deregister) does.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered.
-    #[cfg_attr(not(test), allow(dead_code, reason = "called by the device that runs on a GPU"))]
+    #[cfg(test)]
     pub(super) fn deregister_gpu(&self, span: Span) -> Result<()> {
         self.take_back(span)
+    }
+
+    fn is_known(&self, span: Span) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().any(|entry| entry.region.memory.span() == span)
     }
 
     fn take_back(&self, span: Span) -> Result<()> {
@@ -250,6 +284,11 @@ impl Registrar for Regions {
         if piece.is_empty() {
             return Ok(());
         }
+        if !piece.is_host() {
+            // The driver is opened when it is first needed.
+            let gpus = self.gpus.get_or_init(|| Gpus::new(self.gpu_direct));
+            return self.register_gpu(gpus, Span::of(piece)).map(drop);
+        }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let span = Memory::Host(piece).span();
         if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
@@ -266,7 +305,12 @@ impl Registrar for Regions {
         if piece.is_empty() {
             return Ok(());
         }
-        self.take_back(Memory::Host(piece).span())
+        let span = Span::of(piece);
+        if !piece.is_host() && !self.is_known(span) {
+            // No device reaches it, so that it was not registered in truth.
+            return Ok(());
+        }
+        self.take_back(span)
     }
 }
 

@@ -1,9 +1,11 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
 
 use super::connect::Options;
-use super::objects::{CompletionQueue, Context, Domain, Happening};
+use super::gpu::{Flusher, Flushes};
+use super::objects::{CompletionQueue, Context, Domain, Happening, Port};
 use super::peer::{Peer, place_of};
 use super::regions::Regions;
+use super::select::Rail;
 use super::wire::{RAILS, WINDOW};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
@@ -40,7 +42,13 @@ pub(crate) struct Verbs {
     /// Where in `peers` each rank is.
     places: Vec<Option<usize>>,
     devices: Vec<Device>,
+    /// By device, the rail that it serves, and its port.
+    rails: Vec<(Rail, Port)>,
     regions: Arc<Regions>,
+    /// What has landed on a GPU that must not read it yet, where there is such a GPU.
+    flushes: Option<Flushes>,
+    /// Whether the call that this rank is in is on a GPU.
+    on_gpu: bool,
     epoll: OwnedFd,
     /// The peers that the next poll looks at.
     list: VecDeque<usize>,
@@ -48,7 +56,7 @@ pub(crate) struct Verbs {
     armed: bool,
     /// Whether devices are asked what happened to them: after a sleep.
     curious: bool,
-    heartbeat: Duration,
+    options: Options,
     probed: Instant,
     given_up: bool,
     fault: Arc<Fault>,
@@ -58,8 +66,9 @@ impl Verbs {
     pub(super) fn new(
         peers: Vec<Peer>,
         devices: Vec<Device>,
+        rails: Vec<(Rail, Port)>,
         regions: Arc<Regions>,
-        options: &Options,
+        options: Options,
         fault: Arc<Fault>,
     ) -> Result<Self> {
         let mut places = vec![None; peers.iter().map(|peer| peer.rank() + 1).max().unwrap_or(0)];
@@ -73,11 +82,14 @@ impl Verbs {
             peers,
             places,
             devices,
+            rails,
             regions,
+            flushes: None,
+            on_gpu: false,
             epoll,
             armed: false,
             curious: false,
-            heartbeat: options.heartbeat,
+            options,
             probed: Instant::now(),
             given_up: false,
             fault,
@@ -134,6 +146,16 @@ impl Verbs {
         let rails: Vec<String> =
             self.devices.iter().map(|device| format!("{}:{}", device.context.name(), device.port)).collect();
         rails.join("+")
+    }
+
+    /// What flushes what is written to a GPU, if there is one that needs it.
+    fn flushes(&self) -> Result<Option<Flushes>> {
+        let Some((from, keys)) = self.regions.to_flush()? else { return Ok(None) };
+        let flusher = |(device, (rail, port)): (&Device, &(Rail, Port))| {
+            Flusher::new(&device.domain, rail, *port, &self.options)
+        };
+        let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
+        Ok(Some(Flushes::new(flushers, from, &keys)))
     }
 
     fn place(&self, peer: Rank) -> Result<usize> {
@@ -294,6 +316,10 @@ impl Transport for Verbs {
     }
 
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        self.on_gpu = call.on_gpu;
+        if call.on_gpu && self.flushes.is_none() {
+            self.flushes = self.flushes()?;
+        }
         let place = self.place(peer)?;
         self.peers[place].link.announce(call)?;
         self.enlist(place);
@@ -340,6 +366,7 @@ impl Transport for Verbs {
             self.watch_devices();
         }
         self.collect()?;
+        let before = events.len();
         // A completion alone is no progress: that a peer acknowledges a probe does not mean that it does anything.
         let mut moved = false;
         for _ in 0..self.list.len() {
@@ -352,7 +379,13 @@ impl Transport for Verbs {
                 self.enlist(place);
             }
         }
-        Ok(moved)
+        if self.on_gpu
+            && let Some(flushes) = &mut self.flushes
+        {
+            flushes.hold(events, before);
+            flushes.step(events)?;
+        }
+        Ok(moved || events.len() > before)
     }
 
     fn bell(&self) -> BorrowedFd<'_> {
@@ -362,10 +395,12 @@ impl Transport for Verbs {
     /// The bell rings for completions that come after the queues were armed, so after arming them this rank looks
     /// once more before it sleeps.
     fn before_sleep(&mut self) -> bool {
-        if self.given_up || !self.list.is_empty() {
+        // No bell rings when a flush is over; it soon is.
+        let flushes = self.flushes.as_ref().is_some_and(Flushes::is_busy);
+        if self.given_up || flushes || !self.list.is_empty() {
             return false;
         }
-        if self.probed.elapsed() > self.heartbeat && self.probe().is_err() {
+        if self.probed.elapsed() > self.options.heartbeat && self.probe().is_err() {
             return false;
         }
         if !self.armed {

@@ -14,7 +14,9 @@ use crate::transport::verbs::objects::{
     Access, CompletionQueue, Connected, Depth, Domain, MemoryRegion, Port, QueuePair, ReadRequest,
 };
 use crate::transport::verbs::select::Rail;
+use crate::transport::{Event, Events};
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -126,6 +128,65 @@ impl Flusher {
     pub(super) fn landed(&self) -> u8 {
         // SAFETY: the byte is this object's, and tests look only when no flush is under way.
         unsafe { self.byte.get().read_volatile() }
+    }
+}
+
+/// Events that say that something has landed on a GPU, until it has arrived there.
+///
+/// One flush at each rail serves all that came before it was begun; what comes meanwhile waits for the next.
+pub(in crate::transport::verbs) struct Flushes {
+    flushers: Vec<Flusher>,
+    /// What is read: an address on the GPU, and its key by rail.
+    from: u64,
+    keys: Vec<u32>,
+    /// By rail: how many flushes must be over before `flushing` is reported.
+    targets: Vec<u64>,
+    flushing: VecDeque<Event>,
+    waiting: VecDeque<Event>,
+}
+
+impl Flushes {
+    /// Flushes of the GPU that has the memory at `from`, by every rail.
+    pub(in crate::transport::verbs) fn new(flushers: Vec<Flusher>, from: u64, keys: &[u32]) -> Self {
+        let (keys, targets) = (keys[..flushers.len()].to_vec(), vec![0; flushers.len()]);
+        Self { flushers, from, keys, targets, flushing: VecDeque::new(), waiting: VecDeque::new() }
+    }
+
+    /// Holds back those events from number `first` on that say that something has landed.
+    pub(in crate::transport::verbs) fn hold(&mut self, events: &mut Events, first: usize) {
+        let new = events.split_off(first);
+        for event in new {
+            let list = if matches!(event, Event::Landed { .. }) { &mut self.waiting } else { &mut *events };
+            list.push_back(event);
+        }
+    }
+
+    /// Reports what has arrived, and flushes what has not.
+    ///
+    /// # Errors
+    /// `System` if a flush failed.
+    pub(in crate::transport::verbs) fn step(&mut self, events: &mut Events) -> Result<()> {
+        if !self.flushing.is_empty() {
+            for (flusher, target) in self.flushers.iter_mut().zip(&self.targets) {
+                if flusher.poll()? < *target {
+                    return Ok(());
+                }
+            }
+            events.append(&mut self.flushing);
+        }
+        if !self.waiting.is_empty() {
+            std::mem::swap(&mut self.flushing, &mut self.waiting);
+            for ((flusher, key), target) in self.flushers.iter_mut().zip(&self.keys).zip(&mut self.targets) {
+                // There is room: the one before is over.
+                *target = flusher.begin(self.from, *key)?.map_or(*target, |number| number + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything is held back.
+    pub(in crate::transport::verbs) fn is_busy(&self) -> bool {
+        !self.flushing.is_empty() || !self.waiting.is_empty()
     }
 }
 

@@ -22,6 +22,8 @@ mod register;
 mod tests;
 
 #[cfg(feature = "verbs")]
+pub(super) use flush::{Flusher, Flushes};
+#[cfg(feature = "verbs")]
 pub(super) use register::{Gpus, Span};
 
 /// Whether CUDA's driver exports the memory of every GPU that this process sees as DMA-BUFs, as it says itself.

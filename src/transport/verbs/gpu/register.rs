@@ -3,9 +3,11 @@
 //! Owns what of this is not decision: aligning, exporting, registering, and saying each step down once. Must not know
 //! what keeps the regions, nor for how long.
 
+use super::flush::{Writes, needs_flush};
 use super::ladder::{self, Prospects, Range, Reason, Refusal, Rung, Taken};
 use crate::config::GpuDirect;
 use crate::error::{Error, ErrorKind, Result as OrError};
+use crate::memory::Piece;
 use crate::transport::verbs::objects::{Access, Domain, MemoryRegion};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -20,6 +22,11 @@ pub(in crate::transport::verbs) struct Span {
 }
 
 impl Span {
+    /// Where a piece is.
+    pub(in crate::transport::verbs) fn of(piece: Piece) -> Self {
+        Self { address: piece.as_ptr() as u64, len: piece.len() }
+    }
+
     /// The pages of the host's size that it touches, since only such are exported, and where it begins in them.
     ///
     /// Memory of GPUs is allocated in larger pages than any host has, so what lies around a range is memory of the same
@@ -47,6 +54,9 @@ pub(super) trait Driver: Send + Sync {
 
     /// Exports whole pages of the host's size.
     fn export(&self, pages: Span) -> Result<OwnedFd, String>;
+
+    /// How this GPU sees what other devices write to it.
+    fn writes(&self, gpu: usize) -> Result<Writes, String>;
 }
 
 /// The driver where there is none.
@@ -64,6 +74,10 @@ impl Driver for Absent {
     }
 
     fn export(&self, _pages: Span) -> Result<OwnedFd, String> {
+        Err(self.0.clone())
+    }
+
+    fn writes(&self, _gpu: usize) -> Result<Writes, String> {
         Err(self.0.clone())
     }
 }
@@ -136,6 +150,15 @@ impl Gpus {
             regions.clear();
         }
         Ok((rung, regions))
+    }
+
+    /// Whether the GPU that this memory is of must not read what devices wrote there before a flush.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is of none.
+    pub(in crate::transport::verbs) fn needs_flush(&self, span: Span) -> OrError<bool> {
+        let writes = self.driver.gpu_of(span.address).and_then(|gpu| self.driver.writes(gpu));
+        writes.map(needs_flush).map_err(|words| Error::new(ErrorKind::InvalidArgument, words))
     }
 
     /// What there is to say of a way down that has not been said before.

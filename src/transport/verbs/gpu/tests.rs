@@ -1,7 +1,7 @@
 //! GPU memory, registered: on devices that do nothing, and on whatever RDMA device there is, with memory of the host that
 //! a driver made for tests takes for a GPU's.
 
-use super::flush::Flusher;
+use super::flush::{Flusher, Writes};
 use super::ladder::{Left, Reason, Rung, Taken};
 use super::register::{Driver, Gpus, Span};
 use crate::config::{Config, GpuDirect, Registration};
@@ -32,6 +32,10 @@ impl Driver for Pretender {
     }
 
     fn synchronize(&self, _address: u64) {}
+
+    fn writes(&self, _gpu: usize) -> Result<Writes, String> {
+        Ok(Writes { ordering: Some(0), generation: 8, coherent: false })
+    }
 
     fn exports(&self, _gpu: usize) -> Result<(), Reason> {
         Ok(())

@@ -31,6 +31,8 @@ pub(super) struct Incoming {
     /// Short messages that are on the board, by bit, and their lengths.
     eager: u64,
     eager_lens: [u32; EAGER as usize],
+    /// Whether the call that this rank is in is on a GPU.
+    on_gpu: bool,
     /// Landings made, those told to the peer, and those filled and reported.
     landings: u64,
     told: u64,
@@ -43,6 +45,16 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn restart(&mut self) {
         *self = Self::default();
+    }
+
+    /// This rank comes to the turn.
+    pub(super) fn begin(&mut self, on_gpu: bool) {
+        self.on_gpu = on_gpu;
+    }
+
+    /// Whether the next landing is for a message that comes by the board.
+    pub(super) fn lands_eagerly(&self, len: usize) -> bool {
+        is_eager(self.on_gpu, self.landings, len)
     }
 
     /// Whether this rank's next message has a place.
@@ -67,10 +79,6 @@ impl Incoming {
         let new = self.grants & bits == 0;
         self.grants |= bits;
         new
-    }
-
-    pub(super) fn landings(&self) -> u64 {
-        self.landings
     }
 
     pub(super) fn open(&self) -> u64 {
@@ -99,7 +107,7 @@ impl Incoming {
         let message = self.landings;
         self.open[message as usize % WINDOW] = Some(Landing { piece, _region: region });
         self.landings += 1;
-        (message, is_eager(message, piece.len()))
+        (message, is_eager(self.on_gpu, message, piece.len()))
     }
 
     /// The landings that the peer must be told of, as far as they lie side by side.
@@ -108,7 +116,8 @@ impl Incoming {
         self.told = self.told.max(self.landed);
         while self.told < self.landings {
             let landing = self.open[self.told as usize % WINDOW].as_ref();
-            let by_board = landing.is_none_or(|landing| is_eager(self.told, landing.piece.len()));
+            let by_board =
+                landing.is_none_or(|landing| is_eager(self.on_gpu, self.told, landing.piece.len()));
             if !by_board {
                 break;
             }
@@ -201,7 +210,7 @@ impl Link {
                     .as_ref()
                     .filter(|_| message < incoming.landings && turn == self.turn)
                     .map(|landing| landing.piece.len())
-                    .filter(|len| !is_eager(message, *len));
+                    .filter(|len| !is_eager(incoming.on_gpu, message, *len));
                 if expected != Some(len as usize) || !incoming.fill(message) {
                     return Err(self.disagree(&format!(
                         "sent {len} bytes where {expected:?} were expected; do all ranks run the same version with the same settings?"
@@ -233,7 +242,8 @@ impl Link {
         }
         let Some(landing) = &incoming.open[message as usize % WINDOW] else { return Ok(()) };
         let (came, piece) = (incoming.eager_lens[message as usize] as usize, landing.piece);
-        if came != piece.len() {
+        // To a GPU nothing comes this way, unless the peer makes another call.
+        if came != piece.len() || !piece.is_host() {
             return Err(self.disagree(&format!(
                 "sent {came} bytes where {} were expected; do all ranks run the same version with the same settings?",
                 piece.len()

@@ -125,6 +125,10 @@ impl Outgoing {
         (self.posted, self.next, self.sent) = (0, 0, 0);
     }
 
+    fn is_on_gpu(&self) -> bool {
+        self.call.is_some_and(|call| call.on_gpu)
+    }
+
     fn message(&mut self, number: u64) -> &mut Message {
         self.messages[number as usize % WINDOW].as_mut().expect("the message is within the window")
     }
@@ -155,9 +159,10 @@ pub(super) struct Link {
     broken: Option<Error>,
 }
 
-/// Whether a message goes by the board.
-fn is_eager(message: u64, len: usize) -> bool {
-    message < EAGER && len <= EAGER_BYTES
+/// Whether a message goes by the board, in a call that is `on_gpu` or not. The board is the host's: what is on a GPU goes
+/// there without it.
+fn is_eager(on_gpu: bool, message: u64, len: usize) -> bool {
+    !on_gpu && message < EAGER && len <= EAGER_BYTES
 }
 
 impl Link {
@@ -213,6 +218,7 @@ impl Link {
         self.turn += 1;
         self.active = true;
         self.outgoing[parity(self.turn)].restart(*call);
+        self.incoming[parity(self.turn)].begin(call.on_gpu);
         // What comes early from now on is of the turn after this.
         self.incoming[parity(self.turn + 1)].restart();
         Ok(())
@@ -220,7 +226,8 @@ impl Link {
 
     /// Whether the next message goes by the board, so that its memory need not be registered.
     pub(super) fn sends_eagerly(&self, len: usize) -> bool {
-        is_eager(self.outgoing[parity(self.turn)].posted, len)
+        let outgoing = &self.outgoing[parity(self.turn)];
+        is_eager(outgoing.is_on_gpu(), outgoing.posted, len)
     }
 
     /// Takes the next message; unless it is eager, with the region that it lies in.
@@ -229,7 +236,7 @@ impl Link {
         let turn = self.turn;
         let outgoing = &mut self.outgoing[parity(turn)];
         let number = outgoing.posted;
-        if is_eager(number, piece.len()) {
+        if is_eager(outgoing.is_on_gpu(), number, piece.len()) {
             self.board.put_eager(turn, number, piece);
         }
         outgoing.messages[number as usize % WINDOW] = Some(Message { piece, region, done: false });
@@ -259,7 +266,7 @@ impl Link {
         let (outgoing, incoming) = (&self.outgoing[parity(turn)], &mut self.incoming[parity(turn)]);
         let what = if !outgoing.call_told {
             match (outgoing.posted, &outgoing.messages[0]) {
-                (1.., Some(first)) if is_eager(0, first.piece.len()) => {
+                (1.., Some(first)) if is_eager(outgoing.is_on_gpu(), 0, first.piece.len()) => {
                     What::EagerCall { turn, len: first.piece.len() }
                 }
                 _ => What::Call { turn },
@@ -268,8 +275,9 @@ impl Link {
             What::Grants { turn, from, to }
         } else if outgoing.next < outgoing.posted {
             let message = outgoing.next;
-            let len = self.outgoing[parity(turn)].message(message).piece.len();
-            if is_eager(message, len) {
+            let outgoing = &mut self.outgoing[parity(turn)];
+            let len = outgoing.message(message).piece.len();
+            if is_eager(outgoing.is_on_gpu(), message, len) {
                 What::Eager { turn, message, len }
             } else if incoming.is_granted() {
                 What::Data { turn, message }
@@ -408,7 +416,7 @@ impl Link {
 
     /// Whether the next landing is for a message that comes by the board.
     pub(super) fn lands_eagerly(&self, len: usize) -> bool {
-        is_eager(self.incoming[parity(self.turn)].landings(), len)
+        self.incoming[parity(self.turn)].lands_eagerly(len)
     }
 
     /// Reports the peer's call and the messages that are through, in their order.
