@@ -45,6 +45,7 @@ template <class T, class Unsigned>
 struct Integer {
     using Stored = Unsigned;
     using Acc = T;
+    static constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(1);
     struct Divisor {
         u32 ranks;
         // 2^16 / ranks, rounded up: exact enough for 8-bit numbers.
@@ -76,7 +77,8 @@ struct Integer {
             const int a = value;
             return static_cast<T>(((a * divisor.reciprocal) >> 16) - (a >> 31));
         } else {
-            const bool negative = value < 0;
+            bool negative = false;
+            if constexpr (kSigned) negative = value < 0;
             const Unsigned bits = static_cast<Unsigned>(value);
             const Unsigned magnitude = (negative ? 0 - bits : bits) / divisor.ranks;
             return static_cast<T>(negative ? 0 - magnitude : magnitude);
