@@ -3,6 +3,8 @@
 //! Owns the arithmetic. Must not know ranks, links, schedules or why two pieces are added: a [`Job`] says
 //! which bytes go where, and that is all a device sees.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 
 use crate::dtype::DType;

@@ -1,0 +1,5 @@
+//! GPUs: what runs on them, and how it gets there.
+
+pub mod batch;
+pub mod image;
+mod nvrtc;
