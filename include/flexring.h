@@ -97,6 +97,12 @@ typedef int flexring_dtype;
 // bfloat16.
 #define FLEXRING_BFLOAT16 9
 
+// OCP 8-bit floats with four bits of exponent: no infinities, results beyond 448 are NaN.
+#define FLEXRING_FLOAT8E4M3 10
+
+// OCP 8-bit floats with five bits of exponent.
+#define FLEXRING_FLOAT8E5M2 11
+
 // The sum over all ranks.
 #define FLEXRING_SUM 0
 

@@ -1,6 +1,7 @@
 //! The element types and the operations, and nothing of how they are computed.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// The type of one element. The numbers are those of the C ABI (and of NCCL) and never change.
@@ -27,11 +28,15 @@ pub enum DType {
     F64 = 8,
     /// The upper half of a binary32.
     BF16 = 9,
+    /// OCP 8-bit float with four bits of exponent, finite: [`F8E4M3`](crate::float8::F8E4M3).
+    F8E4M3 = 10,
+    /// OCP 8-bit float with five bits of exponent: [`F8E5M2`](crate::float8::F8E5M2).
+    F8E5M2 = 11,
 }
 
 impl DType {
     /// Every element type, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::I8,
         Self::U8,
         Self::I32,
@@ -42,6 +47,8 @@ impl DType {
         Self::F32,
         Self::F64,
         Self::BF16,
+        Self::F8E4M3,
+        Self::F8E5M2,
     ];
 
     /// The type with this number, if there is one.
@@ -54,7 +61,7 @@ impl DType {
     #[must_use]
     pub fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 => 1,
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::F16 | Self::BF16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
@@ -64,7 +71,7 @@ impl DType {
     /// Whether its arithmetic rounds.
     #[must_use]
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
+        matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64 | Self::F8E4M3 | Self::F8E5M2)
     }
 
     /// Its name in tables, messages and flags.
@@ -81,6 +88,8 @@ impl DType {
             Self::F32 => "float",
             Self::F64 => "double",
             Self::BF16 => "bfloat16",
+            Self::F8E4M3 => "float8e4m3",
+            Self::F8E5M2 => "float8e5m2",
         }
     }
 }
@@ -88,8 +97,8 @@ impl DType {
 /// How elements of the ranks are combined.
 ///
 /// Integer arithmetic wraps. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
-/// any rank gives NaN, and -0 is less than +0. f16 and bf16 accumulate in f32 within a pass and are rounded
-/// once per pass.
+/// any rank gives NaN, and -0 is less than +0. Floats of 16 and 8 bits accumulate in f32 within a pass and are
+/// rounded once per pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// The sum over all ranks.
@@ -155,7 +164,9 @@ impl ReduceOp {
             // Whole numbers are exact in f64 up to 2^53, so that is as far as a factor can be trusted.
             DType::I64 => (-9_007_199_254_740_992.0, 9_007_199_254_740_992.0),
             DType::U64 => (0.0, 9_007_199_254_740_992.0),
-            DType::F16 | DType::F32 | DType::F64 | DType::BF16 => return Ok(()),
+            DType::F16 | DType::F32 | DType::F64 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+                return Ok(());
+            }
         };
         if factor.fract() == 0.0 && (low..=high).contains(&factor) {
             return Ok(());
@@ -174,7 +185,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that flexring can reduce. Sealed: the kernels know these ten and no others.
+/// A Rust type that flexring can reduce. Sealed: the kernels know these twelve and no others.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The element type's name in the rest of the crate.
     const DTYPE: DType;
@@ -191,7 +202,7 @@ macro_rules! elements {
 
 elements! {
     i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
-    f16 => F16, f32 => F32, f64 => F64, bf16 => BF16,
+    f16 => F16, f32 => F32, f64 => F64, bf16 => BF16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
 }
 
 #[cfg(test)]
@@ -204,7 +215,7 @@ mod tests {
             assert_eq!(dtype as u8, code);
             assert_eq!(DType::from_code(code), Some(dtype));
         }
-        assert_eq!(DType::from_code(10), None);
+        assert_eq!(DType::from_code(12), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod harness;
 
 use flexring::config::Lowering;
+use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, ReduceOp};
 use half::{bf16, f16};
 use harness::{Number, Setup, World, cases, spawn};
@@ -11,9 +12,16 @@ use proptest::prelude::*;
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(2.0)];
 
-/// What rank `rank` contributes at `at`. Products stay small because most factors are 1.
-fn contribution(op: ReduceOp, rank: usize, at: usize) -> i64 {
+/// What rank `rank` contributes at `at`. Products stay small because most factors are 1. In floats of eight bits whole
+/// numbers are exact up to 8 only: so far their results go.
+fn contribution(dtype: DType, op: ReduceOp, world: usize, rank: usize, at: usize) -> i64 {
+    let narrow = dtype.is_float() && dtype.size() == 1;
     match op {
+        ReduceOp::Avg if narrow => (at % 2) as i64,
+        ReduceOp::Max | ReduceOp::Min if narrow => ((at * 7 + rank * 3) % 9) as i64,
+        // In turns.
+        ReduceOp::Sum | ReduceOp::PreMulSum(_) if narrow && at % world != rank => 0,
+        ReduceOp::Sum | ReduceOp::PreMulSum(_) if narrow => 1 + (at / world % 2) as i64,
         ReduceOp::Prod => 1 + i64::from((at + rank).is_multiple_of(5)),
         // Equal on all ranks, so that the division is exact in every type.
         ReduceOp::Avg => (at % 11) as i64,
@@ -21,8 +29,8 @@ fn contribution(op: ReduceOp, rank: usize, at: usize) -> i64 {
     }
 }
 
-fn expected(op: ReduceOp, world: usize, at: usize) -> i64 {
-    let all = (0..world).map(|rank| contribution(op, rank, at));
+fn expected(dtype: DType, op: ReduceOp, world: usize, at: usize) -> i64 {
+    let all = (0..world).map(|rank| contribution(dtype, op, world, rank, at));
     match op {
         ReduceOp::Sum => all.sum(),
         ReduceOp::Prod => all.product(),
@@ -35,8 +43,8 @@ fn expected(op: ReduceOp, world: usize, at: usize) -> i64 {
 
 fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
     let (rank, world) = (comm.rank(), comm.world_size());
-    let given: Vec<T> = (0..count).map(|at| T::of(contribution(op, rank, at))).collect();
-    let wanted: Vec<T> = (0..count).map(|at| T::of(expected(op, world, at))).collect();
+    let given: Vec<T> = (0..count).map(|at| T::of(contribution(T::DTYPE, op, world, rank, at))).collect();
+    let wanted: Vec<T> = (0..count).map(|at| T::of(expected(T::DTYPE, op, world, at))).collect();
     let op =
         if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(1.0 + (rank % 3) as f64) } else { op };
     let what = || {
@@ -81,6 +89,8 @@ fn check_type(comm: &Communicator, dtype: DType, count: usize, op: ReduceOp, in_
         DType::F32 => check::<f32>(comm, count, op, in_place, pool),
         DType::F64 => check::<f64>(comm, count, op, in_place, pool),
         DType::BF16 => check::<bf16>(comm, count, op, in_place, pool),
+        DType::F8E4M3 => check::<F8E4M3>(comm, count, op, in_place, pool),
+        DType::F8E5M2 => check::<F8E5M2>(comm, count, op, in_place, pool),
     }
 }
 

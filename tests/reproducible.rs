@@ -5,6 +5,7 @@ mod harness;
 mod trees;
 
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
+use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Element, ReduceOp};
 use half::{bf16, f16};
 use harness::{Setup, World, spawn};
@@ -21,7 +22,7 @@ fn given(rank: usize, count: usize) -> Vec<f64> {
     (0..count).map(|_| number()).collect()
 }
 
-/// A type with the sum that its documentation promises: in f32 for 16 bits, rounded once.
+/// A type with the sum that its documentation promises: in f32 for 16 and 8 bits, rounded once.
 trait Float: Element {
     fn of(value: f64) -> Self;
     fn bits(self) -> u64;
@@ -50,6 +51,8 @@ float!(f32, f32, |x: f32| x, |x: f32| x, |x: f64| x as f32);
 float!(f64, f64, |x: f64| x, |x: f64| x, |x: f64| x);
 float!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64);
 float!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64);
+float!(F8E4M3, f32, F8E4M3::to_f32, F8E4M3::from_f32, |x: f64| F8E4M3::from_f32(x as f32));
+float!(F8E5M2, f32, F8E5M2::to_f32, F8E5M2::from_f32, |x: f64| F8E5M2::from_f32(x as f32));
 
 fn check<T: Product>(setup: &Setup, count: usize) {
     let ranks = setup.ranks;
@@ -92,6 +95,8 @@ product! {
     f64: f64, |x: f64| x, |x: f64| x;
     f16: f32, f16::to_f32, f16::from_f32;
     bf16: f32, bf16::to_f32, bf16::from_f32;
+    F8E4M3: f32, F8E4M3::to_f32, F8E4M3::from_f32;
+    F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
 }
 
 fn setup(world: World, ranks: usize) -> Setup {
@@ -133,6 +138,8 @@ fn the_bits_are_those_of_rank_order_for_every_type_size_and_cut() {
                 check::<f64>(&setup, 3000);
                 check::<f16>(&setup, 3000);
                 check::<bf16>(&setup, 3000);
+                check::<F8E4M3>(&setup, 3000);
+                check::<F8E5M2>(&setup, 3000);
             }
         }
     }

@@ -20,6 +20,8 @@ _CODES = {
     "float32": 7,
     "float64": 8,
     "bfloat16": 9,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 11,
 }
 
 SIZES = {
@@ -33,6 +35,8 @@ SIZES = {
     "float32": 4,
     "float64": 8,
     "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 
 # The formats of the buffer protocol, by kind; how wide each is the buffer itself tells.

@@ -32,6 +32,10 @@ pub const FLEXRING_FLOAT32: flexring_dtype = 7;
 pub const FLEXRING_FLOAT64: flexring_dtype = 8;
 /// bfloat16.
 pub const FLEXRING_BFLOAT16: flexring_dtype = 9;
+/// OCP 8-bit floats with four bits of exponent: no infinities, results beyond 448 are NaN.
+pub const FLEXRING_FLOAT8E4M3: flexring_dtype = 10;
+/// OCP 8-bit floats with five bits of exponent.
+pub const FLEXRING_FLOAT8E5M2: flexring_dtype = 11;
 
 /// The sum over all ranks.
 pub const FLEXRING_SUM: flexring_op = 0;
@@ -46,7 +50,8 @@ pub const FLEXRING_AVG: flexring_op = 4;
 
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
-    dtype.ok_or_else(|| refused(format!("{code} is no flexring_dtype: there are 0 (int8) to 9 (bfloat16)")))
+    dtype
+        .ok_or_else(|| refused(format!("{code} is no flexring_dtype: there are 0 (int8) to 11 (float8e5m2)")))
 }
 
 pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
@@ -106,6 +111,6 @@ mod tests {
             assert!(op_of(unknown).is_err());
         }
         assert_eq!(op_of(FLEXRING_AVG), Ok(ReduceOp::Avg));
-        assert!(dtype_of(-1).is_err() && dtype_of(10).is_err());
+        assert!(dtype_of(-1).is_err() && dtype_of(12).is_err());
     }
 }

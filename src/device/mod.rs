@@ -36,7 +36,7 @@ impl Arithmetic {
 pub struct Operand {
     /// Where its elements are; as long as the destination.
     pub piece: Piece,
-    /// What each element is multiplied with as it is read (in f32 for f16 and bf16), if anything.
+    /// What each element is multiplied with as it is read (in f32 for floats of 16 and 8 bits), if anything.
     pub factor: Option<f64>,
 }
 
@@ -45,14 +45,15 @@ pub struct Operand {
 pub enum Finish {
     /// Nothing.
     Keep,
-    /// It is divided by this many ranks (in f32 for f16 and bf16; integers truncate toward zero).
+    /// It is divided by this many ranks (in f32 for floats of 16 and 8 bits; integers truncate toward zero).
     Divide(u32),
 }
 
 /// Reduce the operands, in their order, into `into`: `into = finish(((o0 · o1) · o2) · …)`.
 ///
 /// With one operand this is a copy. `into` may be the very same piece as one of the operands and must not
-/// overlap any of them otherwise. f16 and bf16 are widened to f32, accumulated there, and rounded once.
+/// overlap any of them otherwise. Floats of 16 and 8 bits are widened to f32, accumulated there, and rounded
+/// once.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The element type. Pieces are aligned to its size unless they are copied only.

@@ -6,8 +6,13 @@
 
 enum { WORLD = 4, OPS = 6 };
 
-/* Exact in every type, as are all results: 1, 2 or 3. */
-static double value(int rank, size_t i) { return 1.0 + (double)(((size_t)rank * 2 + i) % 3); }
+static int is_narrow(int dtype) { return dtype == FLEXRING_FLOAT8E4M3 || dtype == FLEXRING_FLOAT8E5M2; }
+
+/* Exact in every type, as are all results: 1, 2 or 3; in floats of eight bits, 1 or, for one of the ranks, 2. */
+static double value(int dtype, int rank, size_t i) {
+    if (is_narrow(dtype)) return ((size_t)rank + i) % WORLD == 0 ? 2.0 : 1.0;
+    return 1.0 + (double)(((size_t)rank * 2 + i) % 3);
+}
 
 static uint32_t bits_of(float value) {
     uint32_t bits;
@@ -19,6 +24,13 @@ static uint32_t bits_of(float value) {
 static uint16_t to_half(float value) {
     uint32_t bits = bits_of(value);
     return value == 0 ? 0 : (uint16_t)((((bits >> 23 & 0xff) - 112) << 10) | (bits >> 13 & 0x3ff));
+}
+
+/* The same with fewer bits, of which all that occur here need at most three. */
+static uint8_t to_eight(float value, unsigned mantissa, unsigned bias) {
+    uint32_t bits = bits_of(value);
+    uint32_t exponent = (bits >> 23 & 0xff) - (127 - bias);
+    return value == 0 ? 0 : (uint8_t)(exponent << mantissa | (bits >> (23 - mantissa) & ((1u << mantissa) - 1)));
 }
 
 static void store(int dtype, void *vector, size_t i, double value) {
@@ -33,24 +45,28 @@ static void store(int dtype, void *vector, size_t i, double value) {
     case FLEXRING_FLOAT32: ((float *)vector)[i] = (float)value; break;
     case FLEXRING_FLOAT64: ((double *)vector)[i] = value; break;
     case FLEXRING_BFLOAT16: ((uint16_t *)vector)[i] = (uint16_t)(bits_of((float)value) >> 16); break;
+    case FLEXRING_FLOAT8E4M3: ((uint8_t *)vector)[i] = to_eight((float)value, 3, 7); break;
+    case FLEXRING_FLOAT8E5M2: ((uint8_t *)vector)[i] = to_eight((float)value, 2, 15); break;
     default: CHECK(!"a known type");
     }
 }
 
 static size_t size_of(int dtype) {
-    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     return sizes[dtype];
 }
 
 static int is_float(int dtype) { return dtype >= FLEXRING_FLOAT16; }
 
 /* Each rank's own factor: whole numbers for integers, halves for floats. */
-static double factor(int rank, int dtype) { return (rank + 1) * (is_float(dtype) ? 0.5 : 1.0); }
+static double factor(int rank, int dtype) {
+    return is_narrow(dtype) ? (rank % 2 + 1) * 0.5 : (rank + 1) * (is_float(dtype) ? 0.5 : 1.0);
+}
 
 static double expected(int dtype, int op, size_t i) {
-    double sum = 0, product = 1, largest = value(0, i), smallest = value(0, i), weighted = 0;
+    double sum = 0, product = 1, largest = value(dtype, 0, i), smallest = largest, weighted = 0;
     for (int rank = 0; rank < WORLD; rank++) {
-        double v = value(rank, i);
+        double v = value(dtype, rank, i);
         sum += v;
         product *= v;
         largest = v > largest ? v : largest;
@@ -76,7 +92,7 @@ static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t coun
     void *shared;
     WORKS(flexring_alloc(comm, bytes, &shared));
     for (size_t i = 0; i < count; i++) {
-        store(dtype, send, i, value(rank, i));
+        store(dtype, send, i, value(dtype, rank, i));
         store(dtype, want, i, expected(dtype, op, i));
     }
     memcpy(sent, send, bytes);
@@ -126,7 +142,7 @@ static void run(int rank, const int pipe[2]) {
     CHECK(told == WORLD);
 
     static const size_t counts[] = {1, 700, 20011};
-    for (int dtype = FLEXRING_INT8; dtype <= FLEXRING_BFLOAT16; dtype++)
+    for (int dtype = FLEXRING_INT8; dtype <= FLEXRING_FLOAT8E5M2; dtype++)
         for (int op = 0; op < OPS; op++)
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) reduce(comm, rank, dtype, op, counts[c]);
     WORKS(flexring_all_reduce(NULL, NULL, 0, FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));

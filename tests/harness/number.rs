@@ -1,9 +1,11 @@
 //! Element types as the tests see them.
 
 use flexring::Element;
+use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-/// An element type: small whole numbers are exact in all of them.
+/// An element type: whole numbers are exact in all of them up to 8, and up to 127 in all but floats of
+/// eight bits.
 pub trait Number: Element + PartialEq + std::fmt::Debug {
     /// A small whole number.
     fn of(value: i64) -> Self;
@@ -38,4 +40,7 @@ macro_rules! floats {
 }
 
 integers! { i8, u8, i32, u32, i64, u64 }
-floats! { f32: |value| value as f32, f64: |value| value, f16: f16::from_f64, bf16: bf16::from_f64 }
+floats! {
+    f32: |value| value as f32, f64: |value| value, f16: f16::from_f64, bf16: bf16::from_f64,
+    F8E4M3: |value| F8E4M3::from_f32(value as f32), F8E5M2: |value| F8E5M2::from_f32(value as f32)
+}

@@ -125,7 +125,7 @@ impl<T: Number> Check<T> {
 /// from. Zeros are nobody's.
 fn tokens<T: Number>(rank: usize, count: usize) -> Vec<T> {
     let step = 1 + rank / TOKENS % (TOKENS - 1);
-    (0..count.clamp(1, TOKENS)).map(|at| T::of(1 + ((rank + at % TOKENS * step) % TOKENS) as i64)).collect()
+    (0..count.clamp(1, TOKENS)).map(|at| T::rung(1 + ((rank + at % TOKENS * step) % TOKENS) as i64)).collect()
 }
 
 fn verify_tokens<T: Number>(rank: usize, vector: &[T]) -> Finding {

@@ -76,7 +76,7 @@ impl<T: Number> Pattern<T> {
         let weights = match op {
             Op::Sum | Op::PreMulSum => digits(T::of(1), T::SUM_DIGITS),
             Op::Prod => powers(T::of(T::BASE), T::PRODUCT_DIGITS),
-            Op::Avg if T::DTYPE.is_float() => digits(T::of(1), T::average_digits(world)),
+            Op::Avg if T::DTYPE.is_float() => digits(T::of(T::AVERAGE_UNIT), T::average_digits(world)),
             Op::Avg => match T::average_digits(world) {
                 0 => vec![telling_unit(world)],
                 fitting => digits(T::of(world as i64), fitting),
@@ -170,7 +170,7 @@ impl<T: Number> Pattern<T> {
                 let behind = self.behind(rank, position).min(RUNGS) as i64;
                 let place = (round % PLACES) as i64 - if T::SIGNED { RUNGS as i64 / 2 } else { 0 };
                 let rungs = if self.op == Op::Max { RUNGS as i64 - behind } else { behind };
-                T::of(place + rungs)
+                T::rung(place + rungs)
             }
         }
     }

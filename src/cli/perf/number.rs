@@ -1,9 +1,10 @@
-//! The arithmetic of the ten element types, as the check of `flexring perf` needs it.
+//! The arithmetic of the element types, as the check of `flexring perf` needs it.
 //!
 //! Owns what sums, products and averages of few exact numbers must give, written apart from the kernels that it
 //! checks. Must not know which numbers are added, nor how many.
 
 use flexring::Element;
+use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::fmt::Display;
 
@@ -13,6 +14,8 @@ pub trait Number: Element + PartialEq + PartialOrd + Display {
     const SUM_DIGITS: usize;
     /// How many base-4 digits an average over `world` ranks shows apart, one rounding error or not.
     fn average_digits(world: usize) -> usize;
+    /// What the digits of an average are counted in, if they are not whole ranks.
+    const AVERAGE_UNIT: i64 = 1;
     /// How many base-4 digits the exponent of a power of [`BASE`](Self::BASE) has before powers repeat or overflow.
     const PRODUCT_DIGITS: usize;
     /// What products are powers of. Powers of 3 repeat last among the wrapping integers; for floats, 2 is exact.
@@ -22,6 +25,10 @@ pub trait Number: Element + PartialEq + PartialOrd + Display {
 
     /// A whole number of this type, wrapped into its range.
     fn of(value: i64) -> Self;
+    /// Different numbers for different places from -50 to 114, none of them 0 but that for 0.
+    fn rung(place: i64) -> Self {
+        Self::of(place)
+    }
     /// A factor of a pre-multiplied sum for `rank`; neighbouring ranks have different ones.
     fn factor(rank: usize) -> f64;
     /// The number that gives 1 when multiplied by `factor`, exactly.
@@ -156,6 +163,64 @@ floats! {
     f64: 26, 25, 5, |value| value, |value: f64| value;
 }
 
+// A sum of two digits is exact if only one of them is not 0, which two digits are enough for: they are one rank's and
+// nobody's.
+macro_rules! eight_bits {
+    ($($ty:ident),*) => {$(
+        impl Number for $ty {
+            const SUM_DIGITS: usize = 2;
+            // Far from the subnormals, divided by any number of ranks that is tried.
+            const AVERAGE_UNIT: i64 = 16;
+            const PRODUCT_DIGITS: usize = 2;
+            const BASE: i64 = 2;
+            const SIGNED: bool = true;
+
+            fn average_digits(_world: usize) -> usize {
+                2
+            }
+
+            fn of(value: i64) -> Self {
+                Self::from_f32(value as f32)
+            }
+
+            fn rung(place: i64) -> Self {
+                // One step of the type for one place: whole numbers are soon too far apart.
+                Self::from_bits(place.unsigned_abs() as u8 | if place < 0 { 0x80 } else { 0 })
+            }
+
+            fn factor(rank: usize) -> f64 {
+                f64::from((rank % 9) as i32 - 4).exp2()
+            }
+
+            fn inverse(factor: f64) -> Self {
+                Self::from_f32(1.0 / factor as f32)
+            }
+
+            fn of_factor(factor: f64) -> Self {
+                Self::from_f32(factor as f32)
+            }
+
+            fn plus(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() + other.to_f32())
+            }
+
+            fn times(self, other: Self) -> Self {
+                Self::from_f32(self.to_f32() * other.to_f32())
+            }
+
+            fn over(self, ranks: usize) -> Self {
+                Self::from_f32(self.to_f32() / ranks as f32)
+            }
+
+            fn is_near(self, other: Self) -> bool {
+                self.to_bits().abs_diff(other.to_bits()) <= 1
+            }
+        }
+    )*};
+}
+
+eight_bits!(F8E4M3, F8E5M2);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,6 +246,8 @@ mod tests {
         factors_can_be_undone::<bf16>();
         factors_can_be_undone::<f32>();
         factors_can_be_undone::<f64>();
+        factors_can_be_undone::<F8E4M3>();
+        factors_can_be_undone::<F8E5M2>();
     }
 
     #[test]

@@ -65,7 +65,8 @@ pub struct Options {
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: usize,
 
-    /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
+    /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16,
+    /// float8e4m3, float8e5m2 or all
     #[arg(short = 'd', long, value_name = "TYPE", default_value = "float", value_parser = dtypes)]
     pub datatype: Choice<DType>,
 
@@ -299,7 +300,7 @@ mod tests {
     fn what_cannot_be_parsed_is_quoted() {
         for (flags, words) in [
             ("-b 1.5M", "1.5M"),
-            ("-d flaot", "bfloat16 or all"),
+            ("-d flaot", "float8e5m2 or all"),
             ("-o sub", "mulsum or all"),
             ("--algo rign", "expected auto, ring, rabenseifner, "),
             ("--ranks 0", "0"),

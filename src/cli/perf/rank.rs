@@ -10,6 +10,7 @@ use super::options::{Op, Options};
 use super::report::Seat;
 use flexring::bootstrap::{host_name, identity};
 use flexring::config::{Config, Size, environment};
+use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Error, ErrorKind, ReduceOp, Result};
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -59,6 +60,8 @@ fn take_part(options: &Options, mut board: Option<&mut Board>) -> Result<u64> {
             DType::F32 => session.rows::<f32>(),
             DType::F64 => session.rows::<f64>(),
             DType::BF16 => session.rows::<bf16>(),
+            DType::F8E4M3 => session.rows::<F8E4M3>(),
+            DType::F8E5M2 => session.rows::<F8E5M2>(),
         }?;
     }
     Ok(session.wrong)

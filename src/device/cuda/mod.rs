@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `driver` | the driver's functions, and what their codes mean |
 //! | `objects` | what the driver makes, each with its owner |
-//! | `image` | the kernels' machine code |
+//! | `image`, `nvrtc` | the kernels' machine code, or their source and its compiler |
 //! | `batch` | what a launch is told |
 //! | `device` | the device: which stream does which job |
 //! | `buffer` | vectors that users keep on a GPU |
@@ -15,11 +15,12 @@
 //! | `order` | calls that take effect in the caller's stream |
 //! | `pointer` | whose memory an address is |
 
-pub(crate) mod batch;
+pub mod batch;
 mod buffer;
 mod device;
 pub(crate) mod driver;
-pub(crate) mod image;
+pub mod image;
+mod nvrtc;
 pub(crate) mod objects;
 pub(crate) mod order;
 pub(crate) mod pointer;

@@ -1,10 +1,11 @@
 //! How elements are stored, and how they become accumulators and are rounded back.
 //!
-//! Owns the conversions of f16 and bf16. Must not know any arithmetic, nor more of instruction sets than that
+//! Owns the conversions of f16 and bf16; those of eight bits have their own. Must not know any arithmetic, nor more of instruction sets than that
 //! they can convert f16 faster than plain code.
 
 use super::instructions::Instructions;
 use super::number::Number;
+use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// How many elements are read, combined and written at a time, whatever their type. Sixteen f32 are one vector of
@@ -148,6 +149,26 @@ impl Lane for f16 {
         unsafe { I::narrow_f16(values) }
     }
 }
+
+macro_rules! eight_bits {
+    ($($ty:ty),*) => {$(
+        impl Lane for $ty {
+            type Acc = f32;
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+
+            #[inline(always)]
+            fn narrow(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+        }
+    )*};
+}
+
+eight_bits!(F8E4M3, F8E5M2);
 
 /// What an exponent of f16 lacks to be one of f32.
 const REBIAS: u32 = (127 - 15) << 23;

@@ -12,6 +12,7 @@ use super::{Arithmetic, Device, Finish, Job, Submitted};
 use crate::config::Simd;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::float8::{F8E4M3, F8E5M2};
 use crate::memory::Piece;
 use half::{bf16, f16};
 use instructions::Instructions;
@@ -68,6 +69,8 @@ fn by_dtype<I: Instructions>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
         DType::F32 => by_arithmetic::<I, f32>,
         DType::F64 => by_arithmetic::<I, f64>,
         DType::BF16 => by_arithmetic::<I, bf16>,
+        DType::F8E4M3 => by_arithmetic::<I, F8E4M3>,
+        DType::F8E5M2 => by_arithmetic::<I, F8E5M2>,
     };
     of(arithmetic)
 }

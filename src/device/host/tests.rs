@@ -109,6 +109,14 @@ float_reference! {
         bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY, bf16::ZERO, bf16::NEG_ZERO, bf16::MAX, bf16::MIN,
         bf16::MIN_POSITIVE, bf16::MIN_POSITIVE_SUBNORMAL, bf16::MAX_SUBNORMAL, bf16::ONE,
     ];
+    F8E4M3 as f32 => F8E4M3, F8E4M3::to_f32, F8E4M3::from_f32, [
+        F8E4M3::NAN, F8E4M3::from_bits(0), F8E4M3::from_bits(0x80), F8E4M3::MAX, F8E4M3::from_bits(0xfe),
+        F8E4M3::from_bits(1), F8E4M3::from_bits(7), F8E4M3::from_bits(8), F8E4M3::from_bits(0x38),
+    ];
+    F8E5M2 as f32 => F8E5M2, F8E5M2::to_f32, F8E5M2::from_f32, [
+        F8E5M2::NAN, F8E5M2::INFINITY, F8E5M2::from_bits(0xfc), F8E5M2::from_bits(0), F8E5M2::from_bits(0x80),
+        F8E5M2::MAX, F8E5M2::from_bits(1), F8E5M2::from_bits(3), F8E5M2::from_bits(4), F8E5M2::from_bits(0x3c),
+    ];
     f32 as f32 => F32, |x| x, |x| x, [
         f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, f32::MIN,
         f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x8000_0001), 1.0,
@@ -308,7 +316,9 @@ agree_with_the_reference! {
     half_agrees_with_the_reference: f16,
     bfloat16_agrees_with_the_reference: bf16,
     float_agrees_with_the_reference: f32,
-    double_agrees_with_the_reference: f64
+    double_agrees_with_the_reference: f64,
+    float8e4m3_agrees_with_the_reference: F8E4M3,
+    float8e5m2_agrees_with_the_reference: F8E5M2
 }
 
 /// Runs a job over whole vectors on one host.

@@ -1,4 +1,5 @@
 use super::*;
+use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 const OPS: [Op; 6] = [Op::Sum, Op::Prod, Op::Min, Op::Max, Op::Avg, Op::PreMulSum];
@@ -15,6 +16,8 @@ macro_rules! every_type {
         $body::<f32>();
         $body::<f64>();
         $body::<bf16>();
+        $body::<F8E4M3>();
+        $body::<F8E5M2>();
     };
 }
 

@@ -1,0 +1,281 @@
+// The types of elements: how they are stored, what they are accumulated in, and the way there and back.
+//
+// Bits are those of src/device/host/{lane,number}.rs, but for the payload and sign of NaNs, which hardware chooses by
+// itself. Includes nothing: NVRTC has no headers. Where the architecture has an instruction it is used; the code beside
+// it is for older ones, and for the host, on which these kernels are tested.
+#pragma once
+
+namespace flexring {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// Addition and multiplication by these names are never contracted into one instruction that rounds once.
+__device__ __forceinline__ float sum(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double sum(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
+__device__ __forceinline__ u32 bits_of(float a) { return __float_as_uint(a); }
+__device__ __forceinline__ u64 bits_of(double a) { return static_cast<u64>(__double_as_longlong(a)); }
+__device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ double float_of(u64 bits) { return __longlong_as_double(static_cast<long long>(bits)); }
+
+template <class F>
+__device__ __forceinline__ F maximum(F a, F b) {
+    const F larger = a > b ? a : b;
+    // Equal numbers have equal bits, but for zeros: there the sign is that of both or none.
+    const F value = a == b ? float_of(bits_of(a) & bits_of(b)) : larger;
+    // A NaN on the right has been chosen above, since nothing is greater than it.
+    return a != a ? a : value;
+}
+
+template <class F>
+__device__ __forceinline__ F minimum(F a, F b) {
+    const F smaller = a < b ? a : b;
+    // As above, but the sign is that of either.
+    const F value = a == b ? float_of(bits_of(a) | bits_of(b)) : smaller;
+    return a != a ? a : value;
+}
+
+// Integers are accumulated as they are and wrap, which unsigned arithmetic may.
+template <class T, class Unsigned>
+struct Integer {
+    using Stored = Unsigned;
+    using Acc = T;
+    static constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(1);
+    struct Divisor {
+        u32 ranks;
+        // 2^16 / ranks, rounded up: exact enough for 8-bit numbers.
+        int reciprocal;
+    };
+
+    static __device__ __forceinline__ T widen(Unsigned stored) { return static_cast<T>(stored); }
+    static __device__ __forceinline__ Unsigned narrow(T value) { return static_cast<Unsigned>(value); }
+
+    static __device__ __forceinline__ T sum(T a, T b) {
+        return static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)));
+    }
+    static __device__ __forceinline__ T product(T a, T b) {
+        return static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b)));
+    }
+    static __device__ __forceinline__ T maximum(T a, T b) { return a > b ? a : b; }
+    static __device__ __forceinline__ T minimum(T a, T b) { return a < b ? a : b; }
+
+    // A factor is a whole number that the type can hold.
+    static __device__ __forceinline__ T factor(double factor) { return static_cast<T>(factor); }
+
+    static __device__ __forceinline__ Divisor divisor(u32 ranks) {
+        // Whatever is divided by 256 or more gives 0.
+        return Divisor{ranks, 65536 / static_cast<int>(ranks < 256 ? ranks : 256) + 1};
+    }
+    static __device__ __forceinline__ T quotient(T value, Divisor divisor) {
+        if constexpr (sizeof(T) == 1) {
+            // Below 0 the shift gives one less than the quotient.
+            const int a = value;
+            return static_cast<T>(((a * divisor.reciprocal) >> 16) - (a >> 31));
+        } else {
+            bool negative = false;
+            if constexpr (kSigned) negative = value < 0;
+            const Unsigned bits = static_cast<Unsigned>(value);
+            const Unsigned magnitude = (negative ? 0 - bits : bits) / divisor.ranks;
+            return static_cast<T>(negative ? 0 - magnitude : magnitude);
+        }
+    }
+};
+
+using Int8 = Integer<signed char, u8>;
+using Uint8 = Integer<u8, u8>;
+using Int32 = Integer<int, u32>;
+using Uint32 = Integer<u32, u32>;
+using Int64 = Integer<long long, u64>;
+using Uint64 = Integer<u64, u64>;
+
+// What floats have in common, whatever they are stored as.
+template <class F>
+struct Float {
+    using Acc = F;
+    using Divisor = F;
+
+    static __device__ __forceinline__ F sum(F a, F b) { return flexring::sum(a, b); }
+    static __device__ __forceinline__ F product(F a, F b) { return flexring::product(a, b); }
+    static __device__ __forceinline__ F maximum(F a, F b) { return flexring::maximum(a, b); }
+    static __device__ __forceinline__ F minimum(F a, F b) { return flexring::minimum(a, b); }
+    static __device__ __forceinline__ F factor(double factor) { return static_cast<F>(factor); }
+    static __device__ __forceinline__ F divisor(u32 ranks) { return static_cast<F>(ranks); }
+    static __device__ __forceinline__ float quotient(float a, float b) { return __fdiv_rn(a, b); }
+    static __device__ __forceinline__ double quotient(double a, double b) { return __ddiv_rn(a, b); }
+};
+
+struct Single : Float<float> {
+    using Stored = u32;
+    static __device__ __forceinline__ float widen(u32 stored) { return float_of(stored); }
+    static __device__ __forceinline__ u32 narrow(float value) { return bits_of(value); }
+};
+
+struct Double : Float<double> {
+    using Stored = u64;
+    static __device__ __forceinline__ double widen(u64 stored) { return float_of(stored); }
+    static __device__ __forceinline__ u64 narrow(double value) { return bits_of(value); }
+};
+
+// Floats of 16 and 8 bits come and go in pairs, the first element of a pair in the lower bits.
+
+struct Half : Float<float> {
+    using Stored = u16;
+
+    static __device__ __forceinline__ float widen(u32 bits) {
+#ifdef __CUDA_ARCH__
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
+        return value;
+#else
+        const u32 magnitude = (bits & 0x7fff) << 13;
+        // A subnormal is m * 2^-24: as the fraction of a number with the exponent -14, it has a leading one too many.
+        const float subnormal = float_of((113u << 23) + magnitude) - float_of(113u << 23);
+        // Infinities and NaNs have the largest exponent in both formats.
+        const u32 normal = magnitude + (magnitude >= (31u << 23) ? 224u << 23 : 112u << 23);
+        return float_of((bits & 0x8000) << 16 | (magnitude < (1u << 23) ? bits_of(subnormal) : normal));
+#endif
+    }
+
+    static __device__ __forceinline__ u32 narrow(float value) {
+#ifdef __CUDA_ARCH__
+        u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        return bits;
+#else
+        const u32 bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+        if (magnitude >= 0x47800000) return sign | (value != value ? 0x7e00 : 0x7c00);
+        // The spacing of floats from a half on is that of subnormal halves: the addition rounds.
+        if (magnitude < (113u << 23)) return sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
+        return sign | (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+#endif
+    }
+
+    static __device__ __forceinline__ void widen_pair(u32 pair, float* values) {
+        values[0] = widen(pair & 0xffff);
+        values[1] = widen(pair >> 16);
+    }
+
+    static __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        u32 pair;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+#else
+        return narrow(low) | narrow(high) << 16;
+#endif
+    }
+};
+
+struct Bfloat : Float<float> {
+    using Stored = u16;
+
+    static __device__ __forceinline__ void widen_pair(u32 pair, float* values) {
+        values[0] = float_of(pair << 16);
+        values[1] = float_of(pair & 0xffff0000);
+    }
+
+    static __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        u32 pair;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+        return pair;
+#else
+        return in_upper_half(low) >> 16 | (in_upper_half(high) & 0xffff0000);
+#endif
+    }
+
+  private:
+    static __device__ __forceinline__ u32 in_upper_half(float value) {
+        const u32 bits = bits_of(value);
+        // Cut off, a NaN could become an infinity.
+        return value != value ? bits | 0x00400000 : bits + 0x7fff + (bits >> 16 & 1);
+    }
+};
+
+// OCP's E4M3: no infinities, and one NaN for each sign. What would be rounded beyond 448 becomes NaN, as in PyTorch.
+struct E4m3 : Float<float> {
+    using Stored = u8;
+
+    static __device__ __forceinline__ void widen_pair(u32 pair, float* values) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        u32 halves;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<u16>(pair)));
+        Half::widen_pair(halves, values);
+#else
+        values[0] = widen(pair & 0xff);
+        values[1] = widen(pair >> 8 & 0xff);
+#endif
+    }
+
+    static __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        u16 pair;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+        // It ends at 448 instead, be it an infinity.
+        return pair | (beyond(low) ? 0x7fu : 0u) | (beyond(high) ? 0x7f00u : 0u);
+#else
+        return narrow(low) | narrow(high) << 8;
+#endif
+    }
+
+  private:
+    // Halfway between 448 and the next step, the tie goes to 448, which is even. False for NaN.
+    static __device__ __forceinline__ bool beyond(float value) { return value > 464.0f || value < -464.0f; }
+
+    static __device__ __forceinline__ float widen(u32 bits) {
+        // The exponents' biases differ by 120, in subnormals, too.
+        const float value = float_of((bits & 0x7f) << 20) * 0x1p120f;
+        const u32 magnitude = (bits & 0x7f) == 0x7f ? 0x7fc00000 : bits_of(value);
+        return float_of(magnitude | (bits & 0x80) << 24);
+    }
+
+    static __device__ __forceinline__ u32 narrow(float value) {
+        const u32 bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+        // Floats from 2^14 on are spaced like subnormals here: the addition rounds.
+        const u32 subnormal = bits_of(sum(float_of(magnitude), 0x1p14f)) - (141u << 23);
+        const u32 normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1) - (120u << 23)) >> 20;
+        const u32 finite = magnitude < (121u << 23) ? subnormal : normal;
+        return sign | (value != value || beyond(value) ? 0x7f : finite);
+    }
+};
+
+// OCP's E5M2: the upper half of an f16.
+struct E5m2 : Float<float> {
+    using Stored = u8;
+
+    static __device__ __forceinline__ void widen_pair(u32 pair, float* values) {
+        values[0] = Half::widen((pair & 0xff) << 8);
+        values[1] = Half::widen(pair & 0xff00);
+    }
+
+    static __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        u16 pair;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+        // It ends at 57344 instead, be it an infinity.
+        return pair + (beyond(low) ? 1u : 0u) + (beyond(high) ? 0x100u : 0u);
+#else
+        return narrow(low) | narrow(high) << 8;
+#endif
+    }
+
+  private:
+    // Halfway between 57344 and the next step, the tie goes to the latter, which is even. False for NaN.
+    static __device__ __forceinline__ bool beyond(float value) { return value >= 61440.0f || value <= -61440.0f; }
+
+    static __device__ __forceinline__ u32 narrow(float value) {
+        const u32 bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+        // Floats from 2^7 on are spaced like subnormals here: the addition rounds.
+        const u32 subnormal = bits_of(sum(float_of(magnitude), 0x1p7f)) - (134u << 23);
+        const u32 normal = (magnitude + 0xfffff + (magnitude >> 21 & 1) - (112u << 23)) >> 21;
+        const u32 finite = magnitude < (113u << 23) ? subnormal : normal;
+        return sign | (value != value ? 0x7e : beyond(value) ? 0x7c : finite);
+    }
+};
+
+}  // namespace flexring

@@ -1,0 +1,144 @@
+//! Both ways to an image. Neither needs a GPU: what they make is looked into.
+
+use super::*;
+use std::time::Instant;
+
+/// The libraries of the wheels that `make setup-cuda` installs.
+fn wheels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-toolkit/nvidia/cu13/lib")
+}
+
+/// NVRTC, or `None` with a word about it.
+fn nvrtc() -> Option<Nvrtc> {
+    match Nvrtc::find(Some(&wheels())) {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(why) => {
+            println!("skipped: {why} (make setup-cuda)");
+            None
+        }
+    }
+}
+
+fn symbols() -> Vec<&'static CStr> {
+    let arithmetics = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
+    let of = |dtype| arithmetics.map(|arithmetic| symbol(dtype, arithmetic));
+    DType::ALL.into_iter().flat_map(of).chain([COPY]).collect()
+}
+
+fn holds(image: &[u8], name: &CStr) -> bool {
+    image.windows(name.count_bytes()).any(|window| window == name.to_bytes())
+}
+
+#[test]
+fn kernels_are_named_by_operation_and_type() {
+    assert_eq!(symbol(DType::BF16, Arithmetic::Max), c"flexring_max_bfloat16");
+    for dtype in DType::ALL {
+        let name = format!("flexring_sum_{}", dtype.name());
+        assert_eq!(symbol(dtype, Arithmetic::Sum).to_bytes(), name.as_bytes());
+    }
+}
+
+#[test]
+fn what_is_compiled_for_suits_the_gpu() {
+    let known = [75, 80, 86, 90, 100, 120];
+    let target = |major, minor| target(&known, major, minor);
+    assert_eq!(target(9, 0).as_deref(), Some("sm_90"));
+    assert_eq!(target(8, 9).as_deref(), Some("sm_86"), "older ones of the generation run");
+    assert_eq!(target(11, 0).as_deref(), Some("compute_100"), "the driver compiles PTX further");
+    assert_eq!(target(13, 2).as_deref(), Some("compute_120"));
+    assert_eq!(target(7, 0), None);
+}
+
+#[test]
+fn gpus_that_are_too_old_are_refused_in_words() {
+    assert!(embedded(b"code", &[75, 90], 7, 5).is_ok());
+    assert!(embedded(b"code", &[75, 90], 12, 1).is_ok());
+    let error = embedded(b"code", &[75, 90], 6, 1).expect_err("too old");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("compute capability 6.1, and "), "{error}");
+    assert!(error.message().contains(" kernels for 7.5 and newer"), "{error}");
+
+    if nvrtc().is_some() {
+        let error = compiled(Some(&wheels()), None, 3, 5).expect_err("too old");
+        assert!(error.message().contains("compute capability 3.5, and NVRTC "), "{error}");
+    }
+}
+
+#[test]
+fn every_kernel_is_compiled_for_every_architecture_by_nvrtc() {
+    let Some(nvrtc) = nvrtc() else { return };
+    // The first and the last, and those between which instructions were added; all of them take minutes.
+    let tried = [75, 80, 89, 90, 100, 120];
+    let known = nvrtc.architectures();
+    for number in tried.into_iter().filter(|number| known.contains(number)) {
+        let begin = Instant::now();
+        let image = compiled(Some(&wheels()), None, number / 10, number % 10).expect("it compiles");
+        println!("sm_{number}: {} bytes in {:.1} s", image.len(), begin.elapsed().as_secs_f64());
+        assert!(image.starts_with(b"\x7fELF"), "machine code");
+        for name in symbols() {
+            assert!(holds(&image, name), "sm_{number} lacks {}", name.to_string_lossy());
+        }
+    }
+    // What is newer than NVRTC gets PTX.
+    let image = compiled(Some(&wheels()), None, 99, 9).expect("it compiles");
+    let text = String::from_utf8_lossy(&image);
+    assert!(text.contains(".version ") && text.contains(".entry flexring_sum_float8e4m3("));
+    assert!(!text.contains("fma.rn."), "nothing is contracted");
+    assert!(!text.contains(".ftz"), "nothing is flushed to zero");
+}
+
+#[test]
+fn what_is_compiled_is_kept() {
+    if nvrtc().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("not/there/yet");
+    let image = || compiled(Some(&wheels()), Some(&cache), 9, 0).expect("it compiles");
+    let first = image();
+    let entries = || {
+        let entries = std::fs::read_dir(&cache).expect("the cache");
+        entries.map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>()
+    };
+    let [entry] = &entries()[..] else { panic!("one entry, and nothing unfinished: {:?}", entries()) };
+    let begin = Instant::now();
+    assert!(image() == first);
+    println!("from the cache in {:?}", begin.elapsed());
+
+    // The entry is read: another image, with its digest, comes back.
+    write(entry, b"another image").expect("an entry");
+    assert!(image() == b"another image");
+    for damaged in [&b""[..], b"short", &first[..]] {
+        std::fs::write(entry, damaged).expect("an entry");
+        assert!(read(entry).is_none());
+    }
+    assert!(image() == first, "made anew");
+    assert!(read(entry).is_some_and(|image| image == first));
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_no_failure() {
+    if nvrtc().is_none() {
+        return;
+    }
+    // Nobody, not even root, makes folders there.
+    compiled(Some(&wheels()), Some(Path::new("/dev/null/flexring")), 9, 0).expect("it compiles");
+}
+
+#[test]
+fn what_is_embedded_serves_gpus_or_says_what_is_missing() {
+    println!("{}", origin());
+    match (MACHINE_CODE, image(9, 0)) {
+        (Some(_), image) => {
+            let image = image.expect("it is there");
+            assert!(image.len() > 1 << 16 && image.as_ptr().addr().is_multiple_of(16));
+            assert!(origin().starts_with("machine code for sm_"));
+            assert!(ARCHITECTURES.contains(&90));
+        }
+        (None, Ok(image)) => assert!(image.starts_with(b"\x7fELF")),
+        (None, Err(error)) => {
+            assert!(error.message().contains("there is no NVRTC"), "{error}");
+            assert!(error.message().contains("build flexring where nvcc is"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! CUDA's compiler as a library.
+//!
+//! Owns NVRTC's library, opened when it is needed: where there is none the answer is no, in words. Must not know what is
+//! compiled.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::{NonNull, null, null_mut};
+
+/// What every function returns: 0 if all is well.
+type Code = c_int;
+
+/// What the library may be called, the newest first. It never changes behind such a name.
+const NAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
+
+/// What it takes to have one.
+pub(super) const MEND: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package, PyPI's nvidia-cuda-nvrtc, or a toolkit \
+     that CUDA_HOME names), or build flexring where nvcc is";
+
+/// A source file with its headers.
+pub(super) struct Source<'a> {
+    pub(super) name: &'a CStr,
+    pub(super) text: &'a CStr,
+    /// Names and texts.
+    pub(super) headers: &'a [(&'a CStr, &'a CStr)],
+}
+
+/// NVRTC.
+#[derive(Debug)]
+pub(super) struct Nvrtc {
+    version: (c_int, c_int),
+    /// Such as 90 for compute capability 9.0; ascending.
+    architectures: Vec<u32>,
+    functions: Functions,
+}
+
+#[derive(Debug)]
+struct Functions {
+    error_string: unsafe extern "C" fn(Code) -> *const c_char,
+    create: unsafe extern "C" fn(
+        *mut *mut c_void,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Code,
+    destroy: unsafe extern "C" fn(*mut *mut c_void) -> Code,
+    compile: unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> Code,
+    log_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
+    log: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+    cubin_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
+    cubin: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+    ptx_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
+    ptx: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+}
+
+/// A function of an open library.
+///
+/// # Safety
+/// `F` is the type of a function pointer, and what the library calls `name` is such a function.
+unsafe fn function<F: Copy>(library: NonNull<c_void>, name: &CStr) -> Result<F, String> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
+    // SAFETY: the library is open, and stays so.
+    let symbol = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
+    if symbol.is_null() {
+        return Err(format!("NVRTC is too old: it has no {}", name.to_string_lossy()));
+    }
+    // SAFETY: the caller vouches for the type, which is as large.
+    Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
+}
+
+/// Opens a library for as long as the process lives.
+fn open(name: &Path) -> Option<NonNull<c_void>> {
+    let name = CString::new(name.as_os_str().as_bytes()).ok()?;
+    // SAFETY: opening CUDA's libraries runs their initialisers, which any program may do at any time.
+    NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
+}
+
+/// Opens the library of one of these folders, in which NVRTC would not look for its other half.
+fn open_in(folder: &Path) -> Option<NonNull<c_void>> {
+    let found = NAMES.into_iter().map(|name| folder.join(name)).find(|path| path.exists())?;
+    for entry in std::fs::read_dir(folder).ok()?.flatten() {
+        if entry.file_name().as_bytes().starts_with(b"libnvrtc-builtins.so") {
+            open(&entry.path());
+        }
+    }
+    open(&found)
+}
+
+/// Where toolkits and wheels put libraries.
+fn folders() -> Vec<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
+    homes.flat_map(|home| [home.join("lib64"), home.join("lib")]).collect()
+}
+
+impl Nvrtc {
+    /// The first of: the one in `folder`, if one is given; the one that the loader finds; the one of a toolkit.
+    pub(super) fn find(folder: Option<&Path>) -> Result<Self, String> {
+        let library = folder
+            .and_then(open_in)
+            .or_else(|| NAMES.into_iter().find_map(|name| open(OsStr::new(name).as_ref())))
+            .or_else(|| folders().iter().find_map(|folder| open_in(folder)));
+        let library = library.ok_or_else(|| "there is no NVRTC: libnvrtc.so is not found".to_owned())?;
+        // SAFETY: the types are those of nvrtc.h, with enums as the integers that they are.
+        unsafe {
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Code =
+                function(library, c"nvrtcVersion")?;
+            let count: unsafe extern "C" fn(*mut c_int) -> Code =
+                function(library, c"nvrtcGetNumSupportedArchs")?;
+            let list: unsafe extern "C" fn(*mut c_int) -> Code =
+                function(library, c"nvrtcGetSupportedArchs")?;
+            let functions = Functions {
+                error_string: function(library, c"nvrtcGetErrorString")?,
+                create: function(library, c"nvrtcCreateProgram")?,
+                destroy: function(library, c"nvrtcDestroyProgram")?,
+                compile: function(library, c"nvrtcCompileProgram")?,
+                log_size: function(library, c"nvrtcGetProgramLogSize")?,
+                log: function(library, c"nvrtcGetProgramLog")?,
+                cubin_size: function(library, c"nvrtcGetCUBINSize")?,
+                cubin: function(library, c"nvrtcGetCUBIN")?,
+                ptx_size: function(library, c"nvrtcGetPTXSize")?,
+                ptx: function(library, c"nvrtcGetPTX")?,
+            };
+            let (mut major, mut minor, mut many) = (0, 0, 0);
+            functions.told("nvrtcVersion", version(&raw mut major, &raw mut minor))?;
+            functions.told("nvrtcGetNumSupportedArchs", count(&raw mut many))?;
+            let mut architectures = vec![0; usize::try_from(many).unwrap_or(0)];
+            functions.told("nvrtcGetSupportedArchs", list(architectures.as_mut_ptr()))?;
+            let mut architectures: Vec<u32> =
+                architectures.into_iter().filter_map(|number: c_int| number.try_into().ok()).collect();
+            architectures.sort_unstable();
+            Ok(Self { version: (major, minor), architectures, functions })
+        }
+    }
+
+    /// Such as `13.0`.
+    pub(super) fn version(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// What it compiles for, such as 90 for compute capability 9.0; ascending.
+    pub(super) fn architectures(&self) -> &[u32] {
+        &self.architectures
+    }
+
+    /// Compiles to machine code for `sm_…`, or to PTX for `compute_…`; says why it cannot.
+    pub(super) fn compile(
+        &self,
+        source: &Source<'_>,
+        architecture: &str,
+        more: &[&str],
+    ) -> Result<Vec<u8>, String> {
+        let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();
+        let texts: Vec<*const c_char> = source.headers.iter().map(|(_, text)| text.as_ptr()).collect();
+        let mut program = Program { handle: null_mut(), functions: &self.functions };
+        // SAFETY: all texts end with a zero and outlive the call, which copies them; there are as many of each.
+        let code = unsafe {
+            (self.functions.create)(
+                &raw mut program.handle,
+                source.text.as_ptr(),
+                source.name.as_ptr(),
+                names.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.functions.told("nvrtcCreateProgram", code)?;
+
+        let words = more.iter().map(|word| (*word).to_owned());
+        let words = words.chain([format!("--gpu-architecture={architecture}")]);
+        let words: Vec<CString> = words.filter_map(|word| CString::new(word).ok()).collect();
+        let pointers: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
+        // SAFETY: the program is there, and the words end with a zero and outlive the call.
+        let code =
+            unsafe { (self.functions.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr()) };
+        if let Err(failed) = self.functions.told("nvrtcCompileProgram", code) {
+            let log = program.read(self.functions.log_size, self.functions.log).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            return Err(format!("{failed}: {}", log.trim_matches(|letter| letter == '\0' || letter == '\n')));
+        }
+        if architecture.starts_with("sm_") {
+            program.read(self.functions.cubin_size, self.functions.cubin)
+        } else {
+            program.read(self.functions.ptx_size, self.functions.ptx)
+        }
+    }
+}
+
+impl Functions {
+    /// What a function returned, in words if it failed.
+    fn told(&self, function: &str, code: Code) -> Result<(), String> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: any code may be asked for.
+        let words = unsafe { (self.error_string)(code) };
+        if words == null() {
+            return Err(format!("{function} failed ({code})"));
+        }
+        // SAFETY: it is a text of the library's, which lives for ever.
+        let words = unsafe { CStr::from_ptr(words) };
+        Err(format!("{function} failed: {} ({code})", words.to_string_lossy()))
+    }
+}
+
+/// What is being compiled.
+struct Program<'a> {
+    /// Null before it is created.
+    handle: *mut c_void,
+    functions: &'a Functions,
+}
+
+impl Program<'_> {
+    /// What one function writes, as large as the other says.
+    fn read(
+        &self,
+        size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
+        write: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+    ) -> Result<Vec<u8>, String> {
+        let mut len = 0;
+        // SAFETY: the program is there, and the size may be written.
+        self.functions.told("NVRTC", unsafe { size(self.handle, &raw mut len) })?;
+        let mut bytes = vec![0u8; len];
+        // SAFETY: there is room for what the library said that it would write.
+        self.functions.told("NVRTC", unsafe { write(self.handle, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: it was created, and nobody else has it.
+            unsafe { (self.functions.destroy)(&raw mut self.handle) };
+        }
+    }
+}
