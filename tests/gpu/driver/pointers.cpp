@@ -1,0 +1,128 @@
+// Functions that say what an address is.
+
+#include <cstring>
+
+#include "world.h"
+
+using namespace sim;
+
+namespace {
+
+size_t size_of(CUpointer_attribute attribute) {
+    switch (attribute) {
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return sizeof(int);
+        // Booleans are of four bytes, as programs that read them into an `unsigned int` rely on.
+        case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        case CU_POINTER_ATTRIBUTE_MAPPED:
+        case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return sizeof(unsigned);
+        case CU_POINTER_ATTRIBUTE_CONTEXT:
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return sizeof(uint64_t);
+        // The tokens of GPUDirect RDMA are not simulated.
+        case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return 0;
+    }
+    return 0;
+}
+
+// What one attribute of a known address is; fails where it has none.
+CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute attribute, uint64_t& value) {
+    switch (attribute) {
+        case CU_POINTER_ATTRIBUTE_CONTEXT:
+            // Memory of a pool belongs to no context.
+            value = range.kind == Kind::Pool ? 0 : reinterpret_cast<uint64_t>(range.context->handle);
+            return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+            value = range.on_host() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+            return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+            value = address;
+            return range.mapped_to_device() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+            value = address;
+            return range.on_device() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = range.sync_memops; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_BUFFER_ID: value = range.id; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED: value = range.kind == Kind::Managed; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+            value = static_cast<uint64_t>(range.context->ordinal);
+            return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = range.kind == Kind::Device; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: value = range.base; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: value = range.bytes; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_MAPPED: value = 1; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: value = range.flags & CU_MEMHOSTREGISTER_READ_ONLY && range.on_host() ? 1 : 3; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+            value = range.kind == Kind::Pool ? reinterpret_cast<uint64_t>(range.context->handle) + 1 : 0;
+            return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: value = 0; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_P2P_TOKENS: break;
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+// Needs no current context: programs ask it about pointers before they know whose they are.
+SIMCUDA_EXPORT CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr address) {
+    return initialised(__func__, [&](Lock&) {
+        if (!out || size_of(attribute) == 0) return CUDA_ERROR_INVALID_VALUE;
+        const RangeRef range = world().memory->find(address);
+        if (!range) return CUDA_ERROR_INVALID_VALUE;
+        uint64_t value = 0;
+        const CUresult code = value_of(*range, address, attribute, value);
+        if (code == CUDA_SUCCESS) std::memcpy(out, &value, size_of(attribute));
+        return code;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** out,
+                                               CUdeviceptr address) {
+    return initialised(__func__, [&](Lock&) {
+        if (count == 0 || !attributes || !out) return CUDA_ERROR_INVALID_VALUE;
+        const RangeRef range = world().memory->find(address);
+        for (unsigned i = 0; i < count; ++i) {
+            const size_t size = size_of(attributes[i]);
+            if (!out[i] || size == 0) return CUDA_ERROR_INVALID_VALUE;
+            uint64_t value = 0;
+            if (range && value_of(*range, address, attributes[i], value) != CUDA_SUCCESS) value = 0;
+            std::memcpy(out[i], &value, size);
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    return initialised(__func__, [&](Lock&) {
+        const RangeRef range = world().memory->find(address);
+        if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range) return CUDA_ERROR_INVALID_VALUE;
+        if (range->kind == Kind::Pool) return CUDA_ERROR_NOT_SUPPORTED;
+        unsigned wanted = 0;
+        std::memcpy(&wanted, value, sizeof wanted);
+        range->sync_memops = wanted != 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+    return in_context(__func__, [&](Context&, Lock&) {
+        const RangeRef range = world().memory->find(address);
+        if (!range || range->on_host()) return CUDA_ERROR_NOT_FOUND;
+        if (base) *base = range->base;
+        if (bytes) *bytes = range->bytes;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, int, unsigned long long) {
+    return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_NOT_SUPPORTED; });
+}

@@ -1,0 +1,301 @@
+// Functions about streams and events, host functions, and waits for values in memory.
+
+#include <algorithm>
+
+#include "world.h"
+
+using namespace sim;
+
+namespace {
+
+// A stream by its handle, whatever context is current: to ask it and to wait for it is allowed everywhere.
+StreamRef any_stream(Context& current, CUstream handle) {
+    if (!handle || handle == CU_STREAM_LEGACY) return current.legacy;
+    auto found = world().streams.find(handle);
+    return found != world().streams.end() ? found->second : nullptr;
+}
+
+CUresult create(const char* name, CUstream* out, unsigned flags, int priority) {
+    return in_context(name, [&](Context& context, Lock& lock) {
+        if (!out || flags & ~CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+        context.reap(lock);
+        const auto handle = static_cast<CUstream>(world().memory->handle());
+        // Priorities beyond the range are cut to it.
+        auto stream = std::make_shared<Stream>(handle, &context, flags, std::clamp(priority, -5, 0), false);
+        if (!stream->start()) return CUDA_ERROR_OUT_OF_MEMORY;
+        context.streams.push_back(stream);
+        world().streams[handle] = stream;
+        *out = handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+// Such a function that asks something about any stream.
+template <class Body>
+CUresult about(const char* name, CUstream handle, Body body) {
+    return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
+        if (handle == CU_STREAM_PER_THREAD) return CUDA_ERROR_NOT_SUPPORTED;
+        StreamRef stream = any_stream(context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        return body(stream, lock);
+    });
+}
+
+bool capturing(Stream& stream) {
+    if (stream.capture != Capture::None) stream.capture = Capture::Invalidated;
+    return stream.capture != Capture::None;
+}
+
+// CUDA's comparison of a word in memory with a value.
+template <class Word>
+bool holds(Word word, Word value, unsigned how) {
+    switch (how) {
+        case CU_STREAM_WAIT_VALUE_GEQ: return static_cast<std::make_signed_t<Word>>(word - value) >= 0;
+        case CU_STREAM_WAIT_VALUE_EQ: return word == value;
+        default: return (word & value) != 0;
+    }
+}
+
+// Whether a word of memory may take part in a memory operation, as far as that is known when it is asked for.
+template <class Word>
+CUresult may_operate(CUdeviceptr address) {
+    if (!settings().memops) return CUDA_ERROR_NOT_SUPPORTED;
+    const RangeRef range = world().memory->find(address);
+    if (address % sizeof(Word) != 0 || !range || range->kind == Kind::Managed) return CUDA_ERROR_INVALID_VALUE;
+    return range->mapped_to_device() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult reach_word(Stream& stream, const char* name, CUdeviceptr address, size_t bytes, Access access, View& view) {
+    Lock lock(world().mutex);
+    return world().memory->reach(*stream.context, name, address, bytes, access, By::MemoryOperation, view);
+}
+
+template <class Word>
+CUresult wait_value(const char* name, CUstream handle, CUdeviceptr address, Word value, unsigned flags) {
+    return in_stream(name, handle, [&](Stream& stream, Lock&) {
+        // Neither a flush of remote writes nor NOR is something this GPU can do.
+        if (flags > CU_STREAM_WAIT_VALUE_AND) return CUDA_ERROR_NOT_SUPPORTED;
+        if (CUresult code = may_operate<Word>(address); code != CUDA_SUCCESS) return code;
+        submit(stream, name, [=](Stream& stream) {
+            for (unsigned looks = 0; !stream.cancelled; ++looks) {
+                // Looked up each time, so that memory which is freed meanwhile is noticed.
+                View view;
+                CUresult code = reach_word(stream, name, address, sizeof(Word), Access::Read, view);
+                if (code != CUDA_SUCCESS) return code;
+                Word word = __atomic_load_n(reinterpret_cast<Word*>(view.at), __ATOMIC_ACQUIRE);
+                if (holds(word, value, flags)) break;
+                std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 + looks, 200u)));
+            }
+            return CUDA_SUCCESS;
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
+template <class Word>
+CUresult write_value(const char* name, CUstream handle, CUdeviceptr address, Word value, unsigned flags) {
+    return in_stream(name, handle, [&](Stream& stream, Lock&) {
+        if (flags & ~CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) return CUDA_ERROR_INVALID_VALUE;
+        if (CUresult code = may_operate<Word>(address); code != CUDA_SUCCESS) return code;
+        submit(stream, name, [=](Stream& stream) {
+            View view;
+            CUresult code = reach_word(stream, name, address, sizeof(Word), Access::Write, view);
+            if (code != CUDA_SUCCESS) return code;
+            __atomic_store_n(reinterpret_cast<Word*>(view.at), value, __ATOMIC_RELEASE);
+            return CUDA_SUCCESS;
+        });
+        return CUDA_SUCCESS;
+    });
+}
+
+}  // namespace
+
+SIMCUDA_EXPORT CUresult cuStreamCreate(CUstream* out, unsigned flags) { return create(__func__, out, flags, 0); }
+
+SIMCUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) {
+    return create(__func__, out, flags, priority);
+}
+
+SIMCUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
+    // Its work goes on. A broken context lets go of it too, though the call returns what broke it.
+    CUresult broken = CUDA_SUCCESS;
+    const CUresult code = initialised(__func__, [&](Lock&) {
+        auto found = world().streams.find(handle);
+        if (found == world().streams.end()) return CUDA_ERROR_INVALID_HANDLE;
+        StreamRef stream = found->second;
+        Context& context = *stream->context;
+        stream->closing = true;
+        stream->arrived.notify_all();
+        context.streams.erase(std::find(context.streams.begin(), context.streams.end(), stream));
+        context.retired.push_back(stream);
+        world().streams.erase(found);
+        broken = context.error;
+        return CUDA_SUCCESS;
+    });
+    return code == CUDA_SUCCESS ? broken : code;
+}
+
+SIMCUDA_EXPORT CUresult cuStreamQuery(CUstream handle) {
+    return about(__func__, handle, [](const StreamRef& stream, Lock&) {
+        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
+        return stream->last->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
+    return about(__func__, handle, [](const StreamRef& stream, Lock& lock) {
+        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        await(lock, stream->last, "cuStreamSynchronize");
+        return stream->context->error;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!out) return CUDA_ERROR_INVALID_VALUE;
+        *out = stream->context->handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!flags) return CUDA_ERROR_INVALID_VALUE;
+        *flags = stream->flags;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!priority) return CUDA_ERROR_INVALID_VALUE;
+        *priority = stream->priority;
+        return CUDA_SUCCESS;
+    });
+}
+
+// A capture records nothing: it is there so that its refusal can be tested.
+SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
+        if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (stream->capture != Capture::None) return CUDA_ERROR_INVALID_VALUE;
+        stream->capture = Capture::Active;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamEndCapture(CUstream handle, void** graph) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!graph || stream->capture == Capture::None) return CUDA_ERROR_INVALID_VALUE;
+        const bool spoilt = stream->capture == Capture::Invalidated;
+        stream->capture = Capture::None;
+        *graph = nullptr;
+        return spoilt ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamIsCapturing(CUstream handle, int* status) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!status) return CUDA_ERROR_INVALID_VALUE;
+        *status = static_cast<int>(stream->capture);
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        const EventRef found = world().event(event);
+        if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        // The record of now is what counts; one that comes later does not.
+        if (found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {found->point});
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventCreate(CUevent* out, unsigned flags) {
+    return in_context(__func__, [&](Context& context, Lock&) {
+        constexpr unsigned all = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+        if (!out || flags & ~all) return CUDA_ERROR_INVALID_VALUE;
+        if (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+        const auto handle = static_cast<CUevent>(world().memory->handle());
+        world().events[handle] = std::make_shared<Event>(Event{handle, &context, flags, nullptr});
+        *out = handle;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
+    return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
+        const EventRef found = world().event(event);
+        if (!found || found->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+        found->point = submit(stream, "cuEventRecord", nullptr);
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventQuery(CUevent event) {
+    return in_context(__func__, [&](Context&, Lock&) {
+        const EventRef found = world().event(event);
+        if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (found->context->error != CUDA_SUCCESS) return found->context->error;
+        return !found->point || found->point->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventSynchronize(CUevent event) {
+    return in_context(__func__, [&](Context&, Lock& lock) {
+        const EventRef found = world().event(event);
+        if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (PointRef point = found->point) await(lock, point, "cuEventSynchronize");
+        return found->context->error;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
+    return in_context(__func__, [&](Context&, Lock&) {
+        const EventRef first = world().event(from), second = world().event(to);
+        if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+        if (!first || !second || !first->point || !second->point) return CUDA_ERROR_INVALID_HANDLE;
+        if ((first->flags | second->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
+        if (!first->point->reached || !second->point->reached) return CUDA_ERROR_NOT_READY;
+        *milliseconds = std::chrono::duration<float, std::milli>(second->point->when - first->point->when).count();
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
+    return initialised(__func__, [&](Lock&) {
+        const EventRef found = world().event(event);
+        if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        world().events.erase(event);
+        return found->context->error;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
+    return wait_value<uint32_t>(__func__, stream, address, value, flags);
+}
+SIMCUDA_EXPORT CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
+    return wait_value<uint64_t>(__func__, stream, address, value, flags);
+}
+SIMCUDA_EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
+    return write_value<uint32_t>(__func__, stream, address, value, flags);
+}
+SIMCUDA_EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
+    return write_value<uint64_t>(__func__, stream, address, value, flags);
+}
+
+SIMCUDA_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+    return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
+        if (!function) return CUDA_ERROR_INVALID_VALUE;
+        submit(stream, "cuLaunchHostFunc", [=](Stream& stream) {
+            stream.context->host_thread.run(stream, function, data);
+            return CUDA_SUCCESS;
+        });
+        return CUDA_SUCCESS;
+    });
+}

@@ -1,0 +1,191 @@
+// How calls are admitted, contexts end and processes exit; see world.h.
+
+#include "world.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include <pthread.h>
+
+namespace sim {
+namespace {
+
+// Set in a child that was forked and has not called exec: its threads are gone and the lock may be held for ever.
+std::atomic<bool> forked{false};
+
+[[gnu::constructor]] void watch_forks() {
+    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+}
+
+// Work that is under way would go on while the program's memory is torn down.
+[[gnu::destructor]] void leave() {
+    if (forked) return;
+    World& world = sim::world();
+    Lock lock(world.mutex);
+    world.exiting = true;
+    std::vector<std::thread> threads;
+    for (const auto& context : world.contexts) {
+        if (settings().leaks) context->tell_leaks();
+        for (const StreamRef& stream : context->all_streams()) {
+            stream->cancel();
+            threads.push_back(std::move(stream->thread));
+        }
+        context->host_thread.stop(lock, false);
+    }
+    lock.unlock();
+    for (std::thread& thread : threads) thread.join();
+}
+
+const char* name_of(Kind kind) {
+    switch (kind) {
+        case Kind::Imported: return "opened IPC handle";
+        case Kind::HostAllocated: return "host allocation";
+        case Kind::HostRegistered: return "registration";
+        default: return "allocation";
+    }
+}
+
+}  // namespace
+
+World& world() {
+    static World* never_destroyed = new World;
+    return *never_destroyed;
+}
+
+std::vector<Context*>& current_contexts() {
+    thread_local std::vector<Context*> stack;
+    return stack;
+}
+
+CUresult World::asked_to_fail(const char* name) {
+    const unsigned long call = ++calls[name];
+    auto [from, to] = settings().failures.equal_range(name);
+    for (auto failure = from; failure != to; ++failure) {
+        if (failure->second.call == call) return failure->second.code;
+    }
+    return CUDA_SUCCESS;
+}
+
+Context* World::context(CUcontext handle) {
+    for (const auto& context : contexts) {
+        if (context->handle == handle) return context.get();
+    }
+    return nullptr;
+}
+
+StreamRef World::stream(Context& context, CUstream handle) {
+    if (!handle || handle == CU_STREAM_LEGACY) return context.legacy;
+    auto found = streams.find(handle);
+    return found != streams.end() && found->second->context == &context ? found->second : nullptr;
+}
+
+EventRef World::event(CUevent handle) {
+    auto found = events.find(handle);
+    return found != events.end() ? found->second : nullptr;
+}
+
+CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context) {
+    if (inside_host_function()) die(name, "called from a host function, which may make no CUDA call");
+    if (forked) return CUDA_ERROR_NOT_INITIALIZED;
+    World& world = sim::world();
+    lock = Lock(world.mutex);
+    if (world.exiting) return CUDA_ERROR_DEINITIALIZED;
+    if (settings().without.count(name)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (CUresult code = world.asked_to_fail(name); code != CUDA_SUCCESS) return code;
+    if (needs == Needs::Nothing) return CUDA_SUCCESS;
+    if (!world.initialised) return CUDA_ERROR_NOT_INITIALIZED;
+    if (needs == Needs::Initialised) return CUDA_SUCCESS;
+    const std::vector<Context*>& stack = current_contexts();
+    if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
+    context = stack.back();
+    if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return context->error;
+}
+
+void trace(const char* name, CUresult code) {
+    if (settings().trace) say("trace: " + std::string(name) + " = " + std::to_string(code));
+}
+
+std::vector<StreamRef> Context::all_streams() const {
+    std::vector<StreamRef> all = streams;
+    all.insert(all.end(), retired.begin(), retired.end());
+    if (legacy) all.push_back(legacy);
+    return all;
+}
+
+void Context::fail(CUresult code, const char* what) {
+    if (error != CUDA_SUCCESS) return;
+    error = code;
+    say(std::string(what) + " ended in error " + std::to_string(code) + ", which every later call of this context returns");
+}
+
+void Context::drain(Lock& lock, const char* function) {
+    for (const StreamRef& stream : all_streams()) await(lock, stream->last, function);
+}
+
+void Context::reap(Lock& lock) {
+    std::vector<std::thread> threads;
+    auto done = [&](const StreamRef& stream) {
+        if (stream->finished) threads.push_back(std::move(stream->thread));
+        return stream->finished;
+    };
+    retired.erase(std::remove_if(retired.begin(), retired.end(), done), retired.end());
+    // They need nothing but to return, but the lock may be what they wait for.
+    lock.unlock();
+    for (std::thread& thread : threads) thread.join();
+    lock.lock();
+}
+
+void Context::destroy(Lock& lock) {
+    World& world = sim::world();
+    if (settings().leaks) tell_leaks();
+    ending = true;
+    std::vector<StreamRef> stopped = all_streams();
+    for (const StreamRef& stream : stopped) {
+        stream->cancel();
+        world.streams.erase(stream->handle);
+    }
+    streams.clear();
+    retired.clear();
+    legacy = nullptr;
+    lock.unlock();
+    for (const StreamRef& stream : stopped) stream->thread.join();
+    lock.lock();
+    host_thread.stop(lock, true);
+    for (const RangeRef& range : world.memory->of(this)) world.memory->forget(range);
+    auto purge = [this](auto& table, auto context_of) {
+        for (auto entry = table.begin(); entry != table.end();) {
+            entry = context_of(entry->second) == this ? table.erase(entry) : std::next(entry);
+        }
+    };
+    purge(world.events, [](const EventRef& event) { return event->context; });
+    purge(world.modules, [](const Module& module) { return module.context; });
+    purge(world.functions, [](const Function& function) { return function.context; });
+    for (const auto& other : world.contexts) other->peers.erase(this);
+    peers.clear();
+    error = CUDA_SUCCESS;
+    ending = false;
+    ended.notify_all();
+}
+
+void Context::tell_leaks() const {
+    World& world = sim::world();
+    const std::string mine = " of GPU " + std::to_string(ordinal);
+    auto tell = [&](size_t count, const char* what) {
+        if (count) say("leaked " + std::to_string(count) + " " + what + (count > 1 ? "s" : "") + mine);
+    };
+    auto count = [&](const auto& table, auto context_of) {
+        return std::count_if(table.begin(), table.end(), [&](auto& entry) { return context_of(entry.second) == this; });
+    };
+    tell(retained, "retained context");
+    tell(streams.size(), "stream");
+    tell(count(world.events, [](const EventRef& event) { return event->context; }), "event");
+    tell(count(world.modules, [](const Module& module) { return module.context; }), "module");
+    if (!world.memory) return;
+    for (const RangeRef& range : world.memory->of(this)) {
+        say(std::string("leaked ") + name_of(range->kind) + " " + hexadecimal(range->base) + " of " +
+            std::to_string(range->bytes) + " bytes by " + range->origin + mine);
+    }
+}
+
+}  // namespace sim
