@@ -4,9 +4,9 @@ mod harness;
 
 use flexring::config::Lowering;
 use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::{Communicator, DType, ReduceOp};
+use flexring::{DType, ReduceOp};
 use half::{bf16, f16};
-use harness::{Number, Setup, World, cases, spawn};
+use harness::{Number, Rank, Setup, World, cases, spawn};
 use proptest::prelude::*;
 
 const OPS: [ReduceOp; 6] =
@@ -41,7 +41,7 @@ fn expected(dtype: DType, op: ReduceOp, world: usize, at: usize) -> i64 {
     }
 }
 
-fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
+fn check<T: Number>(comm: &Rank, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
     let (rank, world) = (comm.rank(), comm.world_size());
     let given: Vec<T> = (0..count).map(|at| T::of(contribution(T::DTYPE, op, world, rank, at))).collect();
     let wanted: Vec<T> = (0..count).map(|at| T::of(expected(T::DTYPE, op, world, at))).collect();
@@ -77,7 +77,7 @@ fn check<T: Number>(comm: &Communicator, count: usize, op: ReduceOp, in_place: b
     }
 }
 
-fn check_type(comm: &Communicator, dtype: DType, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
+fn check_type(comm: &Rank, dtype: DType, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
     match dtype {
         DType::I8 => check::<i8>(comm, count, op, in_place, pool),
         DType::U8 => check::<u8>(comm, count, op, in_place, pool),

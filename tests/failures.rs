@@ -10,12 +10,12 @@ use flexring::plan::planner::tree;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
-use harness::{Setup, World, join, spawn, spawn_processes, watched};
+use harness::{Rank, Setup, World, join, spawn, spawn_processes, watched};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// The error of a call that must fail.
-fn failing(comm: &Communicator, count: usize, op: ReduceOp) -> Error {
+fn failing(comm: &Rank, count: usize, op: ReduceOp) -> Error {
     comm.all_reduce(&mut vec![1f32; count], op).expect_err("the call must fail")
 }
 

@@ -5,9 +5,9 @@ mod harness;
 
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
-use flexring::{Communicator, Error, ErrorKind, ReduceOp, Result};
+use flexring::{Error, ErrorKind, ReduceOp, Result};
 use half::bf16;
-use harness::{Number, Setup, World, cases, spawn};
+use harness::{Number, Rank, Setup, World, cases, spawn};
 use proptest::prelude::*;
 use std::ops::DerefMut;
 use std::sync::Barrier;
@@ -93,7 +93,7 @@ struct Case {
 
 impl Case {
     /// Makes the call as one rank of a world, and checks all that it touches and all that it must not.
-    fn check<T: Number>(self, comm: &Communicator) {
+    fn check<T: Number>(self, comm: &Rank) {
         let (rank, world) = (comm.rank(), comm.world_size());
         let Self { op, root, count, in_place, .. } = self;
         let is_root = rank == root;
@@ -171,7 +171,7 @@ impl Case {
         }
     }
 
-    fn vector<T: Number>(self, comm: &Communicator, content: &[T]) -> Box<dyn DerefMut<Target = [T]>> {
+    fn vector<T: Number>(self, comm: &Rank, content: &[T]) -> Box<dyn DerefMut<Target = [T]>> {
         if !self.pool {
             return Box::new(content.to_vec());
         }
@@ -180,13 +180,13 @@ impl Case {
         Box::new(vector)
     }
 
-    fn went(self, comm: &Communicator, outcome: Result<()>) {
+    fn went(self, comm: &Rank, outcome: Result<()>) {
         outcome.unwrap_or_else(|error| {
             panic!("rank {} of {}: {self:?}: {error}", comm.rank(), comm.world_size())
         });
     }
 
-    fn same<T: Number>(self, comm: &Communicator, what: &str, got: &[T], wanted: &[T]) {
+    fn same<T: Number>(self, comm: &Rank, what: &str, got: &[T], wanted: &[T]) {
         assert_eq!(got.len(), wanted.len());
         if let Some(at) = got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
             panic!(
@@ -358,7 +358,7 @@ proptest! {
 }
 
 /// A call that may not be like everybody's, on a vector of `count` elements in all.
-fn ask(comm: &Communicator, collective: Collective, root: usize, count: usize, op: ReduceOp) -> Result<()> {
+fn ask(comm: &Rank, collective: Collective, root: usize, count: usize, op: ReduceOp) -> Result<()> {
     let part = count / comm.world_size();
     let mut vector = vec![1f32; count];
     match collective {

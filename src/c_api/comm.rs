@@ -116,6 +116,28 @@ unsafe fn tell(
     Ok(())
 }
 
+/// Waits until all calls that were made so far on this rank are over, also those that take effect in streams; returns what
+/// ended the communicator, if anything has.
+///
+/// # Safety
+/// `comm` is NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_synchronize(comm: *const flexring_comm) -> flexring_result {
+    // SAFETY: the caller vouches for the handle.
+    guarded(|| unsafe { borrow(comm, "flexring_comm_synchronize")? }.communicator.synchronize())
+}
+
+/// Returns what ended the communicator, if anything has, without waiting. Calls that take effect in streams return before
+/// they are over, so this is how to hear that one has failed.
+///
+/// # Safety
+/// `comm` is NULL or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_status(comm: *const flexring_comm) -> flexring_result {
+    // SAFETY: the caller vouches for the handle.
+    guarded(|| unsafe { borrow(comm, "flexring_comm_status")? }.communicator.status())
+}
+
 /// Ends what all ranks do with this communicator, from any thread, at once: calls under way return
 /// FLEXRING_ABORTED on every rank. The communicator must still be freed.
 ///

@@ -331,6 +331,23 @@ impl Communicator {
         self.core.commons.deregister(piece)
     }
 
+    /// Waits until all calls that were made so far are over.
+    ///
+    /// # Errors
+    /// What ended the communicator, if anything has.
+    pub fn synchronize(&self) -> Result<()> {
+        drop(self.core.turns.wait(&self.core.turns.take()));
+        self.status()
+    }
+
+    /// Whether the communicator still works, without waiting for anything.
+    ///
+    /// # Errors
+    /// What ended it.
+    pub fn status(&self) -> Result<()> {
+        self.core.fault.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     /// Ends whatever all ranks do with this communicator, from any thread, at once: calls under way return an
     /// error on every rank.
     pub fn abort(&self) {

@@ -61,6 +61,28 @@ impl Communicator {
         self.between(send, receive, |input, output| self.asker().all_gather(input, output, T::DTYPE))
     }
 
+    /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu).
+    pub fn reduce_scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
+        vector.lend(|piece, stream| {
+            let part = self.part_of::<V::Item>(piece);
+            self.run_in_stream(self.asker().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
+        })
+    }
+
+    /// [`all_gather_in_place`](Self::all_gather_in_place) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu).
+    pub fn all_gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V) -> Result<()> {
+        vector.lend(|piece, stream| {
+            let part = self.part_of::<V::Item>(piece);
+            self.run_in_stream(self.asker().all_gather(part, piece, V::Item::DTYPE)?, stream)
+        })
+    }
+
     /// [`broadcast`](Self::broadcast) on a GPU.
     ///
     /// # Errors
@@ -71,6 +93,19 @@ impl Communicator {
         })
     }
 
+    /// [`broadcast_into`](Self::broadcast_into) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn broadcast_into_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        root: Rank,
+    ) -> Result<()> {
+        self.between(send, receive, |input, output| self.asker().broadcast(input, output, T::DTYPE, root))
+    }
+
     /// [`reduce`](Self::reduce) on a GPU.
     ///
     /// # Errors
@@ -79,6 +114,20 @@ impl Communicator {
         vector.lend(|piece, stream| {
             self.run_in_stream(self.asker().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
         })
+    }
+
+    /// [`reduce_into`](Self::reduce_into) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn reduce_into_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        op: ReduceOp,
+        root: Rank,
+    ) -> Result<()> {
+        self.between(send, receive, |input, output| self.asker().reduce(input, output, T::DTYPE, op, root))
     }
 
     /// Two vectors meet in the stream of the one that is written; what is in the other's comes before, too, as that one

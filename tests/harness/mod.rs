@@ -6,8 +6,10 @@
 #![allow(clippy::print_stderr, reason = "a test says what it skips")]
 
 mod number;
+mod rank;
 
 pub use number::Number;
+pub use rank::Rank;
 
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, TransportChoice};
@@ -32,17 +34,25 @@ pub enum World {
     VerbsStaged,
     /// Ranks of two nodes: shared memory within, RDMA between them, by two queue pairs over every device.
     VerbsMixed,
+    /// Ranks of one node whose vectors are on GPUs.
+    Gpu,
+    /// The same over TCP.
+    GpuTcp,
+    /// The same on two nodes: shared memory within, TCP between them.
+    GpuMixed,
 }
 
 impl World {
     const EVERYWHERE: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
     const VERBS: [Self; 3] = [Self::Verbs, Self::VerbsStaged, Self::VerbsMixed];
+    const GPU: [Self; 3] = [Self::Gpu, Self::GpuTcp, Self::GpuMixed];
 
-    /// The worlds that are tested here: where the variable WORLDS is `verbs`, those that need RDMA devices, else
-    /// those that need nothing.
+    /// The worlds that are tested here: where the variable WORLDS is `verbs`, those that need RDMA devices, where it is
+    /// `gpu`, those that need a GPU, else those that need nothing.
     pub fn here() -> &'static [Self] {
         match std::env::var("WORLDS").as_deref() {
             Ok("verbs") => &Self::VERBS,
+            Ok("gpu") => &Self::GPU,
             _ => &Self::EVERYWHERE,
         }
     }
@@ -56,17 +66,24 @@ impl World {
     pub fn is_here(self) -> bool {
         let here = Self::here().contains(&self);
         if !here {
-            eprintln!(
-                "skipped: {self:?} is tested where WORLDS={}",
-                if self.is_verbs() { "verbs" } else { "" }
-            );
+            let worlds = match self {
+                _ if self.is_verbs() => "verbs",
+                _ if self.is_gpu() => "gpu",
+                _ => "",
+            };
+            eprintln!("skipped: {self:?} is tested where WORLDS={worlds}");
         }
         here
     }
 
     /// Whether the ranks are on two nodes.
     pub fn is_mixed(self) -> bool {
-        matches!(self, Self::Mixed | Self::VerbsMixed)
+        matches!(self, Self::Mixed | Self::VerbsMixed | Self::GpuMixed)
+    }
+
+    /// Whether vectors are on GPUs.
+    pub fn is_gpu(self) -> bool {
+        Self::GPU.contains(&self)
     }
 
     /// Whether there is RDMA between ranks.
@@ -94,7 +111,7 @@ impl Setup {
             connect_timeout: Duration::from_secs(20),
             socket_ifname: Some("lo".to_owned()),
             transport: match world {
-                World::Tcp => TransportChoice::Tcp,
+                World::Tcp | World::GpuTcp => TransportChoice::Tcp,
                 World::Verbs | World::VerbsStaged => TransportChoice::Verbs,
                 _ => TransportChoice::Auto,
             },
@@ -130,11 +147,11 @@ impl Setup {
 
 /// How many random cases a property is tried with: fewer where a processor is emulated.
 pub fn cases(usual: u32) -> u32 {
-    if World::here()[0].is_verbs() { usual / 3 } else { usual }
+    if World::here()[0].is_verbs() || World::here()[0].is_gpu() { usual / 3 } else { usual }
 }
 
 /// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.
-pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> {
     watched(Duration::from_secs(60), || {
         // Where the ranks of a world meet; alive until they are done.
         let meeting = (setup.world != World::Local).then(|| Hub::create(&setup.config).expect("a hub"));
@@ -165,8 +182,10 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Communicator) -> R + Sync) ->
         };
         std::thread::scope(|scope| {
             let body = &body;
-            let threads: Vec<_> =
-                joiners.into_iter().map(|joiner| scope.spawn(move || body(joiner()))).collect();
+            let threads: Vec<_> = joiners
+                .into_iter()
+                .map(|joiner| scope.spawn(move || body(Rank::new(joiner(), setup.world))))
+                .collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         })
     })
@@ -198,12 +217,14 @@ pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
 pub fn spawn_processes(
     name: &str,
     setup: &Setup,
-    body: impl FnOnce(Communicator),
+    body: impl FnOnce(Rank),
     meddle: impl FnOnce(&[u32]),
 ) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
-        watched(Duration::from_secs(60), || body(Communicator::from_env().expect("the world meets")));
+        watched(Duration::from_secs(60), || {
+            body(Rank::new(Communicator::from_env().expect("the world meets"), setup.world));
+        });
         std::process::exit(0);
     }
     watched(Duration::from_secs(60), || {

@@ -8,15 +8,17 @@
 //! it waits for there. Jobs on which others depend are never under way at once, as whoever submits them waits for the
 //! first to be reported; so streams need not wait for each other but for that.
 
-use super::batch::Batch;
+use super::batch::{self, Filling, OPERANDS};
 use super::image;
-use super::objects::{Event, Gpu, GpuMemory, Kernel, Module, Pinned, Stream};
+use super::objects::{Event, Gpu, GpuMemory, Kernel, Module, Pinned, Stream, address};
 use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, Memory, Piece};
+use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes that one thread handles at a time: 16, four times over.
 const BYTES_PER_THREAD: usize = 64;
@@ -58,7 +60,9 @@ pub struct Cuda {
     in_: Lane,
     reduction: Lane,
     /// The launch that is being put together.
-    batch: Batch,
+    batch: Filling,
+    /// Bytes that its longest task writes.
+    longest: usize,
     kind: Option<Kind>,
     /// Whether it needs what is still on its way in.
     needs_in: bool,
@@ -97,8 +101,7 @@ impl Cuda {
     /// `System` if the GPU has too little memory; `Unsupported` if it cannot run the kernels.
     pub(crate) fn new(gpu: &Arc<Gpu>, host: &HostSide<'_>) -> Result<Self> {
         let (slots, slot) = host.slots;
-        let (major, minor) = gpu.capability;
-        let module = Module::load(gpu, &image::image(major, minor)?)?;
+        let module = Module::load(gpu, &image_for(gpu.capability)?)?;
         let mut kernels = Vec::new();
         for dtype in DType::ALL {
             for arithmetic in Arithmetic::ALL {
@@ -128,7 +131,8 @@ impl Cuda {
             out: Lane::new(gpu)?,
             in_: Lane::new(gpu)?,
             reduction: Lane::new(gpu)?,
-            batch: Batch::default(),
+            batch: Filling::default(),
+            longest: 0,
             kind: None,
             needs_in: false,
             arrived: Event::new(gpu)?,
@@ -225,7 +229,7 @@ impl Cuda {
         let mut operands = job.operands;
         let mut so_far = None;
         loop {
-            let room = Batch::OPERANDS - usize::from(so_far.is_some());
+            let room = OPERANDS - usize::from(so_far.is_some());
             let (now, later) = operands.split_at(operands.len().min(room));
             let finish = if later.is_empty() { job.finish } else { Finish::Keep };
             self.add_pass(job.dtype, kind, into, so_far, now, finish)?;
@@ -255,11 +259,11 @@ impl Cuda {
         }
         let count = if kind.is_some() { into.len() / dtype.size() } else { into.len() };
         let divide = match finish {
-            Finish::Keep => 0,
-            Finish::Divide(ranks) => ranks,
+            Finish::Keep => None,
+            Finish::Divide(ranks) => NonZeroU32::new(ranks),
         };
         // Slots are taken before the task is begun: waiting for one may launch what there is.
-        let mut staged = [Piece::EMPTY; Batch::OPERANDS];
+        let mut staged = [Piece::EMPTY; OPERANDS];
         for (place, operand) in staged.iter_mut().zip(operands) {
             *place = operand.piece;
             if operand.piece.is_host() {
@@ -270,19 +274,25 @@ impl Cuda {
             }
         }
         self.kind = kind;
-        let mut task = self.batch.task(into, count as u64, divide);
-        if let Some(operand) = so_far {
-            task.operand(operand.piece, operand.factor);
+        let first = so_far.into_iter();
+        let staged =
+            staged.iter().zip(operands).map(|(place, operand)| Operand { piece: *place, ..*operand });
+        let mut all = [batch::Operand::default(); OPERANDS];
+        let mut many = 0;
+        for (place, Operand { piece, factor }) in all.iter_mut().zip(first.chain(staged)) {
+            *place = batch::Operand::new(address(piece), factor);
+            many += 1;
         }
-        for (place, operand) in staged.iter().zip(operands) {
-            task.operand(*place, operand.factor);
+        if !self.batch.push(address(into), count as u64, all[..many].iter().copied(), divide) {
+            return Err(Error::new(ErrorKind::Internal, "a task does not fit an empty launch"));
         }
+        self.longest = self.longest.max(into.len());
         Ok(())
     }
 
     /// Launches what was put together, without an event behind it.
     fn launch_batch(&mut self) -> Result<()> {
-        if self.batch.is_empty() {
+        if self.batch.tasks() == 0 {
             return Ok(());
         }
         if std::mem::take(&mut self.needs_in) {
@@ -296,10 +306,10 @@ impl Cuda {
             }
         };
         let tasks = self.batch.tasks() as u32;
-        let enough = self.batch.longest().div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
+        let enough = std::mem::take(&mut self.longest).div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
         let blocks = (kernel.blocks / tasks).clamp(1, u32::try_from(enough).unwrap_or(u32::MAX).max(1));
         // SAFETY: the kernel takes a batch. What it says is valid until its jobs were reported, or is a slot.
-        unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), self.batch.argument())? };
+        unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), self.batch.batch())? };
         self.batch.clear();
         Ok(())
     }
@@ -349,6 +359,20 @@ impl Cuda {
         drop(entered);
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
+}
+
+/// The kernels for a GPU of this capability. Where they must be compiled first, that is done once at a time, and on a thread
+/// of its own: NVRTC 13.0 was seen to run out of the 2 MiB that threads usually have for their stack.
+fn image_for((major, minor): (u32, u32)) -> Result<Cow<'static, [u8]>> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let compiler = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(64 << 20);
+    let compiled = compiler
+        .spawn(move || image::image(major, minor))
+        .map_err(|cause| Error::system("cannot start a thread for the compiler of kernels", cause))?;
+    compiled
+        .join()
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the compiler of kernels panicked")))
 }
 
 impl Device for Cuda {

@@ -1,0 +1,115 @@
+//! A rank as test bodies see it: a communicator, whose calls on vectors go by a GPU where the world is one of GPUs.
+
+use super::World;
+use flexring::communicator::{Owned, Request};
+use flexring::{Communicator, Element, ReduceOp, Result};
+use std::ops::Deref;
+
+/// A communicator of a test world.
+pub struct Rank {
+    communicator: Communicator,
+    /// The GPU that vectors are copied to for each call, and back.
+    gpu: Option<usize>,
+}
+
+impl Deref for Rank {
+    type Target = Communicator;
+    fn deref(&self) -> &Communicator {
+        &self.communicator
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod on_gpu {
+    use super::{Element, Rank, Result};
+    pub use flexring::device::cuda::GpuBuffer;
+
+    pub fn gpus() -> usize {
+        flexring::device::cuda::gpus().expect("worlds of GPUs are tested where there is a driver")
+    }
+
+    impl Rank {
+        /// Has a call reduce a copy on the GPU, and copies the result back.
+        pub fn by_gpu<T: Element>(
+            &self,
+            gpu: usize,
+            vector: &mut [T],
+            call: impl FnOnce(&mut GpuBuffer<T>) -> Result<()>,
+        ) -> Result<()> {
+            let mut on_gpu = GpuBuffer::new(gpu, vector.len())?;
+            on_gpu.write(vector)?;
+            call(&mut on_gpu)?;
+            on_gpu.read(vector)?;
+            // The stream went on; whether well is told by this.
+            self.synchronize()
+        }
+
+        /// The same with two vectors.
+        pub fn by_gpu_between<T: Element>(
+            &self,
+            gpu: usize,
+            send: &[T],
+            receive: &mut [T],
+            call: impl FnOnce(&GpuBuffer<T>, &mut GpuBuffer<T>) -> Result<()>,
+        ) -> Result<()> {
+            let mut input = GpuBuffer::new(gpu, send.len())?;
+            input.write(send)?;
+            self.by_gpu(gpu, receive, |output| call(&input, output))
+        }
+    }
+}
+
+macro_rules! calls {
+    ($($in_place:ident, $in_place_on_gpu:ident ($($a:ident: $a_ty:ty),*);)* -- $($into:ident, $into_on_gpu:ident ($($b:ident: $b_ty:ty),*);)*) => {
+        impl Rank {
+            $(pub fn $in_place<T: Element>(&self, vector: &mut [T], $($a: $a_ty),*) -> Result<()> {
+                match self.gpu {
+                    #[cfg(feature = "cuda")]
+                    Some(gpu) => self.by_gpu(gpu, vector, |vector| self.communicator.$in_place_on_gpu(vector, $($a),*)),
+                    _ => self.communicator.$in_place(vector, $($a),*),
+                }
+            })*
+
+            $(pub fn $into<T: Element>(&self, send: &[T], receive: &mut [T], $($b: $b_ty),*) -> Result<()> {
+                match self.gpu {
+                    #[cfg(feature = "cuda")]
+                    Some(gpu) => self.by_gpu_between(gpu, send, receive, |send, receive| {
+                        self.communicator.$into_on_gpu(send, receive, $($b),*)
+                    }),
+                    _ => self.communicator.$into(send, receive, $($b),*),
+                }
+            })*
+        }
+    };
+}
+
+calls! {
+    all_reduce, all_reduce_on_gpu (op: ReduceOp);
+    reduce_scatter_in_place, reduce_scatter_in_place_on_gpu (op: ReduceOp);
+    all_gather_in_place, all_gather_in_place_on_gpu ();
+    broadcast, broadcast_on_gpu (root: usize);
+    reduce, reduce_on_gpu (op: ReduceOp, root: usize);
+    --
+    all_reduce_into, all_reduce_into_on_gpu (op: ReduceOp);
+    reduce_scatter, reduce_scatter_on_gpu (op: ReduceOp);
+    all_gather, all_gather_on_gpu ();
+    broadcast_into, broadcast_into_on_gpu (root: usize);
+    reduce_into, reduce_into_on_gpu (op: ReduceOp, root: usize);
+}
+
+impl Rank {
+    /// A rank of such a world.
+    pub fn new(communicator: Communicator, world: World) -> Self {
+        #[cfg(feature = "cuda")]
+        let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpus());
+        #[cfg(not(feature = "cuda"))]
+        let gpu = None;
+        let _ = world;
+        Self { communicator, gpu }
+    }
+
+    /// On the host's memory in every world.
+    pub fn all_reduce_async<B: Owned>(&self, vector: B, op: ReduceOp) -> Result<Request<B>> {
+        self.communicator.all_reduce_async(vector, op)
+    }
+}
