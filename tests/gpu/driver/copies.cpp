@@ -1,7 +1,7 @@
 // Functions that copy and fill memory, at once and in streams.
 //
-// Owns when such a call returns. CUDA lets it return early in more cases than programs expect; it returns here as early as
-// the documentation allows, and bytes move in pieces with pauses between them.
+// Owns when such a call returns. CUDA lets it return early in more cases than programs expect; it returns here as early
+// as the documentation allows, and bytes move in pieces with pauses between them.
 
 #include <algorithm>
 #include <cstring>
@@ -64,8 +64,8 @@ CUresult reach_end(Stream& stream, const char* name, CUdeviceptr at, size_t byte
     return world().memory->reach(*stream.context, name, at, bytes, access, By::Copy, view);
 }
 
-CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side,
-              size_t bytes, When when) {
+CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side to_side, CUdeviceptr from,
+              Side from_side, size_t bytes, When when) {
     if (bytes == 0) return CUDA_SUCCESS;
     const Place to_place = place_of(to, bytes), from_place = place_of(from, bytes);
     if (!fits(to_place, to_side) || !fits(from_place, from_side)) return CUDA_ERROR_INVALID_VALUE;
@@ -115,7 +115,8 @@ CUresult copy_in(const char* name, CUstream handle, CUdeviceptr to, Side to_side
     });
 }
 
-CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsigned char value, size_t bytes, When when) {
+CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsigned char value, size_t bytes,
+              When when) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (!fits(place_of(to, bytes), Side::Device)) return CUDA_ERROR_INVALID_VALUE;
     const RangeRef range = world().memory->find(to);
@@ -163,8 +164,8 @@ SIMCUDA_EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t 
 SIMCUDA_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return copy_in(__func__, stream, to, Side::Device, from, Side::Device, bytes);
 }
-SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                                          size_t bytes, CUstream handle) {
+SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                          CUcontext from_context, size_t bytes, CUstream handle) {
     const char* name = __func__;
     return in_stream(name, handle, [&](Stream& stream, Lock& lock) {
         if (!world().context(to_context) || !world().context(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
