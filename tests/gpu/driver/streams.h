@@ -120,8 +120,9 @@ private:
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
 
-// Lets the calling thread wait. Ends the process with a sentence where nothing comes for SIMCUDA_HANG_S seconds.
-void await(Lock& lock, const PointRef& point, const char* function);
+// Lets the calling thread wait, for this point even if its stream goes on meanwhile. Ends the process with a sentence
+// where nothing comes for SIMCUDA_HANG_S seconds.
+void await(Lock& lock, PointRef point, const char* function);
 
 // Marks what was waited for as reached.
 void reach_point(const PointRef& point);
