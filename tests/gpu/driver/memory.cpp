@@ -93,7 +93,6 @@ void Memory::insert(const RangeRef& range) { ranges_[range->base] = range; }
 RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char* origin) {
     const bool counted = kind == Kind::Device || kind == Kind::Pool || kind == Kind::Managed;
     if (counted && (bytes > settings().memory || context->used > settings().memory - bytes)) return nullptr;
-    if (bytes > settings().memory * 64) return nullptr;
     RangeRef range;
     if (kind == Kind::Device || kind == Kind::Pool) {
         const CUdeviceptr base = reserve(bytes);
