@@ -29,8 +29,7 @@ if [ "$(cat "$out/objects.stamp" 2>/dev/null)" != "$stamp" ]; then
     # The kernels must round as a GPU does, so nothing is contracted.
     "$cxx" $flags -O2 -ffp-contract=off -I "$kernels" -c "$kernels/host/launch.cpp" -o "$objects/kernels.o" &
     for source in "$here"/*.cpp; do
-        name=$(basename "$source" .cpp)
-        [ "$name" = selftest ] || echo "-c $source -o $objects/$name.o"
+        echo "-c $source -o $objects/$(basename "$source" .cpp).o"
     done | xargs -P "$(nproc)" -L 1 "$cxx" $flags -O1 -fvisibility=hidden $warnings
     wait $!
     echo "$stamp" >"$out/objects.stamp"
@@ -51,5 +50,5 @@ if [ "$(cat "$out/libcuda.stamp" 2>/dev/null)" != "$stamp" ]; then
 fi
 
 [ "${2:-}" = test ] || exit 0
-"$cxx" $flags -O1 $warnings -o "$out/selftest" "$here/selftest.cpp" -ldl
+"$cxx" $flags -O1 $warnings -o "$out/selftest" "$here"/selftest/*.cpp -ldl
 LD_LIBRARY_PATH=$out${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$out/selftest"
