@@ -1,5 +1,5 @@
-// Functions that allocate and free: GPU memory at once and in a stream's order, managed memory, pinned host memory; and those
-// that register the program's own.
+// Functions that allocate and free: GPU memory at once and in a stream's order, managed memory, pinned host memory; and
+// those that register the program's own.
 
 #include <cstring>
 
@@ -10,8 +10,8 @@ using namespace sim;
 
 namespace {
 
-// The driver may wait for the whole GPU in functions like these, so a program that holds a stream back until such a call
-// has returned may hang; SIMCUDA_IMPLICIT_SYNC=1 makes it so.
+// The driver may wait for the whole GPU in functions like these, so a program that holds a stream back until such a
+// call has returned may hang; SIMCUDA_IMPLICIT_SYNC=1 makes it so.
 void perhaps_drain(Context& context, Lock& lock, const char* name) {
     if (settings().implicit_sync) context.drain(lock, name);
 }
@@ -59,7 +59,8 @@ SIMCUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     return in_context(__func__, [&](Context&, Lock& lock) {
         if (address == 0) return CUDA_SUCCESS;
         RangeRef range = beginning_at(address);
-        if (!range || range->on_host() || range->kind == Kind::Imported || range->freeing) return CUDA_ERROR_INVALID_VALUE;
+        const bool freed_here = range && !range->on_host() && range->kind != Kind::Imported;
+        if (!freed_here || range->freeing) return CUDA_ERROR_INVALID_VALUE;
         // Marked before the wait, so that of two threads only one frees it.
         range->freeing = true;
         Context& owner = *range->context;
@@ -149,7 +150,8 @@ SIMCUDA_EXPORT CUresult cuMemHostUnregister(void* at) {
 SIMCUDA_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* at, unsigned flags) {
     return in_context(__func__, [&](Context&, Lock&) {
         const RangeRef range = world().memory->find(reinterpret_cast<CUdeviceptr>(at));
-        if (!out || flags != 0 || !range || !range->on_host() || !range->mapped_to_device()) return CUDA_ERROR_INVALID_VALUE;
+        if (!out || flags != 0 || !range || !range->on_host()) return CUDA_ERROR_INVALID_VALUE;
+        if (!range->mapped_to_device()) return CUDA_ERROR_INVALID_VALUE;
         *out = reinterpret_cast<CUdeviceptr>(at);
         return CUDA_SUCCESS;
     });

@@ -1,4 +1,5 @@
-// Functions about primary contexts and which of them is current. Contexts that a program creates itself do not exist here.
+// Functions about primary contexts and which of them is current. Contexts that a program creates itself do not exist
+// here.
 
 #include "world.h"
 

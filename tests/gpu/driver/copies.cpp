@@ -1,7 +1,7 @@
 // Functions that copy and fill memory, at once and in streams.
 //
-// Owns when such a call returns. CUDA lets it return early in more cases than programs expect; it returns here as early as
-// the documentation allows, and bytes move in pieces with pauses between them.
+// Owns when such a call returns. CUDA lets it return early in more cases than programs expect; it returns here as early
+// as the documentation allows, and bytes move in pieces with pauses between them.
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ enum class Place { Device, Managed, Pinned, Pageable, Wrong };
 enum class Side { Any, Device, Host };
 enum class When { Now, InStream };
 
-Place place_of(CUdeviceptr at, size_t bytes) {
+Place place_of(const Context& context, CUdeviceptr at, size_t bytes) {
     const Memory& memory = *world().memory;
     const RangeRef range = memory.find(at);
     if (!range) return memory.is_device_space(at) || at == 0 ? Place::Wrong : Place::Pageable;
@@ -25,6 +25,9 @@ Place place_of(CUdeviceptr at, size_t bytes) {
         return range->kind == Kind::HostRegistered ? Place::Pageable : Place::Wrong;
     }
     if (range->kind == Kind::Managed) return Place::Managed;
+    // What another context registered for itself alone is pinned for that one only.
+    const bool shared = range->context == &context || range->flags & CU_MEMHOSTREGISTER_PORTABLE;
+    if (range->kind == Kind::HostRegistered && !shared) return Place::Pageable;
     return range->on_host() ? Place::Pinned : Place::Device;
 }
 
@@ -64,10 +67,11 @@ CUresult reach_end(Stream& stream, const char* name, CUdeviceptr at, size_t byte
     return world().memory->reach(*stream.context, name, at, bytes, access, By::Copy, view);
 }
 
-CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side,
-              size_t bytes, When when) {
+CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side to_side, CUdeviceptr from,
+              Side from_side, size_t bytes, When when) {
     if (bytes == 0) return CUDA_SUCCESS;
-    const Place to_place = place_of(to, bytes), from_place = place_of(from, bytes);
+    const Place to_place = place_of(*stream.context, to, bytes);
+    const Place from_place = place_of(*stream.context, from, bytes);
     if (!fits(to_place, to_side) || !fits(from_place, from_side)) return CUDA_ERROR_INVALID_VALUE;
     if (to < from + bytes && from < to + bytes) die(name, "source and destination overlap");
     const bool to_device = to_place == Place::Device || to_place == Place::Managed;
@@ -115,9 +119,10 @@ CUresult copy_in(const char* name, CUstream handle, CUdeviceptr to, Side to_side
     });
 }
 
-CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsigned char value, size_t bytes, When when) {
+CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsigned char value, size_t bytes,
+              When when) {
     if (bytes == 0) return CUDA_SUCCESS;
-    if (!fits(place_of(to, bytes), Side::Device)) return CUDA_ERROR_INVALID_VALUE;
+    if (!fits(place_of(*stream.context, to, bytes), Side::Device)) return CUDA_ERROR_INVALID_VALUE;
     const RangeRef range = world().memory->find(to);
     PointRef done = submit(stream, name, [=](Stream& stream) {
         View target;
@@ -163,8 +168,8 @@ SIMCUDA_EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t 
 SIMCUDA_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return copy_in(__func__, stream, to, Side::Device, from, Side::Device, bytes);
 }
-SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                                          size_t bytes, CUstream handle) {
+SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                          CUcontext from_context, size_t bytes, CUstream handle) {
     const char* name = __func__;
     return in_stream(name, handle, [&](Stream& stream, Lock& lock) {
         if (!world().context(to_context) || !world().context(from_context)) return CUDA_ERROR_INVALID_CONTEXT;

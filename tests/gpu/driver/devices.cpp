@@ -44,7 +44,8 @@ int attribute_of(const Context& gpu, CUdevice_attribute attribute) {
         case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1:
         case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1:
         case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
-            return s.memops && !s.without.count("cuStreamWaitValue32_v2") && !s.without.count("cuStreamWriteValue32_v2");
+            return s.memops && !s.without.count("cuStreamWaitValue32_v2") &&
+                   !s.without.count("cuStreamWriteValue32_v2");
         case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: return s.read_only_register;
         case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: return s.pools && !s.without.count("cuMemAllocAsync");
         case CU_DEVICE_ATTRIBUTE_NUMA_ID:

@@ -1,4 +1,5 @@
-// IPC handles: a process, a descriptor of its memory, and a number that tells it from what the descriptor may name later.
+// IPC handles: a process, a descriptor of its memory, and a number that tells it from what the descriptor may name
+// later.
 
 #include "ipc.h"
 

@@ -1,10 +1,13 @@
 // Modules, functions and launches: flexring's kernels, run by the same source compiled for the processor.
 //
-// Owns what a kernel may touch. A batch is copied when it is launched, as a GPU takes parameters by value; its addresses are
-// looked up when the stream comes to it; and what would be a race between blocks of one launch ends the process.
+// Owns what a kernel may touch. A batch is copied when it is launched, as a GPU takes parameters by value; its
+// addresses are looked up when the stream comes to it; its tasks run in any order, with pauses between them; and what
+// would be a race between blocks of one launch ends the process.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 
 #include "../../../kernels/batch.h"
 #include "world.h"
@@ -18,7 +21,8 @@ namespace {
 
 // Bytes of an element of a kernel; 0 where the name is none.
 size_t element_of(const std::string& name) {
-    static const std::map<std::string, size_t> sizes = {
+    // Never destroyed: threads may launch while the process exits.
+    static const auto& sizes = *new std::map<std::string, size_t>{
         {"int8", 1},  {"uint8", 1}, {"int32", 4},  {"uint32", 4},   {"int64", 8},       {"uint64", 8},
         {"half", 2},  {"float", 4}, {"double", 8}, {"bfloat16", 2}, {"float8e4m3", 1}, {"float8e5m2", 1},
     };
@@ -52,11 +56,15 @@ void check_for_races(const char* kernel, const flexring::Batch& batch, unsigned 
             const flexring::Task& other = batch.tasks[reader];
             const Piece theirs{address(other.into), other.count * element};
             if (!theirs.bytes) continue;
-            if (reader != writer && into.overlaps(theirs)) die(kernel, "two tasks of a launch write to the same memory");
+            if (reader != writer && into.overlaps(theirs)) {
+                die(kernel, "two tasks of a launch write to the same memory");
+            }
             for (unsigned i = other.first; i < other.first + other.operands; ++i) {
                 const Piece operand{address(batch.operands[i].at), theirs.bytes};
                 const bool in_place = reader == writer && operand.at == into.at;
-                if (!in_place && into.overlaps(operand)) die(kernel, "a task writes to what the same launch reads elsewhere");
+                if (!in_place && into.overlaps(operand)) {
+                    die(kernel, "a task writes to what the same launch reads elsewhere");
+                }
             }
         }
     }
@@ -80,7 +88,8 @@ struct Launch {
     unsigned grid_x, grid_y, block;
     flexring::Batch batch;
 
-    CUresult reach(const Context& context, CUdeviceptr at, size_t bytes, Access access, std::vector<View>& views) const {
+    CUresult reach(const Context& context, CUdeviceptr at, size_t bytes, Access access,
+                   std::vector<View>& views) const {
         if (at % element != 0) {
             say(kernel + ": " + hexadecimal(at) + " is not aligned to its elements");
             return CUDA_ERROR_MISALIGNED_ADDRESS;
@@ -113,7 +122,15 @@ struct Launch {
         flexring::Batch there = batch;
         std::vector<View> views;
         if (CUresult code = translate(*stream.context, there, views); code != CUDA_SUCCESS) return code;
-        if (flexring_host_launch(kernel.c_str(), grid_x, grid_y, block, &there) != 0) return CUDA_ERROR_LAUNCH_FAILED;
+        std::array<unsigned, flexring::kTasks> order;
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.begin() + grid_y, stream.random);
+        for (unsigned i = 0; i < grid_y; ++i) {
+            if (i) stream.dawdle();
+            std::swap(there.tasks[0], there.tasks[order[i]]);
+            if (flexring_host_launch(kernel.c_str(), grid_x, 1, block, &there) != 0) return CUDA_ERROR_LAUNCH_FAILED;
+            std::swap(there.tasks[0], there.tasks[order[i]]);
+        }
         Lock lock(world().mutex);
         for (const View& view : views) {
             if (view.range->gone) die(kernel.c_str(), "memory was freed or unregistered while the kernel used it");
@@ -147,8 +164,11 @@ CUresult about(const char* name, CUfunction function, Body body) {
 
 SIMCUDA_EXPORT CUresult cuModuleLoadData(CUmodule* out, const void* image) { return load(__func__, out, image); }
 
-SIMCUDA_EXPORT CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned options, int* names, void** values) {
-    if (options && (!names || !values)) return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_INVALID_VALUE; });
+SIMCUDA_EXPORT CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned options, int* names,
+                                           void** values) {
+    if (options && (!names || !values)) {
+        return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_INVALID_VALUE; });
+    }
     return load(__func__, out, image);
 }
 
@@ -194,7 +214,8 @@ SIMCUDA_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction
     });
 }
 
-SIMCUDA_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function, int block, size_t) {
+SIMCUDA_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function, int block,
+                                                                    size_t) {
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!blocks || block <= 0) return CUDA_ERROR_INVALID_VALUE;
         *blocks = block > flexring::kMostThreads ? 0 : 2048 / block;
@@ -216,12 +237,14 @@ SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                        CUstream handle, void** parameters, void** extra) {
     return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
-        auto found = world().functions.find(function);
-        if (found == world().functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
-        if (grid_x == 0 || grid_y == 0 || block_x == 0 || grid_x > 2147483647u || grid_y > 65535u) return CUDA_ERROR_INVALID_VALUE;
+        const auto& functions = world().functions;
+        auto found = functions.find(function);
+        if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+        constexpr unsigned most = flexring::kMostThreads;
+        if (grid_x == 0 || grid_x > 2147483647u || grid_y == 0 || grid_y > 65535u) return CUDA_ERROR_INVALID_VALUE;
+        if (block_x == 0 || block_x > most || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
         // flexring's kernels count neither in z nor in a block's y.
         if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
-        if (block_x > static_cast<unsigned>(flexring::kMostThreads) || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
         if (extra) return CUDA_ERROR_NOT_SUPPORTED;
         if (!parameters || !parameters[0]) return CUDA_ERROR_INVALID_VALUE;
         Launch launch{found->second.name, element_of(found->second.name), grid_x, grid_y, block_x, {}};

@@ -74,8 +74,8 @@ CUdeviceptr Memory::reserve(size_t bytes) {
     // A slot more than it takes keeps neighbours apart, so that no overrun ends in another allocation.
     const size_t taken = (bytes + 4 * kAlignment + kSlot - 1) / kSlot * kSlot + kSlot;
     CUdeviceptr at = 0;
-    // Real drivers hand out an address again at once, which caches by address must survive; but then nobody finds a use of
-    // the freed one. So it is done half of the time.
+    // Real drivers hand out an address again at once, which caches by address must survive; but then nobody finds a use
+    // of the freed one. So it is done half of the time.
     auto hole = std::find_if(holes_.rbegin(), holes_.rend(), [&](const Hole& h) { return h.bytes == taken; });
     if (hole != holes_.rend() && random_() % 2) {
         at = hole->at;
@@ -93,7 +93,6 @@ void Memory::insert(const RangeRef& range) { ranges_[range->base] = range; }
 RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char* origin) {
     const bool counted = kind == Kind::Device || kind == Kind::Pool || kind == Kind::Managed;
     if (counted && (bytes > settings().memory || context->used > settings().memory - bytes)) return nullptr;
-    if (bytes > settings().memory * 64) return nullptr;
     RangeRef range;
     if (kind == Kind::Device || kind == Kind::Pool) {
         const CUdeviceptr base = reserve(bytes);
@@ -110,9 +109,11 @@ RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char*
             return nullptr;
         }
         range = std::make_shared<Range>(kind, base, bytes, static_cast<char*>(alias), context, origin);
-        range->descriptor = descriptor;
         range->mapped = whole;
         range->control = reinterpret_cast<Control*>(range->alias + pages(bytes));
+        // Only what can be exported keeps its descriptor: a process may have many allocations and few descriptors.
+        if (kind == Kind::Device) range->descriptor = descriptor;
+        else close(descriptor);
         range->control->nonce = (uint64_t{static_cast<uint32_t>(getpid())} << 32) ^ std::random_device{}() ^ range->id;
     } else {
         char* alias = map_anonymous(bytes);
@@ -178,13 +179,14 @@ std::vector<RangeRef> Memory::of(const Context* context) const {
     return found;
 }
 
-CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr address, size_t bytes, Access access, By by,
-                       View& view) const {
+CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr address, size_t bytes, Access access,
+                       By by, View& view) const {
     const RangeRef range = find(address);
     const bool ours = range && range->context == &context;
     const char* why = nullptr;
     if (!range) {
-        why = is_device_space(address) ? "is no memory (it may have been freed)" : "is host memory that is not registered";
+        why = is_device_space(address) ? "is no memory (it may have been freed)"
+                                       : "is host memory that is not registered";
     } else if (bytes > range->bytes - (address - range->base)) {
         why = "goes beyond the end of its allocation";
     } else if (!range->begun) {

@@ -1,7 +1,7 @@
 // All memory that the driver knows: what it allocated, what it imported, what the program registered.
 //
-// Owns addresses. A GPU's memory has two: the *device address*, a reservation without access that the program holds, and
-// the *alias*, where the simulation reaches the bytes. Every access goes through `reach`. Knows no stream; the
+// Owns addresses. A GPU's memory has two: the *device address*, a reservation without access that the program holds,
+// and the *alias*, where the simulation reaches the bytes. Every access goes through `reach`. Knows no stream; the
 // caller holds the world's lock throughout.
 #pragma once
 
@@ -96,7 +96,8 @@ public:
     bool is_device_space(CUdeviceptr address) const { return address - space_ < space_bytes_; }
     std::vector<RangeRef> of(const Context* context) const;
 
-    // What the work of `context` may do with these bytes: 0, or the error that the work ends in, after a line on stderr.
+    // Whether the work of `context` may do this with these bytes: 0, or the error that it ends in, after a line on
+    // stderr.
     CUresult reach(const Context& context, const char* what, CUdeviceptr address, size_t bytes, Access access, By by,
                    View& view) const;
 

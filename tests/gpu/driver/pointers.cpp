@@ -59,7 +59,10 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
         case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: value = range.base; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_RANGE_SIZE: value = range.bytes; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MAPPED: value = 1; return CUDA_SUCCESS;
-        case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: value = range.flags & CU_MEMHOSTREGISTER_READ_ONLY && range.on_host() ? 1 : 3; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+            // Reading is 1, reading and writing 3.
+            value = range.kind == Kind::HostRegistered && range.flags & CU_MEMHOSTREGISTER_READ_ONLY ? 1 : 3;
+            return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
             value = range.kind == Kind::Pool ? reinterpret_cast<uint64_t>(range.context->handle) + 1 : 0;
             return CUDA_SUCCESS;

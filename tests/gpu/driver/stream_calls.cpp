@@ -84,7 +84,7 @@ CUresult wait_value(const char* name, CUstream handle, CUdeviceptr address, Word
                 if (code != CUDA_SUCCESS) return code;
                 Word word = __atomic_load_n(reinterpret_cast<Word*>(view.at), __ATOMIC_ACQUIRE);
                 if (holds(word, value, flags)) break;
-                std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 + looks, 200u)));
+                std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 + 2 * looks, 500u)));
             }
             return CUDA_SUCCESS;
         });

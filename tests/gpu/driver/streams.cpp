@@ -129,7 +129,7 @@ PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&
     return stream.last;
 }
 
-void await(Lock& lock, const PointRef& point, const char* function) {
+void await(Lock& lock, PointRef point, const char* function) {
     auto reached = [&] { return point->reached; };
     if (settings().hang_s == 0) return point->changed.wait(lock, reached);
     if (point->changed.wait_for(lock, std::chrono::seconds(settings().hang_s), reached)) return;

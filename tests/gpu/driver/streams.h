@@ -1,7 +1,8 @@
 // Streams, the points in them that others wait for, and the thread that runs host functions.
 //
-// Owns order and time: every stream is a thread that takes its work in turn and sleeps a random while before some of it, so
-// that what is not ordered by an event, a wait or a stream happens in any order. Knows nothing of what work does.
+// Owns order and time: every stream is a thread that takes its work in turn and sleeps a random while before some of
+// it, so that what is not ordered by an event, a wait or a stream happens in any order. Knows nothing of what work
+// does.
 #pragma once
 
 #include <array>
@@ -116,10 +117,12 @@ private:
 };
 
 // Puts work at the end of a stream, behind what the legacy default stream's rules say too.
-PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after = {});
+PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
+                std::vector<PointRef> after = {});
 
-// Lets the calling thread wait. Ends the process with a sentence where nothing comes for SIMCUDA_HANG_S seconds.
-void await(Lock& lock, const PointRef& point, const char* function);
+// Lets the calling thread wait, for this point even if its stream goes on meanwhile. Ends the process with a sentence
+// where nothing comes for SIMCUDA_HANG_S seconds.
+void await(Lock& lock, PointRef point, const char* function);
 
 // Marks what was waited for as reached.
 void reach_point(const PointRef& point);

@@ -116,7 +116,8 @@ std::vector<StreamRef> Context::all_streams() const {
 void Context::fail(CUresult code, const char* what) {
     if (error != CUDA_SUCCESS) return;
     error = code;
-    say(std::string(what) + " ended in error " + std::to_string(code) + ", which every later call of this context returns");
+    say(std::string(what) + " ended in error " + std::to_string(code) +
+        ", which every later call of this context returns");
 }
 
 void Context::drain(Lock& lock, const char* function) {

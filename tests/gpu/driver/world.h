@@ -1,7 +1,7 @@
 // The whole simulation: its one lock, the contexts, the handles, and how every function of the driver begins.
 //
-// Owns the life of contexts and the rules that hold for all calls alike: the library must be initialised, a context must be
-// current and sound, host functions call nothing. Knows no function of the driver by itself.
+// Owns the life of contexts and the rules that hold for all calls alike: the library must be initialised, a context
+// must be current and sound, host functions call nothing. Knows no function of the driver by itself.
 #pragma once
 
 #include <condition_variable>

@@ -1,0 +1,68 @@
+// Calls that fail because they are told to, and those that need what is not there.
+
+#include <thread>
+
+#include "programs.h"
+
+namespace selftest {
+
+void calls_need_a_context() {
+    CUstream one = nullptr;
+    CHECK(cu("cuStreamCreate", &one, 0u) == CUDA_ERROR_NOT_INITIALIZED);
+    WORKS(cu("cuInit", 0u));
+    CHECK(cu("cuStreamCreate", &one, 0u) == CUDA_ERROR_INVALID_CONTEXT);
+    begin();
+    CUstream made = stream();
+    // Of threads each has its own.
+    std::thread([] {
+        CUstream none = nullptr;
+        CHECK(cu("cuStreamCreate", &none, 0u) == CUDA_ERROR_INVALID_CONTEXT);
+    }).join();
+    int status = -1;
+    void* graph = nullptr;
+    WORKS(cu("cuStreamIsCapturing", made, &status));
+    CHECK(status == 0);
+    WORKS(cu("cuStreamBeginCapture_v2", made, 2));
+    WORKS(cu("cuStreamIsCapturing", made, &status));
+    CHECK(status == 1);
+    CHECK(synchronize(made) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK(cu("cuStreamEndCapture", made, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    WORKS(synchronize(made));
+    WORKS(cu("cuStreamDestroy_v2", made));
+    CHECK(synchronize(made) == CUDA_ERROR_INVALID_HANDLE);
+}
+
+void calls_fail_on_demand() {
+    begin();
+    allocate();
+    allocate();
+    Pointer memory = 0;
+    CHECK(cu("cuMemAlloc_v2", &memory, kBytes) == CUDA_ERROR_OUT_OF_MEMORY);
+    memory = allocate();
+    CHECK(cu("cuMemHostUnregister", static_cast<void*>(nullptr)) == CUDA_ERROR_NOT_SUPPORTED);
+    CUstream one = stream();
+    WORKS(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), kBytes, one));
+    WORKS(synchronize(one));
+    WORKS(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), kBytes, one));
+    CHECK(synchronize(one) == CUDA_ERROR_ECC_UNCORRECTABLE);
+}
+
+void errors_stick() {
+    begin();
+    Pointer memory = allocate();
+    CUstream one = stream();
+    // One element more than there is.
+    WORKS(launch(kernel("flexring_sum_float"), sum_of(memory, memory, memory, kBytes / 4 + 1), 1, one));
+    CHECK(synchronize(one) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    Pointer more = 0;
+    CHECK(cu("cuMemAlloc_v2", &more, kBytes) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(cu("cuStreamQuery", one) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(cu("cuStreamDestroy_v2", one) == CUDA_ERROR_ILLEGAL_ADDRESS);
+    // A context that begins anew is sound.
+    WORKS(cu("cuDevicePrimaryCtxRelease_v2", 0));
+    CHECK(cu("cuMemAlloc_v2", &more, kBytes) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    begin();
+    allocate();
+}
+
+}  // namespace selftest

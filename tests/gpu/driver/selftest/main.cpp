@@ -1,0 +1,132 @@
+// What the simulated driver promises, as programs see it.
+//
+// Without arguments, runs every scenario in a process of its own and looks at how that ends. A scenario is a function
+// that asserts; one that is to die says so in the table below.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "programs.h"
+
+namespace selftest {
+
+std::string argument;
+
+}  // namespace selftest
+
+using namespace selftest;
+
+namespace {
+
+struct Scenario {
+    const char* name;
+    void (*body)();
+    std::vector<std::string> environment;
+    // The signal that ends it, and what it says on stderr.
+    int signal;
+    std::vector<std::string> says;
+};
+
+#define SCENARIO(body, ...) Scenario{#body, body, __VA_ARGS__}
+
+const std::vector<Scenario> scenarios = {
+    SCENARIO(calls_need_a_context, {}, 0, {}),
+    SCENARIO(order_needs_events, {"SIMCUDA_DELAY_US=300"}, 0, {}),
+    SCENARIO(legacy_stream_keeps_order, {}, 0, {}),
+    SCENARIO(pinned_copies_take_time, {}, 0, {}),
+    SCENARIO(kernels_compute, {}, 0, {}),
+    SCENARIO(racing_tasks_die, {}, SIGABRT,
+             {"flexring_sum_float: a task writes to what the same launch reads elsewhere"}),
+    SCENARIO(errors_stick, {}, 0, {"goes beyond the end of its allocation"}),
+    SCENARIO(unregistered_memory_is_out_of_reach, {}, 0, {"is host memory that is not registered"}),
+    SCENARIO(the_host_cannot_touch_device_memory, {}, SIGSEGV, {}),
+    SCENARIO(values_are_waited_for, {}, 0, {}),
+    SCENARIO(host_functions_take_turns, {}, 0, {}),
+    SCENARIO(calls_in_host_functions_die, {}, SIGABRT, {"cuDeviceGetCount: called from a host function"}),
+    SCENARIO(calls_fail_on_demand,
+             {"SIMCUDA_FAIL=cuMemAlloc_v2:3:2,work:2:214", "SIMCUDA_WITHOUT=cuMemHostUnregister"}, 0, {}),
+    SCENARIO(memory_ends, {"SIMCUDA_MEMORY=1000000"}, 0, {}),
+    SCENARIO(pointers_tell_what_they_are, {}, 0, {}),
+    SCENARIO(pool_memory_follows_its_stream, {}, 0, {"is allocated by a stream that has not come to it yet"}),
+    SCENARIO(gpus_reach_each_other_when_told, {"SIMCUDA_GPUS=2"}, 0,
+             {"is memory of a GPU that this one has no access to"}),
+    SCENARIO(memory_is_shared_between_processes, {}, 0, {}),
+    SCENARIO(memory_open_elsewhere_is_not_freed, {}, SIGABRT, {"is still open in process"}),
+    SCENARIO(the_dead_hold_nothing, {}, 0, {}),
+    SCENARIO(leaks_are_told, {"SIMCUDA_LEAKS=1"}, 0,
+             {"leaked 1 stream of GPU 0", "leaked 1 event of GPU 0", "of 12345 bytes by cuMemAlloc_v2",
+              "leaked registration", "leaked 1 retained context"}),
+    SCENARIO(nothing_leaks, {"SIMCUDA_LEAKS=1"}, 0, {"!leaked"}),
+    SCENARIO(hangs_are_told, {"SIMCUDA_HANG_S=1"}, SIGABRT,
+             {"cuStreamSynchronize: waits for 1 s already", "cuStreamWaitValue32_v2"}),
+    SCENARIO(processes_end_in_the_midst_of_work, {}, 0, {}),
+    SCENARIO(forks_are_refused, {}, 0, {}),
+    SCENARIO(threads_share_the_driver, {}, 0, {}),
+};
+
+// Runs a scenario as a process of its own, for at most a minute; returns what is wrong with how it ended.
+std::string run(const Scenario& scenario) {
+    int ends[2];
+    CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        for (const std::string& setting : scenario.environment) putenv(strdup(setting.c_str()));
+        alarm(60);
+        execl("/proc/self/exe", "selftest", scenario.name, static_cast<char*>(nullptr));
+        _exit(127);
+    }
+    close(ends[1]);
+    std::string said;
+    char buffer[4096];
+    int status = 0;
+    bool ended = false;
+    // Its own children may keep the pipe, so its end is looked for too.
+    for (pollfd reader{ends[0], POLLIN, 0};;) {
+        if (poll(&reader, 1, 20) > 0) {
+            const ssize_t got = read(ends[0], buffer, sizeof buffer);
+            if (got <= 0) break;
+            said.append(buffer, static_cast<size_t>(got));
+        } else if (ended) {
+            break;
+        } else {
+            ended = waitpid(child, &status, WNOHANG) == child;
+        }
+    }
+    if (!ended) waitpid(child, &status, 0);
+    close(ends[0]);
+    const bool as_expected = scenario.signal ? WIFSIGNALED(status) && WTERMSIG(status) == scenario.signal
+                                             : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!as_expected) return "ended with status " + std::to_string(status) + "\n" + said;
+    for (const std::string& words : scenario.says) {
+        const bool absent = words[0] == '!';
+        if ((said.find(words.substr(absent)) != std::string::npos) == absent) {
+            return "did not say '" + words + "'\n" + said;
+        }
+    }
+    return "";
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count > 1) {
+        if (count > 2) argument = arguments[2];
+        if (!std::strcmp(arguments[1], "opens_a_handle")) return opens_a_handle(), 0;
+        if (!std::strcmp(arguments[1], "holds_a_handle")) return holds_a_handle(), 0;
+        for (const Scenario& scenario : scenarios) {
+            if (!std::strcmp(arguments[1], scenario.name)) return scenario.body(), 0;
+        }
+        return 2;
+    }
+    int failed = 0;
+    for (const Scenario& scenario : scenarios) {
+        const std::string wrong = run(scenario);
+        std::printf("%s %s\n%s", wrong.empty() ? "ok    " : "FAILED", scenario.name, wrong.c_str());
+        failed += !wrong.empty();
+    }
+    std::printf("%d of %zu scenarios failed\n", failed, scenarios.size());
+    return failed != 0;
+}

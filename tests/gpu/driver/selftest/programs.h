@@ -1,0 +1,136 @@
+// What the scenarios share: the driver, opened as flexring opens NVIDIA's, and calls of it that must work.
+#pragma once
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../../../../kernels/batch.h"
+#include "../abi.h"
+
+#define CHECK(condition)                                                              \
+    do {                                                                              \
+        if (!(condition)) {                                                           \
+            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            _exit(1);                                                                 \
+        }                                                                             \
+    } while (false)
+#define WORKS(call) CHECK((call) == CUDA_SUCCESS)
+
+namespace selftest {
+
+template <class... Arguments>
+CUresult cu(const char* name, Arguments... arguments) {
+    static void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    CHECK(library);
+    auto function = reinterpret_cast<CUresult (*)(Arguments...)>(dlsym(library, name));
+    if (!function) std::fprintf(stderr, "%s is not there\n", name);
+    CHECK(function);
+    return function(arguments...);
+}
+
+using Pointer = CUdeviceptr;
+constexpr size_t kBytes = 4096;
+
+inline void begin(int gpu = 0) {
+    CUcontext context = nullptr;
+    WORKS(cu("cuInit", 0u));
+    WORKS(cu("cuDevicePrimaryCtxRetain", &context, gpu));
+    WORKS(cu("cuCtxSetCurrent", context));
+}
+
+inline Pointer allocate(size_t bytes = kBytes) {
+    Pointer at = 0;
+    WORKS(cu("cuMemAlloc_v2", &at, bytes));
+    CHECK(at % 512 == 0);
+    return at;
+}
+
+inline unsigned char* pinned(size_t bytes = kBytes) {
+    void* at = nullptr;
+    WORKS(cu("cuMemHostAlloc", &at, bytes, 0u));
+    return static_cast<unsigned char*>(at);
+}
+
+inline CUstream stream(unsigned flags = CU_STREAM_NON_BLOCKING) {
+    CUstream made = nullptr;
+    WORKS(cu("cuStreamCreate", &made, flags));
+    return made;
+}
+
+inline CUevent event() {
+    CUevent made = nullptr;
+    WORKS(cu("cuEventCreate", &made, unsigned{CU_EVENT_DISABLE_TIMING}));
+    return made;
+}
+
+inline void to_device(Pointer to, const void* from, size_t bytes, CUstream stream) {
+    WORKS(cu("cuMemcpyHtoDAsync_v2", to, from, bytes, stream));
+}
+inline CUresult to_host(void* to, Pointer from, size_t bytes, CUstream stream) {
+    return cu("cuMemcpyDtoHAsync_v2", to, from, bytes, stream);
+}
+inline CUresult synchronize(CUstream stream) { return cu("cuStreamSynchronize", stream); }
+inline Pointer address(const void* at) { return reinterpret_cast<Pointer>(at); }
+
+inline CUfunction kernel(const char* name) {
+    CUmodule module = nullptr;
+    CUfunction function = nullptr;
+    WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
+    WORKS(cu("cuModuleGetFunction", &function, module, name));
+    return function;
+}
+
+inline CUresult launch(CUfunction function, flexring::Batch batch, unsigned tasks, CUstream stream) {
+    void* parameters[] = {&batch};
+    void** extra = nullptr;
+    return cu("cuLaunchKernel", function, 2u, tasks, 1u, 64u, 1u, 1u, 0u, stream, &parameters[0], extra);
+}
+
+inline flexring::Batch sum_of(Pointer into, Pointer a, Pointer b, size_t count) {
+    flexring::Batch batch{};
+    batch.tasks[0] = {reinterpret_cast<void*>(into), count, 0, 2, 0, 0};
+    batch.operands[0].at = reinterpret_cast<void*>(a);
+    batch.operands[1].at = reinterpret_cast<void*>(b);
+    return batch;
+}
+
+// What a process that a scenario started was told.
+extern std::string argument;
+
+void order_needs_events();
+void legacy_stream_keeps_order();
+void pinned_copies_take_time();
+void kernels_compute();
+void racing_tasks_die();
+void values_are_waited_for();
+void host_functions_take_turns();
+void calls_in_host_functions_die();
+void threads_share_the_driver();
+void unregistered_memory_is_out_of_reach();
+void the_host_cannot_touch_device_memory();
+void memory_ends();
+void pointers_tell_what_they_are();
+void pool_memory_follows_its_stream();
+void gpus_reach_each_other_when_told();
+void memory_is_shared_between_processes();
+void opens_a_handle();
+void holds_a_handle();
+void memory_open_elsewhere_is_not_freed();
+void the_dead_hold_nothing();
+void leaks_are_told();
+void nothing_leaks();
+void hangs_are_told();
+void processes_end_in_the_midst_of_work();
+void forks_are_refused();
+void calls_need_a_context();
+void calls_fail_on_demand();
+void errors_stick();
+
+}  // namespace selftest
