@@ -117,7 +117,8 @@ fn random_element(dtype: DType, random: &mut Random) -> u64 {
         1..7 => bits & mask,
         _ => {
             let middle = largest >> 1 & largest;
-            (middle + (bits & ((8 << mantissa) - 1).min(largest >> 2)) | bits & sign) & mask
+            let near = middle + (bits & ((8 << mantissa) - 1).min(largest >> 2));
+            (near | bits & sign) & mask
         }
     }
 }
