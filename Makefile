@@ -10,7 +10,7 @@ PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs test-rust test-loom test-verbs
+.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-loom test-verbs
 
 # The code for RDMA is tested and linted too wherever it can be built. Asked when a recipe runs, after its packages came.
 FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
@@ -20,12 +20,19 @@ all: build
 build:
 	$(CARGO) build --release
 
-test: setup setup-verbs build test-rust test-loom test-verbs
+test: setup setup-verbs setup-cuda build test-rust test-cuda test-loom test-verbs
 
 # Tests run the release build's library and command too, as users do.
 test-rust:
 	$(CARGO) test
 	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) test $(FEATURES) --lib transport::verbs; fi
+
+# Builds embed machine code where there is an nvcc, which all other tests ran with; here is the other way, in which the
+# source is compiled by NVRTC when it is needed.
+test-cuda: setup-cuda
+	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cu13/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
+	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test --no-default-features --features cuda --lib --target-dir target/nvrtc \
+		--config profile.test.opt-level=0 --config profile.test.debug=0 what_is_embedded
 
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:
@@ -37,7 +44,7 @@ test-verbs: setup-verbs
 	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py $(FEATURES); \
 	else echo "skipped: libibverbs-dev and librdmacm-dev are not installed"; fi
 
-lint: setup-verbs
+lint: setup-verbs setup-cuda
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
@@ -62,6 +69,10 @@ setup:
 
 setup-verbs:
 	@bench/setup.sh $(VERBS_PACKAGES)
+
+# What compiles GPU kernels, from PyPI: an nvcc that `cargo build` finds, and NVRTC for tests. 0.5 GB.
+setup-cuda:
+	@bench/setup_cuda.sh target/cuda-toolkit
 
 install: build
 	install -Dm644 include/flexring.h $(DESTDIR)$(PREFIX)/include/flexring.h

@@ -65,7 +65,15 @@ struct Made {
 impl Made {
     fn to_rust(&self) -> String {
         let code = self.code.as_ref().map_or("None".to_owned(), |path| {
-            format!("Some({{ static CODE: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &CODE.0 }})")
+            // Drivers read it in words.
+            format!(
+                "Some({{\n\
+                 #[repr(align(16))]\n\
+                 struct Aligned<T: ?Sized>(T);\n\
+                 static CODE: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?}));\n\
+                 &CODE.0\n\
+                 }})"
+            )
         });
         format!(
             "const MACHINE_CODE: Option<&[u8]> = {code};\n\

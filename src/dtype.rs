@@ -28,9 +28,9 @@ pub enum DType {
     F64 = 8,
     /// The upper half of a binary32.
     BF16 = 9,
-    /// OCP 8-bit float with four bits of exponent, finite: [`F8E4M3`](crate::float8::F8E4M3).
+    /// OCP 8-bit float with four bits of exponent, finite: [`F8E4M3`].
     F8E4M3 = 10,
-    /// OCP 8-bit float with five bits of exponent: [`F8E5M2`](crate::float8::F8E5M2).
+    /// OCP 8-bit float with five bits of exponent: [`F8E5M2`].
     F8E5M2 = 11,
 }
 

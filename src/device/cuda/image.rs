@@ -12,10 +12,7 @@ use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-/// Drivers read images in words.
-#[repr(align(16))]
-struct Aligned<T: ?Sized>(T);
-
+// MACHINE_CODE, if there is any; the ARCHITECTURES that it is for; and the COMPILER that made it, or why there is none.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 macro_rules! text {
@@ -46,7 +43,7 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 pub fn image(major: u32, minor: u32) -> Result<Cow<'static, [u8]>> {
     match MACHINE_CODE {
         Some(code) => embedded(code, ARCHITECTURES, major, minor).map(Cow::Borrowed),
-        None => compiled(None, cache().as_deref(), major, minor).map(Cow::Owned),
+        None => compiled(&SOURCE, None, cache().as_deref(), major, minor).map(Cow::Owned),
     }
 }
 
@@ -141,7 +138,13 @@ fn cache() -> Option<PathBuf> {
 }
 
 /// The image that NVRTC makes, or made earlier.
-fn compiled(folder: Option<&Path>, cache: Option<&Path>, major: u32, minor: u32) -> Result<Vec<u8>> {
+fn compiled(
+    source: &Source<'_>,
+    folder: Option<&Path>,
+    cache: Option<&Path>,
+    major: u32,
+    minor: u32,
+) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::find(folder).or_else(|why| {
         refused(ErrorKind::Unsupported, format!("the kernels for GPUs cannot be compiled: {why}; {MEND}"))
     })?;
@@ -151,7 +154,7 @@ fn compiled(folder: Option<&Path>, cache: Option<&Path>, major: u32, minor: u32)
         return too_old(major, minor, known.first().copied().unwrap_or_default(), &compiler);
     };
     let mut key = Xxh3Default::new();
-    for text in [SOURCE.text].into_iter().chain(SOURCE.headers.iter().map(|(_, text)| *text)) {
+    for text in [source.text].into_iter().chain(source.headers.iter().map(|(_, text)| *text)) {
         key.update(text.to_bytes_with_nul());
     }
     for word in OPTIONS.iter().copied().chain([target.as_str(), &compiler]) {
@@ -163,7 +166,7 @@ fn compiled(folder: Option<&Path>, cache: Option<&Path>, major: u32, minor: u32)
         return Ok(image);
     }
     log::info!("compiling the GPU kernels for {target} by {compiler}");
-    let image = nvrtc.compile(&SOURCE, &target, &OPTIONS).or_else(|why| {
+    let image = nvrtc.compile(source, &target, &OPTIONS).or_else(|why| {
         refused(ErrorKind::Internal, format!("{compiler} cannot compile the kernels for {target}: {why}"))
     })?;
     if let Some(entry) = entry

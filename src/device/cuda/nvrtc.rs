@@ -6,7 +6,7 @@
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{NonNull, null_mut};
 
 /// What every function returns: 0 if all is well.
 type Code = c_int;
@@ -197,7 +197,7 @@ impl Functions {
         }
         // SAFETY: any code may be asked for.
         let words = unsafe { (self.error_string)(code) };
-        if words == null() {
+        if words.is_null() {
             return Err(format!("{function} failed ({code})"));
         }
         // SAFETY: it is a text of the library's, which lives for ever.
