@@ -108,35 +108,58 @@ __device__ __forceinline__ void take(const Operand& operand, const Granule (&rea
     }
 }
 
-// Reduces some granules: `load` reads the g-th of them from an operand, `store` writes it to the destination. The next
-// operand is already being read while one is added.
+// The same, and combines it with what was taken before.
+template <class E, class Op, int kGranules>
+__device__ __forceinline__ void add(const Operand& operand, const Granule (&read)[kGranules],
+                                    typename E::Acc (&sums)[kGranules][kElements<E>]) {
+    typename E::Acc values[kGranules][kElements<E>];
+    take<E, kGranules>(operand, read, values);
+#pragma unroll
+    for (int g = 0; g < kGranules; ++g) {
+#pragma unroll
+        for (int i = 0; i < kElements<E>; ++i) sums[g][i] = Op::template of<E>(sums[g][i], values[g][i]);
+    }
+}
+
+template <bool kValue>
+struct Bool {
+    static constexpr bool value = kValue;
+};
+
+// Reduces some granules: `load` reads the g-th of them from an operand, or zeros where that is null; `store` writes it to
+// the destination. Of several, operands are read two at a time, both before either is needed. (Reading one ahead is no
+// substitute: the compiler gives both the same registers, and waits.)
 template <class E, class Op, int kGranules, class Load, class Store>
 __device__ __forceinline__ void combine(const Operand* operands, u32 count, u32 divide, Load load, Store store) {
-    using Acc = typename E::Acc;
-    Granule read[kGranules], ahead[kGranules] = {};
-    Acc sums[kGranules][kElements<E>];
-#pragma unroll
-    for (int g = 0; g < kGranules; ++g) read[g] = load(operands[0].at, g);
-    if (count > 1) {
-#pragma unroll
-        for (int g = 0; g < kGranules; ++g) ahead[g] = load(operands[1].at, g);
-    }
-    take<E, kGranules>(operands[0], read, sums);
+    typename E::Acc sums[kGranules][kElements<E>];
+    if constexpr (kGranules == 1) {
+        Granule read[1] = {load(operands[0].at, 0)};
+        take<E, 1>(operands[0], read, sums);
 #pragma unroll 1
-    for (u32 nth = 1; nth < count; ++nth) {
-#pragma unroll
-        for (int g = 0; g < kGranules; ++g) read[g] = ahead[g];
-        if (nth + 1 < count) {
-#pragma unroll
-            for (int g = 0; g < kGranules; ++g) ahead[g] = load(operands[nth + 1].at, g);
+        for (u32 nth = 1; nth < count; ++nth) {
+            read[0] = load(operands[nth].at, 0);
+            add<E, Op, 1>(operands[nth], read, sums);
         }
-        Acc values[kGranules][kElements<E>];
-        take<E, kGranules>(operands[nth], read, values);
+    } else {
+        const auto pair = [&](u32 nth, auto is_first) {
+            const bool both = nth + 1 < count;
+            const Operand& one = operands[nth];
+            const Operand& two = operands[both ? nth + 1 : nth];
+            Granule read[2][kGranules];
 #pragma unroll
-        for (int g = 0; g < kGranules; ++g) {
+            for (int g = 0; g < kGranules; ++g) read[0][g] = load(one.at, g);
 #pragma unroll
-            for (int i = 0; i < kElements<E>; ++i) sums[g][i] = Op::template of<E>(sums[g][i], values[g][i]);
-        }
+            for (int g = 0; g < kGranules; ++g) read[1][g] = load(both ? two.at : nullptr, g);
+            if constexpr (decltype(is_first)::value) {
+                take<E, kGranules>(one, read[0], sums);
+            } else {
+                add<E, Op, kGranules>(one, read[0], sums);
+            }
+            if (both) add<E, Op, kGranules>(two, read[1], sums);
+        };
+        pair(0, Bool<true>{});
+#pragma unroll 1
+        for (u32 nth = 2; nth < count; nth += 2) pair(nth, Bool<false>{});
     }
     if (divide > 1) {
         const typename E::Divisor divisor = E::divisor(divide);
@@ -220,7 +243,7 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
                 operands, many, divide,
                 [=](const void* from, int g) {
                     const Stored* elements = static_cast<const Stored*>(from) + first;
-                    const bool there = at + g * step < end;
+                    const bool there = from != nullptr && at + g * step < end;
                     return there ? reinterpret_cast<const Granule*>(elements)[g * step] : Granule{};
                 },
                 [=](int g, const Granule& granule) {

@@ -129,7 +129,7 @@ impl Drop for Endless {
 fn every_type_and_operation_is_right_in_small_worlds() {
     for ranks in [1, 2, 4] {
         let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
-        assert_eq!(rows.len(), 10 * 6 * 2, "types, operations and sizes");
+        assert_eq!(rows.len(), 12 * 6 * 2, "types, operations and sizes");
         for row in rows {
             assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{row:?}");
         }
@@ -186,7 +186,7 @@ fn every_type_is_right_in_every_collective_over_every_transport() {
             // Some of these sizes divide into no parts, and some into parts of no elements.
             let rows =
                 rows(&format!("--ranks 3 -b 7 -e 70000 -f 100 -d all --collective {collective} {flags}"));
-            assert_eq!(rows.len(), 10 * 3, "types and sizes");
+            assert_eq!(rows.len(), 12 * 3, "types and sizes");
             let right = |row: &Vec<String>| row[8] == "0" && row[12] == "0";
             assert!(rows.iter().all(right), "{collective} {flags}: {rows:?}");
         }

@@ -43,8 +43,17 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 pub fn image(major: u32, minor: u32) -> Result<Cow<'static, [u8]>> {
     match MACHINE_CODE {
         Some(code) => embedded(code, ARCHITECTURES, major, minor).map(Cow::Borrowed),
-        None => compiled(&SOURCE, None, cache().as_deref(), major, minor).map(Cow::Owned),
+        None => from_source(major, minor).map(Cow::Owned),
     }
+}
+
+/// What NVRTC makes of the source for such a GPU, whatever is embedded: for a driver that refuses machine code because it
+/// is older than the toolkit that made it.
+///
+/// # Errors
+/// As for [`image`].
+pub fn from_source(major: u32, minor: u32) -> Result<Vec<u8>> {
+    compiled(&SOURCE, None, cache().as_deref(), major, minor)
 }
 
 /// Where the kernels come from and why from there, in words.
