@@ -121,14 +121,29 @@ __device__ __forceinline__ void add(const Operand& operand, const Granule (&read
     }
 }
 
-template <bool kValue>
-struct Bool {
-    static constexpr bool value = kValue;
-};
+// The same for an operand and the one after it, if there is one: both are read before either is needed. (Reading one ahead
+// is no substitute: the compiler gives both the same registers, and waits.)
+template <class E, class Op, int kGranules, bool kFirst, class Load>
+__device__ __forceinline__ void add_two(const Operand* operands, u32 nth, u32 count, Load load,
+                                        typename E::Acc (&sums)[kGranules][kElements<E>]) {
+    const bool both = nth + 1 < count;
+    const Operand& one = operands[nth];
+    const Operand& two = operands[both ? nth + 1 : nth];
+    Granule first[kGranules], second[kGranules];
+#pragma unroll
+    for (int g = 0; g < kGranules; ++g) first[g] = load(one.at, g);
+#pragma unroll
+    for (int g = 0; g < kGranules; ++g) second[g] = load(both ? two.at : nullptr, g);
+    if constexpr (kFirst) {
+        take<E, kGranules>(one, first, sums);
+    } else {
+        add<E, Op, kGranules>(one, first, sums);
+    }
+    if (both) add<E, Op, kGranules>(two, second, sums);
+}
 
 // Reduces some granules: `load` reads the g-th of them from an operand, or zeros where that is null; `store` writes it to
-// the destination. Of several, operands are read two at a time, both before either is needed. (Reading one ahead is no
-// substitute: the compiler gives both the same registers, and waits.)
+// the destination.
 template <class E, class Op, int kGranules, class Load, class Store>
 __device__ __forceinline__ void combine(const Operand* operands, u32 count, u32 divide, Load load, Store store) {
     typename E::Acc sums[kGranules][kElements<E>];
@@ -141,25 +156,11 @@ __device__ __forceinline__ void combine(const Operand* operands, u32 count, u32 
             add<E, Op, 1>(operands[nth], read, sums);
         }
     } else {
-        const auto pair = [&](u32 nth, auto is_first) {
-            const bool both = nth + 1 < count;
-            const Operand& one = operands[nth];
-            const Operand& two = operands[both ? nth + 1 : nth];
-            Granule read[2][kGranules];
-#pragma unroll
-            for (int g = 0; g < kGranules; ++g) read[0][g] = load(one.at, g);
-#pragma unroll
-            for (int g = 0; g < kGranules; ++g) read[1][g] = load(both ? two.at : nullptr, g);
-            if constexpr (decltype(is_first)::value) {
-                take<E, kGranules>(one, read[0], sums);
-            } else {
-                add<E, Op, kGranules>(one, read[0], sums);
-            }
-            if (both) add<E, Op, kGranules>(two, read[1], sums);
-        };
-        pair(0, Bool<true>{});
+        add_two<E, Op, kGranules, true>(operands, 0, count, load, sums);
 #pragma unroll 1
-        for (u32 nth = 2; nth < count; nth += 2) pair(nth, Bool<false>{});
+        for (u32 nth = 2; nth < count; nth += 2) {
+            add_two<E, Op, kGranules, false>(operands, nth, count, load, sums);
+        }
     }
     if (divide > 1) {
         const typename E::Divisor divisor = E::divisor(divide);
