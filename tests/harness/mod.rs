@@ -9,7 +9,7 @@ mod number;
 mod rank;
 
 pub use number::Number;
-pub use rank::Rank;
+pub use rank::{Kept, Rank};
 
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, TransportChoice};
@@ -180,11 +180,12 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> 
                     .collect()
             }
         };
+        let kept = Kept::default();
         std::thread::scope(|scope| {
-            let body = &body;
+            let (body, kept) = (&body, &kept);
             let threads: Vec<_> = joiners
                 .into_iter()
-                .map(|joiner| scope.spawn(move || body(Rank::new(joiner(), setup.world))))
+                .map(|joiner| scope.spawn(move || body(Rank::new(joiner(), setup.world, kept))))
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         })
@@ -223,7 +224,11 @@ pub fn spawn_processes(
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
         watched(Duration::from_secs(60), || {
-            body(Rank::new(Communicator::from_env().expect("the world meets"), setup.world));
+            body(Rank::new(
+                Communicator::from_env().expect("the world meets"),
+                setup.world,
+                &Kept::default(),
+            ));
         });
         std::process::exit(0);
     }

@@ -3,14 +3,23 @@
 use super::World;
 use flexring::communicator::{Owned, Request};
 use flexring::{Communicator, Element, ReduceOp, Result};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::ops::Deref;
+use std::sync::{Arc, Mutex};
 
 /// A communicator of a test world.
 pub struct Rank {
     communicator: Communicator,
     /// The GPU that vectors are copied to for each call, and back.
     gpu: Option<usize>,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
+    kept: Kept,
 }
+
+/// Vectors on GPUs that were used before, by type and length. None is freed before all ranks are through: freeing waits for
+/// all that this process does on the GPU, and so for calls of ranks that wait for the one that frees.
+pub type Kept = Arc<Mutex<HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>>>;
 
 impl Deref for Rank {
     type Target = Communicator;
@@ -23,6 +32,7 @@ impl Deref for Rank {
 mod on_gpu {
     use super::{Element, Rank, Result};
     pub use flexring::device::cuda::GpuBuffer;
+    use std::any::TypeId;
 
     pub fn gpus() -> usize {
         flexring::device::cuda::gpus().expect("worlds of GPUs are tested where there is a driver")
@@ -36,12 +46,27 @@ mod on_gpu {
             vector: &mut [T],
             call: impl FnOnce(&mut GpuBuffer<T>) -> Result<()>,
         ) -> Result<()> {
-            let mut on_gpu = GpuBuffer::new(gpu, vector.len())?;
+            let mut on_gpu = self.vector(gpu, vector.len())?;
             on_gpu.write(vector)?;
-            call(&mut on_gpu)?;
+            let called = call(&mut on_gpu);
             on_gpu.read(vector)?;
-            // The stream went on; whether well is told by this.
-            self.synchronize()
+            self.keep(on_gpu);
+            // The stream goes on after a failure too; this tells.
+            called.and_then(|()| self.synchronize())
+        }
+
+        fn vector<T: Element>(&self, gpu: usize, len: usize) -> Result<GpuBuffer<T>> {
+            let kind = (TypeId::of::<T>(), len);
+            let used = self.kept.lock().expect("no panic").get_mut(&kind).and_then(Vec::pop);
+            match used.and_then(|used| used.downcast().ok()) {
+                Some(used) => Ok(*used),
+                None => GpuBuffer::new(gpu, len),
+            }
+        }
+
+        fn keep<T: Element>(&self, vector: GpuBuffer<T>) {
+            let kind = (TypeId::of::<T>(), vector.len());
+            self.kept.lock().expect("no panic").entry(kind).or_default().push(Box::new(vector));
         }
 
         /// The same with two vectors.
@@ -52,9 +77,11 @@ mod on_gpu {
             receive: &mut [T],
             call: impl FnOnce(&GpuBuffer<T>, &mut GpuBuffer<T>) -> Result<()>,
         ) -> Result<()> {
-            let mut input = GpuBuffer::new(gpu, send.len())?;
+            let mut input = self.vector(gpu, send.len())?;
             input.write(send)?;
-            self.by_gpu(gpu, receive, |output| call(&input, output))
+            let outcome = self.by_gpu(gpu, receive, |output| call(&input, output));
+            self.keep(input);
+            outcome
         }
     }
 }
@@ -99,13 +126,13 @@ calls! {
 
 impl Rank {
     /// A rank of such a world.
-    pub fn new(communicator: Communicator, world: World) -> Self {
+    pub fn new(communicator: Communicator, world: World, kept: &Kept) -> Self {
         #[cfg(feature = "cuda")]
         let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpus());
         #[cfg(not(feature = "cuda"))]
         let gpu = None;
         let _ = world;
-        Self { communicator, gpu }
+        Self { communicator, gpu, kept: Arc::clone(kept) }
     }
 
     /// On the host's memory in every world.
