@@ -99,8 +99,8 @@ fn everything(world: World, lowering: Lowering) {
     if !world.is_here() {
         return;
     }
-    // Where RDMA is tested a processor is emulated: worlds are smaller.
-    let worlds: &[usize] = if world.is_verbs() { &[2, 3, 5] } else { &[1, 2, 3, 4, 5, 8] };
+    // Where a processor or a GPU is not a real one: worlds are smaller.
+    let worlds: &[usize] = if world.is_simulated() { &[2, 3, 5] } else { &[1, 2, 3, 4, 5, 8] };
     for &ranks in worlds {
         spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
             let mut turn = 0;
@@ -138,6 +138,10 @@ everywhere! {
     ranks_over_rdma_get_right_sums: Verbs, Auto;
     ranks_over_rdma_in_a_chain_staging_get_right_sums: VerbsStaged, Chain;
     ranks_of_two_nodes_over_rdma_get_right_sums: VerbsMixed, Auto;
+    vectors_on_gpus_get_right_sums: Gpu, Auto;
+    vectors_on_gpus_get_right_sums_in_a_chain: Gpu, Chain;
+    vectors_on_gpus_get_right_sums_over_tcp: GpuTcp, Auto;
+    vectors_on_gpus_of_two_nodes_get_right_sums: GpuMixed, Direct;
 }
 
 /// Numbers of all magnitudes, in an order that depends on the rank.

@@ -225,7 +225,7 @@ fn everything(world: World) {
     let mut turn = 0;
     for algorithm in Algorithm::ALL {
         // Where RDMA is tested a processor is emulated: worlds are fewer.
-        for ranks in if world.is_verbs() { 3..=3 } else { 1..=5 } {
+        for ranks in if world.is_simulated() { 3..=3 } else { 1..=5 } {
             turn += 1;
             let Some(setup) = setup(world, ranks, *algorithm, turn) else { continue };
             spawn(&setup, |comm| {
@@ -286,6 +286,21 @@ fn ranks_over_rdma_staging_get_the_right_vectors() {
 #[test]
 fn ranks_of_two_nodes_over_rdma_get_the_right_vectors() {
     everything(World::VerbsMixed);
+}
+
+#[test]
+fn ranks_get_the_right_vectors_on_gpus() {
+    everything(World::Gpu);
+}
+
+#[test]
+fn ranks_get_the_right_vectors_on_gpus_over_tcp() {
+    everything(World::GpuTcp);
+}
+
+#[test]
+fn ranks_of_two_nodes_get_the_right_vectors_on_gpus() {
+    everything(World::GpuMixed);
 }
 
 #[test]

@@ -33,6 +33,12 @@ impl Asked {
         if self.input.is_empty() { self.output.memory() } else { self.input.memory() }
     }
 
+    /// Bytes that are needed for what is made on the way: as many as the whole vector has, if the caller's has fewer.
+    pub(super) fn scratch(&self) -> usize {
+        let whole = self.count as usize * self.dtype.size();
+        if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
+    }
+
     /// Whether there is nothing to reduce or to move.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0

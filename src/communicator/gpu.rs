@@ -8,9 +8,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{Gate, Gpus, Scratch};
+pub(super) use absent::{Gate, Gpus};
 #[cfg(feature = "cuda")]
-pub(super) use present::{Gate, Gpus, Scratch};
+pub(super) use present::{Gate, Gpus};
 
 impl Communicator {
     /// Whose memory the bytes at `start` are.
@@ -64,11 +64,11 @@ impl Communicator {
             let words = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
-        if let Some(error) = self.core.fault.get() {
-            let words = format!("this communicator has failed before: {}", error.message());
-            return Err(Error::new(ErrorKind::Aborted, words));
-        }
+        self.core.check()?;
         [asked.input, asked.output].into_iter().try_for_each(|piece| self.core.prepare_gpu(piece))?;
+        if asked.scratch() > 0 {
+            self.core.gpus.reserve(asked.scratch())?;
+        }
         self.submit_behind(asked, || self.core.gpus.gate(stream, other).map(Some))
     }
 }
@@ -93,7 +93,7 @@ mod present {
     use crate::executor::{Executor, GpuParts};
     use crate::memory::{Arena, Memory, Piece, Registrar};
     use crate::transport::shm::Layout;
-    use std::sync::{Arc, OnceLock};
+    use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
     pub(in crate::communicator) use order::Gate;
 
@@ -109,6 +109,10 @@ mod present {
     struct Ready {
         gpu: Arc<Gpu>,
         order: order::Order,
+        /// For what is made on the way, each as long as the longest call needed when it was made; the last one is used.
+        /// None is freed before the end: that would wait for all streams of this process, among them those that wait
+        /// for the call.
+        scratch: Mutex<Vec<GpuMemory>>,
     }
 
     impl Gpus {
@@ -192,8 +196,32 @@ mod present {
             log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
             executor.use_gpu(GpuParts { device: Box::new(device), slots });
             // Whoever holds the engine is alone here.
-            let _ = self.ready.set(Ready { gpu, order });
+            let _ = self.ready.set(Ready { gpu, order, scratch: Mutex::default() });
             Ok(())
+        }
+
+        /// Makes sure that a call finds as much scratch memory. Before the call is put in a stream: allocating may wait
+        /// for what is in streams.
+        pub(in crate::communicator) fn reserve(&self, bytes: usize) -> Result<()> {
+            let ready = self.ready()?;
+            let mut scratch = ready.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            if scratch.last().map_or(0, |last| last.piece().len()) < bytes {
+                scratch.push(GpuMemory::new(&ready.gpu, bytes.next_power_of_two())?);
+            }
+            Ok(())
+        }
+
+        /// Scratch memory that was reserved.
+        pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
+            let scratch = self.ready()?.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = scratch.last().filter(|last| last.piece().len() >= bytes);
+            let last =
+                last.ok_or_else(|| Error::new(ErrorKind::Internal, "no scratch memory was reserved"))?;
+            Ok(last.piece().narrow(0, bytes))
+        }
+
+        fn ready(&self) -> Result<&Ready> {
+            self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))
         }
 
         /// A place in a stream.
@@ -202,24 +230,7 @@ mod present {
             stream: CallerStream,
             other: Option<CallerStream>,
         ) -> Result<Gate> {
-            let ready = self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
-            ready.order.enqueue(stream, other)
-        }
-    }
-
-    /// Memory of the GPU for what is made on the way, as long as the longest call needed so far.
-    #[derive(Default)]
-    pub(in crate::communicator) struct Scratch(Option<GpuMemory>);
-
-    impl Scratch {
-        pub(in crate::communicator) fn of(&mut self, bytes: usize, gpus: &Gpus) -> Result<Piece> {
-            if self.0.as_ref().is_none_or(|scratch| scratch.piece().len() < bytes) {
-                let ready =
-                    gpus.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))?;
-                self.0 = None;
-                self.0 = Some(GpuMemory::new(&ready.gpu, bytes)?);
-            }
-            Ok(self.0.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
+            self.ready()?.order.enqueue(stream, other)
         }
     }
 }
@@ -284,16 +295,15 @@ mod absent {
             Ok(())
         }
 
-        pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
+        pub(in crate::communicator) fn reserve(&self, _bytes: usize) -> Result<()> {
             Err(Error::new(ErrorKind::Unsupported, WHY))
         }
-    }
 
-    #[derive(Default)]
-    pub(in crate::communicator) struct Scratch;
+        pub(in crate::communicator) fn scratch(&self, _bytes: usize) -> Result<Piece> {
+            Err(Error::new(ErrorKind::Unsupported, WHY))
+        }
 
-    impl Scratch {
-        pub(in crate::communicator) fn of(&mut self, _bytes: usize, _gpus: &Gpus) -> Result<Piece> {
+        pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
             Err(Error::new(ErrorKind::Unsupported, WHY))
         }
     }

@@ -3,7 +3,7 @@
 
 use super::commons::Commons;
 use super::far::{self, Far, Rails};
-use super::gpu::{Gpus, Scratch};
+use super::gpu::Gpus;
 use super::watch::{Household, Member, Watch};
 use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
@@ -20,6 +20,7 @@ use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm
 use crate::transport::tcp::Listener;
 use crate::transport::{Transport, local};
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -272,16 +273,10 @@ impl Assembly<'_> {
                 registrar: self.registrar,
                 registered: Mutex::default(),
             },
-            engine: Mutex::new(Engine {
-                executor,
-                plans,
-                scratch: None,
-                gpu_scratch: Scratch::default(),
-                sequence: 0,
-                told: false,
-            }),
+            engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0 }),
             turns: Turns::default(),
             fault: self.fault,
+            told: AtomicBool::new(false),
             watch,
             summary,
         })

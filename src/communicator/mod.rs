@@ -34,6 +34,7 @@ use commons::Commons;
 use gpu::{Gate, Gpus};
 use plans::Plans;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -64,6 +65,8 @@ struct Core {
     engine: Mutex<Engine>,
     turns: Turns,
     fault: Arc<Fault>,
+    /// Whether a caller on this rank was told the error that ended the communicator.
+    told: AtomicBool,
     watch: Watch,
     summary: String,
 }
@@ -73,11 +76,7 @@ struct Engine {
     plans: Plans,
     /// For what is made on the way outside the caller's memory; as long as the longest call needed so far.
     scratch: Option<Buffer<u8>>,
-    /// The same on the GPU.
-    gpu_scratch: gpu::Scratch,
     sequence: u64,
-    /// Whether a call on this rank has returned the error that ended the communicator.
-    told: bool,
 }
 
 /// A call whose turn comes later.
@@ -374,7 +373,9 @@ impl Communicator {
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, asked: &Asked) -> Result<()> {
         let _turn = self.core.turns.wait(&self.core.turns.take());
-        self.core.run(asked)
+        let outcome = self.core.run(asked);
+        self.core.told.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome
     }
 
     /// Starts a checked call. The pieces must stay valid until the outcome is there.
@@ -420,7 +421,10 @@ impl Core {
             let ready = job.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
             // Within the turn: whoever comes next may rely on all before being over. If the fault was raised while the
             // stream was waited for, this returns it.
-            job.outcome.end(ready.and_then(|()| self.run(&job.request)));
+            let outcome = ready.and_then(|()| self.run(&job.request));
+            // In a stream nobody hears it: the next call tells.
+            self.told.fetch_or(outcome.is_err() && job.gate.is_none(), Ordering::Relaxed);
+            job.outcome.end(outcome);
             // The stream goes on before another call has its turn.
             drop(job);
         }
@@ -430,22 +434,25 @@ impl Core {
     fn run(&self, asked: &Asked) -> Result<()> {
         // After a panic in an earlier call the executor has given its links up and refuses to run.
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = self.fault.get() {
-            if !std::mem::replace(&mut engine.told, true) {
-                return Err(error.clone());
-            }
-            let words = format!("this communicator has failed before: {}", error.message());
-            return Err(Error::new(ErrorKind::Aborted, words));
-        }
+        self.check()?;
         engine.sequence += 1;
         let outcome = self.attempt(asked, &mut engine).map_err(|failure| match self.fault.get() {
             Some(error) => error.clone(),
             // While this rank still stands in the call, so that others can be told in which.
             None => self.fault.raise(self.watch.report(failure)),
         });
-        engine.told |= outcome.is_err();
         self.watch.leave();
         outcome
+    }
+
+    /// Refuses calls on a communicator that has failed. The first caller who hears of that is told why.
+    fn check(&self) -> Result<()> {
+        let Some(error) = self.fault.get() else { return Ok(()) };
+        if !self.told.swap(true, Ordering::Relaxed) {
+            return Err(error.clone());
+        }
+        let words = format!("this communicator has failed before: {}", error.message());
+        Err(Error::new(ErrorKind::Aborted, words))
     }
 
     fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {
@@ -494,13 +501,12 @@ impl Core {
 
     /// Memory as long as the whole vector, if the caller's is not.
     fn scratch(&self, asked: &Asked, engine: &mut Engine) -> Result<Piece> {
-        let whole = asked.output.len() == asked.count as usize * asked.dtype.size();
-        if whole || !asked.collective.reduces() {
+        let bytes = asked.scratch();
+        if bytes == 0 {
             return Ok(Piece::EMPTY);
         }
-        let bytes = asked.count as usize * asked.dtype.size();
         if !asked.is_on_host() {
-            return engine.gpu_scratch.of(bytes, &self.gpus);
+            return self.gpus.scratch(bytes);
         }
         if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             engine.scratch = None;

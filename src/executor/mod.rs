@@ -334,10 +334,12 @@ impl Executor {
         // A rank has one transport for its node and one for other nodes.
         let mut staging = [Staging::default(); 2];
         for (staging, transport) in staging.iter_mut().zip(&self.transports) {
+            // What is made on the way is in the output or in the scratch memory.
+            let made = || [work.output, work.scratch].into_iter().filter(|piece| !piece.is_empty());
             *staging = Staging {
-                input: !transport.can_send_from(work.input),
-                output: !transport.can_send_from(work.output),
-                landing: !transport.can_land_in(work.output),
+                input: !work.input.is_empty() && !transport.can_send_from(work.input),
+                output: !made().all(|piece| transport.can_send_from(piece)),
+                landing: !made().all(|piece| transport.can_land_in(piece)),
             };
         }
         let routes = &self.routes;

@@ -86,6 +86,11 @@ impl World {
         Self::GPU.contains(&self)
     }
 
+    /// Whether it is tested where a processor is emulated or a GPU is simulated, so that everything takes longer.
+    pub fn is_simulated(self) -> bool {
+        self.is_verbs() || self.is_gpu()
+    }
+
     /// Whether there is RDMA between ranks.
     pub fn is_verbs(self) -> bool {
         Self::VERBS.contains(&self)
@@ -147,7 +152,7 @@ impl Setup {
 
 /// How many random cases a property is tried with: fewer where a processor is emulated.
 pub fn cases(usual: u32) -> u32 {
-    if World::here()[0].is_verbs() || World::here()[0].is_gpu() { usual / 3 } else { usual }
+    if World::here()[0].is_simulated() { usual / 3 } else { usual }
 }
 
 /// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.

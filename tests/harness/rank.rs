@@ -50,9 +50,11 @@ mod on_gpu {
             on_gpu.write(vector)?;
             let called = call(&mut on_gpu);
             on_gpu.read(vector)?;
-            self.keep(on_gpu);
             // The stream goes on after a failure too; this tells.
-            called.and_then(|()| self.synchronize())
+            let outcome = called.and_then(|()| self.synchronize());
+            // Not before the call is over: another rank may take it, and would wait in its stream for this one's call.
+            self.keep(on_gpu);
+            outcome
         }
 
         fn vector<T: Element>(&self, gpu: usize, len: usize) -> Result<GpuBuffer<T>> {

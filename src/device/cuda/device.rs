@@ -71,6 +71,9 @@ pub struct Cuda {
     kernels: Vec<Kernel>,
     copier: Kernel,
     free: Vec<Piece>,
+    /// Slots of the task that is being put together. They go to its launch's group and to no earlier one, though waiting
+    /// for the next of them may launch what there is.
+    taken: Vec<Piece>,
     /// Events and groups that have been used before.
     spare: Vec<(Event, Group)>,
     failed: Option<Error>,
@@ -139,6 +142,7 @@ impl Cuda {
             kernels,
             copier,
             free,
+            taken: Vec::new(),
             spare: Vec::new(),
             failed: None,
             landing,
@@ -154,7 +158,7 @@ impl Cuda {
         self.landing.piece()
     }
 
-    /// A slot for `len` bytes, when there is one again.
+    /// A slot for `len` bytes for the task that is being put together, when there is one again.
     fn slot(&mut self, len: usize) -> Result<Piece> {
         loop {
             if let Some(slot) = self.free.pop() {
@@ -163,7 +167,7 @@ impl Cuda {
                     self.free.push(slot);
                     return Err(Error::new(ErrorKind::Internal, words));
                 }
-                self.reduction.open.slots.push(slot);
+                self.taken.push(slot);
                 return Ok(slot.narrow(0, len));
             }
             self.launch()?;
@@ -287,6 +291,7 @@ impl Cuda {
             return Err(Error::new(ErrorKind::Internal, "a task does not fit an empty launch"));
         }
         self.longest = self.longest.max(into.len());
+        self.reduction.open.slots.append(&mut self.taken);
         Ok(())
     }
 
