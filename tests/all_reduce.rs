@@ -140,6 +140,7 @@ everywhere! {
     ranks_of_two_nodes_over_rdma_get_right_sums: VerbsMixed, Auto;
     vectors_on_gpus_get_right_sums: Gpu, Auto;
     vectors_on_gpus_get_right_sums_in_a_chain: Gpu, Chain;
+    vectors_on_gpus_get_right_sums_by_pinned_memory: GpuPinned, Auto;
     vectors_on_gpus_get_right_sums_over_tcp: GpuTcp, Auto;
     vectors_on_gpus_of_two_nodes_get_right_sums: GpuMixed, Direct;
 }

@@ -220,6 +220,16 @@ fn processes_that_use_rdma_name_a_killed_rank() {
 }
 
 #[test]
+fn processes_on_gpus_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_on_gpus_name_a_killed_rank", World::Gpu);
+}
+
+#[test]
+fn processes_on_gpus_that_use_tcp_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_on_gpus_that_use_tcp_name_a_killed_rank", World::GpuTcp);
+}
+
+#[test]
 fn ranks_with_other_settings_do_not_meet() {
     watched(Duration::from_secs(30), || {
         let setup = Setup::new(World::Shm, 3);

@@ -294,6 +294,11 @@ fn ranks_get_the_right_vectors_on_gpus() {
 }
 
 #[test]
+fn ranks_get_the_right_vectors_on_gpus_by_pinned_memory() {
+    everything(World::GpuPinned);
+}
+
+#[test]
 fn ranks_get_the_right_vectors_on_gpus_over_tcp() {
     everything(World::GpuTcp);
 }

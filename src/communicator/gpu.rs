@@ -91,7 +91,7 @@ mod present {
     use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
     use crate::error::{Error, ErrorKind, Result};
     use crate::executor::{Executor, GpuParts};
-    use crate::memory::{Arena, Memory, Piece, Registrar};
+    use crate::memory::{Arena, Memory, Piece, Registrar, Sharing};
     use crate::transport::shm::Layout;
     use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -100,6 +100,7 @@ mod present {
     /// The GPU that a communicator works with, once there is one.
     pub(in crate::communicator) struct Gpus {
         asked: Option<u32>,
+        ipc: bool,
         layout: Layout,
         arena: Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
@@ -118,12 +119,13 @@ mod present {
     impl Gpus {
         pub(in crate::communicator) fn new(
             asked: Option<usize>,
+            ipc: bool,
             layout: Layout,
             arena: &Arc<Arena>,
             registrar: Option<Arc<dyn Registrar>>,
         ) -> Self {
             let asked = asked.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX));
-            Self { asked, layout, arena: Arc::clone(arena), registrar, ready: OnceLock::new() }
+            Self { asked, ipc, layout, arena: Arc::clone(arena), registrar, ready: OnceLock::new() }
         }
 
         /// Whose memory an address is, if CUDA's driver knows it.
@@ -187,14 +189,23 @@ mod present {
                 viewed: &executor.viewed(),
             };
             let device = cuda::Cuda::new(&gpu, &host)?;
+            let landing = device.landing().piece();
             if let Some(registrar) = &self.registrar {
-                registrar.tell(device.landing());
+                registrar.tell(landing);
             }
-            let landing = device.landing();
+            let sharing = self.ipc.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
+            let sharing = sharing.unwrap_or_else(|error| {
+                log::info!("neighbours get what is on {gpu:?} by the host's memory: {}", error.message());
+                None
+            });
             let slots = (0..slots.len()).map(|number| landing.narrow(number * slot, slot)).collect();
             let order = order::Order::new(&gpu)?;
             log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
-            executor.use_gpu(GpuParts { device: Box::new(device), slots });
+            executor.use_gpu(GpuParts {
+                device: Box::new(device),
+                slots,
+                sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
+            });
             // Whoever holds the engine is alone here.
             let _ = self.ready.set(Ready { gpu, order, scratch: Mutex::default() });
             Ok(())
@@ -264,6 +275,7 @@ mod absent {
     impl Gpus {
         pub(in crate::communicator) fn new(
             _asked: Option<usize>,
+            _ipc: bool,
             _layout: Layout,
             _arena: &Arc<Arena>,
             _registrar: Option<Arc<dyn Registrar>>,

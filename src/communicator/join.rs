@@ -259,7 +259,7 @@ impl Assembly<'_> {
             crowded: self.crowded,
         });
         plans.prepare(&mut executor)?;
-        let gpus = Gpus::new(config.gpu, self.layout, &self.arena, self.registrar.clone());
+        let gpus = Gpus::new(config.gpu, config.gpu_ipc.0, self.layout, &self.arena, self.registrar.clone());
         gpus.prepare_early(&mut executor)?;
         Ok(Core {
             rank: me,

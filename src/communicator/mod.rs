@@ -336,7 +336,7 @@ impl Communicator {
     /// What ended the communicator, if anything has.
     pub fn synchronize(&self) -> Result<()> {
         drop(self.core.turns.wait(&self.core.turns.take()));
-        self.status()
+        self.status().inspect_err(|_| self.core.told.store(true, Ordering::Relaxed))
     }
 
     /// Whether the communicator still works, without waiting for anything.

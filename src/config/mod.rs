@@ -196,6 +196,8 @@ settings! {
         "Whether RDMA writes may pass each other on PCI Express; faster on many machines, and harmless where the device does not know it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, Any,
         "Number of the GPU whose memory calls may be about, among those that the process sees; unset, the one whose CUDA context is current on the thread that makes the communicator, else that of the first vector on a GPU.";
+    gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), Any,
+        "Whether ranks of a node read what is on each other's GPUs there; otherwise it goes by pinned memory of the host.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, Any,
         "How RDMA devices reach a GPU's memory: by DMA-BUF, by peer memory, or not at all but through pinned host memory; auto takes the first that works.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), Any,

@@ -11,7 +11,7 @@ use crate::call::{Call, Collective, Rank};
 use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
-use crate::memory::Piece;
+use crate::memory::{Piece, Sharing};
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Staging, Violation};
 use crate::plan::program::{Body, Operand, Program, Source, StepId};
 use crate::transport::shm::Mailbox;
@@ -81,6 +81,8 @@ pub struct GpuParts {
     /// Memory of the GPU in the place of each slot of the pool, for what a transport can write there; and one more for
     /// the executor.
     pub slots: Vec<Piece>,
+    /// What neighbours may read of that, and of theirs, if they may.
+    pub sharing: Option<Box<dyn Sharing>>,
 }
 
 /// How a call is done.
@@ -226,6 +228,14 @@ impl Executor {
 
     /// Takes a GPU in, so that vectors may be in its memory from now on.
     pub fn use_gpu(&mut self, parts: GpuParts) {
+        let mut sharing = parts.sharing;
+        for transport in &mut self.transports {
+            if transport.delivery() == Delivery::InPlace
+                && let Some(sharing) = sharing.take()
+            {
+                transport.share_gpu(sharing);
+            }
+        }
         self.gpu_slots = Slots::new(parts.slots);
         self.on_gpu = vec![false; self.gpu_slots.pool.len()];
         self.devices.use_gpu(parts.device);
@@ -500,10 +510,7 @@ impl Executor {
                 self.transports[self.routes[peer]].land(peer, piece)?;
             }
             Action::Stage { step, sub, source, slot } => {
-                // Peers on the node read the host's.
-                if let Some(on_gpu) = self.on_gpu.get_mut(slot as usize) {
-                    *on_gpu = false;
-                }
+                self.choose_staging_slot(work, step, slot as usize);
                 let from = self.piece(work, Place::Vector(source), step, sub);
                 let into = self.piece(work, Place::Slot(slot), step, sub);
                 let operands = [device::Operand { piece: from, factor: None }];
@@ -529,8 +536,20 @@ impl Executor {
     fn choose_slot(&mut self, work: &Work, peer: Rank, slot: usize) {
         let transport = &self.transports[self.routes[peer]];
         if let (Some(on_gpu), Some(place)) = (self.on_gpu.get_mut(slot), self.gpu_slots.pool.get(slot)) {
-            *on_gpu = !work.output.is_host() && transport.can_land_in(*place);
+            *on_gpu = work.call.on_gpu && transport.can_land_in(*place);
         }
+    }
+
+    /// Whether what is sent is staged in a slot of the pool or in its place on the GPU, from where all must be able to
+    /// get it.
+    fn choose_staging_slot(&mut self, work: &Work, step: StepId, slot: usize) {
+        let (Some(on_gpu), Some(place)) = (self.on_gpu.get_mut(slot), self.gpu_slots.pool.get(slot)) else {
+            return;
+        };
+        let program = self.pipelines[self.current].program();
+        let Body::Send { peers, .. } = &program.steps[step as usize].body else { return };
+        let mut transports = peers.iter().map(|peer| &self.transports[self.routes[*peer]]);
+        *on_gpu = work.call.on_gpu && transports.all(|transport| transport.can_send_from(*place));
     }
 
     fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {

@@ -24,6 +24,42 @@ pub(crate) fn is_mapped(at: *const u8) -> bool {
     unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut resident) == 0 }
 }
 
+/// What names a rank's memory on a GPU to its neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The process that has it.
+    pub process: u32,
+    /// The number of the GPU among those that this process sees, and where it has the memory.
+    pub gpu: u32,
+    /// As above.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What other processes open it by.
+    pub handle: [u64; 8],
+}
+
+/// Memory on a GPU that neighbours may read, and theirs, which this rank may read.
+pub trait Sharing: Send {
+    /// What is shared with the neighbours. They read it for as long as this lives.
+    fn own(&self) -> Piece;
+
+    /// How it is named to them.
+    fn export(&self) -> Export;
+
+    /// Opens a neighbour's, for as long as this lives.
+    ///
+    /// # Errors
+    /// `Unsupported` if this process cannot reach it.
+    fn open(&mut self, export: &Export) -> Result<Piece>;
+
+    /// Closes all that was opened. No job reads it any more.
+    fn close(&mut self);
+
+    /// Leaves the memory to the end of the process, because there are neighbours that may still have it open.
+    fn abandon(&mut self);
+}
+
 /// Something that devices must be told of memory that they shall reach.
 pub trait Registrar: Send + Sync {
     /// Registers memory until it is deregistered as often. It must stay what it is until then.

@@ -15,7 +15,7 @@ pub use crate::call::Rank;
 
 use crate::call::Call;
 use crate::error::Result;
-use crate::memory::Piece;
+use crate::memory::{Piece, Sharing};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
@@ -136,6 +136,10 @@ pub trait Transport: Send {
     fn check_views(&mut self) -> Result<()> {
         Ok(())
     }
+
+    /// `InPlace` only: messages may be sent from this memory of a GPU from now on, as far as the peers reach it, and views
+    /// may be memory of theirs.
+    fn share_gpu(&mut self, _sharing: Box<dyn Sharing>) {}
 
     /// `InPlace` only: memory of peers that most views lie in, for as long as this lives.
     fn viewed(&self) -> Vec<Piece> {

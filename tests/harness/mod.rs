@@ -12,7 +12,7 @@ pub use number::Number;
 pub use rank::{Kept, Rank};
 
 use flexring::bootstrap::{Hub, Identity};
-use flexring::config::{Config, Lowering, Registration, Size, TransportChoice};
+use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Result};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub enum World {
     VerbsMixed,
     /// Ranks of one node whose vectors are on GPUs.
     Gpu,
+    /// The same by pinned memory of the host.
+    GpuPinned,
     /// The same over TCP.
     GpuTcp,
     /// The same on two nodes: shared memory within, TCP between them.
@@ -45,7 +47,7 @@ pub enum World {
 impl World {
     const EVERYWHERE: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
     const VERBS: [Self; 3] = [Self::Verbs, Self::VerbsStaged, Self::VerbsMixed];
-    const GPU: [Self; 3] = [Self::Gpu, Self::GpuTcp, Self::GpuMixed];
+    const GPU: [Self; 4] = [Self::Gpu, Self::GpuPinned, Self::GpuTcp, Self::GpuMixed];
 
     /// The worlds that are tested here: where the variable WORLDS is `verbs`, those that need RDMA devices, where it is
     /// `gpu`, those that need a GPU, else those that need nothing.
@@ -122,6 +124,7 @@ impl Setup {
             },
             // A machine that is emulated on a busy one may not answer for long, and that is no failure.
             ib_timeout: 18,
+            gpu_ipc: Switch(world != World::GpuPinned),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
             ib_qps_per_rail: if world == World::VerbsMixed { 2 } else { 1 },
             ib_register: match world {

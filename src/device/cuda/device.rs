@@ -77,7 +77,7 @@ pub struct Cuda {
     /// Events and groups that have been used before.
     spare: Vec<(Event, Group)>,
     failed: Option<Error>,
-    landing: GpuMemory,
+    landing: Arc<GpuMemory>,
     /// These go last, and in this order.
     _pinned: Vec<Pinned>,
     _arena: Arc<Arena>,
@@ -113,7 +113,7 @@ impl Cuda {
         }
         let copier = module.kernel(image::COPY)?;
         let memory = GpuMemory::new(gpu, slots * slot)?;
-        let landing = GpuMemory::new(gpu, slots * slot)?;
+        let landing = Arc::new(GpuMemory::new(gpu, slots * slot)?);
         let mut pinned = Vec::new();
         for (piece, read_only) in
             std::iter::once((host.pool, false)).chain(host.viewed.iter().map(|piece| (*piece, true)))
@@ -153,9 +153,9 @@ impl Cuda {
         })
     }
 
-    /// Memory on the GPU in the place of every slot of the pool, one after the other.
-    pub(crate) fn landing(&self) -> Piece {
-        self.landing.piece()
+    /// Memory on the GPU in the place of every slot of the pool, one after the other, for what others read or write.
+    pub(crate) fn landing(&self) -> &Arc<GpuMemory> {
+        &self.landing
     }
 
     /// A slot for `len` bytes for the task that is being put together, when there is one again.

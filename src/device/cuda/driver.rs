@@ -71,10 +71,12 @@ pub(crate) type Told = Result<(), Failure>;
 macro_rules! functions {
     ($($function:ident = $symbol:literal ($($argument:ident: $ty:ty),*);)*) => {
         /// CUDA's driver.
+        #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         pub(crate) struct Driver {
             $($function: Option<unsafe extern "C" fn($($ty),*) -> Code>,)*
         }
 
+        #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         impl Driver {
             /// Looks every function up. Drivers may be too old to have all of them.
             ///
@@ -172,6 +174,7 @@ impl Driver {
     }
 
     /// Whether it exports memory for other devices, as drivers do since CUDA 11.7.
+    #[cfg(feature = "verbs")]
     pub(crate) fn has_memory_export(&self) -> bool {
         self.memory_export.is_some()
     }

@@ -12,6 +12,7 @@
 //! | `device` | the device: which stream does which job |
 //! | `buffer` | vectors that users keep on a GPU |
 //! | `vector` | vectors that calls take |
+//! | `ipc` | memory between the processes of a node |
 //! | `order` | calls that take effect in the caller's stream |
 //! | `pointer` | whose memory an address is |
 
@@ -20,6 +21,7 @@ mod buffer;
 mod device;
 pub(crate) mod driver;
 pub mod image;
+pub(crate) mod ipc;
 mod nvrtc;
 pub(crate) mod objects;
 pub(crate) mod order;

@@ -261,6 +261,9 @@ pub(crate) struct GpuMemory {
     piece: Piece,
 }
 
+// SAFETY: it is an address with a length, and nothing is read or written through it here.
+unsafe impl Sync for GpuMemory {}
+
 impl GpuMemory {
     /// `bytes` bytes, whatever they hold.
     ///

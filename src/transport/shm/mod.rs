@@ -7,6 +7,7 @@
 //!
 //! A rank writes to its own arena only. Peers map it for reading, so no peer can harm another's memory.
 
+mod gpu;
 mod growth;
 mod lane;
 mod mailbox;
@@ -19,7 +20,7 @@ pub use neighbours::{Invitation, Neighbour, Neighbours};
 use super::{Delivery, Event, Events, Rank, Transport};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Arena, PeerArena, Piece};
+use crate::memory::{Arena, PeerArena, Piece, Sharing};
 use lane::{Doze, Duplex, ENTRIES, Lane, Nonsense};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -41,6 +42,8 @@ const GIVE_UP_PATIENCE: Duration = Duration::from_secs(1);
 /// First words of an entry.
 const CALL: u64 = 1;
 const MESSAGE: u64 = 2;
+/// A message in the memory of a GPU that its sender has given notice of.
+const ON_GPU: u64 = 3;
 
 /// The words that a rank shows its neighbours besides the lanes, each on a cache line of its own.
 #[derive(Debug)]
@@ -52,6 +55,7 @@ struct Board {
     /// 1 once the rank has given up: what its messages point at may change at any time.
     given_up: crossbeam_utils::CachePadded<AtomicU32>,
     announcements: crossbeam_utils::CachePadded<growth::Announcements>,
+    gpu: crossbeam_utils::CachePadded<gpu::Notice>,
 }
 
 /// Where everything is in an arena, given how many ranks share the node and how large a small message may be.
@@ -145,6 +149,10 @@ struct Link {
     board: Placed<Board>,
     bell: OwnedFd,
     arena: Arc<PeerArena>,
+    /// Its place on the node.
+    place: usize,
+    /// What it shares of its GPU, if this rank reaches it.
+    on_gpu: gpu::Theirs,
     /// Of my entries that are not acknowledged yet, oldest first: whether it is a message.
     under_way: VecDeque<bool>,
     acknowledged: u64,
@@ -166,6 +174,11 @@ pub struct Shm {
     of_rank: Vec<Option<usize>>,
     /// Where the pool begins in an arena, and how long it is.
     pool: (usize, usize),
+    /// This rank's place on the node.
+    place: usize,
+    /// What is shared of a GPU, if there is one, and whether all neighbours reach it.
+    sharing: Option<Box<dyn Sharing>>,
+    shared: bool,
 }
 
 impl Shm {
@@ -196,6 +209,8 @@ impl Shm {
                 board: Placed::new(neighbour.arena.piece(0, size_of::<Board>()), theirs)?,
                 bell: share_bell(&neighbour.bell)?,
                 arena: Arc::clone(&neighbour.arena),
+                place: neighbour.place,
+                on_gpu: gpu::Theirs::default(),
                 under_way: VecDeque::with_capacity(ENTRIES),
                 acknowledged: 0,
                 sequence: 0,
@@ -205,7 +220,18 @@ impl Shm {
         }
         let bell = share_bell(&neighbours.bell)?;
         let pool = (layout.pool(), layout.slots * layout.slot_bytes);
-        Ok(Self { name, arena: Arc::clone(arena), board, bell, links, of_rank, pool })
+        Ok(Self {
+            name,
+            arena: Arc::clone(arena),
+            board,
+            bell,
+            links,
+            of_rank,
+            pool,
+            place: neighbours.place,
+            sharing: None,
+            shared: false,
+        })
     }
 
     fn link(&mut self, peer: Rank) -> &mut Link {
@@ -281,6 +307,11 @@ impl Link {
                     self.duplex.advance();
                     events.push_back(Event::Arrived { peer: self.rank, view });
                 }
+                ON_GPU => {
+                    let view = self.on_gpu.piece(words[1], words[2]).ok_or_else(|| self.nonsense())?;
+                    self.duplex.advance();
+                    events.push_back(Event::Arrived { peer: self.rank, view });
+                }
                 _ => return Err(self.nonsense()),
             }
         }
@@ -308,7 +339,10 @@ impl Transport for Shm {
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
-        piece.is_host() && self.arena.offset_of(piece).is_some()
+        if piece.is_host() {
+            return self.arena.offset_of(piece).is_some();
+        }
+        self.shared && self.offset_on_gpu(piece).is_some()
     }
 
     fn window(&self) -> usize {
@@ -322,6 +356,9 @@ impl Transport for Shm {
     }
 
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        if call.on_gpu && !self.shared {
+            self.meet_gpus();
+        }
         let call = call.to_words();
         let mut words = [0; 8];
         words[0] = CALL;
@@ -333,10 +370,14 @@ impl Transport for Shm {
     }
 
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let offset = self.arena.offset_of(piece).ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "a message outside of the arena was not staged")
+        let (kind, offset) = match piece.is_host() {
+            true => (MESSAGE, self.arena.offset_of(piece)),
+            false => (ON_GPU, self.offset_on_gpu(piece)),
+        };
+        let offset = offset.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "a message that peers do not reach was not staged")
         })?;
-        self.link(peer).write([MESSAGE, offset as u64, piece.len() as u64, 0, 0, 0, 0, 0], true);
+        self.link(peer).write([kind, offset as u64, piece.len() as u64, 0, 0, 0, 0, 0], true);
         Ok(())
     }
 
@@ -356,6 +397,12 @@ impl Transport for Shm {
         // this rank reads and waits for it.
         fence(Ordering::SeqCst);
         self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
+    }
+
+    fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
+        self.board.gpu.give(&sharing.export());
+        self.sharing = Some(sharing);
+        self.meet_gpus();
     }
 
     fn check_views(&mut self) -> Result<()> {

@@ -1,0 +1,112 @@
+//! Memory of a GPU between the processes of a node.
+//!
+//! Owns what was exported and what was opened, until nobody uses it. Must not know what is kept in it, nor who the others are.
+
+use super::driver::{Address, IpcByValue};
+use super::objects::{Gpu, GpuMemory, address};
+use super::pointer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Export, Memory, Piece, Sharing};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: where the memory is another GPU's, the two are joined.
+const JOIN_GPUS: u32 = 1;
+
+/// One rank's side.
+pub(crate) struct Ipc {
+    gpu: Arc<Gpu>,
+    memory: Arc<GpuMemory>,
+    handle: [u64; 8],
+    opened: Vec<Address>,
+}
+
+impl Ipc {
+    /// Exports memory.
+    ///
+    /// # Errors
+    /// `System` if the driver does not export it.
+    pub(crate) fn new(gpu: &Arc<Gpu>, memory: &Arc<GpuMemory>) -> Result<Self> {
+        let _entered = gpu.enter()?;
+        let mut handle = IpcByValue([0; 64]);
+        // SAFETY: the place may be written, and the address is that of an allocation.
+        unsafe { gpu.driver().ipc_export(&raw mut handle, address(memory.piece()))? };
+        let word =
+            |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
+        let handle = std::array::from_fn(word);
+        Ok(Self { gpu: Arc::clone(gpu), memory: Arc::clone(memory), handle, opened: Vec::new() })
+    }
+}
+
+impl Sharing for Ipc {
+    fn own(&self) -> Piece {
+        self.memory.piece()
+    }
+
+    fn export(&self) -> Export {
+        Export {
+            process: std::process::id(),
+            gpu: self.gpu.ordinal,
+            address: address(self.memory.piece()),
+            len: self.memory.piece().len() as u64,
+            handle: self.handle,
+        }
+    }
+
+    fn open(&mut self, export: &Export) -> Result<Piece> {
+        let refuse = |words: String| Err(Error::new(ErrorKind::Unsupported, words));
+        let Ok(len) = usize::try_from(export.len) else {
+            return refuse(format!("{} bytes are more than any GPU has", export.len));
+        };
+        let start = if export.process == std::process::id() {
+            // A process does not open what is its own.
+            let start = export.address as *const u8;
+            if pointer::locate(start, len)? != Some(Memory::Gpu(self.gpu.ordinal)) {
+                return refuse(format!(
+                    "it is memory of GPU {} in this process, not of {:?}",
+                    export.gpu, self.gpu
+                ));
+            }
+            export.address
+        } else {
+            let mut handle = [0; 64];
+            for (bytes, word) in handle.chunks_exact_mut(8).zip(export.handle) {
+                bytes.copy_from_slice(&word.to_ne_bytes());
+            }
+            let _entered = self.gpu.enter()?;
+            let mut start = 0;
+            // SAFETY: the place may be written; the driver checks the handle.
+            unsafe { self.gpu.driver().ipc_open(&raw mut start, IpcByValue(handle), JOIN_GPUS)? };
+            self.opened.push(start);
+            if pointer::locate(start as *const u8, len).is_err() {
+                return refuse("it is shorter than its owner says".to_owned());
+            }
+            start
+        };
+        let Some(start) = NonNull::new(start as *mut u8) else {
+            return refuse("the driver says that it is nowhere".to_owned());
+        };
+        // SAFETY: the memory is as long, as the driver says, and its owner keeps it until this has closed it.
+        Ok(unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) })
+    }
+
+    fn close(&mut self) {
+        let Ok(_entered) = self.gpu.enter() else { return };
+        for start in self.opened.drain(..) {
+            // SAFETY: it was opened, and nothing reads it any more.
+            if let Err(failure) = unsafe { self.gpu.driver().ipc_close(start) } {
+                log::debug!("{failure}");
+            }
+        }
+    }
+
+    fn abandon(&mut self) {
+        std::mem::forget(Arc::clone(&self.memory));
+    }
+}
+
+impl Drop for Ipc {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
