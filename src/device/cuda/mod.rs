@@ -10,7 +10,8 @@
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and its compiler |
 //! | `batch` | what a launch is told |
 //! | `device` | the device: which stream does which job |
-//! | `buffer` | vectors that users keep on a GPU |
+//! | `found` | which GPUs there are |
+//! | `buffer` | vectors that users keep on a GPU, and parts of them |
 //! | `vector` | vectors that calls take |
 //! | `order` | calls that take effect in the caller's stream |
 //! | `pointer` | whose memory an address is |
@@ -19,6 +20,7 @@ pub mod batch;
 mod buffer;
 mod device;
 pub(crate) mod driver;
+mod found;
 pub mod image;
 mod nvrtc;
 pub(crate) mod objects;
@@ -26,7 +28,8 @@ pub(crate) mod order;
 pub(crate) mod pointer;
 mod vector;
 
-pub use buffer::{GpuBuffer, gpu_name, gpus};
+pub use buffer::{GpuBuffer, GpuSlice};
 pub use device::Cuda;
 pub(crate) use device::HostSide;
+pub use found::{GpuFacts, gpu_facts, gpus};
 pub use vector::GpuVector;
