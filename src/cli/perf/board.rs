@@ -13,9 +13,9 @@ use flexring::{Error, Result};
 use std::io::Write;
 use std::time::Instant;
 
-/// Settings that say which rank this is, not how it works.
-const IDENTITY: [&str; 4] =
-    ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
+/// Settings that say which rank this is and which GPU it takes, not how it works.
+const IDENTITY: [&str; 5] =
+    ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT", "FLEXRING_GPU"];
 
 /// What rank 0 shows.
 #[derive(Debug)]

@@ -58,6 +58,16 @@ impl<T: Element> GpuBuffer<T> {
         self.read_from(self.piece(), into)
     }
 
+    /// Copies another vector of the same GPU, of the same length, and waits until that is done.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn copy_from(&mut self, from: &Self) -> Result<()> {
+        check::<T>(self.piece(), from.len())?;
+        from.synchronize()?;
+        self.copy(self.piece(), from.piece())
+    }
+
     /// A part of the vector, for calls and copies on it alone. It has the vector's stream.
     ///
     /// # Panics

@@ -14,8 +14,10 @@
 //! | `buffer` | vectors that users keep on a GPU, and parts of them |
 //! | `vector` | vectors that calls take |
 //! | `order` | calls that take effect in the caller's stream |
+//! | `alone` | the device without ranks, to be measured |
 //! | `pointer` | whose memory an address is |
 
+mod alone;
 pub mod batch;
 mod buffer;
 mod device;
@@ -28,6 +30,8 @@ pub(crate) mod order;
 pub(crate) mod pointer;
 mod vector;
 
+#[doc(hidden)]
+pub use alone::Alone;
 pub use buffer::{GpuBuffer, GpuSlice};
 pub use device::Cuda;
 pub(crate) use device::HostSide;
