@@ -42,6 +42,8 @@ class Driver:
 
     def write(self, address, data):
         self.call("cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(ctypes.sizeof(data)))
+        # What comes from memory that is not pinned need not have arrived yet.
+        self.call("cuCtxSynchronize")
 
     def read(self, address, data, stream):
         self.call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), c_size_t(ctypes.sizeof(data)), stream)
@@ -85,11 +87,11 @@ class Pointers(unittest.TestCase):
         self.assertEqual(self.all_reduce(send, receive, 5000, self.stream), 0, self.words())
         got = (ctypes.c_float * 5000)()
         self.driver.read(receive, got, self.stream)
-        self.assertEqual(list(got), list(given))
+        self.assertTrue(list(got) == list(given), list(got)[:4])
         # In place, at an address within the allocation.
         self.assertEqual(self.all_reduce(receive + 400, receive + 400, 100, self.stream), 0, self.words())
         self.driver.read(receive, got, self.stream)
-        self.assertEqual(list(got), list(given))
+        self.assertTrue(list(got) == list(given), list(got)[:4])
         self.driver.free(send)
         self.driver.free(receive)
 
@@ -102,7 +104,8 @@ class Pointers(unittest.TestCase):
     def test_freed_memory_is_refused(self):
         gone = self.driver.allocate(1 << 21)
         self.driver.free(gone)
-        self.refused(gone, gone, 1000, self.stream, "freed|no memory of this process")
+        for stream in (self.stream, None):
+            self.refused(gone, gone, 1000, stream, "was it freed, or is it a GPU's")
 
     def test_a_vector_that_reaches_beyond_its_memory_is_refused(self):
         short = self.driver.allocate(4000)
