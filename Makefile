@@ -10,7 +10,8 @@ PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-loom test-verbs
+.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-gpu gpu-bundle \
+	test-loom test-verbs
 
 # The code for RDMA is tested and linted too wherever it can be built. Asked when a recipe runs, after its packages came.
 FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
@@ -20,7 +21,7 @@ all: build
 build:
 	$(CARGO) build --release
 
-test: setup setup-verbs setup-cuda build test-rust test-cuda test-loom test-verbs
+test: setup setup-verbs setup-cuda build test-rust test-cuda test-gpu test-loom test-verbs
 
 # Tests run the release build's library and command too, as users do.
 test-rust:
@@ -33,6 +34,14 @@ test-cuda: setup-cuda
 	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cu13/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
 	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test --no-default-features --features cuda --lib --target-dir target/nvrtc \
 		--config profile.test.opt-level=0 --config profile.test.debug=0 what_is_embedded
+
+# Vectors on GPUs, by the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
+test-gpu: setup-cuda
+	CARGO=$(CARGO) tests/gpu/run --simulated
+
+# All that tests/gpu/run needs on a machine with a GPU that has neither Rust nor a network.
+gpu-bundle: setup-cuda
+	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:

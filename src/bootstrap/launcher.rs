@@ -115,6 +115,16 @@ pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(!told && launched(&Environment(&lookup))?.is_none())
 }
 
+/// This process's number among the ranks of its node, if its launcher tells.
+///
+/// # Errors
+/// As for [`identity`], where launchers contradict themselves.
+pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
+    let environment = Environment(&lookup);
+    let Some(launched) = launched(&environment)? else { return Ok(None) };
+    Ok(environment.number(launched.local)?.map(|local| local.value))
+}
+
 const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
 
 /// A port from 20000 to 30000, below what Linux hands out by itself. Two jobs that are given the same one
@@ -137,6 +147,8 @@ struct Launched {
     world: Number,
     host: Option<String>,
     port: Option<u16>,
+    /// The variables that may have a rank's number on its node.
+    local: &'static [&'static str],
     /// A name that all ranks of the job share, and no other job does.
     job: Option<String>,
     /// How a variable is handed to all ranks.
@@ -244,6 +256,7 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
             world,
         )?),
         port,
+        local: &["LOCAL_RANK"],
         job: environment.job(&["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]),
         export: "MASTER_ADDR=<host of rank 0> in front of each process",
     }))
@@ -260,6 +273,7 @@ fn open_mpi(environment: &Environment<'_>) -> Result<Option<Launched>> {
         world,
         host: on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?,
         port: None,
+        local: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         job: environment
             .first(&["PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid"])
             .map(|(_, text)| text),
@@ -283,6 +297,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<Launched>> {
         world,
         host,
         port: None,
+        local: &["MPI_LOCALRANKID", "PALS_LOCAL_RANKID"],
         job,
         export: "mpiexec -genv FLEXRING_MASTER_ADDR <host of rank 0>",
     }))
@@ -311,6 +326,7 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<Launched>> {
         world,
         host,
         port: None,
+        local: &["SLURM_LOCALID"],
         job: environment.job(&["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"]),
         export: "srun --export=ALL,FLEXRING_MASTER_ADDR=<host of rank 0>",
     }))

@@ -29,7 +29,7 @@ mod tests;
 
 pub use hub::{Hub, create_unique_id};
 pub use interfaces::{Interface, choose, list};
-pub use launcher::{Identity, Meeting, identity, is_alone};
+pub use launcher::{Identity, Meeting, identity, is_alone, local_rank};
 pub use lifeline::Lifeline;
 pub use node::{host_name, node_name};
 pub use status::{Standing, Status};

@@ -8,7 +8,7 @@ use flexring::Error;
 use flexring::config::{Config, Origin, Row, environment};
 use std::cmp::Reverse;
 
-/// Print all settings with their values and where these came from
+/// Print all settings with their values and where these came from, and where the GPU kernels come from
 #[derive(Args, Debug)]
 pub struct Options {
     /// Print the table of the README
@@ -28,9 +28,22 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         warn_of_strangers();
         let config = Config::from_env().map_err(|first| Failure::Usage(complaints(first)))?;
         let rows = config.table(environment);
-        if options.json { json(&rows)? } else { table(&rows) }
+        if options.json { json(&rows)? } else { table(&rows) + &kernels_line() }
     };
     output::print(&text)
+}
+
+/// Where the kernels for GPUs come from, if this build has any.
+pub fn kernels() -> Option<String> {
+    #[cfg(feature = "cuda")]
+    return Some(flexring::device::cuda::image::origin());
+    #[cfg(not(feature = "cuda"))]
+    None
+}
+
+/// The same for a terminal.
+pub fn kernels_line() -> String {
+    format!("\nGPU kernels: {}\n", kernels().unwrap_or_else(|| "none: this build has no CUDA".to_owned()))
 }
 
 /// Warns of variables that look like settings and are none.

@@ -17,10 +17,14 @@ use std::process::ExitCode;
 
 /// An all-reduce engine for clusters that are not symmetric
 #[derive(Parser)]
-#[command(version, disable_help_subcommand = true)]
+#[command(disable_help_subcommand = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+
+    /// Print the version, and where the GPU kernels come from
+    #[arg(short = 'V', long, exclusive = true)]
+    version: bool,
 }
 
 #[derive(Subcommand)]
@@ -56,10 +60,11 @@ impl From<Error> for Failure {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Perf(options) => perf::run(&options),
-        Command::Plan(options) => plan::run(&options),
-        Command::Doctor(options) => doctor::run(&options),
-        Command::Env(options) => env::run(&options),
+        Some(Command::Perf(options)) => perf::run(&options),
+        Some(Command::Plan(options)) => plan::run(&options),
+        Some(Command::Doctor(options)) => doctor::run(&options),
+        Some(Command::Env(options)) => env::run(&options),
+        None => output::print(&format!("flexring {}{}", env!("CARGO_PKG_VERSION"), env::kernels_line())),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -15,13 +15,18 @@ pub(crate) use piece::{lend, lend_in_place};
 
 use crate::error::Result;
 
-/// Whether there is memory at an address, for whatever use.
-pub(crate) fn is_mapped(at: *const u8) -> bool {
-    let page = rustix::param::page_size();
-    let start = at.map_addr(|address| address / page * page);
-    let mut resident = 0u8;
-    // SAFETY: the address is only looked up, and the answer for one page is one byte.
-    unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut resident) == 0 }
+/// Whether there is memory at an address that this process can read. Addresses that CUDA's driver keeps for GPUs are mapped,
+/// and cannot be read.
+pub(crate) fn is_readable(at: *const u8) -> bool {
+    const NO_SUCH_CHANGE: libc::c_long = -1;
+    // What is asked for is no change of the signal mask, which the kernel notices when it has read the mask, or failed to.
+    const MASK: usize = 8;
+    let start = at.map_addr(|address| address / MASK * MASK);
+    // SAFETY: the address is the kernel's to read, which fails where there is no memory, and nothing is written.
+    let told = unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_CHANGE, start, std::ptr::null_mut::<u8>(), MASK)
+    };
+    told == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 /// What names a rank's memory on a GPU to its neighbours.
@@ -86,5 +91,29 @@ pub trait Registrar: Send + Sync {
         if let Err(error) = self.deregister(piece) {
             log::debug!("{} bytes were not registered: {}", piece.len(), error.message());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_readable;
+
+    #[test]
+    fn what_can_be_read_is_told_from_what_is_only_mapped() {
+        let page = rustix::param::page_size();
+        let map = memmap2::MmapOptions::new().len(2 * page).map_anon().expect("memory").make_read_only();
+        let map = map.expect("memory");
+        assert!(is_readable(map.as_ptr()) && is_readable(map[2 * page - 1..].as_ptr()));
+        // SAFETY: nothing is in the second page, and nobody reads it any more.
+        let told = unsafe {
+            rustix::mm::mprotect(
+                map[page..].as_ptr().cast_mut().cast(),
+                page,
+                rustix::mm::MprotectFlags::empty(),
+            )
+        };
+        told.expect("it is ours");
+        assert!(is_readable(map[page - 1..].as_ptr()) && !is_readable(map.as_ptr().wrapping_add(page)));
+        assert!(!is_readable(std::ptr::null()) && !is_readable(usize::MAX as *const u8));
     }
 }

@@ -3,15 +3,18 @@
 use super::*;
 
 /// `NAME=text` pairs, separated by blanks.
-fn identify(environment: &str) -> Result<Identity> {
-    let lookup = |name: &str| {
+fn lookup(environment: &str) -> impl Fn(&str) -> Option<String> {
+    |name| {
         environment
             .split_whitespace()
             .filter_map(|pair| pair.split_once('='))
             .find(|(key, _)| *key == name)
             .map(|(_, text)| text.to_owned())
-    };
-    identity(&Config::read(lookup)?, lookup)
+    }
+}
+
+fn identify(environment: &str) -> Result<Identity> {
+    identity(&Config::read(lookup(environment))?, lookup(environment))
 }
 
 fn summary(environment: &str) -> String {
@@ -83,6 +86,20 @@ fn every_launcher_is_understood() {
         (format!("{SLURM} {OMPI}=4"), "1 of 4 at 127.0.0.1:derived, named, by Open MPI"),
     ] {
         assert_eq!(summary(&environment), expected, "{environment}");
+    }
+}
+
+#[test]
+fn launchers_number_the_ranks_of_a_node() {
+    for (environment, expected) in [
+        ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1".to_owned(), Some(1)),
+        ("RANK=3 WORLD_SIZE=4".to_owned(), None),
+        (format!("{OMPI}=2 OMPI_COMM_WORLD_LOCAL_RANK=0 LOCAL_RANK=7"), Some(0)),
+        ("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=1".to_owned(), Some(1)),
+        (format!("{SLURM} SLURM_LOCALID=2"), Some(2)),
+        ("LOCAL_RANK=1".to_owned(), None),
+    ] {
+        assert_eq!(local_rank(lookup(&environment)).expect("valid"), expected, "{environment}");
     }
 }
 

@@ -182,14 +182,20 @@ fn memory(report: &Report, findings: &mut Findings) {
     findings.add(Severity::Problem, words, Some(mend));
 }
 
-/// A better way to a GPU's memory than the one that is expected.
+/// GPUs that flexring cannot use, and a better way to their memory than the one that is expected.
 fn gpus(report: &Report, findings: &mut Findings) {
     if report.gpus.devices.is_empty() {
         return;
     }
-    // With CUDA, too: GPU memory can be registered, but there is nothing yet that reduces it.
-    let words = "flexring does not reduce GPU memory yet: copy vectors to the host";
-    findings.add(Severity::Note, words, None);
+    let failure = report.gpus.cuda.as_ref().and_then(|cuda| cuda.failure.as_ref());
+    if !report.build.cuda {
+        let mend = "cargo build --release, without --no-default-features or with --features cuda";
+        findings.add(Severity::Problem, "there are GPUs here, but this build cannot use them", Some(mend));
+    } else if let Some(failure) = failure {
+        let mend = "install NVIDIA's driver, or let this process see it (in a container: --gpus all); nvidia-smi tells";
+        let words = format!("there are GPUs here, but this process cannot use them: {failure}");
+        findings.add(Severity::Problem, words, Some(mend));
+    }
     let Some(expected) = report.gpus.expected().filter(|_| !report.rdma.selection.rails.is_empty()) else {
         return;
     };

@@ -16,8 +16,31 @@ pub struct Gpus {
     /// The driver that is loaded.
     pub driver: Option<Driver>,
     pub devices: Vec<Gpu>,
+    /// What CUDA's driver says, if this build asks it.
+    pub cuda: Option<Cuda>,
     /// The rungs, the best first; none without a GPU.
     pub ladder: Vec<Rung>,
+}
+
+/// What a process sees by CUDA's driver, which may be less than the machine has.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Cuda {
+    pub devices: Vec<Visible>,
+    /// Why there are none.
+    pub failure: Option<String>,
+}
+
+/// A GPU that a process may use.
+#[derive(Clone, Debug, Serialize)]
+pub struct Visible {
+    /// What `FLEXRING_GPU` calls it.
+    pub number: usize,
+    pub name: String,
+    /// Its PCI address.
+    pub address: String,
+    /// Such as `9.0`.
+    pub capability: String,
+    pub memory_bytes: u64,
 }
 
 /// NVIDIA's driver.
@@ -56,7 +79,9 @@ impl Gpus {
         if devices.is_empty() {
             devices = of_pci(root);
         }
-        let mut gpus = Self { driver, devices, ladder: Vec::new() };
+        // The driver is this machine's and not that of files.
+        let cuda = if root == Path::new("/") { visible() } else { None };
+        let mut gpus = Self { driver, devices, cuda, ladder: Vec::new() };
         if !gpus.devices.is_empty() {
             let known = Known {
                 driver: gpus.driver.as_ref(),
@@ -164,6 +189,32 @@ fn cuda() -> Result<(), Reason> {
     return flexring::transport::verbs::gpu::exports();
     #[cfg(not(all(feature = "verbs", feature = "cuda")))]
     Ok(())
+}
+
+/// The GPUs that this process sees.
+#[cfg(feature = "cuda")]
+fn visible() -> Option<Cuda> {
+    use flexring::device::cuda::{gpu_facts, gpus};
+    let devices = gpus().and_then(|count| (0..count).map(gpu_facts).collect::<flexring::Result<Vec<_>>>());
+    Some(match devices {
+        Err(error) => Cuda { failure: Some(error.message().to_owned()), ..Cuda::default() },
+        Ok(devices) => {
+            let devices = devices.into_iter().map(|gpu| Visible {
+                number: gpu.number,
+                name: gpu.name,
+                address: gpu.address,
+                capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+                memory_bytes: gpu.memory,
+            });
+            Cuda { devices: devices.collect(), failure: None }
+        }
+    })
+}
+
+/// Nobody is asked.
+#[cfg(not(feature = "cuda"))]
+fn visible() -> Option<Cuda> {
+    None
 }
 
 /// What the kernel can.

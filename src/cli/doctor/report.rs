@@ -6,6 +6,7 @@ use super::answers::{self, Answer};
 use super::findings::{self, Finding, Severity};
 use super::gpu::Gpus;
 use super::process::{Memory, Processor, Rank, Settings};
+use crate::env;
 use flexring::bootstrap::{self, Interface};
 use flexring::config::{Config, TransportChoice};
 use flexring::transport::verbs::select::{self, Selection};
@@ -40,15 +41,19 @@ pub struct Report {
 }
 
 /// What is compiled into this command.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Build {
     pub verbs: bool,
     pub cuda: bool,
+    /// Where the GPU kernels come from, if there are any.
+    pub kernels: Option<String>,
 }
 
 impl Build {
     /// What this command was built with.
-    const THIS: Self = Self { verbs: cfg!(feature = "verbs"), cuda: cfg!(feature = "cuda") };
+    fn this() -> Self {
+        Self { verbs: cfg!(feature = "verbs"), cuda: cfg!(feature = "cuda"), kernels: env::kernels() }
+    }
 }
 
 /// What TCP has.
@@ -107,7 +112,7 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             host: bootstrap::host_name(),
             system: parts.join(" "),
-            build: Build::THIS,
+            build: Build::this(),
             processor: Processor::read(&config, standpoint),
             memory: Memory::read(root, &config, rank.as_ref().map_or(1, |rank| rank.world)),
             rank,

@@ -25,6 +25,9 @@ pub fn text(report: &Report) -> String {
     let with = |has, what| format!("{} {what}", if has { "with" } else { "without" });
     let build = format!("{}, {}", with(report.build.verbs, "verbs"), with(report.build.cuda, "CUDA"));
     text += &line("build", &build);
+    if let Some(kernels) = &report.build.kernels {
+        text += &line("", &format!("GPU kernels: {kernels}"));
+    }
     text += &line("processor", &processor(&report.processor));
     text += &line("memory", &memory(&report.memory));
     text += &sockets(&report.sockets);
@@ -217,15 +220,24 @@ fn gpus(gpus: &Gpus) -> String {
             format!("driver {}, {open} kernel module", driver.version)
         }
     };
-    if gpus.devices.is_empty() {
-        return line(
-            "GPU",
-            &if gpus.driver.is_some() { format!("no device; {driver}") } else { "no device".to_owned() },
-        );
-    }
-    let mut text = line("GPU", &format!("{}; {driver}", counted(gpus.devices.len(), "device")));
+    let devices = match gpus.devices.len() {
+        0 => "no device".to_owned(),
+        devices => counted(devices, "device"),
+    };
+    let known = gpus.driver.is_some() || !gpus.devices.is_empty();
+    let mut text = line("GPU", &if known { format!("{devices}; {driver}") } else { devices });
     for gpu in &gpus.devices {
         text += &line("", &format!("{} at {}", gpu.model.as_deref().unwrap_or("NVIDIA"), gpu.address));
+    }
+    if let Some(cuda) = &gpus.cuda {
+        for gpu in &cuda.devices {
+            let memory = size(gpu.memory_bytes);
+            let words = format!("compute capability {}, {memory}, at {}", gpu.capability, gpu.address);
+            text += &line("", &format!("CUDA {}: {}, {words}", gpu.number, gpu.name));
+        }
+        if let Some(failure) = &cuda.failure {
+            text += &line("", &format!("CUDA: {failure}"));
+        }
     }
     for rung in &gpus.ladder {
         let possible = if rung.possible { "yes" } else { "no" };

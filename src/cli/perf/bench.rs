@@ -5,20 +5,22 @@
 use super::check::{Check, Placement};
 use super::collective::{self, Extent};
 use super::data::Finding;
+use super::gpu;
 use super::number::Number;
-use super::options::{Memory, Op, Options};
+use super::options::{Device, Memory, Op, Options};
 use super::report::{Row, Timing};
 use flexring::call::Collective;
 use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
 use std::time::Instant;
 
-/// Two vectors, and a world to call with them.
-pub struct Bench<'a, T> {
+/// Two vectors, and a world to call with them. Where calls are on a GPU, these are what it has copies of.
+pub struct Bench<'a, T: Number> {
     comm: &'a Communicator,
     options: &'a Options,
     send: Box<dyn DerefMut<Target = [T]>>,
     receive: Box<dyn DerefMut<Target = [T]>>,
+    on_gpu: Option<gpu::Vectors<T>>,
 }
 
 /// A row and what its check found on this rank, if anything: out of place and in place.
@@ -28,18 +30,24 @@ pub struct Measured {
 }
 
 impl<'a, T: Number> Bench<'a, T> {
-    /// Vectors for up to `count` elements.
+    /// Vectors for up to `count` elements, on a GPU if one is named.
     ///
     /// # Errors
     /// `System` if there is not enough memory.
-    pub fn new(comm: &'a Communicator, options: &'a Options, count: usize) -> Result<Self> {
+    pub fn new(
+        comm: &'a Communicator,
+        options: &'a Options,
+        gpu: Option<usize>,
+        count: usize,
+    ) -> Result<Self> {
         let vector = || -> Result<Box<dyn DerefMut<Target = [T]>>> {
-            Ok(match options.memory {
-                Memory::Pool => Box::new(comm.alloc::<T>(count)?),
-                Memory::Heap => Box::new(vec![T::default(); count]),
+            Ok(match (options.device, options.memory) {
+                (Device::Host, None | Some(Memory::Pool)) => Box::new(comm.alloc::<T>(count)?),
+                _ => Box::new(vec![T::default(); count]),
             })
         };
-        Ok(Self { comm, options, send: vector()?, receive: vector()? })
+        let on_gpu = gpu.map(|gpu| gpu::Vectors::new(gpu, count)).transpose()?;
+        Ok(Self { comm, options, send: vector()?, receive: vector()?, on_gpu })
     }
 
     /// Measures and checks one size, of `bytes` bytes. `step` is told the time after each call.
@@ -53,7 +61,7 @@ impl<'a, T: Number> Bench<'a, T> {
         let check = Check::<T>::new(collective, op, root, rank, world);
         let mut notes = Vec::new();
         let mut timed = |placement, words: &str| -> Result<Timing> {
-            check.fill(0, extent, placement, &mut self.send, &mut self.receive);
+            self.fill(&check, 0, extent, placement)?;
             let mut timing = self.time(op, extent, placement, step)?;
             if self.options.check > 0 {
                 let finding = self.check(&check, op, extent, placement)?;
@@ -74,11 +82,36 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok(Measured { row, notes })
     }
 
-    fn call(&mut self, op: Op, Extent { whole, part }: Extent, placement: Placement) -> Result<()> {
+    fn fill(&mut self, check: &Check<T>, round: usize, extent: Extent, placement: Placement) -> Result<()> {
+        check.fill(round, extent, placement, &mut self.send, &mut self.receive);
+        match &mut self.on_gpu {
+            Some(on_gpu) => on_gpu.write(&self.send[..extent.whole], &self.receive[..extent.whole]),
+            None => Ok(()),
+        }
+    }
+
+    fn verify(
+        &mut self,
+        check: &Check<T>,
+        round: usize,
+        extent: Extent,
+        placement: Placement,
+    ) -> Result<Finding> {
+        if let Some(on_gpu) = &mut self.on_gpu {
+            on_gpu.read(&mut self.send[..extent.whole], &mut self.receive[..extent.whole])?;
+        }
+        Ok(check.verify(round, extent, placement, &self.send, &self.receive))
+    }
+
+    fn call(&mut self, op: Op, extent: Extent, placement: Placement) -> Result<()> {
         let op = op.with_factor(T::factor(self.comm.rank()));
+        let Options { collective, root, .. } = *self.options;
+        if let Some(on_gpu) = &mut self.on_gpu {
+            return on_gpu.call(self.comm, collective, op, root, extent, placement);
+        }
+        let Extent { whole, part } = extent;
         let (comm, send, receive) = (self.comm, &mut self.send, &mut self.receive);
-        let root = self.options.root;
-        match (self.options.collective, placement) {
+        match (collective, placement) {
             (Collective::AllReduce, Placement::Apart) => {
                 comm.all_reduce_into(&send[..whole], &mut receive[..whole], op)
             }
@@ -104,6 +137,14 @@ impl<'a, T: Number> Bench<'a, T> {
         }
     }
 
+    /// Waits until all calls are over, where they are only enqueued.
+    fn wait(&self) -> Result<()> {
+        match &self.on_gpu {
+            Some(on_gpu) => on_gpu.wait().and_then(|()| self.comm.synchronize()),
+            None => Ok(()),
+        }
+    }
+
     fn time(
         &mut self,
         op: Op,
@@ -111,6 +152,9 @@ impl<'a, T: Number> Bench<'a, T> {
         placement: Placement,
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
+        if self.on_gpu.is_some() {
+            return self.time_together(op, extent, placement, step);
+        }
         let warmup = self.options.warmup_iters;
         let mut times = vec![0.0; warmup + self.options.iters.get()];
         // Ranks that come late from filling their vectors would be measured as slow calls of the others.
@@ -127,13 +171,52 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
     }
 
+    /// Times calls that are enqueued, as nccl-tests does: all of them, until the last is over.
+    fn time_together(
+        &mut self,
+        op: Op,
+        extent: Extent,
+        placement: Placement,
+        step: &mut dyn FnMut(Instant),
+    ) -> Result<Timing> {
+        let (warmup, iters) = (self.options.warmup_iters, self.options.iters.get());
+        let first = self.together(warmup.min(1), op, extent, placement, step)?;
+        self.together(warmup.saturating_sub(1), op, extent, placement, step)?;
+        self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
+        let mut times = [first, self.together(iters, op, extent, placement, step)?];
+        self.comm.all_reduce(&mut times, ReduceOp::Avg)?;
+        let [first, mean] = times;
+        let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
+        let first = if warmup == 0 { mean } else { first };
+        Ok(Timing::of_all(first, mean, extent.whole * size_of::<T>(), factor))
+    }
+
+    /// Microseconds of each of so many calls, of which none waits for the one before.
+    fn together(
+        &mut self,
+        calls: usize,
+        op: Op,
+        extent: Extent,
+        placement: Placement,
+        step: &mut dyn FnMut(Instant),
+    ) -> Result<f64> {
+        let start = Instant::now();
+        for _ in 0..calls {
+            self.call(op, extent, placement)?;
+            step(Instant::now());
+        }
+        self.wait()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6 / calls.max(1) as f64)
+    }
+
     fn check(&mut self, check: &Check<T>, op: Op, extent: Extent, placement: Placement) -> Result<Finding> {
         let mut finding = Finding::default();
         for _ in 0..self.options.check {
             for round in 0..check.rounds(extent) {
-                check.fill(round, extent, placement, &mut self.send, &mut self.receive);
+                self.fill(check, round, extent, placement)?;
                 self.call(op, extent, placement)?;
-                finding = finding.and(check.verify(round, extent, placement, &self.send, &self.receive));
+                self.wait()?;
+                finding = finding.and(self.verify(check, round, extent, placement)?);
             }
         }
         Ok(finding)
@@ -163,7 +246,7 @@ mod tests {
             if comm.rank() == 2 {
                 check.pattern = strange.clone();
             }
-            let mut bench = Bench::<f32>::new(&comm, &options, extent.whole).expect("memory");
+            let mut bench = Bench::<f32>::new(&comm, &options, None, extent.whole).expect("memory");
             bench.check(&check, Op::Sum, extent, placement).expect("the call succeeds")
         };
         std::thread::scope(|scope| {

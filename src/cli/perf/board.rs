@@ -3,7 +3,8 @@
 //! Owns their order in time: a row is out as soon as it is measured, and the report on disk is never behind the
 //! table. Must not know how anything is measured.
 
-use super::options::{Memory, Options};
+use super::gpu;
+use super::options::{Device, Memory, Options};
 use super::progress::Progress;
 use super::report::{File, Report, Row, Seat};
 use super::table;
@@ -12,9 +13,9 @@ use flexring::{Error, Result};
 use std::io::Write;
 use std::time::Instant;
 
-/// Settings that say which rank this is, not how it works.
-const IDENTITY: [&str; 4] =
-    ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
+/// Settings that say which rank this is and which GPU it takes, not how it works.
+const IDENTITY: [&str; 5] =
+    ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT", "FLEXRING_GPU"];
 
 /// What rank 0 shows.
 #[derive(Debug)]
@@ -38,7 +39,11 @@ impl Board {
             collective: options.collective.name(),
             world,
             settings: settings.map(|row| (row.name, row.value)).collect(),
-            memory: if options.memory == Memory::Pool { "pool" } else { "heap" },
+            memory: match (options.device, options.memory) {
+                (Device::Cuda, _) => "gpu",
+                (Device::Host, Some(Memory::Heap)) => "heap",
+                (Device::Host, _) => "pool",
+            },
             ..Report::default()
         };
         let file = options.json.as_deref().map(File::new);
@@ -82,8 +87,15 @@ impl Board {
             options.check,
             report.memory,
         );
-        for Seat { rank, pid, host } in &report.ranks {
-            head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}\n");
+        for Seat { rank, pid, host, gpu } in &report.ranks {
+            head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}");
+            if let Some(gpu) = gpu {
+                head += &format!(" device {:2} [{}] {}", gpu.number, gpu.address, gpu.name);
+            }
+            head.push('\n');
+        }
+        if let Some(words) = gpu::shared(&report.ranks) {
+            head += &format!("# {words}\n");
         }
         head += &format!("#\n# {summary}\n");
         for (name, value) in &report.settings {

@@ -7,6 +7,7 @@ mod board;
 mod check;
 mod collective;
 mod data;
+mod gpu;
 mod number;
 mod options;
 mod parent;
@@ -31,6 +32,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::Usage(contradiction));
     }
     if options.rank_of.is_none() {
+        if options.device == options::Device::Cuda {
+            gpu::check()?;
+        }
         // Flags count for more than variables; what they say is checked before any rank is.
         let settings = options.settings();
         let lookup = |name: &str| {

@@ -16,7 +16,8 @@ use std::path::PathBuf;
 /// Prints the columns of nccl-tests and takes its flags. Unlike nccl-tests, which measures 32M alone
 /// unless told otherwise, it walks from 8 bytes to 128M in factors of 16.
 ///
-/// Times are means over the iterations and over the ranks; sizes are binary (1K is 1024 bytes), GB/s are decimal.
+/// Times are means over the iterations and over the ranks; calls on GPUs are enqueued, all of a size, and divide the time
+/// until the last is over. Sizes are binary (1K is 1024 bytes), GB/s are decimal.
 /// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for reduce-scatters and all-gathers,
 /// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector that
 /// has a part for each rank, rounded down to parts of whole 16 bytes; their count is that of one part.
@@ -94,9 +95,13 @@ pub struct Options {
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout_ms: Option<u64>,
 
-    /// Where vectors lie: in the communicator's pool, which peers read directly, or on the heap
-    #[arg(long, value_name = "WHERE", default_value = "pool")]
-    pub memory: Memory,
+    /// Where vectors are: on the host, or on GPUs, where rank r of a node takes GPU r modulo those that there are
+    #[arg(long, value_name = "DEVICE", default_value = "host")]
+    pub device: Device,
+
+    /// Where the host's vectors lie: in the communicator's pool, which peers read directly, or on the heap [default: pool]
+    #[arg(long, value_name = "WHERE")]
+    pub memory: Option<Memory>,
 
     /// Write everything that was measured to this file too, as JSON
     #[arg(long, value_name = "FILE")]
@@ -109,6 +114,15 @@ pub struct Options {
     /// Draw the progress bar where that process has its standard error
     #[arg(long, requires = "rank_of", hide = true)]
     pub borrow_terminal: bool,
+}
+
+/// Whose memory vectors are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Device {
+    /// The host's.
+    Host,
+    /// A GPU's. Calls are enqueued, so that only all of them together have a time, as in nccl-tests.
+    Cuda,
 }
 
 /// Where vectors lie.
@@ -192,6 +206,9 @@ impl Options {
     pub fn contradiction(&self) -> Option<String> {
         if let Some(ranks) = self.ranks.filter(|ranks| self.root >= ranks.get()) {
             return Some(format!("--root {} is not a rank: there are {ranks}, from 0", self.root));
+        }
+        if self.device == Device::Cuda && self.memory.is_some() {
+            return Some("--memory is about the host's vectors: leave it out with --device cuda".to_owned());
         }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
@@ -311,6 +328,14 @@ mod tests {
             assert!(error.contains(words), "{flags}: {error}");
         }
         assert!(parse("-b 2M -e 1M").expect("each is fine").contradiction().is_some());
+    }
+
+    #[test]
+    fn vectors_on_gpus_are_in_no_memory_of_the_host() {
+        let options = parse("--device cuda --memory heap").expect("each is fine");
+        assert!(options.contradiction().is_some_and(|words| words.contains("--device cuda")));
+        assert_eq!(parse("--device cuda").expect("valid").contradiction(), None);
+        assert_eq!(parse("").expect("valid").device, Device::Host);
     }
 
     #[test]

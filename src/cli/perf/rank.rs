@@ -5,17 +5,18 @@
 use super::bench::{Bench, Measured};
 use super::board::Board;
 use super::collective;
+use super::gpu;
 use super::number::Number;
-use super::options::{Op, Options};
-use super::report::Seat;
-use flexring::bootstrap::{host_name, identity};
+use super::options::{Device, Op, Options};
+use super::report::{Seat, SeatGpu};
+use flexring::bootstrap::{Identity, host_name, identity};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Error, ErrorKind, ReduceOp, Result};
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// Bytes of a host's name that others are told.
+/// Bytes of a name that others are told.
 const NAME: usize = 64;
 
 /// Takes part as the rank that the environment says, and says how many elements were wrong.
@@ -26,10 +27,12 @@ pub fn run(options: &Options) -> Result<u64> {
     if let Some(parent) = options.rank_of {
         die_with(parent)?;
     }
-    let config = Config::from_env()?;
+    let mut config = Config::from_env()?;
     let identity = identity(&config, environment)?;
+    // So that it is ready when the communicator is.
+    config.gpu = gpu::of_rank(options, &config, identity.rank)?.or(config.gpu);
     let mut board = (identity.rank == 0).then(|| Board::new(options, &config, identity.world)).transpose()?;
-    let outcome = take_part(options, board.as_mut());
+    let outcome = take_part(options, &config, &identity, board.as_mut());
     if let Some(board) = board {
         let error = match &outcome {
             Ok(_) => None,
@@ -41,13 +44,19 @@ pub fn run(options: &Options) -> Result<u64> {
     outcome
 }
 
-fn take_part(options: &Options, mut board: Option<&mut Board>) -> Result<u64> {
-    let comm = Communicator::from_env()?;
-    let ranks = roll_call(&comm)?;
+fn take_part(
+    options: &Options,
+    config: &Config,
+    identity: &Identity,
+    mut board: Option<&mut Board>,
+) -> Result<u64> {
+    let comm = Communicator::with_config(config, identity)?;
+    let gpu = config.gpu.filter(|_| options.device == Device::Cuda);
+    let ranks = roll_call(&comm, gpu.map(gpu::facts).transpose()?)?;
     if let Some(board) = board.as_mut() {
         board.open(options, comm.summary(), ranks)?;
     }
-    let mut session = Session { comm: &comm, options, board, wrong: 0 };
+    let mut session = Session { comm: &comm, options, gpu, board, wrong: 0 };
     for dtype in &options.datatype.0 {
         match dtype {
             DType::I8 => session.rows::<i8>(),
@@ -70,6 +79,8 @@ fn take_part(options: &Options, mut board: Option<&mut Board>) -> Result<u64> {
 struct Session<'a> {
     comm: &'a Communicator,
     options: &'a Options,
+    /// Where vectors are, if they are on a GPU.
+    gpu: Option<usize>,
     board: Option<&'a mut Board>,
     /// How many elements were wrong so far.
     wrong: u64,
@@ -81,7 +92,7 @@ impl Session<'_> {
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
         };
-        let mut bench = Bench::<T>::new(self.comm, self.options, largest / size_of::<T>())?;
+        let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, largest / size_of::<T>())?;
         for op in self.options.ops() {
             for bytes in self.options.sizes() {
                 self.row(&mut bench, *op, bytes)?;
@@ -121,17 +132,29 @@ impl Session<'_> {
 }
 
 /// Learns where every rank runs, by the means at hand: each adds its own entry to zeros.
-fn roll_call(comm: &Communicator) -> Result<Vec<Seat>> {
-    let (rank, world) = (comm.rank(), comm.world_size());
-    let mut pids = vec![0u32; world];
-    let mut hosts = vec![0u8; world * NAME];
-    pids[rank] = std::process::id();
-    hosts[rank * NAME..].iter_mut().zip(host_name().bytes().take(NAME)).for_each(|(to, byte)| *to = byte);
-    comm.all_reduce(&mut pids, ReduceOp::Sum)?;
-    comm.all_reduce(&mut hosts, ReduceOp::Sum)?;
-    let name = |host: &[u8]| String::from_utf8_lossy(host).trim_end_matches('\0').to_owned();
-    let seats = pids.iter().zip(hosts.chunks(NAME)).enumerate();
-    Ok(seats.map(|(rank, (pid, host))| Seat { rank, pid: *pid, host: name(host) }).collect())
+fn roll_call(comm: &Communicator, gpu: Option<SeatGpu>) -> Result<Vec<Seat>> {
+    let numbers = [std::process::id(), gpu.as_ref().map_or(0, |gpu| gpu.number)];
+    let mut all = vec![0u32; 2 * comm.world_size()];
+    all[2 * comm.rank()..][..2].copy_from_slice(&numbers);
+    comm.all_reduce(&mut all, ReduceOp::Sum)?;
+    let hosts = texts(comm, &host_name())?;
+    let (name, address) = gpu.as_ref().map_or(("", ""), |gpu| (&gpu.name, &gpu.address));
+    let (names, addresses) = (texts(comm, name)?, texts(comm, address)?);
+    let gpus = names.into_iter().zip(addresses).zip(all.chunks(2));
+    let gpus = gpus.map(|((name, address), numbers)| {
+        (!address.is_empty()).then_some(SeatGpu { number: numbers[1], address, name })
+    });
+    let seats = all.chunks(2).zip(hosts).zip(gpus).enumerate();
+    Ok(seats.map(|(rank, ((numbers, host), gpu))| Seat { rank, pid: numbers[0], host, gpu }).collect())
+}
+
+/// Every rank's text, as far as there is room for it.
+fn texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
+    let mut all = vec![0u8; comm.world_size() * NAME];
+    all[comm.rank() * NAME..].iter_mut().zip(text.bytes().take(NAME)).for_each(|(to, byte)| *to = byte);
+    comm.all_reduce(&mut all, ReduceOp::Sum)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+    Ok(all.chunks(NAME).map(text).collect())
 }
 
 /// Lets the system end this process when the one that started it ends, however that happens.

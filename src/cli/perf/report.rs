@@ -22,7 +22,7 @@ pub struct Report {
     pub ranks: Vec<Seat>,
     /// The settings that are not the defaults.
     pub settings: BTreeMap<&'static str, String>,
-    /// Where vectors lay: `pool` or `heap`.
+    /// Where vectors lay: `pool`, `heap` or `gpu`.
     pub memory: &'static str,
     /// What was measured.
     pub rows: Vec<Row>,
@@ -42,6 +42,20 @@ pub struct Seat {
     pub pid: u32,
     /// Its machine.
     pub host: String,
+    /// Its GPU, if vectors were on one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<SeatGpu>,
+}
+
+/// The GPU of a rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SeatGpu {
+    /// Its number among those that the rank sees.
+    pub number: u32,
+    /// Its PCI address.
+    pub address: String,
+    /// What it is called.
+    pub name: String,
 }
 
 /// A row of the table.
@@ -64,21 +78,21 @@ pub struct Row {
     pub in_place: Timing,
 }
 
-/// Times in microseconds, averaged over the ranks; bandwidths in GB/s.
+/// Times in microseconds, averaged over the ranks; bandwidths in GB/s. Calls on GPUs have no times of their own.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timing {
     /// The mean over the iterations.
     pub mean_us: f64,
     /// The shortest iteration.
-    pub min: f64,
+    pub min: Option<f64>,
     /// Half of the iterations were shorter.
-    pub median: f64,
+    pub median: Option<f64>,
     /// 95 of 100 iterations were not longer.
-    pub p95: f64,
+    pub p95: Option<f64>,
     /// The longest iteration.
-    pub max: f64,
+    pub max: Option<f64>,
     /// The very first call of this size: a warm-up, if there is one.
-    pub first: f64,
+    pub first: Option<f64>,
     /// Bytes by mean time.
     pub algbw: f64,
     /// The same, scaled to what each link carries.
@@ -98,18 +112,19 @@ impl Timing {
         };
         let n = sorted.len();
         let mean_us = sorted.iter().sum::<f64>() / n as f64;
-        let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
         Self {
-            mean_us,
-            min: *min,
-            median: f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2]),
-            p95: sorted[(n * 95).div_ceil(100) - 1],
-            max: *max,
-            first: *first,
-            algbw,
-            busbw: algbw * bus_factor,
-            wrong: None,
+            min: Some(*min),
+            median: Some(f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2])),
+            p95: Some(sorted[(n * 95).div_ceil(100) - 1]),
+            max: Some(*max),
+            ..Self::of_all(*first, mean_us, bytes, bus_factor)
         }
+    }
+
+    /// Sums up calls that were timed together.
+    pub fn of_all(first: f64, mean_us: f64, bytes: usize, bus_factor: f64) -> Self {
+        let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
+        Self { mean_us, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
     }
 }
 
@@ -195,8 +210,8 @@ mod tests {
     fn times_are_summed_up_without_warm_ups() {
         let times: Vec<f64> = [900.0, 800.0].into_iter().chain((1..=20).map(f64::from)).collect();
         let timing = Timing::of(&times, 2, 21_000, 1.5);
-        assert_eq!((timing.mean_us, timing.min, timing.median, timing.max), (10.5, 1.0, 10.5, 20.0));
-        assert_eq!((timing.p95, timing.first), (19.0, 900.0));
+        assert_eq!((timing.mean_us, timing.min, timing.max), (10.5, Some(1.0), Some(20.0)));
+        assert_eq!((timing.median, timing.p95, timing.first), (Some(10.5), Some(19.0), Some(900.0)));
         assert_eq!((timing.algbw, timing.busbw), (2.0, 3.0));
     }
 

@@ -1,11 +1,11 @@
-//! Vectors that users keep on a GPU.
+//! Vectors that users keep on a GPU, and parts of them.
 
 use super::objects::{Gpu, GpuMemory, Stream};
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Piece, lend, lend_in_place};
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::ops::Range;
 
 /// A vector on a GPU, with a stream of its own in which everything that is done with it takes effect. Its memory is such
 /// that other processes of the node can read it.
@@ -47,9 +47,7 @@ impl<T: Element> GpuBuffer<T> {
     /// # Errors
     /// `InvalidArgument` if the lengths differ; `System` if the GPU fails.
     pub fn write(&mut self, from: &[T]) -> Result<()> {
-        self.check(from.len())?;
-        // Nobody writes to what is only lent as a source.
-        lend(from, &mut [], |from, _| self.copy(self.memory.piece(), from))
+        self.write_to(self.piece(), from)
     }
 
     /// Reads the elements, as they are when everything that was done with the vector is done.
@@ -57,8 +55,31 @@ impl<T: Element> GpuBuffer<T> {
     /// # Errors
     /// As for [`write`](Self::write).
     pub fn read(&self, into: &mut [T]) -> Result<()> {
-        self.check(into.len())?;
-        lend_in_place(into, |into| self.copy(into, self.memory.piece()))
+        self.read_from(self.piece(), into)
+    }
+
+    /// Copies another vector of the same GPU, of the same length, and waits until that is done.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn copy_from(&mut self, from: &Self) -> Result<()> {
+        check::<T>(self.piece(), from.len())?;
+        from.synchronize()?;
+        self.copy(self.piece(), from.piece())
+    }
+
+    /// A part of the vector, for calls and copies on it alone. It has the vector's stream.
+    ///
+    /// # Panics
+    /// As slices do, if it reaches beyond the vector.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> GpuSlice<'_, T> {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} elements", self.len());
+        let size = size_of::<T>();
+        let piece = match range.len() {
+            0 => Piece::EMPTY,
+            len => self.piece().narrow(range.start * size, len * size),
+        };
+        GpuSlice { piece, whole: self }
     }
 
     /// Waits until everything that was done with the vector is done.
@@ -70,12 +91,15 @@ impl<T: Element> GpuBuffer<T> {
         Ok(self.stream.synchronize()?)
     }
 
-    fn check(&self, len: usize) -> Result<()> {
-        if len == self.len() {
-            return Ok(());
-        }
-        let words = format!("{len} elements for a vector of {}", self.len());
-        Err(Error::new(ErrorKind::InvalidArgument, words))
+    fn write_to(&self, part: Piece, from: &[T]) -> Result<()> {
+        check::<T>(part, from.len())?;
+        // Nobody writes to what is only lent as a source.
+        lend(from, &mut [], |from, _| self.copy(part, from))
+    }
+
+    fn read_from(&self, part: Piece, into: &mut [T]) -> Result<()> {
+        check::<T>(part, into.len())?;
+        lend_in_place(into, |into| self.copy(into, part))
     }
 
     fn copy(&self, into: Piece, from: Piece) -> Result<()> {
@@ -111,20 +135,55 @@ impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
     }
 }
 
-/// How many GPUs this process sees.
-///
-/// # Errors
-/// `Unsupported` without a driver.
-pub fn gpus() -> Result<usize> {
-    let driver = super::driver::driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
-    Ok(driver.count()?)
+/// A part of a [`GpuBuffer`].
+#[derive(Debug)]
+pub struct GpuSlice<'a, T: Element> {
+    whole: &'a mut GpuBuffer<T>,
+    piece: Piece,
 }
 
-/// What the GPU with this number is called.
-///
-/// # Errors
-/// As for [`GpuBuffer::new`].
-pub fn gpu_name(gpu: usize) -> Result<String> {
-    let gpu: Arc<Gpu> = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
-    Ok(gpu.name.clone())
+impl<T: Element> GpuSlice<'_, T> {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.piece.len() / size_of::<T>()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.piece.is_empty()
+    }
+
+    /// Writes the elements, as many as there are, and waits until they are there.
+    ///
+    /// # Errors
+    /// As for [`GpuBuffer::write`].
+    pub fn write(&mut self, from: &[T]) -> Result<()> {
+        self.whole.write_to(self.piece, from)
+    }
+
+    /// Reads the elements, as they are when everything that was done with the vector is done.
+    ///
+    /// # Errors
+    /// As for [`GpuBuffer::write`].
+    pub fn read(&self, into: &mut [T]) -> Result<()> {
+        self.whole.read_from(self.piece, into)
+    }
+
+    pub(super) fn piece(&self) -> Piece {
+        self.piece
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        self.whole.stream()
+    }
+}
+
+fn check<T>(part: Piece, len: usize) -> Result<()> {
+    let there = part.len() / size_of::<T>();
+    if len == there {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidArgument, format!("{len} elements for a vector of {there}")))
 }

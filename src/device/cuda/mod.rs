@@ -10,16 +10,20 @@
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and its compiler |
 //! | `batch` | what a launch is told |
 //! | `device` | the device: which stream does which job |
-//! | `buffer` | vectors that users keep on a GPU |
+//! | `found` | which GPUs there are |
+//! | `buffer` | vectors that users keep on a GPU, and parts of them |
 //! | `vector` | vectors that calls take |
 //! | `ipc` | memory between the processes of a node |
 //! | `order` | calls that take effect in the caller's stream |
+//! | `alone` | the device without ranks, to be measured |
 //! | `pointer` | whose memory an address is |
 
+mod alone;
 pub mod batch;
 mod buffer;
 mod device;
 pub(crate) mod driver;
+mod found;
 pub mod image;
 pub(crate) mod ipc;
 mod nvrtc;
@@ -28,7 +32,10 @@ pub(crate) mod order;
 pub(crate) mod pointer;
 mod vector;
 
-pub use buffer::{GpuBuffer, gpu_name, gpus};
+#[doc(hidden)]
+pub use alone::Alone;
+pub use buffer::{GpuBuffer, GpuSlice};
 pub use device::Cuda;
 pub(crate) use device::HostSide;
+pub use found::{GpuFacts, gpu_facts, gpus};
 pub use vector::GpuVector;

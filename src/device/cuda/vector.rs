@@ -3,7 +3,7 @@
 //! Owns how each of them lends its memory and its stream. A call takes effect in that stream; it may go on when it has
 //! returned, so only such vectors can be lent whose memory is given back in the order of that stream.
 
-use super::buffer::GpuBuffer;
+use super::buffer::{GpuBuffer, GpuSlice};
 use crate::device::CallerStream;
 use crate::dtype::Element;
 use crate::memory::Piece;
@@ -14,7 +14,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector on a GPU: flexring's own [`GpuBuffer`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the feature `cust`,
+/// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the feature `cust`,
 /// cust's `DeviceBuffer`.
 pub trait GpuVector: sealed::Sealed {
     /// What it is a vector of.
@@ -49,6 +49,20 @@ impl<T: Element> GpuVector for GpuBuffer<T> {
 
     fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
         // SAFETY: the buffer waits for its stream before it goes.
+        call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
+    }
+}
+
+impl<T: Element> sealed::Sealed for GpuSlice<'_, T> {}
+impl<T: Element> GpuVector for GpuSlice<'_, T> {
+    type Item = T;
+
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+        self.lend_for_reading(call)
+    }
+
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+        // SAFETY: the buffer that it is a part of waits for its stream before it goes.
         call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
     }
 }

@@ -1,0 +1,73 @@
+//! Measures sums of two vectors on a GPU beside a copy within it: bytes read and written per second, in GB/s.
+//!
+//! `cargo bench --bench gpu_reduce [-- MIB]`. Prints a line of JSON for each: vectors of so many MiB (256), whole and in the
+//! pipeline's sub-chunks of 128 KiB and 1 MiB.
+#![allow(clippy::print_stdout, reason = "a measurement prints what it found")]
+
+use flexring::device::cuda::{Alone, GpuBuffer, gpu_facts};
+use flexring::{Element, Result};
+use half::{bf16, f16};
+use std::time::Instant;
+
+/// Measurements of which the best counts, and the median is told.
+const REPEATS: usize = 15;
+
+fn main() {
+    let mib = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(256);
+    if let Err(error) = measure(mib << 20) {
+        println!("{}", serde_json::json!({ "error": error.message() }));
+        std::process::exit(1);
+    }
+}
+
+fn measure(bytes: usize) -> Result<()> {
+    let gpu = gpu_facts(0)?.name;
+    let mut alone = Alone::new(0)?;
+    sums::<f32>(&gpu, &mut alone, bytes)?;
+    sums::<bf16>(&gpu, &mut alone, bytes)?;
+    sums::<f16>(&gpu, &mut alone, bytes)
+}
+
+fn sums<T: Element>(gpu: &str, alone: &mut Alone, bytes: usize) -> Result<()> {
+    let count = bytes / size_of::<T>();
+    let zeros = vec![T::default(); count];
+    let mut vectors = Vec::new();
+    for _ in 0..3 {
+        let mut vector = GpuBuffer::<T>::new(0, count)?;
+        vector.write(&zeros)?;
+        vectors.push(vector);
+    }
+    let [into, one, other] = &mut vectors[..] else { return Ok(()) };
+    // A copy reads and writes each byte; a sum reads two and writes one.
+    let copy = timed(|| into.copy_from(one))?;
+    told(gpu, T::DTYPE.name(), "copy", bytes, 2, copy);
+    for grain in [bytes, 1 << 20, 128 << 10] {
+        let sum = timed(|| alone.sum(into, &[one, other], grain / size_of::<T>()))?;
+        told(gpu, T::DTYPE.name(), &format!("sum in {} KiB", grain >> 10), bytes, 3, sum);
+    }
+    Ok(())
+}
+
+/// Seconds, ascending.
+fn timed(mut act: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
+    act()?;
+    let mut seconds = Vec::new();
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        act()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds)
+}
+
+fn told(gpu: &str, dtype: &str, what: &str, bytes: usize, moves: usize, seconds: Vec<f64>) {
+    let rate = |seconds: f64| (bytes * moves) as f64 / seconds / 1e9;
+    println!(
+        "{}",
+        serde_json::json!({
+            "gpu": gpu, "type": dtype, "what": what, "bytes": bytes, "bytes_moved": bytes * moves,
+            "best_gb_s": rate(seconds[0]), "median_gb_s": rate(seconds[seconds.len() / 2]),
+        })
+    );
+}

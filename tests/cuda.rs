@@ -1,0 +1,410 @@
+//! What vectors on GPUs promise beyond what the other tests prove on them: the kernels' bits, calls in the order of
+//! streams that are busy, and what happens when something is wrong. Runs where `WORLDS=gpu`.
+#![cfg(feature = "cuda")]
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+mod harness;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use flexring::config::{Algorithm, Lowering, Size};
+use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
+use flexring::float8::{F8E4M3, F8E5M2};
+use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
+use half::{bf16, f16};
+use harness::{Rank, Setup, World, join, spawn, spawn_processes};
+use std::any::Any;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+const OPS: [ReduceOp; 6] =
+    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(0.75)];
+
+/// Whether the GPU is a simulated one, which takes its time.
+fn is_simulated() -> bool {
+    gpu_facts(0).is_ok_and(|gpu| gpu.name.starts_with("simulated"))
+}
+
+/// Any bits as an element, and whether two elements are the same but for what a NaN carries.
+trait Bits: Element + std::fmt::Debug {
+    fn of(bits: u64) -> Self;
+    fn same(self, other: Self) -> bool;
+}
+
+macro_rules! integers {
+    ($($ty:ident),*) => {$(
+        impl Bits for $ty {
+            fn of(bits: u64) -> Self {
+                bits as Self
+            }
+            fn same(self, other: Self) -> bool {
+                self == other
+            }
+        }
+    )*};
+}
+
+macro_rules! floats {
+    ($($ty:ident: $bits:ident, $is_nan:expr;)*) => {$(
+        impl Bits for $ty {
+            fn of(bits: u64) -> Self {
+                Self::from_bits(bits as $bits)
+            }
+            fn same(self, other: Self) -> bool {
+                let is_nan: fn(Self) -> bool = $is_nan;
+                self.to_bits() == other.to_bits() || is_nan(self) && is_nan(other)
+            }
+        }
+    )*};
+}
+
+integers! { i8, u8, i32, u32, i64, u64 }
+floats! {
+    f16: u16, f16::is_nan;
+    bf16: u16, bf16::is_nan;
+    f32: u32, f32::is_nan;
+    f64: u64, f64::is_nan;
+    F8E4M3: u8, |number| number.to_f32().is_nan();
+    F8E5M2: u8, |number| number.to_f32().is_nan();
+}
+
+/// Random numbers that are the same in every run (SplitMix64).
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+}
+
+/// Around a vector, and still there afterwards.
+const CANARY: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+
+/// Vectors on the GPU that are used from some element on.
+struct Grounds<T: Element> {
+    input: GpuBuffer<T>,
+    output: GpuBuffer<T>,
+}
+
+/// One reduction onto rank 0, which adds every span by one task of a kernel, from vectors that begin anywhere. The very
+/// program that the host device runs on vectors of the host must leave the same bits.
+fn reduction<T: Bits>(
+    comm: &Rank,
+    grounds: &mut Grounds<T>,
+    op: ReduceOp,
+    (from, into): (usize, usize),
+    count: usize,
+) {
+    let mut next = random((count * 64 + from * 8 + comm.rank()) as u64);
+    let given: Vec<T> = (0..count).map(|_| T::of(next())).collect();
+    let what = || format!("{} {op:?}, {count} elements from {from} into {into}", T::DTYPE.name());
+    let mut wanted = vec![T::of(0); count];
+    Communicator::reduce_into(comm, &given, &mut wanted, op, 0)
+        .unwrap_or_else(|error| panic!("{}: {error}", what()));
+
+    let around = vec![T::of(CANARY); into + count + 1];
+    grounds.output.slice_mut(0..around.len()).write(&around).expect("room");
+    let mut input = grounds.input.slice_mut(from..from + count);
+    input.write(&given).expect("room");
+    let mut output = grounds.output.slice_mut(into..into + count);
+    comm.reduce_into_on_gpu(&input, &mut output, op, 0).unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let mut got = vec![T::of(0); count];
+    output.read(&mut got).expect("a GPU that works");
+    comm.synchronize().unwrap_or_else(|error| panic!("{}: {error}", what()));
+    if comm.rank() != 0 {
+        return;
+    }
+    let mut around = vec![T::of(0); into + count + 1];
+    grounds.output.slice_mut(0..into + count + 1).read(&mut around).expect("a GPU that works");
+    let untouched = |at: usize| around[at].same(T::of(CANARY));
+    assert!((0..into).all(untouched) && untouched(into + count), "{}: written beyond its end", what());
+    if let Some(at) = (0..count).find(|at| !got[*at].same(wanted[*at])) {
+        panic!("{}: element {at} is {:?} and not {:?}", what(), got[at], wanted[at]);
+    }
+}
+
+/// What is freed when nobody is in a call any more, for that waits for all calls of this process.
+type Kept = Mutex<Vec<Box<dyn Any + Send>>>;
+
+/// Every operation on elements of a type, from every alignment, at lengths around granules, threads and blocks.
+fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &Kept, simulated: bool) {
+    let size = size_of::<T>();
+    let per_granule = 16 / size;
+    let around = |bytes: usize| [bytes / size - 1, bytes / size, bytes / size + 1];
+    let mut counts = vec![1, 2, 3];
+    for bytes in if simulated { vec![64, 1024] } else { vec![32, 64, 1024, 32 << 10, 256 << 10] } {
+        counts.extend(around(bytes));
+    }
+    counts.push(if simulated { 20_011 } else { 1_000_003 } / size);
+    let longest = counts.iter().max().expect("there are some") + 2 * per_granule + 1;
+    let buffer = || GpuBuffer::<T>::new(0, longest).expect("memory");
+    // Allocating may wait for all calls, too.
+    all.wait();
+    let mut grounds = Grounds { input: buffer(), output: buffer() };
+    all.wait();
+    let mut turn = comm.world_size();
+    for op in OPS {
+        for &count in &counts {
+            let places: Vec<(usize, usize)> = if simulated || count * size > 4096 {
+                turn += 1;
+                vec![(turn % per_granule, turn / 3 % per_granule)]
+            } else {
+                (0..per_granule).flat_map(|from| [(from, 0), (from, from), (0, from)]).collect()
+            };
+            for place in places {
+                reduction(comm, &mut grounds, op, place, count);
+            }
+        }
+    }
+    kept.lock().expect("no panic").push(Box::new(grounds));
+}
+
+fn kernels(ranks: usize) {
+    if !World::Gpu.is_here() {
+        return;
+    }
+    let mut setup = Setup::new(World::Gpu, ranks).lowering(Lowering::Direct);
+    // The root adds everything itself, each span at once.
+    setup.config.algo = Algorithm::Star;
+    setup.config.subchunk = Size(8 << 20);
+    setup.config.small = Size(0);
+    setup.config.direct = Size(0);
+    let (simulated, all, kept) = (is_simulated(), Barrier::new(ranks), Kept::default());
+    spawn(&setup, |comm| {
+        for dtype in DType::ALL {
+            match dtype {
+                DType::I8 => reductions::<i8>(&comm, &all, &kept, simulated),
+                DType::U8 => reductions::<u8>(&comm, &all, &kept, simulated),
+                DType::I32 => reductions::<i32>(&comm, &all, &kept, simulated),
+                DType::U32 => reductions::<u32>(&comm, &all, &kept, simulated),
+                DType::I64 => reductions::<i64>(&comm, &all, &kept, simulated),
+                DType::U64 => reductions::<u64>(&comm, &all, &kept, simulated),
+                DType::F16 => reductions::<f16>(&comm, &all, &kept, simulated),
+                DType::F32 => reductions::<f32>(&comm, &all, &kept, simulated),
+                DType::F64 => reductions::<f64>(&comm, &all, &kept, simulated),
+                DType::BF16 => reductions::<bf16>(&comm, &all, &kept, simulated),
+                DType::F8E4M3 => reductions::<F8E4M3>(&comm, &all, &kept, simulated),
+                DType::F8E5M2 => reductions::<F8E5M2>(&comm, &all, &kept, simulated),
+            }
+        }
+    });
+}
+
+#[test]
+fn sums_of_two_vectors_have_the_host_devices_bits() {
+    kernels(2);
+}
+
+#[test]
+fn sums_of_three_vectors_have_the_host_devices_bits() {
+    kernels(3);
+}
+
+/// A stream of a user with work of its own before and after every call.
+struct Busy {
+    stream: Arc<CudaStream>,
+    /// Copied to and fro, which takes the stream longer than a call.
+    ballast: (CudaSlice<f32>, CudaSlice<f32>),
+    given: Vec<CudaSlice<f32>>,
+    /// What calls are about: one vector, or one for each call.
+    vectors: Vec<CudaSlice<f32>>,
+    results: Vec<CudaSlice<f32>>,
+}
+
+impl Busy {
+    fn new(context: &Arc<CudaContext>, given: &[Vec<f32>], vectors: usize, ballast: usize) -> Self {
+        let stream = context.new_stream().expect("a stream");
+        let zeros = |len: usize| stream.alloc_zeros::<f32>(len).expect("memory");
+        let this = Self {
+            ballast: (zeros(ballast), zeros(ballast)),
+            given: given.iter().map(|given| stream.clone_htod(given).expect("memory")).collect(),
+            vectors: given[..vectors].iter().map(|given| zeros(given.len())).collect(),
+            results: given.iter().map(|given| zeros(given.len())).collect(),
+            stream: Arc::clone(&stream),
+        };
+        stream.synchronize().expect("a GPU that works");
+        this
+    }
+
+    /// Puts a call between copies: to the vector that it is about, and from it.
+    fn enqueue(&mut self, comm: &Rank, call: usize) {
+        let Self { stream, ballast, given, vectors, results } = self;
+        let vectors_count = vectors.len();
+        let vector = &mut vectors[call % vectors_count];
+        stream.memcpy_dtod(&ballast.0, &mut ballast.1).expect("a copy");
+        stream.memcpy_dtod(&given[call], vector).expect("a copy");
+        comm.all_reduce_on_gpu(vector, ReduceOp::Sum).expect("a call");
+        stream.memcpy_dtod(vector, &mut results[call]).expect("a copy");
+        // What comes later must not reach the call.
+        stream.memset_zeros(vector).expect("a fill");
+        stream.memcpy_dtod(&ballast.1, &mut ballast.0).expect("a copy");
+    }
+
+    fn result(&self, call: usize) -> Vec<f32> {
+        self.stream.clone_dtoh(&self.results[call]).expect("a copy")
+    }
+}
+
+#[test]
+fn calls_take_their_place_in_streams_that_are_busy() {
+    const STREAMS: usize = 3;
+    if !World::Gpu.is_here() {
+        return;
+    }
+    let (rounds, ballast) = if is_simulated() { (8, 1 << 16) } else { (40, 16 << 20) };
+    for world in [World::Gpu, World::GpuTcp] {
+        let setup = Setup::new(world, 2);
+        let all = Barrier::new(setup.ranks);
+        spawn(&setup, |comm| {
+            let context = CudaContext::new(comm.rank() % gpus().expect("a driver")).expect("a GPU");
+            // Of different lengths, so that calls in other streams overtake them if they can.
+            let count = |stream: usize, round: usize| [5000, 70_001, 333][(stream + round) % 3];
+            let value = |stream: usize, round: usize, rank: usize, at: usize| {
+                ((stream * 7 + round * 3 + rank * 11 + at) % 97) as f32
+            };
+            let given = |stream: usize, round: usize| -> Vec<f32> {
+                (0..count(stream, round)).map(|at| value(stream, round, comm.rank(), at)).collect()
+            };
+            let mut streams: Vec<Busy> = (0..STREAMS)
+                .map(|stream| {
+                    let given: Vec<_> = (0..rounds).map(|round| given(stream, round)).collect();
+                    Busy::new(&context, &given, rounds, ballast)
+                })
+                .collect();
+            all.wait();
+            for round in 0..rounds {
+                streams.iter_mut().for_each(|stream| stream.enqueue(&comm, round));
+            }
+            streams.iter().for_each(|busy| busy.stream.synchronize().expect("a GPU that works"));
+            comm.synchronize().expect("all calls succeed");
+            for (stream, busy) in streams.iter().enumerate() {
+                for round in 0..rounds {
+                    let got = busy.result(round);
+                    let right = |at: usize| (0..2).map(|rank| value(stream, round, rank, at)).sum::<f32>();
+                    let wrong = (0..got.len()).find(|at| got[*at] != right(*at));
+                    assert_eq!(wrong, None, "{world:?}: stream {stream}, round {round}");
+                }
+            }
+            // Nobody frees while others are still in calls: that waits for them.
+            all.wait();
+        });
+    }
+}
+
+#[test]
+fn one_stream_runs_many_calls_in_order() {
+    if !World::Gpu.is_here() {
+        return;
+    }
+    let (calls, ballast) = if is_simulated() { (30, 1 << 14) } else { (300, 4 << 20) };
+    let setup = Setup::new(World::Gpu, 2);
+    let all = Barrier::new(setup.ranks);
+    spawn(&setup, |comm| {
+        let context = CudaContext::new(comm.rank() % gpus().expect("a driver")).expect("a GPU");
+        let given: Vec<Vec<f32>> = (0..calls).map(|call| vec![(call + comm.rank()) as f32; 10_007]).collect();
+        let mut busy = Busy::new(&context, &given, 1, ballast);
+        all.wait();
+        for call in 0..calls {
+            busy.enqueue(&comm, call);
+        }
+        busy.stream.synchronize().expect("a GPU that works");
+        comm.synchronize().expect("all calls succeed");
+        for call in 0..calls {
+            let got = busy.result(call);
+            assert!(got.iter().all(|got| *got == (2 * call + 1) as f32), "call {call}");
+        }
+        all.wait();
+    });
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_in_words_and_harms_nothing() {
+    if !World::Gpu.is_here() {
+        return;
+    }
+    let error = GpuBuffer::<f32>::new(0, 1 << 50).expect_err("nobody has so much memory");
+    assert_eq!(error.kind(), ErrorKind::System, "{error}");
+    assert!(error.message().contains(&format!("{} bytes on", 4u64 << 50)), "{error}");
+    let error = GpuBuffer::<f32>::new(0, usize::MAX / 2).expect_err("nor any address");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let error = GpuBuffer::<f32>::new(99, 1).expect_err("there are fewer");
+    assert!(error.message().contains("there is no GPU 99: this process sees"), "{error}");
+
+    let mut vector = GpuBuffer::new(0, 1000).expect("memory");
+    let error = vector.write(&[1f32; 999]).expect_err("too short");
+    assert!(error.message().contains("999 elements for a vector of 1000"), "{error}");
+    vector.write(&[1f32; 1000]).expect("the GPU still works");
+    vector.slice_mut(10..20).write(&[7f32; 10]).expect("a part");
+    let mut got = vec![0f32; 1000];
+    vector.read(&mut got).expect("the GPU still works");
+    assert!((0..1000).all(|at| got[at] == if (10..20).contains(&at) { 7.0 } else { 1.0 }));
+    let mut part = [0f32; 3];
+    vector.slice_mut(9..12).read(&mut part).expect("a part");
+    assert_eq!(part, [1.0, 7.0, 7.0]);
+    assert!(vector.slice_mut(5..5).is_empty());
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
+    if !World::Gpu.is_here() {
+        return;
+    }
+    let mut setup = Setup::new(World::Gpu, 1);
+    setup.config.gpu = Some(99);
+    let (_hub, id) = flexring::bootstrap::Hub::create(&setup.config).expect("a hub");
+    let identity = flexring::bootstrap::Identity::from_unique_id(1, &id, 0).expect("an identity");
+    let error = join(&setup.config, &identity).expect_err("there are fewer");
+    assert!(error.message().contains("FLEXRING_GPU=99"), "{error}");
+    assert!(error.message().contains("there is no GPU 99"), "{error}");
+}
+
+/// Three processes reduce for ever on GPUs; rank 1 is killed, and the others must end with an error that names it, with
+/// their streams unblocked.
+fn survivors_name_the_killed_rank(test: &str, world: World) {
+    if !world.is_here() {
+        return;
+    }
+    let ended = spawn_processes(
+        test,
+        &Setup::new(world, 3),
+        |comm| {
+            let gpu = comm.rank() % gpus().expect("a driver");
+            let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
+            vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
+            let error = loop {
+                let called = comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum);
+                vector.synchronize().expect("the stream goes on");
+                if let Err(error) = called.and_then(|()| comm.synchronize()) {
+                    break error;
+                }
+            };
+            assert!(error.message().contains("rank 1 (pid"), "{error}");
+            let mut left = vec![1f32; 100_000];
+            vector.read(&mut left).expect("what is there can be read");
+        },
+        |pids| {
+            std::thread::sleep(Duration::from_millis(1500));
+            let pid =
+                i32::try_from(pids[1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the rank runs");
+        },
+    );
+    for (rank, output) in ended.iter().enumerate() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");
+    }
+}
+
+#[test]
+fn processes_with_vectors_on_gpus_name_a_killed_rank() {
+    survivors_name_the_killed_rank("processes_with_vectors_on_gpus_name_a_killed_rank", World::Gpu);
+}
+
+#[test]
+fn processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp() {
+    survivors_name_the_killed_rank(
+        "processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp",
+        World::GpuTcp,
+    );
+}

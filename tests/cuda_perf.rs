@@ -1,0 +1,176 @@
+//! `flexring perf --device cuda`, `doctor` and `env` about GPUs, run as their users run them. Runs where `WORLDS=gpu`, but
+//! for what is told where there is no driver.
+#![cfg(all(feature = "cli", feature = "cuda"))]
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+use flexring::device::cuda::{gpu_facts, gpus};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// The command, which is not where it was built if all of this was packed up (`tests/gpu/bundle.sh`).
+fn command() -> Command {
+    Command::new(std::env::var_os("COMMAND").unwrap_or_else(|| env!("CARGO_BIN_EXE_flexring").into()))
+}
+
+/// Whether GPUs are tested here; says so if not.
+fn is_here() -> bool {
+    let here = std::env::var("WORLDS").as_deref() == Ok("gpu");
+    if !here {
+        eprintln!("skipped: GPUs are tested where WORLDS=gpu");
+    }
+    here
+}
+
+/// The command with these words and variables: its exit code, and what it printed.
+fn run(words: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let output = command()
+        .args(words.split_whitespace())
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the command can be started");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// The rows of a table that came out right, in columns.
+fn rows(words: &str) -> Vec<Vec<String>> {
+    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {words}"), &[]);
+    assert_eq!(code, Some(0), "{words}: {err}\n{out}");
+    let rows = out.lines().filter(|line| !line.starts_with('#'));
+    let rows: Vec<Vec<String>> =
+        rows.map(|row| row.split_whitespace().map(str::to_owned).collect()).collect();
+    for row in &rows {
+        assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{words}: {row:?}");
+    }
+    rows
+}
+
+#[test]
+fn every_type_and_operation_is_right() {
+    if is_here() {
+        for ranks in [1, 2, 4] {
+            let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
+            assert_eq!(rows.len(), 12 * 6 * 2, "types, operations and sizes");
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_right_over_every_transport() {
+    if is_here() {
+        for collective in ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"] {
+            for transport in ["auto", "tcp"] {
+                // Some of these sizes divide into no parts, and some into parts of no elements.
+                let flags = format!("--collective {collective} --root 2 --transport {transport}");
+                let rows = rows(&format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
+                assert_eq!(rows.len(), 3, "sizes");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
+    if !is_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let ranks = gpus().expect("a driver") + 1;
+    let words = format!("perf --device cuda --ranks {ranks} -b 1K -e 1K --json {}", path.display());
+    let (code, out, err) = run(&words, &[]);
+    assert_eq!((code, &*err), (Some(0), ""), "{out}");
+    let name = gpu_facts(0).expect("a GPU").name;
+    assert_eq!(out.matches(" ranks share ").count(), 1, "{out}");
+    assert!(out.contains(&format!("# {ranks} ranks share {} GPU", ranks - 1)), "{out}");
+    assert!(out.contains(&format!("({name})\n")), "{out}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON");
+    assert_eq!(report["memory"], "gpu");
+    let gpu = |rank: usize| report["ranks"][rank]["gpu"].clone();
+    assert_eq!((&gpu(0)["number"], &gpu(0)["name"]), (&0.into(), &name.into()));
+    assert_eq!(gpu(ranks - 1), gpu(0), "from the first GPU again");
+    let timing = &report["rows"][0]["in_place"];
+    assert!(timing["mean_us"].as_f64().is_some_and(|mean| mean > 0.0), "{timing}");
+    assert_eq!(timing["median"], Value::Null, "calls have no times of their own");
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_is_taken_by_all_ranks() {
+    if !is_here() {
+        return;
+    }
+    let (code, out, err) = run("perf --device cuda --ranks 2 -e 8", &[("FLEXRING_GPU", "0")]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(out.matches(" device  0 [").count(), 2, "{out}");
+    let (code, _, err) = run("perf --device cuda --ranks 2 -e 8", &[("FLEXRING_GPU", "99")]);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(err.contains("there is no GPU 99: this process sees"), "{err}");
+}
+
+#[test]
+fn a_rank_takes_the_gpu_of_its_number_on_its_node() {
+    if !is_here() {
+        return;
+    }
+    let port = (20_000 + std::process::id() % 10_000).to_string();
+    let rank = |rank: &str| {
+        let mut command = command();
+        command.args("perf --device cuda -w 0 -n 1 -e 1K --transport tcp".split_whitespace());
+        let local = [("RANK", rank), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+        command.envs(local).env("MASTER_PORT", &port);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("the command can be started")
+    };
+    let outputs = [rank("0"), rank("1")].map(|child| child.wait_with_output().expect("it ends"));
+    for output in &outputs {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let table = String::from_utf8_lossy(&outputs[0].stdout);
+    assert_eq!(table.matches(" device  0 [").count(), 2, "{table}");
+}
+
+#[test]
+fn doctor_tells_of_gpus_and_kernels() {
+    let (_, words, _) = run("doctor", &[]);
+    let (_, json, _) = run("doctor --json", &[]);
+    let report: Value = serde_json::from_str(&json).expect("JSON");
+    let kernels = flexring::device::cuda::image::origin();
+    assert_eq!(report["build"]["kernels"], kernels);
+    assert!(words.contains(&format!("\n           GPU kernels: {kernels}\n")), "{words}");
+    let cuda = &report["gpus"]["cuda"];
+    match gpus() {
+        Ok(_) => {
+            let gpu = gpu_facts(0).expect("a GPU");
+            let (major, minor) = gpu.capability;
+            assert_eq!(cuda["devices"][0]["capability"], format!("{major}.{minor}"));
+            let line = format!("CUDA 0: {}, compute capability {major}.{minor}, ", gpu.name);
+            assert!(words.contains(&line), "{line} in\n{words}");
+        }
+        Err(error) => {
+            assert_eq!(cuda["failure"], error.message());
+            assert!(words.contains(&format!("CUDA: {}\n", error.message())), "{words}");
+        }
+    }
+    for command in ["env", "--version", "-V"] {
+        let (_, out, _) = run(command, &[]);
+        assert!(out.ends_with(&format!("\nGPU kernels: {kernels}\n")), "{command}: {out}");
+    }
+}
+
+#[test]
+fn without_a_driver_it_says_what_to_do() {
+    if gpus().is_ok() || Path::new("/dev/nvidiactl").exists() {
+        return eprintln!("skipped: there is a driver");
+    }
+    for words in ["perf --device cuda --ranks 2", "perf --device cuda"] {
+        let (code, out, err) = run(words, &[("RANK", "0"), ("WORLD_SIZE", "1")]);
+        assert_eq!((code, &*out), (Some(1), ""), "{err}");
+        assert!(err.contains("there is no CUDA driver: libcuda.so.1 is not found"), "{err}");
+        assert!(err.contains("leave --device cuda out"), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+    let (code, _, err) = run("perf --ranks 1 --device cuda --memory heap", &[]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("--memory"), "{err}");
+}

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Packs all that tests/gpu/run needs on a machine with a GPU, without Rust and without a network:
+#
+#   tests/gpu/bundle.sh ARCHIVE
+#
+# Unpacked there: tests/gpu/run. Debug information stays behind; where there is more than 64 MiB it fails.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+archive=$(realpath -m "${1:?usage: bundle.sh ARCHIVE}")
+most=$((64 << 20))
+
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree"/{bin,lib,tests/gpu,bench/peers} "${archive%/*}"
+tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
+    case $name in
+    library) cp -L "$path" "$tree/lib/libflexring.so" ;;
+    *) cp -L "$path" "$tree/bin/$name" ;;
+    esac
+done
+[ -e "$tree/bin/flexring" ] && [ -e "$tree/lib/libflexring.so" ]
+# What another process loads keeps its symbols.
+strip "$tree"/bin/*
+strip --strip-unneeded "$tree/lib/libflexring.so"
+cp tests/gpu/{run,*.py} "$tree/tests/gpu/"
+cp bench/peers/nccl_allreduce.py "$tree/bench/peers/"
+cp -r python examples include "$tree/"
+find "$tree" -name __pycache__ -prune -exec rm -rf {} +
+tar -C "$tree" -czf "$archive.part" .
+size=$(stat -c %s "$archive.part")
+if [ "$size" -gt "$most" ]; then
+    rm -f "$archive.part"
+    echo "the bundle has $size bytes, more than $most" >&2
+    exit 1
+fi
+mv "$archive.part" "$archive"
+echo "$archive: $((size >> 20)) MiB"

@@ -1,0 +1,122 @@
+"""What the C ABI says of pointers on a GPU: those that are whole, freed, too short, or of the host beside a stream."""
+
+import ctypes
+import os
+import sys
+import unittest
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+
+LIBRARY = os.environ.get("FLEXRING_LIBRARY") or Path(__file__).parent.parent.parent / "target/release/libflexring.so"
+FLOAT32, SUM, INVALID_ARGUMENT = 7, 0, 1
+
+
+class Driver:
+    """The few functions of CUDA's driver that a program needs to have memory and a stream."""
+
+    def __init__(self):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
+        device, self.context = c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", byref(self.context), device)
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name, *arguments):
+        code = getattr(self.cuda, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: {code}")
+
+    def allocate(self, size):
+        address = c_uint64()
+        self.call("cuMemAlloc_v2", byref(address), c_size_t(size))
+        return address.value
+
+    def free(self, address):
+        self.call("cuMemFree_v2", c_uint64(address))
+
+    def stream(self):
+        stream = c_void_p()
+        self.call("cuStreamCreate", byref(stream), 1)
+        return stream
+
+    def write(self, address, data):
+        self.call("cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(ctypes.sizeof(data)))
+        # What comes from memory that is not pinned need not have arrived yet.
+        self.call("cuCtxSynchronize")
+
+    def read(self, address, data, stream):
+        self.call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), c_size_t(ctypes.sizeof(data)), stream)
+        self.call("cuStreamSynchronize", stream)
+
+
+class Pointers(unittest.TestCase):
+    """One rank, whose sums are its own vectors, on which every check is made that there is."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.driver = Driver()
+        except (OSError, RuntimeError) as error:
+            raise unittest.SkipTest(f"no CUDA driver: {error}") from error
+        cls.library = ctypes.CDLL(str(LIBRARY))
+        cls.library.flexring_last_error.restype = ctypes.c_char_p
+        os.environ.update(FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
+
+    def setUp(self):
+        self.comm = c_void_p()
+        self.assertEqual(self.library.flexring_comm_init_from_env(byref(self.comm)), 0, self.words())
+        self.stream = self.driver.stream()
+
+    def tearDown(self):
+        self.library.flexring_comm_free(self.comm)
+
+    def words(self):
+        words = self.library.flexring_last_error()
+        return words.decode() if words else ""
+
+    def all_reduce(self, send, receive, count, stream):
+        return self.library.flexring_all_reduce(
+            c_void_p(send), c_void_p(receive), c_size_t(count), FLOAT32, c_uint64(SUM), self.comm, stream
+        )
+
+    def test_memory_of_the_gpu_is_reduced_in_the_stream(self):
+        given = (ctypes.c_float * 5000)(*range(5000))
+        send, receive = self.driver.allocate(20000), self.driver.allocate(20000)
+        self.driver.write(send, given)
+        self.assertEqual(self.all_reduce(send, receive, 5000, self.stream), 0, self.words())
+        got = (ctypes.c_float * 5000)()
+        self.driver.read(receive, got, self.stream)
+        self.assertTrue(list(got) == list(given), list(got)[:4])
+        # In place, at an address within the allocation.
+        self.assertEqual(self.all_reduce(receive + 400, receive + 400, 100, self.stream), 0, self.words())
+        self.driver.read(receive, got, self.stream)
+        self.assertTrue(list(got) == list(given), list(got)[:4])
+        self.driver.free(send)
+        self.driver.free(receive)
+
+    def refused(self, send, receive, count, stream, words):
+        self.assertEqual(self.all_reduce(send, receive, count, stream), INVALID_ARGUMENT, self.words())
+        self.assertRegex(self.words(), words)
+        # What was refused harms nothing.
+        self.test_memory_of_the_gpu_is_reduced_in_the_stream()
+
+    def test_freed_memory_is_refused(self):
+        gone = self.driver.allocate(1 << 21)
+        self.driver.free(gone)
+        for stream in (self.stream, None):
+            self.refused(gone, gone, 1000, stream, "was it freed, or is it a GPU's")
+
+    def test_a_vector_that_reaches_beyond_its_memory_is_refused(self):
+        short = self.driver.allocate(4000)
+        self.refused(short, short, 1 << 28, self.stream, "reach beyond their allocation")
+        self.driver.free(short)
+
+    def test_memory_of_the_host_has_no_stream(self):
+        host = (ctypes.c_float * 10)()
+        address = ctypes.addressof(host)
+        self.refused(address, address, 10, self.stream, "the vectors are the host's memory")
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
