@@ -25,7 +25,7 @@ impl Communicator {
             return Ok(memory);
         }
         for end in [start, start.wrapping_add(len.saturating_sub(1))] {
-            if !crate::memory::is_mapped(end) {
+            if !crate::memory::is_readable(end) {
                 let words = format!(
                     "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {}?",
                     self.core.gpus.why_none().unwrap_or_else(|| "of a context that is gone".to_owned())

@@ -15,13 +15,14 @@ pub(crate) use piece::{lend, lend_in_place};
 
 use crate::error::Result;
 
-/// Whether there is memory at an address, for whatever use.
-pub(crate) fn is_mapped(at: *const u8) -> bool {
-    let page = rustix::param::page_size();
-    let start = at.map_addr(|address| address / page * page);
-    let mut resident = 0u8;
-    // SAFETY: the address is only looked up, and the answer for one page is one byte.
-    unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut resident) == 0 }
+/// Whether the host can read memory at an address. Drivers reserve addresses for GPUs without any access, and keep them
+/// when the memory is freed, so that something is mapped there says nothing.
+pub(crate) fn is_readable(at: *const u8) -> bool {
+    const SET: usize = 8;
+    let word = at.map_addr(|address| address / SET * SET);
+    // SAFETY: the kernel reads the set, or says that it cannot; then it refuses the first argument, and does nothing.
+    let told = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, -1, word, std::ptr::null_mut::<u8>(), SET) };
+    told == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 /// Something that devices must be told of memory that they shall reach.
@@ -50,5 +51,26 @@ pub trait Registrar: Send + Sync {
         if let Err(error) = self.deregister(piece) {
             log::debug!("{} bytes were not registered: {}", piece.len(), error.message());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_readable;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    #[test]
+    fn memory_without_access_is_not_readable() {
+        let page = rustix::param::page_size();
+        for (access, readable) in [(ProtFlags::READ, true), (ProtFlags::empty(), false)] {
+            // SAFETY: it is memory of its own, which nobody reads but the kernel.
+            let start = unsafe { mmap_anonymous(std::ptr::null_mut(), page, access, MapFlags::PRIVATE) };
+            let start = start.expect("memory");
+            assert_eq!(is_readable(start.cast()), readable);
+            assert_eq!(is_readable(start.cast::<u8>().wrapping_add(page - 1)), readable);
+            // SAFETY: nobody uses it.
+            unsafe { munmap(start, page) }.expect("memory");
+        }
+        assert!(!is_readable(std::ptr::without_provenance(16)));
     }
 }
