@@ -46,9 +46,9 @@ fn python(interpreter: &str, folder: &Path) -> Command {
 /// Runs unit tests with this interpreter; they skip what it cannot import, and what needs a GPU where there is none.
 fn passes_unit_tests(interpreter: &str, arrange: impl FnOnce(&mut Command)) {
     let mut python = python(interpreter, &root().join("python"));
-    python.args(["-m", "unittest", "-v"]);
+    python.args(["-m", "unittest"]);
     arrange(&mut python);
-    let text = succeed(&mut python, LIMIT);
+    let text = succeed(python.arg("-v"), LIMIT);
     assert!(text.contains("\nOK"), "{text}");
     let reasons: BTreeSet<&str> = text.lines().filter_map(|line| line.split("... skipped ").nth(1)).collect();
     for reason in reasons {

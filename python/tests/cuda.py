@@ -4,7 +4,6 @@ The driver is the machine's, or the simulated one where LD_LIBRARY_PATH leads to
 """
 
 import ctypes
-
 import multiprocessing
 import traceback
 import unittest
