@@ -10,11 +10,14 @@ PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-gpu gpu-bundle \
-	test-loom test-verbs
+.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-gpu test-cust \
+	gpu-bundle test-loom test-verbs
 
 # The code for RDMA is tested and linted too wherever it can be built. Asked when a recipe runs, after its packages came.
 FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
+
+# cust is linked to libcuda.so, which it looks for in the folder lib64 of this one; it is the simulated driver's.
+CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 
 all: build
 
@@ -43,6 +46,17 @@ test-gpu: setup-cuda
 gpu-bundle: setup-cuda
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
+# The feature `cust`, which needs a libcuda.so to be built.
+test-cust: $(CUST)
+	@if [ -d $(CUST)/lib64 ]; then set -x; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test --features cust --test cust; \
+	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
+
+.PHONY: $(CUST)
+$(CUST):
+	@mkdir -p $(CUST)
+	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
+
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom lane
@@ -53,10 +67,13 @@ test-verbs: setup-verbs
 	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py $(FEATURES); \
 	else echo "skipped: libibverbs-dev and librdmacm-dev are not installed"; fi
 
-lint: setup-verbs setup-cuda
+lint: setup-verbs setup-cuda $(CUST)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
+	@if [ -d $(CUST)/lib64 ]; then set -x; \
+	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --features cust --lib --test cust -- -D warnings; \
+	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES)
 
 bench: build

@@ -3,7 +3,8 @@
  *
  * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
  * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
- * make the same calls in the same order.
+ * make the same calls in the same order. Vectors are memory of the host or of a GPU; flexring_all_reduce says what
+ * its stream is for.
  *
  * This file is generated from src/c_api.
  */
@@ -140,6 +141,9 @@ flexring_result flexring_get_unique_id(flexring_unique_id *out);
 // and FLEXRING_MASTER_PORT, or the variables of torchrun, Open MPI, MPICH or Slurm. Returns when all ranks
 // are there and all links are ready.
 //
+// A communicator works with one GPU: the one that FLEXRING_GPU names, or whose context is current on this thread, which
+// is made ready here; else the one of the first vector on a GPU, whose call is then slower than the others.
+//
 // The caller promises:
 // `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_comm_init_from_env(flexring_comm **out);
@@ -161,6 +165,20 @@ flexring_result flexring_comm_rank(const flexring_comm *comm, int *out);
 // The caller promises:
 // `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
 flexring_result flexring_comm_size(const flexring_comm *comm, int *out);
+
+// Waits until all calls that were made so far on this rank are over, also those that take effect in streams; returns what
+// ended the communicator, if anything has.
+//
+// The caller promises:
+// `comm` is NULL or a live handle.
+flexring_result flexring_comm_synchronize(const flexring_comm *comm);
+
+// Returns what ended the communicator, if anything has, without waiting. Calls that take effect in streams return before
+// they are over, so this is how to hear that one has failed.
+//
+// The caller promises:
+// `comm` is NULL or a live handle.
+flexring_result flexring_comm_status(const flexring_comm *comm);
 
 // Ends what all ranks do with this communicator, from any thread, at once: calls under way return
 // FLEXRING_ABORTED on every rank. The communicator must still be freed.
@@ -215,11 +233,21 @@ flexring_result flexring_deregister(flexring_comm *comm, void *memory, size_t by
 flexring_result flexring_op_create_premul_sum(float factor, flexring_op *out);
 
 // Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
-// (in place) or apart, not overlap otherwise. With stream NULL both are host memory, and the call returns
-// when the result is there.
+// (in place) or apart, not overlap otherwise. Both are memory of the host or both of one GPU.
+//
+// On the host, with stream NULL, the call returns when the result is there. On a GPU it returns at once and takes
+// effect in `stream`, a cudaStream_t or CUstream, NULL being the default stream: behind what is in it, and before
+// what comes later, as cudaMemcpyAsync does. Whose memory it is CUDA's driver tells; managed memory is refused, and so
+// is a stream that is being captured, and one of another context than the GPU's primary one. A call that fails later
+// lets the stream go on without a result: flexring_comm_status, flexring_comm_synchronize and all later calls
+// return why. Ranks that are threads of one process and share a GPU give a stream each, not NULL: in the same stream
+// one would wait for the other, and the other for the one.
+//
+// All this is so for the other collectives, too.
 //
 // The caller promises:
-// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle.
+// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle; `stream` is
+// live. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
 flexring_result flexring_all_reduce(const void *send,
                                     void *recv,
                                     size_t count,
@@ -284,7 +312,8 @@ flexring_result flexring_reduce(const void *send,
                                 void *stream);
 
 // flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
-// communicator. The buffers belong to flexring until flexring_wait has returned for the request.
+// communicator. The buffers belong to flexring until flexring_wait has returned for the request. On a GPU the call
+// takes effect in the default stream.
 //
 // The caller promises:
 // As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is

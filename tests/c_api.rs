@@ -2,8 +2,9 @@
 
 mod programs;
 
-use programs::{libraries, present, program, root, succeed};
+use programs::{libraries, present, program, root, simulated_cuda, succeed};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// How README.md tells users to link the static library.
@@ -63,6 +64,72 @@ fn bad_input_is_refused_in_words_and_touches_nothing() {
 #[test]
 fn an_abort_ends_a_blocked_call_at_once() {
     passes("abort");
+}
+
+/// Compiles a program and gives it to `run`, which has it use the simulated CUDA driver.
+fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
+    if !can_compile() {
+        return;
+    }
+    let Some(driver) = simulated_cuda() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = compiled(LINK_LINE, source, folder.path());
+    run(&|| {
+        let mut command = program(&path);
+        command.env("LD_LIBRARY_PATH", &driver);
+        command
+    });
+}
+
+#[test]
+fn bad_memory_of_gpus_and_bad_streams_are_refused_in_words() {
+    on_simulated_gpus("tests/c/gpu_bad_input.c", |program| {
+        let ok = "gpu_bad_input: ok\n";
+        assert_eq!(succeed(program().arg("two").env("SIMCUDA_GPUS", "2"), LIMIT), ok);
+        assert_eq!(succeed(program().arg("none").env_remove("LD_LIBRARY_PATH"), LIMIT), ok);
+    });
+}
+
+#[test]
+fn gpus_that_cannot_be_used_or_break_are_told_of_on_every_rank() {
+    on_simulated_gpus("tests/c/gpu_failures.c", |program| {
+        for (what, words, settings) in [
+            ("unusable", "compute capability 5.0", &[("SIMCUDA_CAPABILITY", "5.0")][..]),
+            // The first allocation is the program's own.
+            ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
+            ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
+            // Before the stream has come to the call, in the midst of it, and between two.
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:4:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:20:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
+            ("broken", "cuStreamWaitValue32_v2 failed", &[("SIMCUDA_FAIL", "cuStreamWaitValue32_v2:4:1")]),
+            ("broken", "cuLaunchKernel failed", &[("SIMCUDA_FAIL", "cuLaunchKernel:3:719")]),
+        ] {
+            let text = succeed(program().args([what, words]).envs(settings.iter().copied()), LIMIT);
+            assert!(text.ends_with("gpu_failures: ok\n"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn the_example_of_gpus_reduces_in_a_stream() {
+    on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its number").port().to_string();
+        drop(listener);
+        let ranks = ["0", "1"].map(|rank| {
+            let mut example = program();
+            example.envs([("FLEXRING_RANK", rank), ("FLEXRING_WORLD_SIZE", "2")]);
+            example.envs([("FLEXRING_MASTER_ADDR", "127.0.0.1"), ("FLEXRING_MASTER_PORT", &port)]);
+            std::thread::spawn(move || succeed(&mut example, LIMIT))
+        });
+        for (rank, thread) in ranks.into_iter().enumerate() {
+            let text = thread.join().expect("a rank that succeeds");
+            assert_eq!(text, format!("rank {rank} of 2: the average is 0.5\n"));
+        }
+    });
 }
 
 #[test]

@@ -15,7 +15,8 @@ const INTRODUCTION: &str = "\
  *
  * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
  * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
- * make the same calls in the same order.
+ * make the same calls in the same order. Vectors are memory of the host or of a GPU; flexring_all_reduce says what
+ * its stream is for.
  *
  * This file is generated from src/c_api.
  */";

@@ -4,7 +4,8 @@
 
 mod programs;
 
-use programs::{libraries, program, root, succeed};
+use programs::{libraries, program, root, simulated_cuda, succeed};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -42,30 +43,45 @@ fn python(interpreter: &str, folder: &Path) -> Command {
     python
 }
 
-/// Runs all unit tests with this interpreter; they skip what it cannot import.
-fn passes_unit_tests(interpreter: &str) {
+/// Runs unit tests with this interpreter; they skip what it cannot import, and what needs a GPU where there is none.
+fn passes_unit_tests(interpreter: &str, arrange: impl FnOnce(&mut Command)) {
     let mut python = python(interpreter, &root().join("python"));
-    python.args(["-m", "unittest", "discover", "-v", "-t", ".", "-s", "tests"]);
-    let text = succeed(&mut python, LIMIT);
+    python.args(["-m", "unittest"]);
+    arrange(&mut python);
+    let text = succeed(python.arg("-v"), LIMIT);
     assert!(text.contains("\nOK"), "{text}");
-    let skipped = text.lines().filter(|line| line.contains("... skipped")).count();
-    if skipped > 0 {
-        eprintln!("skipped: {skipped} unit tests that {interpreter} cannot import the modules of");
+    let reasons: BTreeSet<&str> = text.lines().filter_map(|line| line.split("... skipped ").nth(1)).collect();
+    for reason in reasons {
+        eprintln!("skipped: unit tests of {interpreter}, {reason}");
     }
+}
+
+fn all(python: &mut Command) {
+    python.args(["discover", "-t", ".", "-s", "tests"]);
 }
 
 #[test]
 fn the_unit_tests_pass_with_plain_python() {
     if let Some(interpreter) = interpreter("ctypes") {
-        passes_unit_tests(interpreter);
+        passes_unit_tests(interpreter, all);
     }
 }
 
 #[test]
 fn the_unit_tests_pass_with_numpy_and_torch() {
     if let Some(interpreter) = interpreter("numpy, torch.distributed") {
-        passes_unit_tests(interpreter);
+        passes_unit_tests(interpreter, all);
     }
+}
+
+#[test]
+fn arrays_on_a_gpu_are_reduced_over_the_simulated_driver() {
+    let (Some(interpreter), Some(driver)) = (interpreter("ctypes"), simulated_cuda()) else {
+        return;
+    };
+    passes_unit_tests(interpreter, |python| {
+        python.arg("tests.test_gpu").env("LD_LIBRARY_PATH", driver);
+    });
 }
 
 #[test]

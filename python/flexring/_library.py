@@ -50,6 +50,8 @@ _SIGNATURES = {
     "flexring_comm_init_rank": [POINTER(c_void_p), c_int, UniqueId, c_int],
     "flexring_comm_rank": [c_void_p, POINTER(c_int)],
     "flexring_comm_size": [c_void_p, POINTER(c_int)],
+    "flexring_comm_synchronize": [c_void_p],
+    "flexring_comm_status": [c_void_p],
     "flexring_comm_abort": [c_void_p],
     "flexring_comm_free": [c_void_p],
     "flexring_alloc": [c_void_p, c_size_t, POINTER(c_void_p)],

@@ -1,12 +1,13 @@
 """What callers hand over: where its elements are, how many there are, and of which type.
 
 Must not know communicators. Neither numpy nor torch is imported here: an object of theirs exists only if its
-module does.
+module does. What is particular to GPUs is in ``_gpu``.
 """
 
 import ctypes
 import sys
 
+from ._gpu import TensorOnGpu, array_on_gpu
 from ._library import FlexringError, check, library
 
 _CODES = {
@@ -86,16 +87,17 @@ def dtype_name(dtype):
 
 
 class Vector:
-    """Elements in memory, and what keeps them there."""
+    """Elements in memory, and what keeps them there; ``gpu`` has what is particular to memory of a GPU."""
 
-    __slots__ = ("address", "count", "dtype", "owner", "read_only")
+    __slots__ = ("address", "count", "dtype", "owner", "read_only", "gpu")
 
-    def __init__(self, address, count, dtype, owner, read_only=False):
+    def __init__(self, address, count, dtype, owner, read_only=False, gpu=None):
         self.address = address
         self.count = count
         self.dtype = dtype_name(dtype)
         self.owner = owner
         self.read_only = read_only
+        self.gpu = gpu
 
     @property
     def code(self):
@@ -107,23 +109,25 @@ def vector_of(thing):
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         return _of_tensor(thing, torch)
+    if hasattr(thing, "__cuda_array_interface__"):
+        return Vector(*array_on_gpu(thing))
     if hasattr(thing, "__array_interface__"):
         return _of_array(thing)
     return _of_buffer(thing)
 
 
 def _of_tensor(tensor, torch):
-    if tensor.device.type != "cpu":
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
         raise FlexringError(
-            FlexringError.UNSUPPORTED,
-            f"the tensor is on {tensor.device}, but this version of flexring reduces CPU tensors only: "
-            "move it by .cpu()",
+            FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, and flexring reduces those on cpu and cuda"
         )
     if tensor.layout != torch.strided:
         raise TypeError(f"the tensor is {tensor.layout}, and flexring reduces dense tensors only")
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy that back")
-    return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor)
+    gpu = TensorOnGpu(tensor, torch) if kind == "cuda" else None
+    return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor, gpu=gpu)
 
 
 def _of_array(array):
@@ -181,7 +185,7 @@ def divided(whole, part, rank, size):
     if part is None:
         count = whole.count // size
         at = whole.address + rank * count * SIZES[whole.dtype]
-        own = Vector(at, count, whole.dtype, whole.owner, whole.read_only)
+        own = Vector(at, count, whole.dtype, whole.owner, whole.read_only, whole.gpu)
     else:
         own = vector_of(part)
     if (own.count * size, own.dtype) != (whole.count, whole.dtype):

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 
+from ._gpu import stream_for
 from ._library import UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._vector import SIZES, divided, dtype_name, operation, pair, vector_of, written
 
@@ -80,6 +81,14 @@ class Communicator:
 
     Calls may come from any thread. As a context manager it closes itself, and aborts first if its block ended
     with an exception, so that no other rank waits for this one.
+
+    A vector is a tensor, a numpy or CuPy array, or anything else with the buffer protocol or the CUDA array
+    interface, and contiguous. Calls on the host's memory return when the result is there. Calls on a GPU's memory
+    return at once and take effect in ``stream``, behind what is in it and before what comes later: a stream of torch
+    or CuPy, or its handle; by default torch's current one for tensors, and for arrays the one that their interface
+    tells. What made the vectors must be in that stream or be over, and their memory must stay theirs until the stream
+    has passed, which torch's and CuPy's allocators see to in the stream that a vector was made in (for tensors flexring
+    sees to it in other streams too). A failure is raised by the next call, or by :meth:`synchronize` and :meth:`status`.
     """
 
     def __init__(self, handle):
@@ -117,27 +126,29 @@ class Communicator:
         """How many ranks there are."""
         return self._size
 
-    def all_reduce(self, vector, op="sum", out=None):
+    def all_reduce(self, vector, op="sum", out=None, stream=None):
         """Reduces the vectors of all ranks, element by element, in place or into ``out``, and returns where the
-        result is.
-
-        A vector is a CPU tensor, a numpy array or anything else with the buffer protocol, and contiguous; ``op``
-        is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`.
-        """
+        result is. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
         handle, number = self._live(), operation(op)
         source, target = pair(vector, out)
+        queue = stream_for(stream, source, target)
         check(
             library.flexring_all_reduce(
-                source.address, target.address, source.count, source.code, number, handle.pointer, None
+                source.address, target.address, source.count, source.code, number, handle.pointer, queue
             )
         )
         return vector if out is None else out
 
     def all_reduce_async(self, vector, op="sum", out=None):
         """The same while this thread goes on; the result is there when the :class:`Request` says so. Until then
-        the vectors belong to flexring."""
+        the vectors belong to flexring. Calls on a GPU go on by themselves: a request is of use there only to whoever
+        wants to wait for the end, and is made in the default stream alone."""
         handle, number = self._live(), operation(op)
         source, target = pair(vector, out)
+        if stream_for(None, source, target):
+            raise ValueError(
+                "requests on a GPU take effect in the default stream alone: all_reduce takes any, and waits for none"
+            )
         pointer = ctypes.c_void_p()
         check(
             library.flexring_all_reduce_async(
@@ -148,50 +159,57 @@ class Communicator:
         result = vector if out is None else out
         return Request(pointer.value, result, (handle, source.owner, target.owner))
 
-    def reduce_scatter(self, vector, op="sum", out=None):
+    def reduce_scatter(self, vector, op="sum", out=None, stream=None):
         """Reduces the vectors of all ranks, which have a part for each rank; rank r gets the r-th part of the
         result in ``out``, or without one in that part of ``vector`` itself. Returns where the result is."""
         handle, number = self._live(), operation(op)
         whole, part = divided(vector, out, self._rank, self._size)
+        written(part)
+        queue = stream_for(stream, whole, part)
         check(
             library.flexring_reduce_scatter(
-                whole.address, written(part).address, part.count, whole.code, number, handle.pointer, None
+                whole.address, part.address, part.count, whole.code, number, handle.pointer, queue
             )
         )
         return vector if out is None else out
 
-    def all_gather(self, vector, out=None):
+    def all_gather(self, vector, out=None, stream=None):
         """Gathers the vectors of all ranks in ``out``, one after the other in the order of the ranks. Without an
         ``out`` the vector has a part for each rank, and each rank gives its own part. Returns where the result
         is."""
         handle = self._live()
         whole, part = divided(*(vector, None) if out is None else (out, vector), self._rank, self._size)
+        written(whole)
+        queue = stream_for(stream, whole, part)
         check(
             library.flexring_all_gather(
-                part.address, written(whole).address, part.count, part.code, handle.pointer, None
+                part.address, whole.address, part.count, part.code, handle.pointer, queue
             )
         )
         return vector if out is None else out
 
-    def broadcast(self, vector, root=0):
+    def broadcast(self, vector, root=0, stream=None):
         """Makes the vector of every rank what it is on rank ``root``, and returns it."""
         handle, both = self._live(), written(vector_of(vector))
+        self._root(root)
+        queue = stream_for(stream, both)
         check(
             library.flexring_broadcast(
-                both.address, both.address, both.count, both.code, self._root(root), handle.pointer, None
+                both.address, both.address, both.count, both.code, root, handle.pointer, queue
             )
         )
         return vector
 
-    def reduce(self, vector, op="sum", root=0):
+    def reduce(self, vector, op="sum", root=0, stream=None):
         """Reduces the vectors of all ranks into that of rank ``root``; the others stay as they are. Returns the
         vector."""
         handle, number, both = self._live(), operation(op), vector_of(vector)
         if self._root(root) == self._rank:
             written(both)
+        queue = stream_for(stream, both)
         check(
             library.flexring_reduce(
-                both.address, both.address, both.count, both.code, number, root, handle.pointer, None
+                both.address, both.address, both.count, both.code, number, root, handle.pointer, queue
             )
         )
         return vector
@@ -237,6 +255,15 @@ class Communicator:
                     check(library.flexring_register(handle.pointer, vector.address, size))
                     stack.callback(library.flexring_deregister, handle.pointer, vector.address, size)
             yield
+
+    def synchronize(self):
+        """Waits until all calls that were made so far are over, also those that take effect in streams. Raises what
+        ended the communicator, if anything has."""
+        check(library.flexring_comm_synchronize(self._live().pointer))
+
+    def status(self):
+        """Raises what ended the communicator, if anything has, without waiting."""
+        check(library.flexring_comm_status(self._live().pointer))
 
     def abort(self):
         """Ends what all ranks do with this communicator, from any thread, at once."""

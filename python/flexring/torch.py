@@ -1,4 +1,4 @@
-"""flexring for PyTorch: tensors in shared memory, and the gradients of DistributedDataParallel.
+"""flexring for PyTorch: tensors in shared memory, and the gradients of DistributedDataParallel, on CPUs and GPUs.
 
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(model)
@@ -88,11 +88,11 @@ def _wait_for_each(requests):
 
 
 _waiters = weakref.WeakKeyDictionary()
-_waiters_lock = threading.Lock()
+_lock = threading.Lock()
 
 
 def _waiter_of(comm):
-    with _waiters_lock:
+    with _lock:
         waiter = _waiters.get(comm)
         if waiter is None:
             waiter = _waiters[comm] = _Waiter()
@@ -101,10 +101,40 @@ def _waiter_of(comm):
 
 def allreduce_hook(comm, bucket):
     """Averages the gradients of a bucket over all ranks while the backward pass goes on: a communication hook for
-    ``DistributedDataParallel.register_comm_hook``, whose state is the communicator."""
-    request = comm.all_reduce_async(bucket.buffer(), op="avg")
+    ``DistributedDataParallel.register_comm_hook``, whose state is the communicator. What goes wrong is raised by the
+    backward pass; on a GPU by a later one, since this one does not wait for the end."""
+    gradients = bucket.buffer()
+    if gradients.is_cuda:
+        return _average_on_gpu(comm, gradients)
+    request = comm.all_reduce_async(gradients, op="avg")
     # DDP looks at the value of a future and not at its exception; of one that follows it sees both.
     return _waiter_of(comm).future_of(request).then(lambda future: future.value())
+
+
+# By communicator and device: the stream in which buckets are averaged.
+_side_streams = weakref.WeakKeyDictionary()
+
+
+def _side_stream(comm, device):
+    with _lock:
+        streams = _side_streams.setdefault(comm, {})
+        if device not in streams:
+            streams[device] = torch.cuda.Stream(device)
+        return streams[device]
+
+
+def _average_on_gpu(comm, gradients):
+    """The same in a stream beside the backward pass's, which would wait for the other ranks otherwise."""
+    device = gradients.device
+    side = _side_stream(comm, device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    comm.all_reduce(gradients, op="avg", stream=side)
+    future = torch.futures.Future(devices=[device])
+    # A future on a GPU remembers what is in the current stream when it is completed. Whoever asks for its value has
+    # their own stream wait for that, not themselves.
+    with torch.cuda.stream(side):
+        future.set_result(gradients)
+    return future
 
 
 def register(model, comm=None):

@@ -1,11 +1,13 @@
-"""CPU tensors, and the gradients of DistributedDataParallel."""
+"""Tensors, and the gradients of DistributedDataParallel."""
 
 import os
 import tempfile
 import unittest
+from unittest import mock
 
 import flexring
 
+from .cuda import GpuTest
 from .world import WorldTest
 
 try:
@@ -39,7 +41,7 @@ class Tensors(WorldTest):
                 (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64)),
                 (TypeError, "bool", torch.zeros(4, dtype=torch.bool)),
                 (TypeError, "dense", torch.zeros(4, 4).to_sparse()),
-                (flexring.FlexringError, "CPU tensors only", torch.zeros(4, device="meta")),
+                (flexring.FlexringError, "on meta, and flexring reduces those on cpu and cuda", torch.zeros(4, device="meta")),
             ]:
                 with self.assertRaisesRegex(error, words):
                     comm.all_reduce(tensor)
@@ -56,6 +58,120 @@ class Tensors(WorldTest):
             return tensor[99, 29].item()
 
         self.assertEqual(self.world(2, body), [1.5, 1.5])
+
+
+NO_CUDA = "no torch" if torch is None else "" if torch.cuda.is_available() else "no GPU that torch could use"
+
+
+def tensors_in_streams(comm, _cuda):
+    types = "int8 uint8 int32 int64 float16 float32 float64 bfloat16".split()
+    types += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for dtype in (getattr(torch, name) for name in types):
+                tensor = torch.full((3, 50), comm.rank + 1.0, device="cuda").to(dtype)
+                assert comm.all_reduce(tensor) is tensor
+                assert torch.equal(tensor.float().cpu(), torch.full((3, 50), 3.0)), dtype
+    other = torch.cuda.Stream()
+    for _ in range(20):
+        tensor = torch.full((1 << 20,), comm.rank + 1.0, device="cuda")
+        result = torch.empty_like(tensor)
+        other.wait_stream(torch.cuda.current_stream())
+        comm.all_reduce(tensor, op="avg", out=result, stream=other)
+        # Its memory must not be the next tensor's as long as the other stream has not passed.
+        del tensor
+        torch.full((1 << 20,), 99.0, device="cuda")
+        torch.cuda.current_stream().wait_stream(other)
+        assert (result != 1.5).sum().item() == 0
+    comm.synchronize()
+
+
+def gradients_on_gpu(comm, _cuda):
+    class Bucket:
+        def __init__(self, number):
+            self.gradients = torch.full((100000,), float(number), device="cuda")
+
+        def buffer(self):
+            return self.gradients
+
+    buckets = [Bucket(comm.rank + number) for number in range(10)]
+    futures = [flexring.torch.allreduce_hook(comm, bucket) for bucket in buckets]
+    for number, future in enumerate(futures):
+        assert (future.wait() != number + 0.5).sum().item() == 0
+
+
+@unittest.skipIf(NO_CUDA, NO_CUDA)
+class TensorsOnGpu(GpuTest, WorldTest):
+    def test_tensors_are_reduced_in_the_current_stream_or_another(self):
+        self.processes(2, tensors_in_streams)
+
+    def test_the_hook_averages_buckets(self):
+        self.processes(2, gradients_on_gpu)
+
+    def test_tensors_that_cannot_be_reduced_are_refused_in_words(self):
+        def body(comm):
+            for error, words, tensor in [
+                (ValueError, "not contiguous", torch.zeros(4, 4, device="cuda")[:, 0]),
+                (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64, device="cuda")),
+            ]:
+                with self.assertRaisesRegex(error, words):
+                    comm.all_reduce(tensor)
+            with self.assertRaisesRegex(flexring.FlexringError, "both must be in the same place"):
+                comm.all_reduce(torch.zeros(4, device="cuda"), out=torch.zeros(4))
+
+        self.world(1, body)
+
+
+@unittest.skipIf(torch is None, "no torch")
+class StreamsOfTorch(unittest.TestCase):
+    """What torch is told of streams, by a tensor and a module that only listen."""
+
+    def tensor(self, current):
+        cuda = mock.Mock()
+        cuda.current_stream.return_value.cuda_stream = current
+        cuda.ExternalStream.side_effect = lambda handle, device: (handle, device)
+        tensor = mock.Mock()
+        return tensor, flexring._gpu.TensorOnGpu(tensor, mock.Mock(cuda=cuda))
+
+    def stream_for(self, stream, current):
+        tensor, gpu = self.tensor(current)
+        vector = flexring._vector.Vector(4096, 4, "float32", tensor, gpu=gpu)
+        return flexring._gpu.stream_for(stream, vector), tensor
+
+    def test_the_current_stream_is_the_usual_one_and_needs_no_word(self):
+        for given in (None, 7):
+            handle, tensor = self.stream_for(given, 7)
+            self.assertEqual(handle, 7)
+            tensor.record_stream.assert_not_called()
+
+    def test_another_stream_is_told_to_the_allocator(self):
+        handle, tensor = self.stream_for(9, 7)
+        self.assertEqual(handle, 9)
+        tensor.record_stream.assert_called_once_with((9, tensor.device))
+        # The default stream has no handle that torch would take.
+        self.assertEqual(self.stream_for(0, 7)[1].record_stream.call_count, 1)
+
+    def test_buckets_are_averaged_beside_the_backward_pass(self):
+        heard = mock.MagicMock()
+        comm = mock.Mock(all_reduce=heard.all_reduce)
+        bucket = mock.Mock()
+        gradients = bucket.buffer.return_value
+        gradients.is_cuda = True
+        with mock.patch("flexring.torch.torch", heard.torch):
+            future = flexring.torch.allreduce_hook(comm, bucket)
+        side = heard.torch.cuda.Stream.return_value
+        self.assertIs(future, heard.torch.futures.Future.return_value)
+        heard.torch.futures.Future.assert_called_once_with(devices=[gradients.device])
+        names = [name for name, *_ in heard.mock_calls]
+        order = [
+            "torch.cuda.Stream().wait_stream",
+            "all_reduce",
+            "torch.cuda.stream().__enter__",
+            "torch.futures.Future().set_result",
+            "torch.cuda.stream().__exit__",
+        ]
+        self.assertEqual([name for name in names if name in order], order)
+        heard.all_reduce.assert_called_once_with(gradients, op="avg", stream=side)
 
 
 @unittest.skipIf(torch is None or not dist.is_available(), "no torch.distributed")

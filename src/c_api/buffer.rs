@@ -2,8 +2,9 @@
 
 use super::comm::{borrow, flexring_comm};
 use super::status::{flexring_result, guarded, refused};
+use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::memory::Piece;
+use crate::memory::{Memory, Piece};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
@@ -63,9 +64,10 @@ pub unsafe extern "C" fn flexring_register(
     bytes: usize,
 ) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle and the memory.
-        let (comm, piece) =
-            unsafe { (borrow(comm, "flexring_register")?, stretch(memory, bytes, "flexring_register")?) };
+        // SAFETY: the caller vouches for the handle.
+        let comm = unsafe { borrow(comm, "flexring_register")? };
+        // SAFETY: the caller vouches for the memory.
+        let piece = unsafe { stretch(&comm.communicator, memory, bytes, "flexring_register")? };
         comm.communicator.register_piece(piece)
     })
 }
@@ -81,22 +83,44 @@ pub unsafe extern "C" fn flexring_deregister(
     bytes: usize,
 ) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle; the memory is only compared with what is registered.
-        let (comm, piece) =
-            unsafe { (borrow(comm, "flexring_deregister")?, stretch(memory, bytes, "flexring_deregister")?) };
+        // SAFETY: the caller vouches for the handle.
+        let comm = unsafe { borrow(comm, "flexring_deregister")? };
+        // SAFETY: the memory is only compared with what is registered.
+        let piece = unsafe { stretch(&comm.communicator, memory, bytes, "flexring_deregister")? };
         comm.communicator.deregister_piece(piece)
     })
 }
 
-/// Memory that a program names.
+/// Memory that a program names, wherever it is.
 ///
 /// # Safety
 /// What is done with the piece must be allowed with the memory.
-unsafe fn stretch(memory: *mut c_void, bytes: usize, function: &str) -> Result<Piece> {
+unsafe fn stretch(
+    communicator: &Communicator,
+    memory: *mut c_void,
+    bytes: usize,
+    function: &str,
+) -> Result<Piece> {
     let start = NonNull::new(memory.cast()).ok_or_else(|| refused(format!("{function}: memory is NULL")))?;
     if bytes == 0 || (memory as usize).checked_add(bytes).is_none() {
         return Err(refused(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
     }
-    // SAFETY: the caller vouches for the memory.
-    Ok(unsafe { Piece::new(start, bytes) })
+    let located = communicator.memory_of(start.as_ptr(), bytes);
+    let place = located.map_err(|error| error.within(format_args!("{function}")))?;
+    // SAFETY: the caller vouches for the memory, and the driver says where it is.
+    Ok(unsafe { piece_in(place, start, bytes) })
+}
+
+/// The bytes at an address, whoever's they are.
+///
+/// # Safety
+/// As for [`Piece::new`]; they are where is said.
+pub(super) unsafe fn piece_in(memory: Memory, start: NonNull<u8>, bytes: usize) -> Piece {
+    // SAFETY: as this function's.
+    unsafe {
+        match memory {
+            Memory::Host => Piece::new(start, bytes),
+            Memory::Gpu(gpu) => Piece::on_gpu(start, bytes, gpu),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The collectives, blocking and not. Counts and in-place pointers mean what they mean in NCCL.
 
+use super::buffer::piece_in;
 use super::comm::{borrow, flexring_comm};
 use super::status::{flexring_result, guarded, refused};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
@@ -7,7 +8,7 @@ use crate::communicator::{Asked, Asker, Communicator, Outcome};
 use crate::device::CallerStream;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
-use crate::memory::{Memory, Piece};
+use crate::memory::Piece;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -67,12 +68,7 @@ impl<'a> Vectors<'a> {
         let located = self.communicator.memory_of(start.as_ptr(), bytes);
         let memory = located.map_err(|error| error.within(format_args!("the {name} buffer")))?;
         // SAFETY: the caller vouches for the elements, which are these bytes, and they are where the driver says.
-        Ok(unsafe {
-            match memory {
-                Memory::Host => Piece::new(start, bytes),
-                Memory::Gpu(gpu) => Piece::on_gpu(start, bytes, gpu),
-            }
-        })
+        Ok(unsafe { piece_in(memory, start, bytes) })
     }
 }
 
@@ -120,11 +116,21 @@ unsafe fn all_reduce(
 }
 
 /// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
-/// (in place) or apart, not overlap otherwise. With stream NULL both are host memory, and the call returns
-/// when the result is there.
+/// (in place) or apart, not overlap otherwise. Both are memory of the host or both of one GPU.
+///
+/// On the host, with stream NULL, the call returns when the result is there. On a GPU it returns at once and takes
+/// effect in `stream`, a cudaStream_t or CUstream, NULL being the default stream: behind what is in it, and before
+/// what comes later, as cudaMemcpyAsync does. Whose memory it is CUDA's driver tells; managed memory is refused, and so
+/// is a stream that is being captured, and one of another context than the GPU's primary one. A call that fails later
+/// lets the stream go on without a result: flexring_comm_status, flexring_comm_synchronize and all later calls
+/// return why. Ranks that are threads of one process and share a GPU give a stream each, not NULL: in the same stream
+/// one would wait for the other, and the other for the one.
+///
+/// All this is so for the other collectives, too.
 ///
 /// # Safety
-/// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle.
+/// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle; `stream` is
+/// live. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_all_reduce(
     send: *const c_void,
@@ -136,7 +142,7 @@ pub unsafe extern "C" fn flexring_all_reduce(
     stream: *mut c_void,
 ) -> flexring_result {
     // SAFETY: the caller vouches for the handle, and for the buffers until this function returns, which it
-    // does after the call is over.
+    // does after the call is over, or on a GPU until the stream has passed it.
     unsafe {
         call(comm, "flexring_all_reduce", stream, |communicator, _| {
             all_reduce(communicator, (send, recv), count, dtype, op)
@@ -254,7 +260,8 @@ pub struct flexring_request {
 }
 
 /// flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
-/// communicator. The buffers belong to flexring until flexring_wait has returned for the request.
+/// communicator. The buffers belong to flexring until flexring_wait has returned for the request. On a GPU the call
+/// takes effect in the default stream.
 ///
 /// # Safety
 /// As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is

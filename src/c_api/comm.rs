@@ -44,6 +44,9 @@ unsafe fn hand_out(
 /// and FLEXRING_MASTER_PORT, or the variables of torchrun, Open MPI, MPICH or Slurm. Returns when all ranks
 /// are there and all links are ready.
 ///
+/// A communicator works with one GPU: the one that FLEXRING_GPU names, or whose context is current on this thread, which
+/// is made ready here; else the one of the first vector on a GPU, whose call is then slower than the others.
+///
 /// # Safety
 /// `out` is NULL or points to a pointer that may be written.
 #[unsafe(no_mangle)]

@@ -391,7 +391,11 @@ impl Communicator {
     ) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let gate = gate()?;
+        // A caller's mistake ends nothing. That a GPU failed the others must know, for they wait for this rank.
+        let gate = gate().map_err(|error| match error.kind() {
+            ErrorKind::System => self.core.fail(error),
+            _ => error,
+        })?;
         let job = Job { ticket: self.core.turns.take(), request: asked, gate, outcome: Arc::clone(&outcome) };
         let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         sent.then_some(outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
@@ -419,6 +423,7 @@ impl Core {
         for job in queue {
             let _turn = self.turns.wait(&job.ticket);
             let ready = job.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
+            let ready = ready.map_err(|failure| self.fail(failure));
             // Within the turn: whoever comes next may rely on all before being over. If the fault was raised while the
             // stream was waited for, this returns it.
             let outcome = ready.and_then(|()| self.run(&job.request));
@@ -436,11 +441,8 @@ impl Core {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         self.check()?;
         engine.sequence += 1;
-        let outcome = self.attempt(asked, &mut engine).map_err(|failure| match self.fault.get() {
-            Some(error) => error.clone(),
-            // While this rank still stands in the call, so that others can be told in which.
-            None => self.fault.raise(self.watch.report(failure)),
-        });
+        // While this rank still stands in the call, so that others can be told in which.
+        let outcome = self.attempt(asked, &mut engine).map_err(|failure| self.fail(failure));
         self.watch.leave();
         outcome
     }
@@ -453,6 +455,14 @@ impl Core {
         }
         let words = format!("this communicator has failed before: {}", error.message());
         Err(Error::new(ErrorKind::Aborted, words))
+    }
+
+    /// Ends the communicator on all ranks, unless something did before, and returns what did.
+    fn fail(&self, failure: Error) -> Error {
+        match self.fault.get() {
+            Some(error) => error.clone(),
+            None => self.fault.raise(self.watch.report(failure)),
+        }
     }
 
     fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {

@@ -4,6 +4,7 @@
 
 use super::{Asked, Communicator};
 use crate::call::Rank;
+use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
@@ -11,6 +12,7 @@ use crate::memory::Piece;
 
 /// The same as on the host's vectors, on a GPU's. Every call returns at once and takes effect in the stream of the vector
 /// that it writes: behind what is in that stream, and before what comes later. If it fails later, the next call says so.
+/// Calls on cust's `DeviceBuffer` return when the result is there.
 impl Communicator {
     /// [`all_reduce`](Self::all_reduce) on a GPU.
     ///
@@ -19,7 +21,7 @@ impl Communicator {
     /// failure of an earlier call.
     pub fn all_reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_in_stream(self.asker().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
+            self.run_on::<V>(self.asker().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -68,7 +70,7 @@ impl Communicator {
     pub fn reduce_scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_in_stream(self.asker().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
+            self.run_on::<V>(self.asker().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -79,7 +81,7 @@ impl Communicator {
     pub fn all_gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_in_stream(self.asker().all_gather(part, piece, V::Item::DTYPE)?, stream)
+            self.run_on::<V>(self.asker().all_gather(part, piece, V::Item::DTYPE)?, stream)
         })
     }
 
@@ -89,7 +91,7 @@ impl Communicator {
     /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `root`.
     pub fn broadcast_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_in_stream(self.asker().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
+            self.run_on::<V>(self.asker().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
         })
     }
 
@@ -112,7 +114,7 @@ impl Communicator {
     /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
     pub fn reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_in_stream(self.asker().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
+            self.run_on::<V>(self.asker().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
         })
     }
 
@@ -130,6 +132,12 @@ impl Communicator {
         self.between(send, receive, |input, output| self.asker().reduce(input, output, T::DTYPE, op, root))
     }
 
+    /// Runs a call on a vector of this kind.
+    fn run_on<V: GpuVector>(&self, asked: Asked, stream: CallerStream) -> Result<()> {
+        let outcome = self.submit_in_stream(asked, stream, None)?;
+        if V::WAITS { outcome.wait() } else { Ok(()) }
+    }
+
     /// Two vectors meet in the stream of the one that is written; what is in the other's comes before, too, as that one
     /// is made to wait for it.
     fn between<V: GpuVector, W: GpuVector>(
@@ -140,7 +148,8 @@ impl Communicator {
     ) -> Result<()> {
         send.lend_for_reading(|input, other| {
             receive.lend(|output, stream| {
-                self.submit_in_stream(ask(input, output)?, stream, Some(other)).map(drop)
+                let outcome = self.submit_in_stream(ask(input, output)?, stream, Some(other))?;
+                if V::WAITS || W::WAITS { outcome.wait() } else { Ok(()) }
             })
         })
     }

@@ -15,17 +15,13 @@ pub(crate) use piece::{lend, lend_in_place};
 
 use crate::error::Result;
 
-/// Whether there is memory at an address that this process can read. Addresses that CUDA's driver keeps for GPUs are mapped,
-/// and cannot be read.
+/// Whether there is memory at an address that this process can read. Drivers reserve addresses for GPUs without any access,
+/// and keep them when the memory is freed, so that something is mapped there says nothing.
 pub(crate) fn is_readable(at: *const u8) -> bool {
-    const NO_SUCH_CHANGE: libc::c_long = -1;
-    // What is asked for is no change of the signal mask, which the kernel notices when it has read the mask, or failed to.
-    const MASK: usize = 8;
-    let start = at.map_addr(|address| address / MASK * MASK);
-    // SAFETY: the address is the kernel's to read, which fails where there is no memory, and nothing is written.
-    let told = unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_CHANGE, start, std::ptr::null_mut::<u8>(), MASK)
-    };
+    const SET: usize = 8;
+    let word = at.map_addr(|address| address / SET * SET);
+    // SAFETY: the kernel reads the set, or says that it cannot; then it refuses the first argument, and does nothing.
+    let told = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, -1, word, std::ptr::null_mut::<u8>(), SET) };
     told == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
@@ -97,23 +93,20 @@ pub trait Registrar: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::is_readable;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
     #[test]
-    fn what_can_be_read_is_told_from_what_is_only_mapped() {
+    fn memory_without_access_is_not_readable() {
         let page = rustix::param::page_size();
-        let map = memmap2::MmapOptions::new().len(2 * page).map_anon().expect("memory").make_read_only();
-        let map = map.expect("memory");
-        assert!(is_readable(map.as_ptr()) && is_readable(map[2 * page - 1..].as_ptr()));
-        // SAFETY: nothing is in the second page, and nobody reads it any more.
-        let told = unsafe {
-            rustix::mm::mprotect(
-                map[page..].as_ptr().cast_mut().cast(),
-                page,
-                rustix::mm::MprotectFlags::empty(),
-            )
-        };
-        told.expect("it is ours");
-        assert!(is_readable(map[page - 1..].as_ptr()) && !is_readable(map.as_ptr().wrapping_add(page)));
-        assert!(!is_readable(std::ptr::null()) && !is_readable(usize::MAX as *const u8));
+        for (access, readable) in [(ProtFlags::READ, true), (ProtFlags::empty(), false)] {
+            // SAFETY: it is memory of its own, which nobody reads but the kernel.
+            let start = unsafe { mmap_anonymous(std::ptr::null_mut(), page, access, MapFlags::PRIVATE) };
+            let start = start.expect("memory");
+            assert_eq!(is_readable(start.cast()), readable);
+            assert_eq!(is_readable(start.cast::<u8>().wrapping_add(page - 1)), readable);
+            // SAFETY: nobody uses it.
+            unsafe { munmap(start, page) }.expect("memory");
+        }
+        assert!(!is_readable(std::ptr::without_provenance(16)));
     }
 }

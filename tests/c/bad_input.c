@@ -65,7 +65,7 @@ static void buffers_are_checked(void) {
            flexring_all_reduce(send, recv, SIZE_MAX, FLEXRING_INT8, FLEXRING_SUM, comm, NULL));
     EXPECT(INVALID, "beyond the address space",
            flexring_all_reduce((void *)(UINTPTR_MAX - 15), recv, 64, f32, FLEXRING_SUM, comm, NULL));
-    EXPECT(FLEXRING_UNSUPPORTED, "stream", flexring_all_reduce(send, recv, 64, f32, FLEXRING_SUM, comm, SENTINEL));
+    EXPECT(INVALID, "host's memory", flexring_all_reduce(send, recv, 64, f32, FLEXRING_SUM, comm, SENTINEL));
 }
 
 static void numbers_are_checked(void) {
@@ -109,7 +109,7 @@ static void the_siblings_are_checked(void) {
     EXPECT(INVALID, "more than any memory", flexring_all_gather(send, recv, SIZE_MAX, f32, comm, NULL));
     EXPECT(INVALID, "flexring_dtype", flexring_broadcast(send, recv, 8, 12, 0, comm, NULL));
     EXPECT(INVALID, "flexring_op", flexring_reduce(send, recv, 8, f32, 5, 0, comm, NULL));
-    EXPECT(FLEXRING_UNSUPPORTED, "stream", flexring_broadcast(send, recv, 8, f32, 0, comm, SENTINEL));
+    EXPECT(INVALID, "host's memory", flexring_broadcast(send, recv, 8, f32, 0, comm, SENTINEL));
 }
 
 static void requests_are_checked(void) {

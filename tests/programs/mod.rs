@@ -38,6 +38,32 @@ pub fn libraries() -> Libraries {
     Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
 }
 
+/// The folder of a CUDA driver that needs no GPU, for `LD_LIBRARY_PATH`; says that something is skipped if it cannot be built.
+pub fn simulated_cuda() -> Option<PathBuf> {
+    if !present("g++", "C++ compiler for the simulated CUDA driver") {
+        return None;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("simulated-cuda");
+    succeed(Command::new(root().join("tests/gpu/driver/build.sh")).arg(&folder), Duration::from_secs(300));
+    Some(folder)
+}
+
+/// Runs the body of the test called `name` where there is a CUDA driver: in this process where WORLDS is `gpu`, else over the
+/// simulated one in a process of its own, with these settings of the driver.
+pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var("WORLDS").is_ok_and(|worlds| worlds == "gpu") {
+        return body();
+    }
+    let Some(driver) = simulated_cuda() else {
+        return;
+    };
+    let mut again = program(std::env::current_exe().expect("a test knows where it is"));
+    again.args([name, "--exact", "--nocapture"]).envs([("WORLDS", "gpu"), ("RUST_TEST_THREADS", "1")]);
+    again.env("LD_LIBRARY_PATH", driver).envs(settings.iter().copied());
+    let text = succeed(&mut again, Duration::from_secs(120));
+    assert!(text.contains("1 passed"), "{text}");
+}
+
 /// How a program ended and what it wrote to standard output and standard error, in the order in which it did.
 #[derive(Debug)]
 pub struct Ended {

@@ -23,7 +23,8 @@ impl Alone {
         const SLOT: usize = 4096;
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let arena = Arc::new(Arena::new(SLOT)?);
-        let pool = arena.piece(0, SLOT).ok_or_else(|| Error::new(ErrorKind::Internal, "an arena has room"))?;
+        let pool =
+            arena.piece(0, SLOT).ok_or_else(|| Error::new(ErrorKind::Internal, "an arena has room"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
         Ok(Self(Cuda::new(&gpu, &host)?))
     }

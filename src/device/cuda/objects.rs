@@ -201,6 +201,8 @@ pub(crate) struct Event {
 
 // SAFETY: an event may be used from any thread; the driver locks.
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl Event {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {

@@ -25,6 +25,8 @@ const CALLS: usize = 4096;
 const DONE: usize = CALLS;
 /// How long a thread sleeps between two looks at a word.
 const NAP: Duration = Duration::from_micros(20);
+/// Naps between two questions whether the GPU is still well: a stream of a broken context comes to nothing any more.
+const NAPS_PER_PULSE: u32 = 256;
 /// How long the end of a communicator waits for streams to pass what it had them wait for. They need nobody for that.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -34,6 +36,8 @@ pub(crate) struct Order {
     words: Arc<Words>,
     /// Whether streams write and wait themselves.
     by_stream: bool,
+    /// Fails to tell when the context is broken, as everything does then; stands for nothing.
+    pulse: Arc<Event>,
     streams: Mutex<Streams>,
 }
 
@@ -52,7 +56,11 @@ struct Place {
 }
 
 /// One call's place in a stream. When it is dropped the stream goes on, whatever came of the call.
-pub(crate) struct Gate(Place);
+pub(crate) struct Gate {
+    place: Place,
+    gpu: Arc<Gpu>,
+    pulse: Arc<Event>,
+}
 
 impl Order {
     /// # Errors
@@ -65,7 +73,8 @@ impl Order {
                 "{gpu:?} has no stream memory operations: streams wait for calls by functions on the host"
             );
         }
-        Ok(Self { gpu: Arc::clone(gpu), words, by_stream, streams: Mutex::default() })
+        let pulse = Arc::new(Event::new(gpu)?);
+        Ok(Self { gpu: Arc::clone(gpu), words, by_stream, pulse, streams: Mutex::default() })
     }
 
     /// Puts a call in a stream, NULL being the default one: what was put there before comes before it, and what is
@@ -125,7 +134,7 @@ impl Order {
         };
         // SAFETY: as above.
         unsafe { passed.record_in(stream)? };
-        Ok(Gate(self.place(number)))
+        Ok(Gate { place: self.place(number), gpu: Arc::clone(&self.gpu), pulse: Arc::clone(&self.pulse) })
     }
 
     /// Has what comes later in one stream wait for what is in another.
@@ -168,9 +177,9 @@ impl Gate {
     /// Waits until the stream has come to the call.
     ///
     /// # Errors
-    /// The fault, if it is raised meanwhile.
+    /// The fault, if it is raised meanwhile; `System` if the GPU fails.
     pub(crate) fn wait_ready(&self, fault: &Fault) -> Result<()> {
-        let Place { words, number } = &self.0;
+        let Place { words, number } = &self.place;
         let word = words.get(*number as usize % CALLS);
         let mut looks = 0u32;
         while word.load(Ordering::Acquire) != *number {
@@ -181,6 +190,12 @@ impl Gate {
             } else {
                 std::thread::sleep(NAP);
             }
+            if looks.is_multiple_of(NAPS_PER_PULSE) {
+                self.gpu
+                    .enter()
+                    .and_then(|_entered| self.pulse.is_over())
+                    .map_err(|failure| Error::from(failure).within(format_args!("{:?}", self.gpu)))?;
+            }
         }
         Ok(())
     }
@@ -188,7 +203,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        self.0.words.get(DONE).store(self.0.number, Ordering::Release);
+        self.place.words.get(DONE).store(self.place.number, Ordering::Release);
     }
 }
 

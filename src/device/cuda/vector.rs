@@ -1,11 +1,12 @@
 //! Vectors on a GPU that calls take from Rust.
 //!
 //! Owns how each of them lends its memory and its stream. A call takes effect in that stream; it may go on when it has
-//! returned, so only such vectors can be lent whose memory is given back in the order of that stream.
+//! returned, so a vector whose memory is not given back in the order of that stream has calls waited for.
 
 use super::buffer::{GpuBuffer, GpuSlice};
 use crate::device::CallerStream;
 use crate::dtype::Element;
+use crate::error::Result;
 use crate::memory::Piece;
 use cudarc::driver::{CudaSlice, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
 use std::ptr::NonNull;
@@ -14,19 +15,23 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the feature `cust`,
-/// cust's `DeviceBuffer`.
+/// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the
+/// feature `cust`, cust's `DeviceBuffer`.
 pub trait GpuVector: sealed::Sealed {
     /// What it is a vector of.
     type Item: Element;
 
+    /// Whether calls must be over when they return.
+    #[doc(hidden)]
+    const WAITS: bool = false;
+
     /// Lends the memory, and the stream in which calls on it take effect.
     #[doc(hidden)]
-    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R;
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R>;
 
     /// Lends it for reading only.
     #[doc(hidden)]
-    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R;
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R>;
 }
 
 /// # Safety
@@ -43,11 +48,11 @@ impl<T: Element> sealed::Sealed for GpuBuffer<T> {}
 impl<T: Element> GpuVector for GpuBuffer<T> {
     type Item = T;
 
-    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
         self.lend_for_reading(call)
     }
 
-    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
         // SAFETY: the buffer waits for its stream before it goes.
         call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
     }
@@ -57,11 +62,11 @@ impl<T: Element> sealed::Sealed for GpuSlice<'_, T> {}
 impl<T: Element> GpuVector for GpuSlice<'_, T> {
     type Item = T;
 
-    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+    fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
         self.lend_for_reading(call)
     }
 
-    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+    fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
         // SAFETY: the buffer that it is a part of waits for its stream before it goes.
         call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
     }
@@ -73,7 +78,7 @@ macro_rules! cudarc_vector {
         impl<T: Element> GpuVector for $vector {
             type Item = T;
 
-            fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+            fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
                 let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
                 // Makes the stream wait for others that use the memory, and when it is dropped others wait for this one.
                 let (start, _order) = self.device_ptr_mut(&stream);
@@ -84,7 +89,7 @@ macro_rules! cudarc_vector {
                 }
             }
 
-            fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> R) -> R {
+            fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
                 let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
                 let (start, _order) = self.device_ptr(&stream);
                 // SAFETY: as above.
@@ -98,3 +103,39 @@ macro_rules! cudarc_vector {
 }
 
 cudarc_vector!(CudaSlice<T>, CudaViewMut<'_, T>);
+
+/// cust's buffers, which are freed without a stream, while a call may still be on its way. So calls on them are waited for.
+/// They take effect in the default stream, for which cust has no name but whose order all its streams keep.
+#[cfg(feature = "cust")]
+mod of_cust {
+    use super::{CallerStream, Element, GpuVector, NonNull, Piece, Result, piece, sealed};
+    use crate::device::cuda::pointer::locate;
+    use crate::error::{Error, ErrorKind};
+    use crate::memory::Memory;
+    use cust::memory::{DeviceBuffer, DeviceCopy};
+
+    impl<T: Element + DeviceCopy> sealed::Sealed for DeviceBuffer<T> {}
+    impl<T: Element + DeviceCopy> GpuVector for DeviceBuffer<T> {
+        type Item = T;
+        const WAITS: bool = true;
+
+        fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
+            self.lend_for_reading(call)
+        }
+
+        fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
+            let (start, bytes) = (self.as_device_ptr().as_raw(), self.len() * size_of::<T>());
+            let memory = match NonNull::new(start as *mut u8).filter(|_| bytes > 0) {
+                Some(start) => locate(start.as_ptr(), bytes)?,
+                None => Some(Memory::Gpu(0)),
+            };
+            let Some(Memory::Gpu(gpu)) = memory else {
+                let words =
+                    format!("the {bytes} bytes at {start:#x} of a buffer of cust are memory of no GPU");
+                return Err(Error::new(ErrorKind::InvalidArgument, words));
+            };
+            // SAFETY: calls on it are waited for, so that it is valid until they are over.
+            call(unsafe { piece(start, bytes, gpu as usize) }, CallerStream::DEFAULT)
+        }
+    }
+}

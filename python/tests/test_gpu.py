@@ -1,0 +1,206 @@
+"""Arrays on a GPU that have the CUDA array interface, and the streams that calls take effect in."""
+
+import array
+import unittest
+from unittest import mock
+
+import flexring
+from flexring._gpu import stream_handle
+from flexring._vector import vector_of
+
+from .cuda import Cuda, GpuTest, why_not
+from .world import WorldTest
+
+WHY_NOT = why_not()
+
+COUNT = 20000
+
+
+def _bits(value, kind):
+    """A small whole number as the bits of a bfloat16 or a float16."""
+    return {1: {"bfloat16": 0x3F80, "float16": 0x3C00}, 3: {"bfloat16": 0x4040, "float16": 0x4200}}[value][kind]
+
+
+def reduces_in_streams(comm, cuda):
+    """Every collective, in a stream and in the default one, with nobody waiting in between."""
+    for stream in (cuda.stream(), 0):
+        own = cuda.array([comm.rank + 1.0] * COUNT, stream=stream)
+        out = cuda.array([0.0] * COUNT, stream=stream)
+        assert comm.all_reduce(own, out=out) is out
+        comm.all_reduce(own, op="avg", stream=stream)
+        assert own.elements(stream) == [1.5] * COUNT, own.elements(stream)[:5]
+        assert out.elements(stream) == [3.0] * COUNT, out.elements(stream)[:5]
+
+        whole = cuda.array([comm.rank + 1.0, 10.0], stream=stream)
+        comm.reduce_scatter(whole)
+        assert whole.elements(stream)[comm.rank] == [3.0, 20.0][comm.rank]
+        comm.all_gather(whole)
+        assert whole.elements(stream) == [3.0, 20.0]
+        comm.reduce(whole, op="max", root=1)
+        comm.broadcast(whole, root=1)
+        assert whole.elements(stream) == [3.0, 20.0]
+        comm.synchronize()
+        comm.status()
+        for vector in (own, out, whole):
+            vector.free()
+
+
+def reduces_every_type(comm, cuda):
+    for typestr in "|i1 |u1 <i4 <u4 <i8 <u8 <f4 <f8".split():
+        vector = cuda.array([comm.rank + 1] * 100, typestr)
+        comm.all_reduce(vector)
+        assert vector.elements() == [3] * 100, typestr
+    for typestr, name in [("<f2", "float16"), ("<V2", "bfloat16")]:
+        vector = cuda.array([_bits(1, name)] * 100, typestr)
+        # The interface has no name for bfloat16; arrays of ml_dtypes have a type that does.
+        vector.dtype = name
+        comm.all_reduce(vector, op=flexring.premul_sum(1.5))
+        assert vector.elements() == [_bits(3, name)] * 100, name
+
+
+def requests_end(comm, cuda):
+    vector = cuda.array([comm.rank + 1.0] * COUNT)
+    request = comm.all_reduce_async(vector)
+    assert request.wait() is vector
+    assert request.done()
+    assert vector.elements() == [3.0] * COUNT
+    with comm.registered(vector):
+        comm.all_reduce(vector)
+    assert vector.elements() == [6.0] * COUNT
+
+
+def hears_of_failures_later(comm, cuda):
+    stream = cuda.stream()
+    vector = cuda.array([1.0] * COUNT, stream=stream)
+    comm.all_reduce(vector)
+    comm.synchronize()
+    if comm.rank == 0:
+        comm.abort()
+    else:
+        comm.all_reduce(vector)
+    heard = []
+    for call in (comm.synchronize, comm.status, lambda: comm.all_reduce(vector)):
+        try:
+            call()
+        except flexring.FlexringError as error:
+            heard.append((error.code, str(error)))
+    # The stream goes on all the same.
+    cuda.synchronize(stream)
+    return heard
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Streams(GpuTest):
+    def test_two_processes_reduce_in_streams(self):
+        self.processes(2, reduces_in_streams)
+
+    def test_arrays_of_every_type_are_reduced(self):
+        self.processes(2, reduces_every_type)
+
+    def test_requests_and_registered_arrays(self):
+        self.processes(2, requests_end)
+
+    def test_a_failure_is_raised_by_what_comes_later(self):
+        for heard in self.processes(2, hears_of_failures_later):
+            self.assertEqual(len(heard), 3, heard)
+            for code, words in heard:
+                self.assertEqual(code, flexring.FlexringError.ABORTED, words)
+                self.assertIn("aborted", words)
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Refusals(WorldTest):
+    def test_what_cannot_be_reduced_is_refused_in_words(self):
+        cuda = Cuda()
+
+        def body(comm):
+            Cuda()
+            vector, other, host = cuda.array([1.0] * 64), cuda.array([1.0] * 64), array.array("f", [1.0] * 64)
+            stream, second = cuda.stream(), cuda.stream()
+            freed = cuda.array([1.0] * 4)
+            freed.free()
+            for error, words, call in [
+                (ValueError, "host's memory", lambda: comm.all_reduce(host, stream=stream)),
+                (flexring.FlexringError, "both must be in the same place", lambda: comm.all_reduce(vector, out=host)),
+                (flexring.FlexringError, "both must be in the same place", lambda: comm.all_reduce(host, out=vector)),
+                (flexring.FlexringError, "was it freed", lambda: comm.all_reduce(freed)),
+                (
+                    flexring.FlexringError,
+                    "reach beyond their allocation",
+                    lambda: comm.all_reduce(_with(vector, shape=(1 << 20,))),
+                ),
+                (
+                    flexring.FlexringError,
+                    "not aligned",
+                    lambda: comm.all_reduce(_with(vector, shape=(2,), data=(vector.address.value + 1, False))),
+                ),
+                (
+                    ValueError,
+                    "in different streams",
+                    lambda: comm.all_reduce(_with(vector, stream=stream), out=_with(other, stream=second)),
+                ),
+                (
+                    ValueError,
+                    "in the default stream alone",
+                    lambda: comm.all_reduce_async(_with(vector, stream=stream)),
+                ),
+            ]:
+                with self.assertRaisesRegex(error, words, msg=words):
+                    call()
+            # None of these has ended the communicator.
+            comm.all_reduce(vector)
+            comm.synchronize()
+            return vector.elements()
+
+        self.assertEqual(self.world(1, body), [[1.0] * 64])
+
+
+class Fake:
+    """An array that is nothing but its interface."""
+
+    def __init__(self, **interface):
+        known = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
+        self.__cuda_array_interface__ = {**known, **interface}
+
+
+def _with(vector, **interface):
+    return Fake(**{**vector.__cuda_array_interface__, **interface})
+
+
+class Interface(unittest.TestCase):
+    """What needs no GPU: reading the interface, and streams."""
+
+    def test_the_interface_tells_everything(self):
+        vector = vector_of(Fake(shape=(3, 1, 5), strides=(20, 999, 4)))
+        self.assertEqual((vector.address, vector.count, vector.dtype), (4096, 15, "float32"))
+        self.assertEqual(vector.gpu.stream(), 0)
+        self.assertEqual(vector_of(Fake(stream=1)).gpu.stream(), 0)
+        self.assertEqual(vector_of(Fake(stream=0x1000)).gpu.stream(), 0x1000)
+        self.assertEqual(vector_of(Fake(shape=(0, 3), data=(0, False), strides=(1, 1))).count, 0)
+        self.assertEqual(vector_of(Fake(shape=())).count, 1)
+
+    def test_arrays_that_cannot_be_reduced_are_refused_in_words(self):
+        for error, words, interface in [
+            (ValueError, "not contiguous", {"shape": (4, 4), "strides": (4, 16)}),
+            (ValueError, "not contiguous", {"strides": (8,)}),
+            (TypeError, "byte order", {"typestr": ">f4"}),
+            (TypeError, "<c8", {"typestr": "<c8"}),
+            (TypeError, "b1", {"typestr": "|b1"}),
+            (TypeError, "float128", {"typestr": "<f16"}),
+            (TypeError, "mask", {"mask": Fake()}),
+        ]:
+            with self.assertRaisesRegex(error, words):
+                vector_of(Fake(**interface))
+
+    def test_the_result_is_not_written_to_what_is_read_only(self):
+        with self.assertRaisesRegex(ValueError, "read-only"):
+            flexring._vector.pair(Fake(data=(4096, True)), None)
+
+    def test_streams_are_taken_in_every_form(self):
+        torch, cupy, protocol = mock.Mock(spec=["cuda_stream"]), mock.Mock(spec=["ptr"]), mock.MagicMock()
+        torch.cuda_stream, cupy.ptr = 5, 1
+        protocol.__cuda_stream__ = lambda: (0, 7)
+        self.assertEqual([stream_handle(stream) for stream in (torch, cupy, protocol, 0, 9)], [5, 0, 7, 0, 9])
+        for wrong in ("a stream", True, -1, 1.5):
+            with self.assertRaisesRegex(TypeError, "no CUDA stream"):
+                stream_handle(wrong)

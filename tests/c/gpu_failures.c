@@ -1,0 +1,112 @@
+/* GPUs that cannot be used or break: a sentence on every rank, in time. The first argument says what is wrong with the GPU
+ * of rank 0, as the simulated driver was told: it is `unusable`, `short` of memory once, or `broken` in the midst of calls.
+ * The second has words of the sentence that tells. */
+#include "cuda.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define COUNT 300000
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static flexring_result reduce(flexring_comm *comm, float *vector, void *stream) {
+    return flexring_all_reduce(vector, vector, COUNT, FLEXRING_FLOAT32, FLEXRING_SUM, comm, stream);
+}
+
+/* One rank alone: its calls are refused, and those on the host go on. */
+static void unusable(const char *words, flexring_result again) {
+    static float host[COUNT];
+    flexring_comm *comm;
+    setenv("FLEXRING_RANK", "0", 1);
+    setenv("FLEXRING_WORLD_SIZE", "1", 1);
+    WORKS(flexring_comm_init_from_env(&comm));
+    use_gpu(0);
+    void *stream = new_stream();
+    float *vector = on_gpu(COUNT, 1, stream);
+    flexring_result result = reduce(comm, vector, stream);
+    CHECK(result != FLEXRING_SUCCESS);
+    EXPECT(result, words, result);
+    WORKS(reduce(comm, host, NULL));
+    WORKS(flexring_comm_status(comm));
+    EXPECT(again, words, reduce(comm, vector, stream));
+    CHECK(read_gpu(vector + COUNT - 1, stream) == 1);
+    free_gpu(vector);
+    WORKS(flexring_comm_free(comm));
+}
+
+/* Rank 0's context breaks in the midst of its calls. */
+static void broken(int rank, flexring_unique_id id, const char *words) {
+    flexring_comm *comm;
+    if (rank != 0) unsetenv("SIMCUDA_FAIL");
+    WORKS(flexring_comm_init_rank(&comm, 2, id, rank));
+    use_gpu(0);
+    void *stream = new_stream();
+    float *vector = on_gpu(COUNT, 1, stream);
+    double begun = now();
+    flexring_result result = FLEXRING_SUCCESS;
+    for (int calls = 0; result == FLEXRING_SUCCESS && calls < 1000; calls++) {
+        result = reduce(comm, vector, stream);
+        if (result == FLEXRING_SUCCESS) result = flexring_comm_synchronize(comm);
+    }
+    CHECK(result != FLEXRING_SUCCESS);
+    /* The deadline of a call is 20 seconds here, but nobody needs to wait for it. */
+    CHECK(now() - begun < 15);
+    EXPECT(result, "rank 0", result);
+    EXPECT(result, words, result);
+    /* Of a call it is what the next one returns, with another code. */
+    result = flexring_comm_status(comm);
+    CHECK(result != FLEXRING_SUCCESS);
+    EXPECT(result, words, result);
+    /* The stream goes on, or is broken: it does not hang. */
+    int told = synchronize(stream);
+    CHECK(rank == 0 || told == 0);
+    WORKS(flexring_comm_free(comm));
+}
+
+int main(int count, char **arguments) {
+    alarm(60);
+    setenv("FLEXRING_TIMEOUT_MS", "20000", 1);
+    CHECK(count == 3);
+    if (strcmp(arguments[1], "unusable") == 0) {
+        unusable(arguments[2], FLEXRING_UNSUPPORTED);
+    } else if (strcmp(arguments[1], "short") == 0) {
+        unusable(arguments[2], FLEXRING_SUCCESS);
+    } else {
+        flexring_unique_id id;
+        int status;
+        /* Its process must stay until all are there; threads do not survive a fork, so there is a process for that. */
+        int made[2];
+        CHECK(pipe(made) == 0);
+        pid_t maker = fork();
+        if (maker == 0) {
+            WORKS(flexring_get_unique_id(&id));
+            CHECK(write(made[1], &id, sizeof id) == sizeof id);
+            pause();
+            _exit(0);
+        }
+        CHECK(read(made[0], &id, sizeof id) == sizeof id);
+        pid_t ranks[2];
+        for (int rank = 0; rank < 2; rank++) {
+            ranks[rank] = fork();
+            if (ranks[rank] == 0) {
+                broken(rank, id, arguments[2]);
+                exit(0);
+            }
+        }
+        int failed = 0;
+        for (int rank = 0; rank < 2; rank++) {
+            CHECK(waitpid(ranks[rank], &status, 0) == ranks[rank]);
+            failed |= status;
+        }
+        CHECK(kill(maker, SIGKILL) == 0);
+        CHECK(failed == 0);
+    }
+    puts("gpu_failures: ok");
+    return 0;
+}

@@ -1,0 +1,107 @@
+//! cudarc's vectors in calls, over the simulated driver or, where WORLDS=gpu, the machine's.
+
+#![cfg(feature = "cuda")]
+#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+
+mod harness;
+mod programs;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use flexring::ReduceOp;
+use harness::{Rank, Setup, World, spawn, spawn_processes};
+use programs::with_cuda;
+use std::sync::Arc;
+
+const COUNT: usize = 30_000;
+
+fn stream() -> Arc<CudaStream> {
+    CudaContext::new(0).expect("a GPU").new_stream().expect("a stream")
+}
+
+/// Every kind of call, each behind what came before it in the stream, with nobody waiting in between.
+fn reduces_slices(rank: &Rank) {
+    let own = rank.rank() as f32 + 1.0;
+    let stream = stream();
+    for _ in 0..5 {
+        let mut vector = stream.clone_htod(&vec![own; COUNT]).expect("memory");
+        rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");
+        let mut out = stream.alloc_zeros::<f32>(COUNT).expect("memory");
+        rank.all_reduce_into_on_gpu(&vector, &mut out, ReduceOp::Avg).expect("an average");
+        drop(vector);
+        let mut half = stream.alloc_zeros::<f32>(COUNT / 2).expect("memory");
+        rank.reduce_scatter_on_gpu(&out, &mut half, ReduceOp::Max).expect("a maximum");
+        rank.all_gather_on_gpu(&half, &mut out).expect("all parts");
+        drop(half);
+        assert_eq!(stream.clone_dtoh(&out).expect("a result"), vec![3.0; COUNT]);
+    }
+}
+
+/// Two processes, over a driver with these settings.
+fn processes_reduce_slices(name: &str, settings: &[(&str, &str)]) {
+    with_cuda(name, settings, || {
+        let setup = Setup::new(World::Gpu, 2);
+        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank), |_| {}) {
+            assert!(rank.status.success(), "{}", String::from_utf8_lossy(&rank.stderr));
+        }
+    });
+}
+
+#[test]
+fn processes_reduce_slices_that_are_dropped_right_after_the_call() {
+    processes_reduce_slices("processes_reduce_slices_that_are_dropped_right_after_the_call", &[]);
+}
+
+#[test]
+fn drivers_without_memory_pools_do_as_well() {
+    // cudarc waits for the stream before it frees then. Freeing waits for all that a process does on a GPU, so ranks that
+    // are threads would wait for each other.
+    processes_reduce_slices("drivers_without_memory_pools_do_as_well", &[("SIMCUDA_POOLS", "0")]);
+}
+
+#[test]
+fn drivers_without_memory_operations_do_as_well() {
+    // Streams tell and wait by functions on the host then.
+    processes_reduce_slices("drivers_without_memory_operations_do_as_well", &[("SIMCUDA_MEMOPS", "0")]);
+}
+
+#[test]
+fn threads_reduce_slices_in_streams_of_their_own() {
+    with_cuda("threads_reduce_slices_in_streams_of_their_own", &[], || {
+        spawn(&Setup::new(World::Gpu, 2), |rank| reduces_slices(&rank));
+    });
+}
+
+#[test]
+fn views_are_reduced_and_what_is_beside_them_is_not() {
+    with_cuda("views_are_reduced_and_what_is_beside_them_is_not", &[], || {
+        spawn(&Setup::new(World::Gpu, 2), |rank| {
+            let stream = stream();
+            let mut vector: CudaSlice<i32> = stream.clone_htod(&[1, 2, 3, 4, 5, 6]).expect("memory");
+            rank.all_reduce_on_gpu(&mut vector.slice_mut(1..4), ReduceOp::Sum).expect("a sum");
+            rank.broadcast_on_gpu(&mut vector.slice_mut(5..5), 0).expect("nothing to do");
+            assert_eq!(stream.clone_dtoh(&vector).expect("a result"), [1, 4, 6, 8, 5, 6]);
+        });
+    });
+}
+
+#[test]
+fn vectors_of_two_streams_meet() {
+    with_cuda("vectors_of_two_streams_meet", &[], || {
+        spawn(&Setup::new(World::Gpu, 2), |rank| {
+            let (first, second) = (stream(), stream());
+            for round in 0..5 {
+                let input = first.clone_htod(&vec![round as f64; COUNT]).expect("memory");
+                let mut output = second.alloc_zeros::<f64>(COUNT).expect("memory");
+                rank.all_reduce_into_on_gpu(&input, &mut output, ReduceOp::Sum).expect("a sum");
+                // Freed in the first stream, which has been made to wait for the call.
+                drop(input);
+                let again = first.clone_htod(&vec![-1.0f64; COUNT]).expect("memory");
+                assert_eq!(
+                    second.clone_dtoh(&output).expect("a result"),
+                    vec![2.0 * f64::from(round); COUNT]
+                );
+                drop(again);
+            }
+        });
+    });
+}
