@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::ReduceOp;
 use harness::{Rank, Setup, World, spawn, spawn_processes};
 use programs::with_cuda;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 const COUNT: usize = 30_000;
 
@@ -19,9 +19,8 @@ fn stream() -> Arc<CudaStream> {
 }
 
 /// Every kind of call, each behind what came before it in the stream, with nobody waiting in between.
-fn reduces_slices(rank: &Rank) {
+fn reduces_slices(rank: &Rank, stream: &Arc<CudaStream>) {
     let own = rank.rank() as f32 + 1.0;
-    let stream = stream();
     for _ in 0..5 {
         let mut vector = stream.clone_htod(&vec![own; COUNT]).expect("memory");
         rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");
@@ -36,11 +35,24 @@ fn reduces_slices(rank: &Rank) {
     }
 }
 
+/// Two threads, with streams of their own. cudarc waits for all of the GPU when it makes one, so no rank calls before all
+/// have theirs.
+fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
+    with_cuda(name, &[], || {
+        let all = Barrier::new(2);
+        spawn(&Setup::new(World::Gpu, 2), |rank| {
+            let streams = [stream(), stream()];
+            all.wait();
+            body(rank, streams);
+        });
+    });
+}
+
 /// Two processes, over a driver with these settings.
 fn processes_reduce_slices(name: &str, settings: &[(&str, &str)]) {
     with_cuda(name, settings, || {
         let setup = Setup::new(World::Gpu, 2);
-        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank), |_| {}) {
+        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank, &stream()), |_| {}) {
             assert!(rank.status.success(), "{}", String::from_utf8_lossy(&rank.stderr));
         }
     });
@@ -66,42 +78,34 @@ fn drivers_without_memory_operations_do_as_well() {
 
 #[test]
 fn threads_reduce_slices_in_streams_of_their_own() {
-    with_cuda("threads_reduce_slices_in_streams_of_their_own", &[], || {
-        spawn(&Setup::new(World::Gpu, 2), |rank| reduces_slices(&rank));
+    threads("threads_reduce_slices_in_streams_of_their_own", |rank, [stream, _]| {
+        reduces_slices(&rank, &stream);
     });
 }
 
 #[test]
 fn views_are_reduced_and_what_is_beside_them_is_not() {
-    with_cuda("views_are_reduced_and_what_is_beside_them_is_not", &[], || {
-        spawn(&Setup::new(World::Gpu, 2), |rank| {
-            let stream = stream();
-            let mut vector: CudaSlice<i32> = stream.clone_htod(&[1, 2, 3, 4, 5, 6]).expect("memory");
-            rank.all_reduce_on_gpu(&mut vector.slice_mut(1..4), ReduceOp::Sum).expect("a sum");
-            rank.broadcast_on_gpu(&mut vector.slice_mut(5..5), 0).expect("nothing to do");
-            assert_eq!(stream.clone_dtoh(&vector).expect("a result"), [1, 4, 6, 8, 5, 6]);
-        });
+    threads("views_are_reduced_and_what_is_beside_them_is_not", |rank, [stream, _]| {
+        let mut vector: CudaSlice<i32> = stream.clone_htod(&[1, 2, 3, 4, 5, 6]).expect("memory");
+        rank.all_reduce_on_gpu(&mut vector.slice_mut(1..4), ReduceOp::Sum).expect("a sum");
+        rank.broadcast_on_gpu(&mut vector.slice_mut(5..5), 0).expect("nothing to do");
+        assert_eq!(stream.clone_dtoh(&vector).expect("a result"), [1, 4, 6, 8, 5, 6]);
     });
 }
 
 #[test]
 fn vectors_of_two_streams_meet() {
-    with_cuda("vectors_of_two_streams_meet", &[], || {
-        spawn(&Setup::new(World::Gpu, 2), |rank| {
-            let (first, second) = (stream(), stream());
-            for round in 0..5 {
-                let input = first.clone_htod(&vec![round as f64; COUNT]).expect("memory");
-                let mut output = second.alloc_zeros::<f64>(COUNT).expect("memory");
-                rank.all_reduce_into_on_gpu(&input, &mut output, ReduceOp::Sum).expect("a sum");
-                // Freed in the first stream, which has been made to wait for the call.
-                drop(input);
-                let again = first.clone_htod(&vec![-1.0f64; COUNT]).expect("memory");
-                assert_eq!(
-                    second.clone_dtoh(&output).expect("a result"),
-                    vec![2.0 * f64::from(round); COUNT]
-                );
-                drop(again);
-            }
-        });
+    threads("vectors_of_two_streams_meet", |rank, [first, second]| {
+        for round in 0..5 {
+            let input = first.clone_htod(&vec![f64::from(round); COUNT]).expect("memory");
+            let mut output = second.alloc_zeros::<f64>(COUNT).expect("memory");
+            rank.all_reduce_into_on_gpu(&input, &mut output, ReduceOp::Sum).expect("a sum");
+            // Freed in the first stream, which has been made to wait for the call.
+            drop(input);
+            let again = first.clone_htod(&vec![-1.0f64; COUNT]).expect("memory");
+            let result = second.clone_dtoh(&output).expect("a result");
+            assert_eq!(result, vec![2.0 * f64::from(round); COUNT]);
+            drop(again);
+        }
     });
 }

@@ -72,14 +72,12 @@ def requests_end(comm, cuda):
 def hears_of_failures_later(comm, cuda):
     stream = cuda.stream()
     vector = cuda.array([1.0] * COUNT, stream=stream)
-    comm.all_reduce(vector)
-    comm.synchronize()
+    calls = [lambda: comm.all_reduce(vector), comm.synchronize, comm.status, lambda: comm.all_reduce(vector)]
     if comm.rank == 0:
+        # Rank 1 hears of it in whichever of its calls comes then, and in all that follow.
         comm.abort()
-    else:
-        comm.all_reduce(vector)
     heard = []
-    for call in (comm.synchronize, comm.status, lambda: comm.all_reduce(vector)):
+    for call in calls:
         try:
             call()
         except flexring.FlexringError as error:
@@ -102,7 +100,7 @@ class Streams(GpuTest):
 
     def test_a_failure_is_raised_by_what_comes_later(self):
         for heard in self.processes(2, hears_of_failures_later):
-            self.assertEqual(len(heard), 3, heard)
+            self.assertGreaterEqual(len(heard), 3, heard)
             for code, words in heard:
                 self.assertEqual(code, flexring.FlexringError.ABORTED, words)
                 self.assertIn("aborted", words)
