@@ -166,6 +166,12 @@ impl Regions {
         Self { gpu_direct, ..self }
     }
 
+    /// Takes what is registered as a GPU's for memory of these.
+    #[cfg(test)]
+    pub(super) fn pretend(&self, gpus: Gpus) {
+        assert!(self.gpus.set(gpus).is_ok(), "before any GPU was asked for");
+    }
+
     fn writable(&self) -> Access {
         Access { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }

@@ -149,13 +149,25 @@ impl Verbs {
     }
 
     /// What flushes what is written to a GPU, if there is one that needs it.
-    fn flushes(&self) -> Result<Option<Flushes>> {
+    fn make_flushes(&self) -> Result<Option<Flushes>> {
         let Some((from, keys)) = self.regions.to_flush()? else { return Ok(None) };
         let flusher = |(device, (rail, port)): (&Device, &(Rail, Port))| {
             Flusher::new(&device.domain, rail, *port, &self.options)
         };
         let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
         Ok(Some(Flushes::new(flushers, from, &keys)))
+    }
+
+    /// Takes what is registered as a GPU's for memory of these.
+    #[cfg(test)]
+    pub(super) fn pretend(&self, gpus: super::gpu::Gpus) {
+        self.regions.pretend(gpus);
+    }
+
+    /// Whether what lands on a GPU is flushed.
+    #[cfg(test)]
+    pub(super) fn flushes(&self) -> bool {
+        self.flushes.is_some()
     }
 
     fn place(&self, peer: Rank) -> Result<usize> {
@@ -318,7 +330,7 @@ impl Transport for Verbs {
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         self.on_gpu = call.on_gpu;
         if call.on_gpu && self.flushes.is_none() {
-            self.flushes = self.flushes()?;
+            self.flushes = self.make_flushes()?;
         }
         let place = self.place(peer)?;
         self.peers[place].link.announce(call)?;

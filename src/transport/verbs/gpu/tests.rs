@@ -48,6 +48,13 @@ impl Driver for Pretender {
     }
 }
 
+impl Gpus {
+    /// Those of the driver made for tests.
+    pub(in crate::transport::verbs) fn pretended() -> Self {
+        gpus(GpuDirect::Auto)
+    }
+}
+
 fn gpus(asked: GpuDirect) -> Gpus {
     Gpus::of(asked, Box::new(Pretender::default()))
 }

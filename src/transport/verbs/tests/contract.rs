@@ -55,6 +55,28 @@ fn three_ranks_exchange_messages_of_all_sizes() {
     on_rails(LIMIT, |rails| exchange_all(&Setup { ranks: 3, ..Setup::over(rails, rails.len()) }));
 }
 
+/// Memory of the host that a driver made for tests takes for a GPU's, and that is not read before a flush.
+#[test]
+fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
+    on_rails(LIMIT, |rails| {
+        let setup = Setup { on_gpu: true, ..Setup::over(rails, rails.len()) };
+        let act = |linked: &mut Linked| {
+            linked.verbs.pretend(Gpus::pretended());
+            let mut pool = Pool::on_gpu(2 * WINDOW);
+            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_land_in(pool.whole));
+            linked.registrar.register(pool.whole)?;
+            (1..)
+                .zip(calls())
+                .try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut pool))?;
+            assert!(linked.verbs.flushes(), "this GPU keeps no order with what devices write");
+            linked.registrar.deregister(pool.whole)
+        };
+        for outcome in setup.run(act).expect("all devices work") {
+            outcome.expect("all is well");
+        }
+    });
+}
+
 #[test]
 fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
     on_rails(LIMIT, |rails| {

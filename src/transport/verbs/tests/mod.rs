@@ -6,11 +6,12 @@ mod contract;
 mod faults;
 
 use super::connect::{Options, Prepared};
+use super::gpu::Gpus;
 use super::objects::Shim;
 use super::select::{Rail, pair, select};
 use super::survey::{Standpoint, Survey};
 use super::transport::Verbs;
-use crate::call::Rank;
+use crate::call::{Call, Rank};
 use crate::config::{Config, Registration};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -59,6 +60,8 @@ struct Setup {
     rails: Vec<Rail>,
     qps_per_rail: usize,
     registration: Registration,
+    /// Whether calls are on GPUs.
+    on_gpu: bool,
     /// What goes wrong on rank 0.
     shim: Shim,
 }
@@ -71,6 +74,7 @@ impl Setup {
             rails: rails[..count].to_vec(),
             qps_per_rail: 1,
             registration: Registration::Subchunk,
+            on_gpu: false,
             shim: Shim::none(),
         }
     }
@@ -99,7 +103,14 @@ impl Setup {
         let connect = |(me, prepared): (Rank, Prepared)| {
             let registrar = prepared.registrar();
             let verbs = prepared.connect(&rails, &invitations, &faults[me])?;
-            Ok(Linked { me, ranks: self.ranks, verbs, registrar, faults: faults.clone() })
+            Ok(Linked {
+                me,
+                ranks: self.ranks,
+                on_gpu: self.on_gpu,
+                verbs,
+                registrar,
+                faults: faults.clone(),
+            })
         };
         prepared.into_iter().enumerate().map(connect).collect()
     }
@@ -125,6 +136,7 @@ impl Setup {
 struct Linked {
     me: Rank,
     ranks: usize,
+    on_gpu: bool,
     verbs: Verbs,
     registrar: Arc<dyn Registrar>,
     faults: Vec<Arc<Fault>>,
@@ -187,7 +199,8 @@ impl Linked {
     /// Begins a call and tells everybody.
     fn begin(&mut self, sequence: u64) -> Result<()> {
         self.verbs.begin(sequence);
-        self.peers().try_for_each(|peer| self.verbs.announce(peer, &call(sequence)))
+        let call = Call { on_gpu: self.on_gpu, ..call(sequence) };
+        self.peers().try_for_each(|peer| self.verbs.announce(peer, &call))
     }
 
     /// Exchanges messages of these lengths, the same in each direction, with all other ranks in one call.
@@ -217,7 +230,7 @@ impl Linked {
             for event in events.drain(..) {
                 match event {
                     Event::Called { peer, call: theirs } => {
-                        assert_eq!(theirs, call(sequence));
+                        assert_eq!(theirs, Call { on_gpu: self.on_gpu, ..call(sequence) });
                         assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
                     }
                     Event::Sent { peer } => {
@@ -292,7 +305,20 @@ impl Pool {
     fn new(slots: usize) -> Self {
         let mut bytes = vec![0; slots * SUBCHUNK];
         let whole = piece(&mut bytes);
-        let slots = (0..slots).map(|slot| whole.narrow(slot * SUBCHUNK, SUBCHUNK)).collect();
+        Self::of(whole, bytes)
+    }
+
+    /// The same, which pretends to be a GPU's.
+    fn on_gpu(slots: usize) -> Self {
+        let mut bytes = vec![0; slots * SUBCHUNK];
+        let start = std::ptr::NonNull::from(&mut bytes[..]).cast();
+        // SAFETY: the pool keeps its bytes, and devices reach them like any other memory.
+        let whole = unsafe { Piece::on_gpu(start, bytes.len(), 0) };
+        Self::of(whole, bytes)
+    }
+
+    fn of(whole: Piece, bytes: Vec<u8>) -> Self {
+        let slots = (0..bytes.len() / SUBCHUNK).map(|slot| whole.narrow(slot * SUBCHUNK, SUBCHUNK)).collect();
         Self { slots, whole, _bytes: bytes }
     }
 }
