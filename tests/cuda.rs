@@ -145,6 +145,9 @@ fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &Kept, simulated: bool)
     all.wait();
     let mut turn = comm.world_size();
     for op in OPS {
+        // Integers take whole factors only.
+        let whole = matches!(op, ReduceOp::PreMulSum(_)) && !T::DTYPE.is_float();
+        let op = if whole { ReduceOp::PreMulSum(3.0) } else { op };
         for &count in &counts {
             let places: Vec<(usize, usize)> = if simulated || count * size > 4096 {
                 turn += 1;

@@ -82,8 +82,8 @@ fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
     let (code, out, err) = run(&words, &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{out}");
     let name = gpu_facts(0).expect("a GPU").name;
-    assert_eq!(out.matches(" ranks share ").count(), 1, "{out}");
-    assert!(out.contains(&format!("# {ranks} ranks share {} GPU", ranks - 1)), "{out}");
+    let words = format!("\n# {ranks} ranks share {} GPU", ranks - 1);
+    assert_eq!(out.matches(&words).count(), 1, "{words} in {out}");
     assert!(out.contains(&format!("({name})\n")), "{out}");
     let report: Value = serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON");
     assert_eq!(report["memory"], "gpu");
