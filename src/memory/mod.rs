@@ -54,8 +54,8 @@ pub trait Sharing: Send {
     /// `Unsupported` if this process cannot reach it.
     fn open(&mut self, export: &Export) -> Result<Piece>;
 
-    /// Closes all that was opened. No job reads it any more.
-    fn close(&mut self);
+    /// Closes all that was opened, which no job reads any more. `false` if something stays open until the process ends.
+    fn close(&mut self) -> bool;
 
     /// Leaves the memory to the end of the process, because there are neighbours that may still have it open.
     fn abandon(&mut self);

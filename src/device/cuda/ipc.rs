@@ -90,14 +90,18 @@ impl Sharing for Ipc {
         Ok(unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) })
     }
 
-    fn close(&mut self) {
-        let Ok(_entered) = self.gpu.enter() else { return };
+    fn close(&mut self) -> bool {
+        let mut all = true;
         for start in self.opened.drain(..) {
             // SAFETY: it was opened, and nothing reads it any more.
-            if let Err(failure) = unsafe { self.gpu.driver().ipc_close(start) } {
+            let close = |_| unsafe { self.gpu.driver().ipc_close(start) };
+            // In a context that is broken everything fails.
+            if let Err(failure) = self.gpu.enter().and_then(close) {
                 log::debug!("{failure}");
+                all = false;
             }
         }
+        all
     }
 
     fn abandon(&mut self) {

@@ -126,8 +126,9 @@ impl Shm {
 impl Drop for Shm {
     fn drop(&mut self) {
         let Some(sharing) = &mut self.sharing else { return };
-        sharing.close();
-        self.board.gpu.close_all();
+        if sharing.close() {
+            self.board.gpu.close_all();
+        }
         let until = Instant::now() + PATIENCE;
         while self.links.iter().any(|link| link.board.gpu.has_open(self.place)) {
             if Instant::now() > until {
