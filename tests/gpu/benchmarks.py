@@ -53,15 +53,17 @@ def reduce(place, processes):
 def stages(place, processes):
     """Two ranks of one GPU over pinned slots beside each stage alone. All bytes of both ranks cross the bus once each way."""
     flags = f"--ranks 2 -b {LARGE} -e {LARGE} -n 10 -w 3 -d float --transport shm"
-    whole = perf(place, processes, f"{flags} --device cuda", 180)
+    whole = perf(place, processes, f"{flags} --device cuda", 180, {"FLEXRING_GPU_IPC": "0"})
+    by_ipc = perf(place, processes, f"{flags} --device cuda", 180)
     host = perf(place, processes, flags, 180)
     copies = lines_of(place, processes, [sys.executable, HERE / "copies.py", 2 * LARGE], 120)[0]
-    whole, host = (report["rows"][0]["in_place"]["mean_us"] for report in (whole, host))
+    whole, by_ipc, host = (report["rows"][0]["in_place"]["mean_us"] for report in (whole, by_ipc, host))
     alone = {"copy-out": copies["out_us"], "copy-in": copies["in_us"], "transport": host}
     slowest = max(alone, key=alone.get)
     return {
         "bytes": LARGE,
         "whole_us": whole,
+        "by_ipc_us": by_ipc,
         "alone_us": alone,
         "both_copies_us": copies["both_us"],
         "slowest": slowest,
@@ -124,6 +126,7 @@ def words(name, result):
         alone = ", ".join(f"{stage} {us / 1e3:.2f} ms" for stage, us in result["alone_us"].items())
         return [
             f"{result['bytes'] // MIB} MiB of f32, 2 ranks on one GPU over pinned slots: {result['whole_us'] / 1e3:.2f} ms",
+            f"by CUDA IPC, without slots: {result['by_ipc_us'] / 1e3:.2f} ms",
             f"alone: {alone}; both copies at once {result['both_copies_us'] / 1e3:.2f} ms",
             f"{result['ratio']} times the slowest of them, {result['slowest']}",
         ]
