@@ -8,9 +8,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{Gate, Gpus};
+pub(super) use absent::{Gate, Gpus, node};
 #[cfg(feature = "cuda")]
-pub(super) use present::{Gate, Gpus};
+pub(super) use present::{Gate, Gpus, node};
 
 impl Communicator {
     /// Whose memory the bytes at `start` are.
@@ -96,6 +96,11 @@ mod present {
     use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
     pub(in crate::communicator) use order::Gate;
+
+    /// The NUMA node of the GPU that vectors will be on, if it is known before there are any.
+    pub(in crate::communicator) fn node(asked: Option<usize>) -> Option<u32> {
+        Gpu::node(asked.and_then(|gpu| u32::try_from(gpu).ok()).or_else(Gpu::current)?)
+    }
 
     /// The GPU that a communicator works with, once there is one.
     pub(in crate::communicator) struct Gpus {
@@ -258,6 +263,10 @@ mod absent {
     use std::sync::Arc;
 
     const WHY: &str = "this build of flexring has no CUDA";
+
+    pub(in crate::communicator) fn node(_asked: Option<usize>) -> Option<u32> {
+        None
+    }
 
     /// No GPU.
     pub(in crate::communicator) struct Gpus;

@@ -3,7 +3,7 @@
 
 use super::commons::Commons;
 use super::far::{self, Far, Rails};
-use super::gpu::Gpus;
+use super::gpu::{self, Gpus};
 use super::watch::{Household, Member, Watch};
 use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
 use crate::bootstrap::{self, Identity, Lifeline};
@@ -89,7 +89,7 @@ impl Communicator {
         }
 
         let layout = layout(config, near.len(), world);
-        let arena = Arc::new(Arena::new(layout.bytes())?);
+        let arena = Arc::new(Arena::near(layout.bytes(), gpu::node(config.gpu))?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut growth, mut registrar) = (None, None, None);

@@ -40,6 +40,14 @@ impl Arena {
     /// # Errors
     /// `System` if the memory cannot be had.
     pub fn new(fixed: usize) -> Result<Self> {
+        Self::near(fixed, None)
+    }
+
+    /// The same, on a NUMA node of the machine as far as that has room, for what is there at once.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn near(fixed: usize, node: Option<u32>) -> Result<Self> {
         let fixed = fixed.next_multiple_of(HUGE);
         let info = rustix::system::sysinfo();
         let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
@@ -56,8 +64,36 @@ impl Arena {
         };
         let arena =
             Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)), leases: Mutex::default() };
+        if let Some(node) = node {
+            arena.prefer(node);
+        }
         arena.populate(0, fixed)?;
         Ok(arena)
+    }
+
+    /// Has the pages of the fixed part, of which there are none yet, come from a NUMA node.
+    fn prefer(&self, node: u32) {
+        const PREFERRED: libc::c_ulong = 1;
+        const NODES: usize = 1024;
+        let mut mask = [0u64; NODES / 64];
+        let Some(word) = mask.get_mut(node as usize / 64) else { return };
+        *word = 1 << (node % 64);
+        // SAFETY: the range is the front of this mapping, the mask is as long as is said, and a policy changes no contents.
+        let told = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.map.as_mut_ptr(),
+                self.fixed,
+                PREFERRED,
+                mask.as_ptr(),
+                NODES as libc::c_ulong,
+                0 as libc::c_uint,
+            )
+        };
+        if told != 0 {
+            let cause = std::io::Error::last_os_error();
+            log::debug!("memory is not placed on NUMA node {node}: {cause}");
+        }
     }
 
     fn map(file: &OwnedFd, len: usize) -> Result<MmapRaw> {
@@ -334,6 +370,14 @@ mod tests {
         assert_eq!(peer.piece(usize::MAX, 2), None);
         assert_eq!(arena.offset_of(arena.piece(offset, 5).expect("within")), Some(offset));
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
+    }
+
+    #[test]
+    fn a_place_that_is_asked_for_is_a_wish() {
+        for node in [0, 700, 100_000] {
+            let arena = Arena::near(1, Some(node)).expect("memory");
+            assert_eq!(first(arena.piece(0, 1).expect("within")), 0);
+        }
     }
 
     #[test]

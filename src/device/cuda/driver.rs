@@ -118,6 +118,7 @@ functions! {
     device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
     device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
     device_memory = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: c_int);
+    device_bus_id = "cuDeviceGetPCIBusId" (id: *mut c_char, len: c_int, device: c_int);
     primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
     context_push = "cuCtxPushCurrent_v2" (context: Handle);
@@ -219,9 +220,24 @@ impl Driver {
     }
 }
 
+static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+
+/// The driver, if this process uses it already: else there is nothing of a GPU in it. Opens nothing, which takes long where
+/// there are GPUs that nobody asked for.
+pub(crate) fn in_use() -> Option<&'static Driver> {
+    if let Some(opened) = DRIVER.get() {
+        return opened.as_ref().ok();
+    }
+    // SAFETY: nothing is loaded by this; what is there already is counted once more, and given back.
+    let loaded = unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        !library.is_null() && libc::dlclose(library) == 0
+    };
+    if loaded { driver().ok() } else { None }
+}
+
 /// The driver, initialised, or why there is none.
 pub(crate) fn driver() -> Result<&'static Driver, String> {
-    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
     let open = || {
         // SAFETY: opening the driver's library runs its initialisers, which any program may do at any time.
         if !unsafe { is_culib_present() } {

@@ -3,7 +3,7 @@
 //! Owns the order of destruction: each holds its GPU, whose context outlives it. Freeing logs and never panics. Must not
 //! know what is computed or moved.
 
-use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver};
+use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
@@ -72,7 +72,7 @@ impl Gpu {
 
     /// The number of the GPU whose context is current on this thread, if one is.
     pub(crate) fn current() -> Option<u32> {
-        let driver = driver().ok()?;
+        let driver = in_use()?;
         let (mut context, mut device) = (null_mut(), 0);
         // SAFETY: the places may be written.
         unsafe { driver.context_current(&raw mut context) }.ok().filter(|()| !context.is_null())?;
@@ -80,6 +80,21 @@ impl Gpu {
         unsafe { driver.context_device(&raw mut device) }.ok()?;
         // The driver's numbers of devices are their ordinals.
         u32::try_from(device).ok()
+    }
+
+    /// The NUMA node that the GPU with this number is nearest to, as far as driver and kernel know.
+    pub(crate) fn node(ordinal: u32) -> Option<u32> {
+        let driver = driver().ok()?;
+        let (mut device, mut id) = (0, [0; 32]);
+        // SAFETY: the places may be written and are as long as is said.
+        unsafe {
+            driver.device_get(&raw mut device, c_int::try_from(ordinal).ok()?).ok()?;
+            driver.device_bus_id(id.as_mut_ptr(), id.len() as c_int - 1, device).ok()?;
+        }
+        // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
+        let id = unsafe { CStr::from_ptr(id.as_ptr()) }.to_str().ok()?.to_lowercase();
+        let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
+        node.trim().parse().ok()
     }
 
     pub(crate) fn driver(&self) -> &'static Driver {

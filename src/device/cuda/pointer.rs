@@ -2,7 +2,7 @@
 //!
 //! Owns that question and the words for memory that cannot be used. Must not know what the memory holds.
 
-use super::driver::{Address, Failure, INVALID_VALUE, driver};
+use super::driver::{Address, Failure, INVALID_VALUE, in_use};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_uint};
 /// `InvalidArgument` for managed memory, and for a range that reaches beyond its allocation; `System` if the driver
 /// fails.
 pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
-    let Ok(driver) = driver() else { return Ok(None) };
+    let Some(driver) = in_use() else { return Ok(None) };
     let at = start as Address;
     // SAFETY: it is an enum, written as an unsigned integer.
     let kind = match unsafe { driver.pointer::<c_uint>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) } {
