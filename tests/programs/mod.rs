@@ -38,8 +38,17 @@ pub fn libraries() -> Libraries {
     Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
 }
 
-/// The folder of a CUDA driver that needs no GPU, for `LD_LIBRARY_PATH`; says that something is skipped if it cannot be built.
+/// The folder of a CUDA driver that needs no GPU, for `LD_LIBRARY_PATH`; says that something is skipped if it cannot be built,
+/// or would not be served: NVRTC asks drivers for what nobody has documented, and ends with the process beside this one.
 pub fn simulated_cuda() -> Option<PathBuf> {
+    #[cfg(feature = "cuda")]
+    let embedded = flexring::device::cuda::image::is_embedded();
+    #[cfg(not(feature = "cuda"))]
+    let embedded = false;
+    if !embedded {
+        eprintln!("skipped: no machine code for GPUs is in this build (make setup-cuda brings an nvcc)");
+        return None;
+    }
     if !present("g++", "C++ compiler for the simulated CUDA driver") {
         return None;
     }

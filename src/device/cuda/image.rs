@@ -56,6 +56,12 @@ pub fn from_source(major: u32, minor: u32) -> Result<Vec<u8>> {
     compiled(&SOURCE, None, cache().as_deref(), major, minor)
 }
 
+/// Whether there is machine code that needs no compiler.
+#[must_use]
+pub fn is_embedded() -> bool {
+    MACHINE_CODE.is_some()
+}
+
 /// Where the kernels come from and why from there, in words.
 #[must_use]
 pub fn origin() -> String {
