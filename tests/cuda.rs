@@ -11,7 +11,7 @@ use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
-use harness::{Rank, Setup, World, join, spawn, spawn_processes};
+use harness::{Rank, Setup, World, join, kill, spawn, spawn_processes};
 use std::any::Any;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
@@ -388,9 +388,7 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         },
         |pids| {
             std::thread::sleep(Duration::from_millis(1500));
-            let pid =
-                i32::try_from(pids[1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the rank runs");
+            kill(pids[1]);
         },
     );
     for (rank, output) in ended.iter().enumerate() {

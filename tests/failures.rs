@@ -10,7 +10,7 @@ use flexring::plan::planner::tree;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
-use harness::{Rank, Setup, World, join, spawn, spawn_processes, watched};
+use harness::{Rank, Setup, World, join, kill, spawn, spawn_processes, watched};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -193,9 +193,7 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         },
         |pids| {
             std::thread::sleep(Duration::from_millis(700));
-            let pid =
-                i32::try_from(pids[1]).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the rank runs");
+            kill(pids[1]);
         },
     );
     for (rank, output) in ended.iter().enumerate() {

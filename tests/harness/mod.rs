@@ -265,3 +265,9 @@ pub fn spawn_processes(
         children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect()
     })
 }
+
+/// Ends a process as nothing can be prepared for.
+pub fn kill(process: u32) {
+    let pid = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+}

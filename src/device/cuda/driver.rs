@@ -118,7 +118,6 @@ functions! {
     device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
     device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
     device_memory = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: c_int);
-    device_bus_id = "cuDeviceGetPCIBusId" (id: *mut c_char, len: c_int, device: c_int);
     primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
     context_push = "cuCtxPushCurrent_v2" (context: Handle);

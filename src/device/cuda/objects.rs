@@ -4,12 +4,12 @@
 //! know what is computed or moved.
 
 use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
+use super::found::{GpuFacts, gpu_facts};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
-    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUdevice_attribute as Attribute,
-    CUevent_flags, CUstream_flags,
+    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUevent_flags, CUstream_flags,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -48,25 +48,14 @@ impl Gpu {
     /// # Errors
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
+        let GpuFacts { name, capability, .. } = gpu_facts(ordinal as usize)?;
         let driver = driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
-        let count = driver.count()?;
-        if ordinal as usize >= count {
-            let words = format!("there is no GPU {ordinal}: this process sees {count}");
-            return Err(Error::new(ErrorKind::InvalidArgument, words));
-        }
-        let attribute = |attribute| driver.attribute(ordinal as usize, attribute);
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let (mut device, mut context, mut name) = (0, null_mut(), [0; 128]);
-        // SAFETY: the places may be written and are as long as is said.
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the places may be written.
         unsafe {
             driver.device_get(&raw mut device, ordinal as c_int)?;
-            driver.device_name(name.as_mut_ptr(), name.len() as c_int - 1, device)?;
             driver.primary_retain(&raw mut context, device)?;
         }
-        // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let capability = (major.unsigned_abs(), minor.unsigned_abs());
         Ok(Arc::new(Self { driver, ordinal, device, context, name, capability }))
     }
 
@@ -84,16 +73,8 @@ impl Gpu {
 
     /// The NUMA node that the GPU with this number is nearest to, as far as driver and kernel know.
     pub(crate) fn node(ordinal: u32) -> Option<u32> {
-        let driver = driver().ok()?;
-        let (mut device, mut id) = (0, [0; 32]);
-        // SAFETY: the places may be written and are as long as is said.
-        unsafe {
-            driver.device_get(&raw mut device, c_int::try_from(ordinal).ok()?).ok()?;
-            driver.device_bus_id(id.as_mut_ptr(), id.len() as c_int - 1, device).ok()?;
-        }
-        // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
-        let id = unsafe { CStr::from_ptr(id.as_ptr()) }.to_str().ok()?.to_lowercase();
-        let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
+        let address = gpu_facts(ordinal as usize).ok()?.address;
+        let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
         node.trim().parse().ok()
     }
 
