@@ -36,6 +36,15 @@ IMAGE = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent.parent / "target")) 
 # Commands that a machine can run at once; one channel more is for ending them.
 CHANNELS = 12
 BOOT_LIMIT = 90
+# Bytes on their way over a wire, with what the kernel counts on top; it may grant less.
+WIRE = 4 << 20
+
+# Name, state and kernel stack of all threads of a session.
+WHEREABOUTS = """for process in $(grep -lx "NSsid:[[:space:]]*%d" /proc/[0-9]*/status); do
+    for thread in ${process%%status}task/*; do
+        sed -n "s/^Name:[[:space:]]*//p; s/^State:[[:space:]]*//p" $thread/status; cat $thread/stack
+    done
+done 2>/dev/null"""
 
 Result = collections.namedtuple("Result", "code output")
 
@@ -70,6 +79,17 @@ def in_memory(name, *parts):
     return file
 
 
+def wire():
+    """Both ends of what joins two cards. Like a wire it loses what nobody takes, where a stream would hold the sender back."""
+    ends = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WIRE)
+        end.bind(("127.0.0.1", 0))
+    for end, other in zip(ends, reversed(ends)):
+        end.connect(other.getsockname())
+    return ends
+
+
 @contextlib.contextmanager
 def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
     """Boots machines whose cards are joined, card by card, and hands them over when all are up.
@@ -86,15 +106,15 @@ def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
             roots.append(Path(archive.name).read_bytes())
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(in_memory("initramfs", *roots))
-        wires = [socket.socketpair() if machines == 2 else (None,) for _ in range(nics)]
+        wires = [wire() if machines == 2 else (None,) for _ in range(nics)]
         running = []
         for number in range(1, machines + 1):
-            ends = [wire[number - 1] for wire in wires]
+            ends = [pair[number - 1] for pair in wires]
             machine = Machine(number, folder / "kernel", root, ends, memory, cpus)
             stack.callback(machine.poweroff)
             running.append(machine)
-        for wire in wires:
-            for end in filter(None, wire):
+        for ends in wires:
+            for end in filter(None, ends):
                 end.close()
         for machine in running:
             machine.wait_for_boot()
@@ -127,7 +147,7 @@ class Machine:
             command += ["-device", f"virtserialport,chardev=channel{channel},nr={channel}"]
         for card, wire in enumerate(wires):
             # A card with no other machine behind it is up if there is a network, be there nobody in it.
-            network = f"stream,server=off,addr.type=fd,addr.str={wire.fileno()}" if wire else "user,restrict=on,ipv6=off"
+            network = f"dgram,local.type=fd,local.str={wire.fileno()}" if wire else "user,restrict=on,ipv6=off"
             command += ["-netdev", f"{network},id=net{card}"]
             command += ["-device", f"virtio-net-pci,netdev=net{card},romfile=,mac=52:54:00:00:{card:02x}:{number:02x}"]
         passed = [root, *theirs, *filter(None, wires)]
@@ -255,22 +275,35 @@ class Job:
     def signal(self, name="KILL"):
         """Sends a signal to the command and all that it started in its process group."""
         with self.machine.control:
-            try:
-                pid = self._pid.get(timeout=10)
-            except queue.Empty:
-                self.machine.fail("starts no command")
-            self._pid.put(pid)
+            pid = self.pid()
             if self.running():
                 Job(self.machine, self.machine.channels[0], f"kill -s {name} -- -{pid}")._end(10)
+
+    def pid(self):
+        """The process that leads the command's session and group."""
+        try:
+            pid = self._pid.get(timeout=10)
+        except queue.Empty:
+            self.machine.fail("starts no command")
+        self._pid.put(pid)
+        return pid
 
     def wait(self, timeout=60):
         """Its exit status and output once it has ended; if it takes longer, it is ended and the status is 124."""
         self._listener.join(timeout)
         late = self.running()
+        told = self._whereabouts() if late else ""
         if late:
             self.signal()
         self._end(10)
-        return Result(124 if late else self.code, self.output)
+        return Result(124 if late else self.code, self.output + told)
+
+    def _whereabouts(self):
+        """What each thread of the command is doing in the kernel, in lines, for whoever wonders why it does not end."""
+        with self.machine.control:
+            looking = Job(self.machine, self.machine.channels[0], WHEREABOUTS % self.pid())
+            looking._end(10)
+        return f"\n[not done; its threads:]\n{looking.output}"
 
     def _end(self, limit):
         self._listener.join(limit)
