@@ -49,8 +49,9 @@ const UNSIGNALLED: u32 = SENDS as u32 / 4;
 pub(super) struct Peer {
     /// Where it is among the rank's peers.
     place: usize,
-    pub link: Link,
+    /// Before the link, which holds regions: a driver may wait in deregistering one until no queue pair is at work there.
     pairs: Vec<QueuePair<Connected>>,
+    pub link: Link,
     /// By pair: what was posted since the last completion was asked for.
     unsignalled: Vec<u32>,
     mailing: Mailing,
@@ -172,8 +173,10 @@ impl Peer {
     fn end(&mut self, pair: usize) -> Result<()> {
         self.pairs[pair].break_off()?;
         let mark = self.link.mark_end(pair)?;
-        let mark = self.write_request(&mark, true)?;
-        self.pairs[pair].post(&[mark]).map_err(|(_, error)| error)
+        let posted = self
+            .write_request(&mark, true)
+            .and_then(|mark| self.pairs[pair].post(&[mark]).map_err(|(_, error)| error));
+        posted.inspect_err(|_| self.link.withdraw(pair, mark.serial))
     }
 
     /// Breaks all queue pairs off, so that the peer notices too.
@@ -211,6 +214,12 @@ impl Peer {
         while let Some(pair) = self.link.to_break_off() {
             let words = "the peer has broken its end off";
             self.break_off(pair, &Error::new(ErrorKind::PeerLost, words));
+        }
+        for pair in self.link.let_go() {
+            // Else a driver may wait in deregistering what the last write was for: rxe waits 50 s.
+            if let Err(error) = self.pairs[pair].reset() {
+                log::debug!("verbs: {}", error.message());
+            }
         }
         self.link.settle();
         let mut any = false;

@@ -85,8 +85,9 @@ impl Incoming {
         self.landings - self.landed
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.open() > 0
+    /// Whether something is still to come from the peer: its call, or what some landing is for.
+    pub(super) fn lacks(&self) -> bool {
+        !self.reported || self.open() > self.filled.count_ones().into()
     }
 
     /// The peer's call that is to be reported: whether it stands before a message.
@@ -96,10 +97,6 @@ impl Incoming {
 
     pub(super) fn reported(&mut self) {
         self.reported = true;
-    }
-
-    pub(super) fn is_reported(&self) -> bool {
-        self.reported
     }
 
     /// Opens a landing: its message's number, and whether that comes by the board.

@@ -203,7 +203,8 @@ impl Link {
 
     /// Whether the call that this rank is in still waits for something of the peer's.
     pub(super) fn needs(&self) -> bool {
-        self.active && (self.is_busy() || !self.incoming[parity(self.turn)].is_reported())
+        let (outgoing, incoming) = (&self.outgoing[parity(self.turn)], &self.incoming[parity(self.turn)]);
+        self.active && (outgoing.sent < outgoing.posted || incoming.lacks())
     }
 
     /// How many messages are under way: to the peer, and from it.
@@ -442,7 +443,8 @@ impl Link {
             outgoing.sent += 1;
             events.push_back(Event::Sent { peer });
         }
-        while self.incoming[parity(self.turn)].pop_landed() {
+        // What came over a queue pair that breaks belongs to its device too, until that has let go of everything.
+        while !self.is_breaking() && self.incoming[parity(self.turn)].pop_landed() {
             events.push_back(Event::Landed { peer });
         }
         self.check_left()

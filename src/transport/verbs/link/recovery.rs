@@ -24,6 +24,8 @@ pub(in super::super) struct Pair {
     pub bytes: u64,
     pub carried: u64,
     alive: bool,
+    /// Whether its device will tell when it has let go of everything, now that it is broken.
+    ending: bool,
     /// What the peer is told of it, as often as it may have been lost, since the device has let go of everything.
     pub(super) told: Option<Known>,
     /// What the peer has said came over it, and all else that it knew then.
@@ -51,6 +53,7 @@ impl Pair {
             bytes: 0,
             carried: 0,
             alive: true,
+            ending: false,
             told: None,
             heard: None,
             serial: 0,
@@ -132,9 +135,10 @@ impl Link {
         pair.lost.extend(failed.filter(|what| what.matters()));
     }
 
-    /// A request was never posted, nor any after it.
+    /// A request was never posted, nor any after it, be it the mark of an end.
     pub(in super::super) fn withdraw(&mut self, pair: usize, serial: u32) {
         let pair = &mut self.pairs[pair];
+        pair.ending = false;
         let young = |post: &Post| post.serial.wrapping_sub(serial) < u32::MAX / 2;
         let at = pair.under_way.iter().position(young).unwrap_or(pair.under_way.len());
         for post in pair.under_way.drain(at..) {
@@ -146,6 +150,7 @@ impl Link {
     /// A write of nothing to a queue pair that was broken off, which fails after all that was written before it: what
     /// has no completion of its own by then was carried out.
     pub(in super::super) fn mark_end(&mut self, pair: usize) -> Result<Request> {
+        self.pairs[pair].ending = true;
         self.request(pair, What::Probe)
     }
 
@@ -186,6 +191,17 @@ impl Link {
     /// A queue pair that is broken at the peer's end and not yet at this one.
     pub(in super::super) fn to_break_off(&self) -> Option<usize> {
         self.pairs.iter().position(|pair| pair.alive && pair.heard.is_some())
+    }
+
+    /// Broken queue pairs that the device has let go of, which [`settle`](Self::settle) does not know yet.
+    pub(in super::super) fn let_go(&self) -> impl Iterator<Item = usize> {
+        let let_go = |pair: &Pair| pair.told.is_none() && pair.is_let_go();
+        self.pairs.iter().enumerate().filter(move |(_, pair)| let_go(pair)).map(|(number, _)| number)
+    }
+
+    /// Whether a device may still be at work for a queue pair that has broken.
+    pub(super) fn is_breaking(&self) -> bool {
+        self.pairs.iter().any(|pair| pair.ending && pair.told.is_none())
     }
 
     /// Goes on with what broken queue pairs need: telling what came, and writing again what did not.
@@ -253,7 +269,7 @@ impl Link {
     /// acknowledged it may have got.
     pub(super) fn check_left(&mut self) -> Result<()> {
         let (outgoing, incoming) = (&self.outgoing[parity(self.turn)], &self.incoming[parity(self.turn)]);
-        let lacks = outgoing.next < outgoing.posted || incoming.is_open() || !incoming.is_reported();
+        let lacks = outgoing.next < outgoing.posted || incoming.lacks();
         match &mut self.left {
             Some(looks) if lacks => {
                 *looks += 1;

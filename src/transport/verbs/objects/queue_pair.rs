@@ -432,6 +432,16 @@ impl QueuePair<Connected> {
         self.end.modify(Verb::ModifyQpToErr, &mut attributes, Mask::IBV_QP_STATE)
     }
 
+    /// Has the device forget all that came and all that was asked for, once the connection is broken.
+    ///
+    /// # Errors
+    /// `System` if the device refuses.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        let mut attributes = blank();
+        attributes.qp_state = State::IBV_QPS_RESET;
+        self.end.modify(Verb::ModifyQpToReset, &mut attributes, Mask::IBV_QP_STATE)
+    }
+
     /// What this was told since this was last asked. Of an inert one only.
     #[cfg(test)]
     pub(crate) fn orders(&mut self) -> Orders {

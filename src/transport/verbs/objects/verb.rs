@@ -23,6 +23,7 @@ pub(crate) enum Verb {
     ModifyQpToRtr,
     ModifyQpToRts,
     ModifyQpToErr,
+    ModifyQpToReset,
     PostSend,
     PostRecv,
 }
@@ -30,7 +31,7 @@ pub(crate) enum Verb {
 impl Verb {
     /// All of them.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::GetDeviceList,
         Self::OpenDevice,
         Self::QueryPort,
@@ -46,6 +47,7 @@ impl Verb {
         Self::ModifyQpToRtr,
         Self::ModifyQpToRts,
         Self::ModifyQpToErr,
+        Self::ModifyQpToReset,
         Self::PostSend,
         Self::PostRecv,
     ];
@@ -68,6 +70,7 @@ impl Verb {
             Self::ModifyQpToRtr => "ibv_modify_qp to RTR",
             Self::ModifyQpToRts => "ibv_modify_qp to RTS",
             Self::ModifyQpToErr => "ibv_modify_qp to ERR",
+            Self::ModifyQpToReset => "ibv_modify_qp to RESET",
             Self::PostSend => "ibv_post_send",
             Self::PostRecv => "ibv_post_recv",
         }

@@ -369,6 +369,29 @@ fn a_link_that_breaks_is_an_error_when_it_is_needed() {
 }
 
 #[test]
+fn what_landed_is_not_given_back_before_the_device_of_a_broken_queue_pair_has_let_go() {
+    for pairs in [1, 2] {
+        let mut two = Two::new(pairs);
+        two.begin(1);
+        two.carry(0);
+        two.send(1, 1, LONG);
+        two.land(0, LONG);
+        (0..2).for_each(|me| two.carry(me));
+        let link = &mut two.links[0];
+        link.break_pair(0, &Error::new(ErrorKind::PeerLost, "a cable was pulled"));
+        let end = link.mark_end(0).expect("any pair");
+        assert_eq!(two.landed(0), 0);
+        two.links[0].check_needed().expect("all that was needed has come");
+        two.links[0].failed(0, end.serial);
+        for _ in 0..RECEIVES {
+            two.links[0].received_one(0);
+        }
+        two.links[0].settle();
+        assert_eq!(two.landed(0), 1);
+    }
+}
+
+#[test]
 fn a_queue_pair_is_tried_when_nobody_waits_for_what_is_under_way() {
     let mut two = Two::new(1);
     two.begin(1);
