@@ -145,6 +145,24 @@ everywhere! {
     vectors_on_gpus_of_two_nodes_get_right_sums: GpuMixed, Direct;
 }
 
+#[test]
+fn vectors_of_every_length_up_to_the_longest_subchunks_get_right_sums() {
+    for world in World::here() {
+        for ranks in [2, 3] {
+            let setup = Setup::new(*world, ranks);
+            spawn(&setup, |comm| {
+                // In calls on GPUs a rank's share has 16 sub-chunks before they get twice as long.
+                let share = 16 * setup.config.subchunk.0 / size_of::<f32>();
+                for (turn, lengths) in [2, 3, 4, 8].into_iter().enumerate() {
+                    for count in [ranks * lengths * share - 1, ranks * lengths * share + 1] {
+                        check::<f32>(&comm, count, ReduceOp::Sum, turn % 2 == 0, turn % 4 < 2);
+                    }
+                }
+            });
+        }
+    }
+}
+
 /// Numbers of all magnitudes, in an order that depends on the rank.
 fn arbitrary(rank: usize, at: usize) -> f32 {
     let mut bits = (rank as u64 * 1_000_003 + at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -185,17 +185,18 @@ mod present {
 
         fn make_ready(&self, gpu: u32, executor: &mut Executor) -> Result<()> {
             let gpu = Gpu::open(gpu)?;
-            let slots = self.layout.slots_of(&self.arena);
-            let slot = slots.first().map_or(0, |slot| slot.len());
+            let pool = self.layout.gpu_pool();
+            let on_host = pool.piece(&self.arena);
             let host = cuda::HostSide {
-                slots: (slots.len(), slot),
-                pool: self.layout.pool_of(&self.arena),
+                slots: pool.slots(),
+                pool: on_host,
                 arena: &self.arena,
                 viewed: &executor.viewed(),
             };
             let device = cuda::Cuda::new(&gpu, &host)?;
             let landing = device.landing().piece();
             if let Some(registrar) = &self.registrar {
+                registrar.tell(on_host);
                 registrar.tell(landing);
             }
             let sharing = self.ipc.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
@@ -203,12 +204,12 @@ mod present {
                 log::info!("neighbours get what is on {gpu:?} by the host's memory: {}", error.message());
                 None
             });
-            let slots = (0..slots.len()).map(|number| landing.narrow(number * slot, slot)).collect();
             let order = order::Order::new(&gpu)?;
             log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
             executor.use_gpu(GpuParts {
                 device: Box::new(device),
-                slots,
+                slots: pool.cut(on_host),
+                on_gpu: pool.cut(landing),
                 sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
             });
             // Whoever holds the engine is alone here.

@@ -118,7 +118,7 @@ impl Communicator {
                 deadline,
                 fault: &fault,
             };
-            let linked = plan.link(listener, layout.pool_of(&arena))?;
+            let linked = plan.link(listener, layout.pool().piece(&arena))?;
             transports.push(linked.transport);
             registrar = linked.registrar;
         }
@@ -201,7 +201,8 @@ fn slots(config: &Config, world: usize) -> usize {
 /// Where everything lies in a rank's arena.
 fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
     // One slot more is the executor's own.
-    Layout::new(neighbours, config.small.0, slots(config, world) + 1, config.subchunk.0)
+    let (subchunk, gpu_subchunk) = (config.subchunk.0, config.subchunk.0.max(config.gpu_subchunk.0));
+    Layout::new(neighbours, config.small.0, slots(config, world) + 1, subchunk, gpu_subchunk)
 }
 
 /// Everything a rank has when its links are made.
@@ -251,7 +252,7 @@ impl Assembly<'_> {
             transports: self.transports,
             routes: self.routes,
             device: Box::new(host),
-            slots: self.layout.slots_of(&self.arena),
+            slots: self.layout.pool().cut(self.layout.pool().piece(&self.arena)),
             mailbox: self.mailbox,
             fault: Arc::clone(&self.fault),
             spin: config.spin(),

@@ -151,6 +151,11 @@ settings! {
     #[agree yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Bytes of one sub-chunk, the grain of the pipeline, and of one slot of the pool.";
+    // Not measured: a copy over PCI Express costs 1 to 2 microseconds beside its bytes, of which a GPU's 16 lanes move
+    // 128K in 3 to 5 microseconds and 1M in 20 to 40.
+    #[agree yes]
+    gpu_subchunk: Size = "FLEXRING_GPU_SUBCHUNK", Size(1 << 20), SUBCHUNKS,
+        "Bytes of a sub-chunk of long vectors on GPUs, if that is more than FLEXRING_SUBCHUNK, which shorter ones have.";
     #[agree yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
         "Vectors of at most this many bytes are reduced by every rank itself, in one hop, where all ranks share one node or no two do.";

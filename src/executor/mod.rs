@@ -26,6 +26,10 @@ use wait::Wait;
 /// cache of a few dozen MiB: below, a result is still there when it is read next.
 const STREAMING: usize = 16 << 20;
 
+/// How many sub-chunks a rank's share of a vector has at least before they are made longer, so that little time is lost
+/// until all stages are busy: 1/16 for each hop.
+const SHARE: usize = 16;
+
 /// One call, checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -78,9 +82,10 @@ pub struct Parts {
 pub struct GpuParts {
     /// What adds and copies there, and between it and the host.
     pub device: Box<dyn Device>,
-    /// Memory of the GPU in the place of each slot of the pool, for what a transport can write there; and one more for
-    /// the executor.
+    /// The slots of the pool in calls on the GPU, as many as in others, and one more that is the executor's own.
     pub slots: Vec<Piece>,
+    /// Memory of the GPU in the place of each of these, for what a transport can write there.
+    pub on_gpu: Vec<Piece>,
     /// What neighbours may read of that, and of theirs, if they may.
     pub sharing: Option<Box<dyn Sharing>>,
 }
@@ -115,6 +120,21 @@ impl Slots {
     fn spare(&self, len: usize) -> Piece {
         self.spare.unwrap_or(Piece::EMPTY).narrow(0, len)
     }
+
+    /// Bytes of a slot.
+    fn grain(&self) -> usize {
+        self.pool.first().map_or(usize::MAX, |slot| slot.len())
+    }
+}
+
+/// Slots of the pool in calls on a GPU; none before there is one.
+#[derive(Default)]
+struct GpuSlots {
+    slots: Slots,
+    /// The same on the GPU.
+    on_gpu: Slots,
+    /// By slot, whether it is the one on the GPU that is in use.
+    in_use: Vec<bool>,
 }
 
 /// Which elements of the whole vector the caller's memory holds in the call under way.
@@ -133,10 +153,7 @@ pub struct Executor {
     transports: Vec<Box<dyn Transport>>,
     routes: Vec<usize>,
     slots: Slots,
-    /// The same on the GPU, if there is one.
-    gpu_slots: Slots,
-    /// By slot, whether it is the one on the GPU that is in use.
-    on_gpu: Vec<bool>,
+    gpu: GpuSlots,
     /// One for each program that was installed.
     pipelines: Vec<Pipeline>,
     /// Which of them runs.
@@ -221,8 +238,7 @@ impl Executor {
             transports,
             routes,
             slots: Slots::new(parts.slots),
-            gpu_slots: Slots::default(),
-            on_gpu: Vec::new(),
+            gpu: GpuSlots::default(),
         }
     }
 
@@ -236,8 +252,11 @@ impl Executor {
                 transport.share_gpu(sharing);
             }
         }
-        self.gpu_slots = Slots::new(parts.slots);
-        self.on_gpu = vec![false; self.gpu_slots.pool.len()];
+        self.gpu = GpuSlots {
+            in_use: vec![false; parts.on_gpu.len()],
+            slots: Slots::new(parts.slots),
+            on_gpu: Slots::new(parts.on_gpu),
+        };
         self.devices.use_gpu(parts.device);
         for index in 0..self.pipelines.len() {
             self.pipelines[index] = self.pipeline_of(Arc::clone(self.pipelines[index].program()));
@@ -281,7 +300,7 @@ impl Executor {
             let transport = &self.transports[self.routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
             // Memory of a GPU is staged where a transport does not reach it.
-            let stages = transport.stages() || !self.gpu_slots.pool.is_empty();
+            let stages = transport.stages() || !self.gpu.slots.pool.is_empty();
             let (send_slots, land_slots) = match (in_place, stages) {
                 (true, _) => (share, 0),
                 (false, false) => (0, share),
@@ -334,10 +353,9 @@ impl Executor {
         }
         let work = &work;
         let element = work.call.dtype.size();
-        let slot = self.slots.pool.first().map_or(usize::MAX, |slot| slot.len());
         let binding = Binding {
             count: work.call.count.max(1),
-            subchunk: (slot / element) as u64,
+            subchunk: (self.grain(&work.call) / element) as u64,
             align: self.alignment(work),
             in_place: work.in_place,
         };
@@ -391,9 +409,22 @@ impl Executor {
         }
     }
 
+    /// Bytes of a call's sub-chunks. Those of vectors on GPUs are longer where a rank's share has many.
+    fn grain(&self, call: &Call) -> usize {
+        let mut grain = self.slots.grain();
+        if call.on_gpu {
+            let bytes = (call.count as usize).saturating_mul(call.dtype.size());
+            let most = self.gpu.slots.grain().min(bytes / self.world / SHARE);
+            while grain <= most / 2 {
+                grain *= 2;
+            }
+        }
+        grain
+    }
+
     /// Copies a short input to where it can be read while the output is written.
     fn copy_aside(&mut self, work: &Work) -> Result<Piece> {
-        let slots = if work.input.is_host() { &self.slots } else { &self.gpu_slots };
+        let slots = if work.input.is_host() { &self.slots } else { &self.gpu.on_gpu };
         let into = slots.spare(work.input.len());
         let job = Job {
             dtype: work.call.dtype,
@@ -535,21 +566,22 @@ impl Executor {
     /// Whether a peer's message lands in a slot of the pool or in its place on the GPU, where it is nearer to the sum.
     fn choose_slot(&mut self, work: &Work, peer: Rank, slot: usize) {
         let transport = &self.transports[self.routes[peer]];
-        if let (Some(on_gpu), Some(place)) = (self.on_gpu.get_mut(slot), self.gpu_slots.pool.get(slot)) {
-            *on_gpu = work.call.on_gpu && transport.can_land_in(*place);
+        if let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot)) {
+            *in_use = work.call.on_gpu && transport.can_land_in(*place);
         }
     }
 
     /// Whether what is sent is staged in a slot of the pool or in its place on the GPU, from where all must be able to
     /// get it.
     fn choose_staging_slot(&mut self, work: &Work, step: StepId, slot: usize) {
-        let (Some(on_gpu), Some(place)) = (self.on_gpu.get_mut(slot), self.gpu_slots.pool.get(slot)) else {
+        let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot))
+        else {
             return;
         };
         let program = self.pipelines[self.current].program();
         let Body::Send { peers, .. } = &program.steps[step as usize].body else { return };
         let mut transports = peers.iter().map(|peer| &self.transports[self.routes[*peer]]);
-        *on_gpu = work.call.on_gpu && transports.all(|transport| transport.can_send_from(*place));
+        *in_use = work.call.on_gpu && transports.all(|transport| transport.can_send_from(*place));
     }
 
     fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {
@@ -613,8 +645,11 @@ impl Executor {
             Place::Vector(Source::Output) => work.scratch.narrow(from(0), len),
             Place::Slot(slot) => {
                 let slot = slot as usize;
-                let on_gpu = self.on_gpu.get(slot).is_some_and(|on_gpu| *on_gpu);
-                let slots = if on_gpu { &self.gpu_slots } else { &self.slots };
+                let slots = match (work.call.on_gpu, self.gpu.in_use.get(slot)) {
+                    (false, _) => &self.slots,
+                    (true, Some(true)) => &self.gpu.on_gpu,
+                    (true, _) => &self.gpu.slots,
+                };
                 slots.pool[slot].narrow(0, len)
             }
             Place::View { peer, message } => {

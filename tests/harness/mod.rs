@@ -112,6 +112,7 @@ impl Setup {
     pub fn new(world: World, ranks: usize) -> Self {
         let config = Config {
             subchunk: Size(4096),
+            gpu_subchunk: Size(16384),
             small: Size(256),
             slots: 8,
             timeout: Duration::from_secs(20),

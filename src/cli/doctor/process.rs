@@ -47,6 +47,8 @@ pub struct Memory {
     /// Slots of the pool, and bytes of each.
     pub slots: u64,
     pub slot_bytes: u64,
+    /// Bytes of each of as many slots for vectors on GPUs, if there is a GPU.
+    pub gpu_slot_bytes: Option<u64>,
     /// Why the kernel makes no anonymous files, if it does not.
     pub memfd_failure: Option<String>,
 }
@@ -55,19 +57,21 @@ impl Memory {
     /// What queues take: reckoned, not measured.
     const QUEUES: u64 = 1 << 20;
 
-    /// What a rank of a world of `world` ranks has and needs.
-    pub fn read(root: &Path, config: &Config, world: usize) -> Self {
+    /// What a rank of a world of `world` ranks has and needs, on a machine with GPUs or without.
+    pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let memfd = rustix::fs::memfd_create("flexring-doctor", rustix::fs::MemfdFlags::CLOEXEC);
         // Two slots per peer at least.
         let slots = config.slots.max(2 * world.saturating_sub(1)) as u64;
         let slot_bytes = config.subchunk.0 as u64;
+        let gpu_slot_bytes = gpus.then_some(slot_bytes.max(config.gpu_subchunk.0 as u64));
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             memlock_exempt: exempt(root),
             // One slot more is the executor's own.
-            needed_bytes: (slots + 1) * slot_bytes + Self::QUEUES,
+            needed_bytes: (slots + 1) * (slot_bytes + gpu_slot_bytes.unwrap_or(0)) + Self::QUEUES,
             slots,
             slot_bytes,
+            gpu_slot_bytes,
             memfd_failure: memfd.err().map(|cause| std::io::Error::from(cause).to_string()),
         }
     }

@@ -106,6 +106,8 @@ impl Report {
         let (rank, told) = Rank::read(&config, variables);
         let standpoint = Standpoint::read(root, None);
         let rdma = Rdma::read(root, &config, &standpoint);
+        let gpus = Gpus::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rails_answers());
+        let world = rank.as_ref().map_or(1, |rank| rank.world);
         let name = rustix::system::uname();
         let parts = [name.sysname(), name.release(), name.machine()].map(|part| part.to_string_lossy());
         let mut report = Self {
@@ -114,10 +116,10 @@ impl Report {
             system: parts.join(" "),
             build: Build::this(),
             processor: Processor::read(&config, standpoint),
-            memory: Memory::read(root, &config, rank.as_ref().map_or(1, |rank| rank.world)),
+            memory: Memory::read(root, &config, world, !gpus.devices.is_empty()),
             rank,
             sockets: Sockets::here(&config),
-            gpus: Gpus::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rails_answers()),
+            gpus,
             rdma,
             settings: Settings { launcher: told, ..settings },
             transports: Vec::new(),

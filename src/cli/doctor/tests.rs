@@ -133,6 +133,9 @@ fn too_little_memory_to_lock_matters_where_there_is_rdma() {
     machine.device("rxe0", &[ROCE]);
     let mut report = report(&machine, &[("FLEXRING_SLOTS", "16")]);
     assert_eq!(report.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
+    machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\n");
+    let with_gpu = self::report(&machine, &[("FLEXRING_SLOTS", "16"), ("FLEXRING_GPU_SUBCHUNK", "64K")]);
+    assert_eq!(with_gpu.memory.needed_bytes, 17 * (256 << 10) + (1 << 20), "no shorter than others");
     let job = [("FLEXRING_SLOTS", "16"), ("RANK", "0"), ("WORLD_SIZE", "33"), ("MASTER_ADDR", "a")];
     assert_eq!(self::report(&machine, &job).memory.slots, 64, "two per peer");
     report.memory.memlock_bytes = Some(64 << 10);

@@ -84,11 +84,13 @@ fn memory(memory: &Memory) -> String {
         Some(_) if memory.memlock_exempt => "any amount may be locked (CAP_IPC_LOCK)".to_owned(),
         Some(limit) => format!("{} may be locked", size(limit)),
     };
+    let on_gpus = memory.gpu_slot_bytes.map(|bytes| format!(", as many of {} for GPUs", size(bytes)));
     format!(
-        "{limit}; RDMA needs {} ({} of {}, and queues)",
+        "{limit}; RDMA needs {} ({} of {}{}, and queues)",
         size(memory.needed_bytes),
         counted(usize::try_from(memory.slots).unwrap_or_default(), "slot"),
-        size(memory.slot_bytes)
+        size(memory.slot_bytes),
+        on_gpus.unwrap_or_default()
     )
 }
 

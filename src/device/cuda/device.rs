@@ -87,9 +87,9 @@ pub struct Cuda {
 
 /// The host's side of a device.
 pub(crate) struct HostSide<'a> {
-    /// Slots of the pool, and bytes of each.
+    /// Slots of the pool for calls on GPUs, and bytes of each.
     pub slots: (usize, usize),
-    /// The pool, and the arena that it lies in.
+    /// That pool, and the arena that it lies in.
     pub pool: Piece,
     pub arena: &'a Arc<Arena>,
     /// Where neighbours have what they send; mapped for as long as the device is used.

@@ -34,6 +34,7 @@ pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
     if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
         return Ok(Some(Memory::Host));
     }
+    // Of memory that was mapped piece by piece these tell all that was reserved for it, not the piece.
     // SAFETY: they are an address and a length.
     let (first, size) = unsafe {
         let first = driver.pointer::<Address>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at)?;

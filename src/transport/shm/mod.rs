@@ -65,14 +65,54 @@ pub struct Layout {
     small: usize,
     slots: usize,
     slot_bytes: usize,
+    gpu_slot_bytes: usize,
+}
+
+/// Slots of one size, side by side in an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool {
+    at: usize,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+impl Pool {
+    /// How many slots there are, and bytes of each.
+    #[must_use]
+    pub fn slots(self) -> (usize, usize) {
+        (self.slots, self.slot_bytes)
+    }
+
+    fn bytes(self) -> usize {
+        self.slots * self.slot_bytes
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn piece(self, arena: &Arena) -> Piece {
+        arena.piece(self.at, self.bytes()).expect("pools lie within the arena")
+    }
+
+    /// The slots, cut out of a piece as long as the pool.
+    #[must_use]
+    pub fn cut(self, piece: Piece) -> Vec<Piece> {
+        (0..self.slots).map(|number| piece.narrow(number * self.slot_bytes, self.slot_bytes)).collect()
+    }
 }
 
 impl Layout {
     /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
-    /// slots of `slot_bytes` in the pool. Equal on all ranks of the node but for the pool, which comes last.
+    /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in that for vectors on GPUs. Equal on all ranks of the
+    /// node but for the pools, which come last.
     #[must_use]
-    pub fn new(neighbours: usize, small: usize, slots: usize, slot_bytes: usize) -> Self {
-        Self { neighbours, small, slots, slot_bytes }
+    pub fn new(
+        neighbours: usize,
+        small: usize,
+        slots: usize,
+        slot_bytes: usize,
+        gpu_slot_bytes: usize,
+    ) -> Self {
+        Self { neighbours, small, slots, slot_bytes, gpu_slot_bytes }
     }
 
     fn lane(self, neighbour: usize) -> usize {
@@ -83,29 +123,25 @@ impl Layout {
         self.lane(self.neighbours).next_multiple_of(4096)
     }
 
-    /// Where the pool begins, and so how much of an arena peers read besides slots and buffers.
+    /// The pool.
     #[must_use]
-    pub fn pool(self) -> usize {
-        (self.mailbox() + mailbox::bytes(self.small)).next_multiple_of(4096)
+    pub fn pool(self) -> Pool {
+        let at = (self.mailbox() + mailbox::bytes(self.small)).next_multiple_of(4096);
+        Pool { at, slots: self.slots, slot_bytes: self.slot_bytes }
+    }
+
+    /// The pool for vectors on GPUs, which takes no memory before there are any.
+    #[must_use]
+    pub fn gpu_pool(self) -> Pool {
+        let before = self.pool();
+        Pool { at: before.at + before.bytes(), slots: self.slots, slot_bytes: self.gpu_slot_bytes }
     }
 
     /// Bytes in front of an arena that this layout takes.
     #[must_use]
     pub fn bytes(self) -> usize {
-        self.pool() + self.slots * self.slot_bytes
-    }
-
-    /// The whole pool.
-    #[must_use]
-    pub fn pool_of(self, arena: &Arena) -> Piece {
-        arena.piece(self.pool(), self.slots * self.slot_bytes).expect("the pool lies within the arena")
-    }
-
-    /// The slots of the pool.
-    #[must_use]
-    pub fn slots_of(self, arena: &Arena) -> Vec<Piece> {
-        let slot = |number| arena.piece(self.pool() + number * self.slot_bytes, self.slot_bytes);
-        (0..self.slots).map(|number| slot(number).expect("the pool lies within the arena")).collect()
+        let last = self.gpu_pool();
+        last.at + last.bytes()
     }
 }
 
@@ -172,8 +208,8 @@ pub struct Shm {
     links: Vec<Link>,
     /// By rank, the index of its link.
     of_rank: Vec<Option<usize>>,
-    /// Where the pool begins in an arena, and how long it is.
-    pool: (usize, usize),
+    /// Where an arena has what GPUs read.
+    gpu_pool: Pool,
     /// This rank's place on the node.
     place: usize,
     /// What is shared of a GPU, if there is one, and whether all neighbours reach it.
@@ -219,7 +255,6 @@ impl Shm {
             });
         }
         let bell = share_bell(&neighbours.bell)?;
-        let pool = (layout.pool(), layout.slots * layout.slot_bytes);
         Ok(Self {
             name,
             arena: Arc::clone(arena),
@@ -227,7 +262,7 @@ impl Shm {
             bell,
             links,
             of_rank,
-            pool,
+            gpu_pool: layout.gpu_pool(),
             place: neighbours.place,
             sharing: None,
             shared: false,
@@ -410,7 +445,8 @@ impl Transport for Shm {
     }
 
     fn viewed(&self) -> Vec<Piece> {
-        self.links.iter().filter_map(|link| link.arena.piece(self.pool.0, self.pool.1)).collect()
+        let Pool { at, .. } = self.gpu_pool;
+        self.links.iter().filter_map(|link| link.arena.piece(at, self.gpu_pool.bytes())).collect()
     }
 
     fn leave_views(&mut self) -> Result<()> {
