@@ -99,7 +99,7 @@ fn gpus_that_cannot_be_used_or_break_are_told_of_on_every_rank() {
             ("unusable", "compute capability 5.0", &[("SIMCUDA_CAPABILITY", "5.0")][..]),
             // The first allocation is the program's own.
             ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
-            ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
+            ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
             // Before the stream has come to the call, in the midst of it, and between two.
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:4:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:20:700")]),

@@ -77,6 +77,18 @@ fn drivers_without_memory_operations_do_as_well() {
 }
 
 #[test]
+fn a_stream_that_waits_for_a_call_does_not_hold_it_up() {
+    let settings = [("SIMCUDA_CONNECTIONS", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    processes_reduce_slices("a_stream_that_waits_for_a_call_does_not_hold_it_up", &settings);
+}
+
+#[test]
+fn a_function_on_the_host_that_waits_for_a_call_does_not_hold_it_up() {
+    let settings = [("SIMCUDA_CONNECTIONS", "1"), ("SIMCUDA_MEMOPS", "0")];
+    processes_reduce_slices("a_function_on_the_host_that_waits_for_a_call_does_not_hold_it_up", &settings);
+}
+
+#[test]
 fn threads_reduce_slices_in_streams_of_their_own() {
     threads("threads_reduce_slices_in_streams_of_their_own", |rank, [stream, _]| {
         reduces_slices(&rank, &stream);

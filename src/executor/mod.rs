@@ -662,6 +662,9 @@ impl Executor {
     fn timed_out(&self, work: &Work) -> Error {
         let silent: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.heard[*peer]).collect();
         let waiting = match silent[..] {
+            [] if self.devices.are_busy() => {
+                "for the GPU, which may be at work on something that waits for this call (more queues for its streams: CUDA_DEVICE_MAX_CONNECTIONS=32)".to_owned()
+            }
             [] => "for messages of ranks that are in the same call".to_owned(),
             [one] => format!("for rank {one} to make the same call"),
             _ => format!("for ranks {silent:?} to make the same call"),

@@ -16,6 +16,8 @@ ROOT = HERE.parent.parent
 
 MIB = 1 << 20
 LARGE = 256 * MIB
+# Bytes of sub-chunks that are tried.
+GRAINS = ["128K", "256K", "512K", "1M", "2M", "4M"]
 # From 1 KiB to 256 MiB.
 SIZES = [1 << power for power in range(10, 29, 2)]
 
@@ -53,16 +55,24 @@ def reduce(place, processes):
 def stages(place, processes):
     """Two ranks of one GPU over pinned slots beside each stage alone. All bytes of both ranks cross the bus once each way."""
     flags = f"--ranks 2 -b {LARGE} -e {LARGE} -n 10 -w 3 -d float --transport shm"
-    whole = perf(place, processes, f"{flags} --device cuda", 180, {"FLEXRING_GPU_IPC": "0"})
+    pinned = {"FLEXRING_GPU_IPC": "0"}
+    whole = perf(place, processes, f"{flags} --device cuda", 180, pinned)
+    by_grain = {
+        grain: perf(place, processes, f"{flags} --device cuda", 180, {**pinned, "FLEXRING_GPU_SUBCHUNK": grain})
+        for grain in GRAINS
+    }
     by_ipc = perf(place, processes, f"{flags} --device cuda", 180)
     host = perf(place, processes, flags, 180)
     copies = lines_of(place, processes, [sys.executable, HERE / "copies.py", 2 * LARGE], 120)[0]
-    whole, by_ipc, host = (report["rows"][0]["in_place"]["mean_us"] for report in (whole, by_ipc, host))
+    whole, by_ipc, host, *grains = (
+        report["rows"][0]["in_place"]["mean_us"] for report in (whole, by_ipc, host, *by_grain.values())
+    )
     alone = {"copy-out": copies["out_us"], "copy-in": copies["in_us"], "transport": host}
     slowest = max(alone, key=alone.get)
     return {
         "bytes": LARGE,
         "whole_us": whole,
+        "by_subchunk_us": dict(zip(by_grain, grains)),
         "by_ipc_us": by_ipc,
         "alone_us": alone,
         "both_copies_us": copies["both_us"],
@@ -124,8 +134,10 @@ def words(name, result):
         ]
     if name == "stages":
         alone = ", ".join(f"{stage} {us / 1e3:.2f} ms" for stage, us in result["alone_us"].items())
+        grains = ", ".join(f"{grain} {us / 1e3:.2f} ms" for grain, us in result["by_subchunk_us"].items())
         return [
             f"{result['bytes'] // MIB} MiB of f32, 2 ranks on one GPU over pinned slots: {result['whole_us'] / 1e3:.2f} ms",
+            f"by FLEXRING_GPU_SUBCHUNK: {grains}",
             f"by CUDA IPC, without slots: {result['by_ipc_us'] / 1e3:.2f} ms",
             f"alone: {alone}; both copies at once {result['both_copies_us'] / 1e3:.2f} ms",
             f"{result['ratio']} times the slowest of them, {result['slowest']}",

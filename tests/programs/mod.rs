@@ -57,18 +57,22 @@ pub fn simulated_cuda() -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Runs the body of the test called `name` where there is a CUDA driver: in this process where WORLDS is `gpu`, else over the
-/// simulated one in a process of its own, with these settings of the driver.
+/// Runs the body of the test called `name` where there is a CUDA driver, with these settings of it: CUDA's own where WORLDS is
+/// `gpu`, in this process if it has no settings, else the simulated one in a process of its own.
 pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
-    if std::env::var("WORLDS").is_ok_and(|worlds| worlds == "gpu") {
+    let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
+    let gpus = is("WORLDS", "gpu");
+    // What CUDA's own driver reads must be there when the process begins.
+    if gpus && settings.iter().all(|(name, value)| !name.starts_with("CUDA_") || is(name, value)) {
         return body();
     }
-    let Some(driver) = simulated_cuda() else {
-        return;
-    };
     let mut again = program(std::env::current_exe().expect("a test knows where it is"));
     again.args([name, "--exact", "--nocapture"]).envs([("WORLDS", "gpu"), ("RUST_TEST_THREADS", "1")]);
-    again.env("LD_LIBRARY_PATH", driver).envs(settings.iter().copied());
+    again.envs(settings.iter().copied());
+    if !gpus {
+        let Some(driver) = simulated_cuda() else { return };
+        again.env("LD_LIBRARY_PATH", driver);
+    }
     let text = succeed(&mut again, Duration::from_secs(120));
     assert!(text.contains("1 passed"), "{text}");
 }

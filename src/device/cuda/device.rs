@@ -42,7 +42,7 @@ struct Group {
 
 impl Lane {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { stream: Stream::new(gpu)?, open: Group::default(), under_way: VecDeque::new() })
+        Ok(Self { stream: Stream::urgent(gpu)?, open: Group::default(), under_way: VecDeque::new() })
     }
 }
 
@@ -112,8 +112,13 @@ impl Cuda {
             }
         }
         let copier = module.kernel(image::COPY)?;
-        let memory = GpuMemory::new(gpu, slots * slot)?;
-        let landing = Arc::new(GpuMemory::new(gpu, slots * slot)?);
+        let pool = || {
+            let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
+            let words = || format!("a GPU needs twice {slots} slots of {slot} bytes, as {names} say");
+            GpuMemory::new(gpu, slots * slot).map_err(|error| error.within(words()))
+        };
+        let memory = pool()?;
+        let landing = Arc::new(pool()?);
         let mut pinned = Vec::new();
         for (piece, read_only) in
             std::iter::once((host.pool, false)).chain(host.viewed.iter().map(|piece| (*piece, true)))

@@ -124,7 +124,8 @@ functions! {
     context_pop = "cuCtxPopCurrent_v2" (context: *mut Handle);
     context_current = "cuCtxGetCurrent" (context: *mut Handle);
     context_device = "cuCtxGetDevice" (device: *mut c_int);
-    stream_create = "cuStreamCreate" (stream: *mut Handle, flags: c_uint);
+    context_priorities = "cuCtxGetStreamPriorityRange" (least: *mut c_int, greatest: *mut c_int);
+    stream_create = "cuStreamCreateWithPriority" (stream: *mut Handle, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
     stream_synchronize = "cuStreamSynchronize" (stream: Handle);
     stream_context = "cuStreamGetCtx" (stream: Handle, context: *mut Handle);

@@ -145,11 +145,28 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// A stream like others.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::of(gpu, 0)
+    }
+
+    /// A stream of the highest priority. A GPU has few queues for all streams, and one that waits for a value holds up
+    /// whatever was put in the same queue later. The driver's documentation warns of that and names no remedy; a queue is
+    /// of one priority, so one of another has, in all likelihood, another queue.
+    pub(crate) fn urgent(gpu: &Arc<Gpu>) -> Result<Self> {
+        let (mut least, mut greatest) = (0, 0);
+        let _entered = gpu.enter()?;
+        // SAFETY: the places may be written.
+        unsafe { gpu.driver.context_priorities(&raw mut least, &raw mut greatest)? };
+        Self::of(gpu, greatest)
+    }
+
+    fn of(gpu: &Arc<Gpu>, priority: c_int) -> Result<Self> {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: the place may be written.
-        unsafe { gpu.driver.stream_create(&raw mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint)? };
+        unsafe { gpu.driver.stream_create(&raw mut raw, flags, priority)? };
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 

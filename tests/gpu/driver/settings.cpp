@@ -72,6 +72,7 @@ Settings read() {
     s.pools = flag("SIMCUDA_POOLS", s.pools);
     s.implicit_sync = flag("SIMCUDA_IMPLICIT_SYNC", s.implicit_sync);
     s.free_while_open = flag("SIMCUDA_FREE_WHILE_OPEN", s.free_while_open);
+    s.connections = static_cast<unsigned>(number("SIMCUDA_CONNECTIONS", s.connections));
     s.leaks = flag("SIMCUDA_LEAKS", s.leaks);
     s.trace = flag("SIMCUDA_TRACE", s.trace);
     s.hang_s = static_cast<unsigned>(number("SIMCUDA_HANG_S", s.hang_s));

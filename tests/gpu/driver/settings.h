@@ -44,6 +44,9 @@ struct Settings {
     bool implicit_sync = false;
     // SIMCUDA_FREE_WHILE_OPEN: whether memory may be freed that another process has open, which CUDA leaves undefined.
     bool free_while_open = false;
+    // SIMCUDA_CONNECTIONS: how many queues all streams of one priority share, in which one that waits for a value holds up
+    // what comes later; 0: every stream has its own.
+    unsigned connections = 0;
     // SIMCUDA_LEAKS: whether what is left at the end of a context or of the process is told on stderr.
     bool leaks = false;
     // SIMCUDA_TRACE: whether every call is.

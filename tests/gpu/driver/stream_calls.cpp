@@ -76,7 +76,7 @@ CUresult wait_value(const char* name, CUstream handle, CUdeviceptr address, Word
         // Neither a flush of remote writes nor NOR is something this GPU can do.
         if (flags > CU_STREAM_WAIT_VALUE_AND) return CUDA_ERROR_NOT_SUPPORTED;
         if (CUresult code = may_operate<Word>(address); code != CUDA_SUCCESS) return code;
-        submit(stream, name, [=](Stream& stream) {
+        submit_wait(stream, name, [=](Stream& stream) {
             for (unsigned looks = 0; !stream.cancelled; ++looks) {
                 // Looked up each time, so that memory which is freed meanwhile is noticed.
                 View view;
@@ -292,7 +292,7 @@ SIMCUDA_EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr add
 SIMCUDA_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
     return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
         if (!function) return CUDA_ERROR_INVALID_VALUE;
-        submit(stream, "cuLaunchHostFunc", [=](Stream& stream) {
+        submit_wait(stream, "cuLaunchHostFunc", [=](Stream& stream) {
             stream.context->host_thread.run(stream, function, data);
             return CUDA_SUCCESS;
         });

@@ -61,6 +61,7 @@ Stream::Stream(CUstream handle, Context* context, unsigned flags, int priority, 
     : handle(handle), context(context), flags(flags), priority(priority), legacy(legacy),
       last(std::make_shared<Point>()), random(settings().seed * 1000003 + world().streams_made++) {
     last->reached = true;
+    if (settings().connections > 0) connection = (world().streams_made - 1) % settings().connections;
     // Some streams never sleep, some nearly always: a steady lead of one over another finds more than equal chances.
     sloth = static_cast<unsigned>(std::array{0, 2, 6}[random() % 3]);
 }
@@ -111,7 +112,7 @@ void Stream::work() {
 }
 
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after) {
-    const Context& context = *stream.context;
+    Context& context = *stream.context;
     if (stream.legacy) {
         for (const StreamRef& other : context.all_streams()) {
             if (other->orders_with_legacy()) after.push_back(other->last);
@@ -119,6 +120,7 @@ PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&
     } else if (stream.orders_with_legacy()) {
         after.push_back(context.legacy->last);
     }
+    for (const PointRef& wait : context.waits_before(stream)) after.push_back(wait);
     Work work{what, std::move(run), {}, std::make_shared<Point>()};
     for (PointRef& point : after) {
         if (!point->reached) work.after.push_back(std::move(point));
@@ -127,6 +129,11 @@ PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&
     stream.queue.push_back(std::move(work));
     stream.arrived.notify_all();
     return stream.last;
+}
+
+void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run) {
+    PointRef done = submit(stream, what, std::move(run));
+    if (settings().connections > 0) stream.context->waits_before(stream).push_back(done);
 }
 
 void await(Lock& lock, PointRef point, const char* function) {

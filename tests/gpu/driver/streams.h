@@ -67,6 +67,8 @@ struct Stream {
     bool finished = false;
     std::condition_variable arrived;
     std::mt19937_64 random;
+    // Which of its priority's queues it puts its work in, where streams share them.
+    unsigned connection = 0;
     // How often of 8 times it sleeps before work.
     unsigned sloth;
     std::thread thread;
@@ -119,6 +121,9 @@ private:
 // Puts work at the end of a stream, behind what the legacy default stream's rules say too.
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
+
+// The same for work that waits for what no stream knows: it holds up whatever comes later in the stream's queue.
+void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run);
 
 // Lets the calling thread wait, for this point even if its stream goes on meanwhile. Ends the process with a sentence
 // where nothing comes for SIMCUDA_HANG_S seconds.

@@ -113,6 +113,12 @@ std::vector<StreamRef> Context::all_streams() const {
     return all;
 }
 
+std::vector<PointRef>& Context::waits_before(const Stream& stream) {
+    std::vector<PointRef>& all = waits[{stream.priority, stream.connection}];
+    all.erase(std::remove_if(all.begin(), all.end(), [](const PointRef& point) { return point->reached; }), all.end());
+    return all;
+}
+
 void Context::fail(CUresult code, const char* what) {
     if (error != CUDA_SUCCESS) return;
     error = code;

@@ -40,7 +40,11 @@ struct Context {
     // Destroyed by the program, but not yet done with their work.
     std::vector<StreamRef> retired;
     HostThread host_thread;
+    // By priority and number: the waits for values and host functions that are in a queue of streams.
+    std::map<std::pair<int, unsigned>, std::vector<PointRef>> waits;
 
+    // Those that are not over in the queue that a stream puts its work in.
+    std::vector<PointRef>& waits_before(const Stream& stream);
     std::vector<StreamRef> all_streams() const;
     void fail(CUresult code, const char* what);
     // Waits for all that was queued so far.
