@@ -11,10 +11,9 @@ use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
-use harness::{Rank, Setup, World, join, kill, spawn, spawn_processes};
+use harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes};
 use std::any::Any;
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::Duration;
 
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(0.75)];
@@ -368,29 +367,26 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_here() {
         return;
     }
-    let ended = spawn_processes(
-        test,
-        &Setup::new(world, 3),
-        |comm| {
-            let gpu = comm.rank() % gpus().expect("a driver");
-            let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
-            vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
-            let error = loop {
-                let called = comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum);
-                vector.synchronize().expect("the stream goes on");
-                if let Err(error) = called.and_then(|()| comm.synchronize()) {
-                    break error;
-                }
-            };
-            assert!(error.message().contains("rank 1 (pid"), "{error}");
-            let mut left = vec![1f32; 100_000];
-            vector.read(&mut left).expect("what is there can be read");
-        },
-        |pids| {
-            std::thread::sleep(Duration::from_millis(1500));
-            kill(pids[1]);
-        },
-    );
+    let ended = spawn_processes(test, &Setup::new(world, 3), |comm| {
+        let gpu = comm.rank() % gpus().expect("a driver");
+        let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
+        vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
+        comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("all ranks make the first call");
+        comm.synchronize().expect("it goes well");
+        if comm.rank() == 1 {
+            die_soon();
+        }
+        let error = loop {
+            let called = comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum);
+            vector.synchronize().expect("the stream goes on");
+            if let Err(error) = called.and_then(|()| comm.synchronize()) {
+                break error;
+            }
+        };
+        assert!(error.message().contains("rank 1 (pid"), "{error}");
+        let mut left = vec![1f32; 100_000];
+        vector.read(&mut left).expect("what is there can be read");
+    });
     for (rank, output) in ended.iter().enumerate() {
         let words = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");

@@ -52,7 +52,7 @@ fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
 fn processes_reduce_slices(name: &str, settings: &[(&str, &str)]) {
     with_cuda(name, settings, || {
         let setup = Setup::new(World::Gpu, 2);
-        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank, &stream()), |_| {}) {
+        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank, &stream())) {
             assert!(rank.status.success(), "{}", String::from_utf8_lossy(&rank.stderr));
         }
     });

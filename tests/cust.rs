@@ -39,7 +39,7 @@ fn reduces_buffers(rank: &Rank) {
 #[test]
 fn processes_reduce_buffers() {
     let setup = Setup::new(World::Gpu, 2);
-    for rank in spawn_processes("processes_reduce_buffers", &setup, |rank| reduces_buffers(&rank), |_| {}) {
+    for rank in spawn_processes("processes_reduce_buffers", &setup, |rank| reduces_buffers(&rank)) {
         assert!(rank.status.success(), "{}", String::from_utf8_lossy(&rank.stderr));
     }
 }

@@ -10,7 +10,7 @@ use flexring::plan::planner::tree;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
-use harness::{Rank, Setup, World, join, kill, spawn, spawn_processes, watched};
+use harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, watched};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -179,23 +179,19 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_here() {
         return;
     }
-    let ended = spawn_processes(
-        test,
-        &Setup::new(world, 3),
-        |comm| {
-            let error = loop {
-                if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
-                    break error;
-                }
-            };
-            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
-            assert!(error.message().contains("rank 1 (pid"), "{error}");
-        },
-        |pids| {
-            std::thread::sleep(Duration::from_millis(700));
-            kill(pids[1]);
-        },
-    );
+    let ended = spawn_processes(test, &Setup::new(world, 3), |comm| {
+        comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
+        if comm.rank() == 1 {
+            die_soon();
+        }
+        let error = loop {
+            if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.message().contains("rank 1 (pid"), "{error}");
+    });
     for (rank, output) in ended.iter().enumerate() {
         let words = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");

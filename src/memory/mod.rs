@@ -28,8 +28,8 @@ pub(crate) fn is_readable(at: *const u8) -> bool {
 /// What names a rank's memory on a GPU to its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// The process that has it.
-    pub process: u32,
+    /// A number that the process drew which has it. Process ids will not do: containers of a node may have the same ones.
+    pub process: u64,
     /// The number of the GPU among those that this process sees, and where it has the memory.
     pub gpu: u32,
     /// As above.

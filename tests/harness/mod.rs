@@ -222,14 +222,8 @@ pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `body` as every rank of a world of processes. The processes are this test binary once more, told to run
-/// the test called `name` alone, which must do nothing but call this. Returns how each of them ended, by rank;
-/// `meddle` is called with their ids once all of them run.
-pub fn spawn_processes(
-    name: &str,
-    setup: &Setup,
-    body: impl FnOnce(Rank),
-    meddle: impl FnOnce(&[u32]),
-) -> Vec<std::process::Output> {
+/// the test called `name` alone, which must do nothing but call this. Returns how each of them ended, by rank.
+pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
         watched(Duration::from_secs(60), || {
@@ -262,13 +256,14 @@ pub fn spawn_processes(
                     .expect("a process for the rank")
             })
             .collect();
-        meddle(&children.iter().map(std::process::Child::id).collect::<Vec<_>>());
         children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect()
     })
 }
 
-/// Ends a process as nothing can be prepared for.
-pub fn kill(process: u32) {
-    let pid = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+/// Ends this process a little later, in the midst of whatever it does then, as nothing can be prepared for.
+pub fn die_soon() {
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(300));
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    });
 }

@@ -23,6 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes that one thread handles at a time: 16, four times over.
 const BYTES_PER_THREAD: usize = 64;
 
+/// What CUDA cuts allocations from. Those that others may open are whole blocks, as others open the whole of a block.
+const BLOCK: usize = 2 << 20;
+
 /// One stream and what is under way in it.
 struct Lane {
     stream: Stream,
@@ -112,13 +115,13 @@ impl Cuda {
             }
         }
         let copier = module.kernel(image::COPY)?;
-        let pool = || {
+        let pool = |bytes: usize| {
             let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
             let words = || format!("a GPU needs twice {slots} slots of {slot} bytes, as {names} say");
-            GpuMemory::new(gpu, slots * slot).map_err(|error| error.within(words()))
+            GpuMemory::new(gpu, bytes).map_err(|error| error.within(words()))
         };
-        let memory = pool()?;
-        let landing = Arc::new(pool()?);
+        let memory = pool(slots * slot)?;
+        let landing = Arc::new(pool((slots * slot).next_multiple_of(BLOCK))?);
         let mut pinned = Vec::new();
         for (piece, read_only) in
             std::iter::once((host.pool, false)).chain(host.viewed.iter().map(|piece| (*piece, true)))
@@ -158,7 +161,8 @@ impl Cuda {
         })
     }
 
-    /// Memory on the GPU in the place of every slot of the pool, one after the other, for what others read or write.
+    /// Memory on the GPU in the place of every slot of the pool, one after the other and then nothing of use, for what
+    /// others read or write.
     pub(crate) fn landing(&self) -> &Arc<GpuMemory> {
         &self.landing
     }

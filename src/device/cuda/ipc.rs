@@ -8,14 +8,25 @@ use super::pointer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Export, Memory, Piece, Sharing};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: where the memory is another GPU's, the two are joined.
 const JOIN_GPUS: u32 = 1;
 
+/// What this process is called by others.
+///
+/// # Errors
+/// `System` if there are no random numbers.
+fn process() -> Result<u64> {
+    static DRAWN: OnceLock<Option<u64>> = OnceLock::new();
+    let drawn = DRAWN.get_or_init(|| getrandom::u64().ok());
+    drawn.ok_or_else(|| Error::new(ErrorKind::System, "there are no random numbers"))
+}
+
 /// One rank's side.
 pub(crate) struct Ipc {
     gpu: Arc<Gpu>,
+    process: u64,
     memory: Arc<GpuMemory>,
     handle: [u64; 8],
     opened: Vec<Address>,
@@ -27,6 +38,7 @@ impl Ipc {
     /// # Errors
     /// `System` if the driver does not export it.
     pub(crate) fn new(gpu: &Arc<Gpu>, memory: &Arc<GpuMemory>) -> Result<Self> {
+        let process = process()?;
         let _entered = gpu.enter()?;
         let mut handle = IpcByValue([0; 64]);
         // SAFETY: the place may be written, and the address is that of an allocation.
@@ -34,7 +46,7 @@ impl Ipc {
         let word =
             |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
         let handle = std::array::from_fn(word);
-        Ok(Self { gpu: Arc::clone(gpu), memory: Arc::clone(memory), handle, opened: Vec::new() })
+        Ok(Self { gpu: Arc::clone(gpu), process, memory: Arc::clone(memory), handle, opened: Vec::new() })
     }
 }
 
@@ -45,7 +57,7 @@ impl Sharing for Ipc {
 
     fn export(&self) -> Export {
         Export {
-            process: std::process::id(),
+            process: self.process,
             gpu: self.gpu.ordinal,
             address: address(self.memory.piece()),
             len: self.memory.piece().len() as u64,
@@ -58,7 +70,7 @@ impl Sharing for Ipc {
         let Ok(len) = usize::try_from(export.len) else {
             return refuse(format!("{} bytes are more than any GPU has", export.len));
         };
-        let start = if export.process == std::process::id() {
+        let start = if export.process == self.process {
             // A process does not open what is its own.
             let start = export.address as *const u8;
             if pointer::locate(start, len)? != Some(Memory::Gpu(self.gpu.ordinal)) {

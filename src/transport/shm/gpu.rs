@@ -29,7 +29,7 @@ pub(super) struct Notice {
 
 impl Notice {
     pub(super) fn give(&self, export: &Export) {
-        let head = [export.process.into(), export.gpu.into(), export.address, export.len];
+        let head = [export.process, export.gpu.into(), export.address, export.len];
         for (place, word) in self.words.iter().zip(head.into_iter().chain(export.handle)) {
             place.store(word, Ordering::Relaxed);
         }
@@ -43,7 +43,7 @@ impl Notice {
         }
         let word = |at: usize| self.words[at].load(Ordering::Relaxed);
         Some(Export {
-            process: word(0) as u32,
+            process: word(0),
             gpu: word(1) as u32,
             address: word(2),
             len: word(3),
