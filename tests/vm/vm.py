@@ -10,7 +10,7 @@ machines is one network. Files come to lie in /usr/bin, programs with their libr
     with vm.boot(2, nics=2, add=["target/release/flexring"]) as (one, two):
         code, output = one.run("ping -c 1 198.18.0.2", timeout=10)
 
-Nothing is left behind: the machines' disks are memory, their sockets have no names, and they die with this process.
+Nothing is left behind: the machines' disks are memory, their wires ports of loopback, and they die with this process.
 """
 
 import argparse
