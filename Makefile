@@ -24,7 +24,7 @@ all: build
 build:
 	$(CARGO) build --release
 
-test: setup setup-verbs setup-cuda build test-rust test-cuda test-gpu test-loom test-verbs
+test: setup setup-verbs setup-cuda build test-rust test-cuda test-gpu test-cust test-loom test-verbs
 
 # Tests run the release build's library and command too, as users do.
 test-rust:
