@@ -193,16 +193,11 @@ impl Communicator {
     }
 }
 
-/// Slots of a rank's pool: two per peer at least.
-fn slots(config: &Config, world: usize) -> usize {
-    config.slots.max(2 * world.saturating_sub(1))
-}
-
 /// Where everything lies in a rank's arena.
 fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
     // One slot more is the executor's own.
-    let (subchunk, gpu_subchunk) = (config.subchunk.0, config.subchunk.0.max(config.gpu_subchunk.0));
-    Layout::new(neighbours, config.small.0, slots(config, world) + 1, subchunk, gpu_subchunk)
+    let slots = config.slots_for(world) + 1;
+    Layout::new(neighbours, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
 }
 
 /// Everything a rank has when its links are made.
@@ -241,7 +236,7 @@ impl Assembly<'_> {
             "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",
             if nodes == 1 { "node" } else { "nodes" },
             plans.summary(),
-            slots(config, world),
+            config.slots_for(world),
             config.subchunk,
             host.simd().name(),
             if config.reproducible.0 { ", reproducible" } else { "" },

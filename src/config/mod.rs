@@ -245,6 +245,18 @@ impl Config {
         Duration::from_micros(self.spin_us as u64)
     }
 
+    /// Slots of a rank's pool in a world of `world` ranks: two per peer at least.
+    #[must_use]
+    pub fn slots_for(&self, world: usize) -> usize {
+        self.slots.max(2 * world.saturating_sub(1))
+    }
+
+    /// Bytes of a slot for vectors on GPUs, no less than of another.
+    #[must_use]
+    pub fn gpu_slot_bytes(&self) -> usize {
+        self.subchunk.0.max(self.gpu_subchunk.0)
+    }
+
     /// Variables that start like ours and are none of them: most likely misspelt.
     pub fn strangers(names: impl Iterator<Item = String>) -> Vec<String> {
         names.filter(|name| name.starts_with("FLEXRING_") && !Self::known(name)).collect()

@@ -60,10 +60,9 @@ impl Memory {
     /// What a rank of a world of `world` ranks has and needs, on a machine with GPUs or without.
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let memfd = rustix::fs::memfd_create("flexring-doctor", rustix::fs::MemfdFlags::CLOEXEC);
-        // Two slots per peer at least.
-        let slots = config.slots.max(2 * world.saturating_sub(1)) as u64;
+        let slots = config.slots_for(world) as u64;
         let slot_bytes = config.subchunk.0 as u64;
-        let gpu_slot_bytes = gpus.then_some(slot_bytes.max(config.gpu_subchunk.0 as u64));
+        let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes() as u64);
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             memlock_exempt: exempt(root),

@@ -445,8 +445,8 @@ impl Transport for Shm {
     }
 
     fn viewed(&self) -> Vec<Piece> {
-        let Pool { at, .. } = self.gpu_pool;
-        self.links.iter().filter_map(|link| link.arena.piece(at, self.gpu_pool.bytes())).collect()
+        let pool = self.gpu_pool;
+        self.links.iter().filter_map(|link| link.arena.piece(pool.at, pool.bytes())).collect()
     }
 
     fn leave_views(&mut self) -> Result<()> {

@@ -203,8 +203,7 @@ impl Link {
 
     /// Whether the call that this rank is in still waits for something of the peer's.
     pub(super) fn needs(&self) -> bool {
-        let (outgoing, incoming) = (&self.outgoing[parity(self.turn)], &self.incoming[parity(self.turn)]);
-        self.active && (outgoing.sent < outgoing.posted || incoming.lacks())
+        self.active && (self.under_way().0 > 0 || self.incoming[parity(self.turn)].lacks())
     }
 
     /// How many messages are under way: to the peer, and from it.

@@ -76,6 +76,11 @@ impl Pair {
         !self.alive && self.under_way.is_empty() && self.receives == 0
     }
 
+    /// Whether the device has let go of it and the peer is not told yet.
+    fn is_untold(&self) -> bool {
+        self.told.is_none() && self.is_let_go()
+    }
+
     /// Whether it lives and no completion will tell anything.
     pub(super) fn is_silent(&self) -> bool {
         self.alive && self.has_room() && !self.under_way.iter().any(|post| post.what.is_awaited())
@@ -195,8 +200,7 @@ impl Link {
 
     /// Broken queue pairs that the device has let go of, which [`settle`](Self::settle) does not know yet.
     pub(in super::super) fn let_go(&self) -> impl Iterator<Item = usize> {
-        let let_go = |pair: &Pair| pair.told.is_none() && pair.is_let_go();
-        self.pairs.iter().enumerate().filter(move |(_, pair)| let_go(pair)).map(|(number, _)| number)
+        self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_untold()).map(|(number, _)| number)
     }
 
     /// Whether a device may still be at work for a queue pair that has broken.
@@ -214,7 +218,7 @@ impl Link {
             // If each end waited here for what the other knows, both might wait for ever.
             let known = |what: &mut What| matches!(what, What::Known { .. });
             self.again.extend(pair.lost.extract_if(.., known));
-            if pair.told.is_none() && pair.is_let_go() {
+            if pair.is_untold() {
                 self.pairs[number].told = Some(self.known());
                 self.again.push_back(What::Known { pair: number });
             }

@@ -427,9 +427,7 @@ impl QueuePair<Connected> {
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn break_off(&mut self) -> Result<()> {
-        let mut attributes = blank();
-        attributes.qp_state = State::IBV_QPS_ERR;
-        self.end.modify(Verb::ModifyQpToErr, &mut attributes, Mask::IBV_QP_STATE)
+        self.enter(State::IBV_QPS_ERR, Verb::ModifyQpToErr)
     }
 
     /// Has the device forget all that came and all that was asked for, once the connection is broken.
@@ -437,9 +435,14 @@ impl QueuePair<Connected> {
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn reset(&mut self) -> Result<()> {
+        self.enter(State::IBV_QPS_RESET, Verb::ModifyQpToReset)
+    }
+
+    /// Enters a state that needs no other attribute.
+    fn enter(&self, state: State::Type, verb: Verb) -> Result<()> {
         let mut attributes = blank();
-        attributes.qp_state = State::IBV_QPS_RESET;
-        self.end.modify(Verb::ModifyQpToReset, &mut attributes, Mask::IBV_QP_STATE)
+        attributes.qp_state = state;
+        self.end.modify(verb, &mut attributes, Mask::IBV_QP_STATE)
     }
 
     /// What this was told since this was last asked. Of an inert one only.
