@@ -84,8 +84,8 @@ impl End {
                 thread::yield_now();
             }
         }
-        let sent = |event: &Event| matches!(event, Event::Sent { .. });
-        let landed = |event: &Event| matches!(event, Event::Landed { .. });
+        let sent = |event: &Event| matches!(event, Event::SendComplete { .. });
+        let landed = |event: &Event| matches!(event, Event::RecvComplete { .. });
         let counts = (
             self.events.iter().filter(|event| sent(event)).count(),
             self.events.iter().filter(|event| landed(event)).count(),
@@ -101,7 +101,7 @@ impl End {
         while sent < sends || landed < landings {
             while awaited < landings && awaited - landed < window {
                 let place = piece(&mut self.inbox, awaited % PLACES * MESSAGE, MESSAGE);
-                self.tcp.land(self.peer, place)?;
+                self.tcp.post_recv(self.peer, place)?;
                 awaited += 1;
             }
             while posted < sends && posted - sent < window {
@@ -120,7 +120,7 @@ impl End {
     fn ping_pong(&mut self, first: bool) -> Result<()> {
         let size = 8;
         for _ in 0..TURNS {
-            self.tcp.land(self.peer, piece(&mut self.inbox, 0, size))?;
+            self.tcp.post_recv(self.peer, piece(&mut self.inbox, 0, size))?;
             if first {
                 self.tcp.send(self.peer, piece(&mut self.outbox, 0, size))?;
             }

@@ -180,7 +180,7 @@ impl Far<'_> {
             connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
         let greeted = verbs.greet(self.deadline.min(Instant::now() + GREETING));
         if let Err(error) = self.exchange::<()>("greetings", &greeted) {
-            verbs.give_up();
+            verbs.abort();
             return Err(error);
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());

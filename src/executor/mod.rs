@@ -184,7 +184,7 @@ impl Drop for Running<'_> {
         if self.0.failed {
             self.0.devices.give_up();
             self.0.reading = 0;
-            self.0.transports.iter_mut().for_each(|transport| transport.give_up());
+            self.0.transports.iter_mut().for_each(|transport| transport.abort());
         }
     }
 }
@@ -300,7 +300,7 @@ impl Executor {
             let transport = &self.transports[self.routes[peer]];
             let in_place = transport.delivery() == Delivery::InPlace;
             // Memory of a GPU is staged where a transport does not reach it.
-            let stages = transport.stages() || !self.gpu.slots.pool.is_empty();
+            let stages = transport.needs_staging() || !self.gpu.slots.pool.is_empty();
             let (send_slots, land_slots) = match (in_place, stages) {
                 (true, _) => (share, 0),
                 (false, false) => (0, share),
@@ -367,7 +367,7 @@ impl Executor {
             *staging = Staging {
                 input: !work.input.is_empty() && !transport.can_send_from(work.input),
                 output: !made().all(|piece| transport.can_send_from(piece)),
-                landing: !made().all(|piece| transport.can_land_in(piece)),
+                landing: !made().all(|piece| transport.can_recv_into(piece)),
             };
         }
         let routes = &self.routes;
@@ -491,7 +491,7 @@ impl Executor {
 
     fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> Result<()> {
         match event {
-            Event::Called { peer, call } => {
+            Event::PeerEntered { peer, call } => {
                 if !work.call.agrees_with(&call) {
                     let words = work.call.difference(self.rank, &call, peer);
                     return Err(Error::new(ErrorKind::Disagreement, words));
@@ -502,9 +502,9 @@ impl Executor {
                 // Whoever agrees has a link with us in the program, too.
                 *unheard = unheard.saturating_sub(1);
             }
-            Event::Sent { peer } => self.pipeline().sent(peer).map_err(bug)?,
-            Event::Landed { peer } => self.pipeline().landed(peer).map_err(bug)?,
-            Event::Arrived { peer, view } => {
+            Event::SendComplete { peer } => self.pipeline().sent(peer).map_err(bug)?,
+            Event::RecvComplete { peer } => self.pipeline().landed(peer).map_err(bug)?,
+            Event::RecvReady { peer, view } => {
                 let expected = self
                     .pipeline()
                     .next_arrival(peer)
@@ -538,7 +538,7 @@ impl Executor {
                     self.choose_slot(work, peer, slot as usize);
                 }
                 let piece = self.piece(work, place, step, sub);
-                self.transports[self.routes[peer]].land(peer, piece)?;
+                self.transports[self.routes[peer]].post_recv(peer, piece)?;
             }
             Action::Stage { step, sub, source, slot } => {
                 self.choose_staging_slot(work, step, slot as usize);
@@ -567,7 +567,7 @@ impl Executor {
     fn choose_slot(&mut self, work: &Work, peer: Rank, slot: usize) {
         let transport = &self.transports[self.routes[peer]];
         if let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot)) {
-            *in_use = work.call.on_gpu && transport.can_land_in(*place);
+            *in_use = work.call.on_gpu && transport.can_recv_into(*place);
         }
     }
 

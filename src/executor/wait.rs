@@ -104,12 +104,14 @@ impl Wait {
             return Ok(true);
         }
         // All of them must know, even if one has news.
-        let busy =
-            transports.iter_mut().filter_map(|transport| (!transport.before_sleep()).then_some(())).count();
+        let busy = transports
+            .iter_mut()
+            .filter_map(|transport| (!transport.set_need_wakeup()).then_some(()))
+            .count();
         if busy == 0 && !come() {
             sleep(fault, transports, (self.timeout - waited).min(longest));
         }
-        transports.iter_mut().for_each(|transport| transport.after_sleep());
+        transports.iter_mut().for_each(|transport| transport.clear_need_wakeup());
         Ok(true)
     }
 }
@@ -120,8 +122,10 @@ fn sleep(fault: &Fault, transports: &[Box<dyn Transport>], longest: Duration) {
     let bell = fault.bell();
     // A rank has one transport for its node and one for other nodes; an unused place listens to the fault twice.
     let mut descriptors: [_; 3] = std::array::from_fn(|index| {
-        let bell =
-            index.checked_sub(1).and_then(|index| transports.get(index)).map_or(bell, |other| other.bell());
+        let bell = index
+            .checked_sub(1)
+            .and_then(|index| transports.get(index))
+            .map_or(bell, |other| other.wake_fd());
         PollFd::from_borrowed_fd(bell, PollFlags::IN)
     });
     // Whatever ends the sleep, the caller looks at everything again.

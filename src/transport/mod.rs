@@ -22,37 +22,37 @@ use std::os::fd::BorrowedFd;
 /// How a transport hands a received message over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The bytes can be read where the sender has them: [`Event::Arrived`] brings a view, which stays valid
+    /// The bytes can be read where the sender has them: [`Event::RecvReady`] brings a view, which stays valid
     /// until [`Transport::release`].
     InPlace,
-    /// The bytes are written to memory that [`Transport::land`] names beforehand: [`Event::Landed`].
-    Landing,
+    /// The bytes are written to memory that [`Transport::post_recv`] names beforehand: [`Event::RecvComplete`].
+    PostedRecv,
 }
 
 /// What a transport reports. On each link, events of one sort come in the order of the messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// The peer has entered this call. Comes before any message of the call.
-    Called {
+    PeerEntered {
         /// Who.
         peer: Rank,
         /// What it called, as it says.
         call: Call,
     },
     /// The oldest message that was being sent to the peer is no longer read from.
-    Sent {
+    SendComplete {
         /// To whom.
         peer: Rank,
     },
     /// `InPlace`: the next message is there.
-    Arrived {
+    RecvReady {
         /// From whom.
         peer: Rank,
         /// Where its bytes are.
         view: Piece,
     },
-    /// `Landing`: the oldest landing is filled.
-    Landed {
+    /// `PostedRecv`: the oldest landing is filled.
+    RecvComplete {
         /// From whom.
         peer: Rank,
     },
@@ -72,21 +72,21 @@ pub trait Transport: Send {
     /// Whether a message can be sent from `piece` as it lies; if not, it must be staged in a slot of the pool.
     fn can_send_from(&self, piece: Piece) -> bool;
 
-    /// `Landing` only: whether a message can land in `piece` as it lies; if not, it must land in a slot of the pool.
-    fn can_land_in(&self, _piece: Piece) -> bool {
+    /// `PostedRecv` only: whether a message can land in `piece` as it lies; if not, it must land in a slot of the pool.
+    fn can_recv_into(&self, _piece: Piece) -> bool {
         true
     }
 
-    /// `Landing` only: whether there is memory that messages cannot be sent from, or land in, as it lies.
-    fn stages(&self) -> bool {
+    /// `PostedRecv` only: whether there is memory that messages cannot be sent from, or land in, as it lies.
+    fn needs_staging(&self) -> bool {
         false
     }
 
-    /// How many messages may be under way on one link in one direction: sent and not yet reported as `Sent`,
-    /// or, for `Landing`, landings not yet filled; or, for `InPlace`, arrivals not yet released.
+    /// How many messages may be under way on one link in one direction: sent and not yet reported as `SendComplete`,
+    /// or, for `PostedRecv`, landings not yet filled; or, for `InPlace`, arrivals not yet released.
     fn window(&self) -> usize;
 
-    /// Begins call `sequence`: from now on one [`Event::Called`] may be reported per peer, and then its messages.
+    /// Begins call `sequence`: from now on one [`Event::PeerEntered`] may be reported per peer, and then its messages.
     /// A peer that is ahead is not heard beyond the call that this rank is in.
     fn begin(&mut self, sequence: u64);
 
@@ -96,18 +96,18 @@ pub trait Transport: Send {
     /// `PeerLost` if the link is broken.
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()>;
 
-    /// Sends the bytes of `piece` as the next message to `peer`; `Sent` says when they may be changed again.
+    /// Sends the bytes of `piece` as the next message to `peer`; `SendComplete` says when they may be changed again.
     /// At most [`window`](Self::window) messages may be under way.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()>;
 
-    /// `Landing` only: the next message of `peer` that has no landing yet, of exactly this length, goes to `piece`.
+    /// `PostedRecv` only: the next message of `peer` that has no landing yet, of exactly this length, goes to `piece`.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.
-    fn land(&mut self, peer: Rank, piece: Piece) -> Result<()>;
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()>;
 
     /// `InPlace` only: the oldest view of `peer` that was not released yet is no longer read.
     fn release(&mut self, peer: Rank);
@@ -154,16 +154,16 @@ pub trait Transport: Send {
     fn poll(&mut self, events: &mut Events) -> Result<bool>;
 
     /// A descriptor that becomes readable when [`poll`](Self::poll) may have something to do, provided that
-    /// [`before_sleep`](Self::before_sleep) said that there is nothing now.
-    fn bell(&self) -> BorrowedFd<'_>;
+    /// [`set_need_wakeup`](Self::set_need_wakeup) said that there is nothing now.
+    fn wake_fd(&self) -> BorrowedFd<'_>;
 
     /// Asks peers to ring the bell from now on. `false` if something has come meanwhile and nobody should sleep.
-    fn before_sleep(&mut self) -> bool;
+    fn set_need_wakeup(&mut self) -> bool;
 
     /// Peers need not ring any more.
-    fn after_sleep(&mut self);
+    fn clear_need_wakeup(&mut self);
 
     /// Gives the current call up: afterwards no peer reads this rank's memory and no link holds a piece.
     /// The links are unusable from then on.
-    fn give_up(&mut self);
+    fn abort(&mut self);
 }

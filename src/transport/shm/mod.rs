@@ -320,7 +320,7 @@ impl Link {
         while self.acknowledged < acknowledged {
             self.acknowledged += 1;
             if self.under_way.pop_front() == Some(true) {
-                events.push_back(Event::Sent { peer: self.rank });
+                events.push_back(Event::SendComplete { peer: self.rank });
             }
         }
         while let Some(words) = self.duplex.peek().map_err(|Nonsense| self.nonsense())? {
@@ -334,18 +334,18 @@ impl Link {
                     // All messages before it were given back, or this rank would not be in a new call.
                     self.duplex.consume();
                     self.wake();
-                    events.push_back(Event::Called { peer: self.rank, call });
+                    events.push_back(Event::PeerEntered { peer: self.rank, call });
                 }
                 MESSAGE => {
                     let view = self.arena.piece(words[1] as usize, words[2] as usize);
                     let view = view.ok_or_else(|| self.nonsense())?;
                     self.duplex.advance();
-                    events.push_back(Event::Arrived { peer: self.rank, view });
+                    events.push_back(Event::RecvReady { peer: self.rank, view });
                 }
                 ON_GPU => {
                     let view = self.on_gpu.piece(words[1], words[2]).ok_or_else(|| self.nonsense())?;
                     self.duplex.advance();
-                    events.push_back(Event::Arrived { peer: self.rank, view });
+                    events.push_back(Event::RecvReady { peer: self.rank, view });
                 }
                 _ => return Err(self.nonsense()),
             }
@@ -416,7 +416,7 @@ impl Transport for Shm {
         Ok(())
     }
 
-    fn land(&mut self, _peer: Rank, _piece: Piece) -> Result<()> {
+    fn post_recv(&mut self, _peer: Rank, _piece: Piece) -> Result<()> {
         Err(Error::new(ErrorKind::Internal, "messages in shared memory are read where they are"))
     }
 
@@ -428,7 +428,7 @@ impl Transport for Shm {
 
     fn enter_views(&mut self) -> Result<()> {
         self.board.reading.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `give_up`: either this rank sees that a peer gave up, or the peer sees that
+        // Pairs with the fence in `abort`: either this rank sees that a peer gave up, or the peer sees that
         // this rank reads and waits for it.
         fence(Ordering::SeqCst);
         self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
@@ -462,22 +462,22 @@ impl Transport for Shm {
         Ok(any)
     }
 
-    fn bell(&self) -> BorrowedFd<'_> {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    fn before_sleep(&mut self) -> bool {
+    fn set_need_wakeup(&mut self) -> bool {
         self.board.doze.announce();
         !self.links.iter().any(Link::has_news)
     }
 
-    fn after_sleep(&mut self) {
+    fn clear_need_wakeup(&mut self) {
         self.board.doze.end();
         // Silences the bell; it may not have rung.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }
 
-    fn give_up(&mut self) {
+    fn abort(&mut self) {
         self.board.reading.store(0, Ordering::Relaxed);
         self.board.given_up.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

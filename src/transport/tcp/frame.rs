@@ -179,7 +179,7 @@ impl Frame {
     pub fn unsent(&self) -> [IoSlice<'_>; 2] {
         let rest = self.rest();
         // SAFETY: whoever handed the piece to `send` promised that it stays readable and unwritten until the
-        // operation is over, and this frame does not outlive that: it is dropped when sent, or by `give_up`.
+        // operation is over, and this frame does not outlive that: it is dropped when sent, or by `abort`.
         let message = unsafe { slice::from_raw_parts(rest.as_ptr(), rest.len()) };
         [IoSlice::new(&self.bytes[self.done.min(self.size)..self.size]), IoSlice::new(message)]
     }
@@ -187,9 +187,9 @@ impl Frame {
     /// Where what is still to come goes, with at most `limit` bytes of the message.
     pub fn unfilled(&mut self, limit: usize) -> [IoSliceMut<'_>; 2] {
         let rest = self.rest();
-        // SAFETY: whoever handed the piece to `land` promised that it stays writable and is touched by nobody
+        // SAFETY: whoever handed the piece to `post_recv` promised that it stays writable and is touched by nobody
         // else until the operation is over, and this frame does not outlive that: it is dropped when filled,
-        // or by `give_up`.
+        // or by `abort`.
         let landing = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len().min(limit)) };
         [IoSliceMut::new(&mut self.bytes[self.done.min(self.size)..self.size]), IoSliceMut::new(landing)]
     }

@@ -111,7 +111,7 @@ impl Link {
     }
 
     /// Makes room for the next message, and returns the socket that it comes through.
-    pub fn land(&mut self, piece: Piece) -> Result<usize> {
+    pub fn post_recv(&mut self, piece: Piece) -> Result<usize> {
         self.check()?;
         let at = self.socket_of(self.awaited);
         self.streams[at].incoming.push_back(Frame::for_data(self.sequence, self.awaited, piece));
@@ -176,7 +176,7 @@ impl Link {
                         break;
                     }
                     self.called = true;
-                    events.push_back(Event::Called { peer: self.peer, call });
+                    events.push_back(Event::PeerEntered { peer: self.peer, call });
                     if call.sequence != self.sequence {
                         // The executor compares; all that comes after this call is of no use.
                         self.disagree(&format!(
@@ -199,13 +199,13 @@ impl Link {
         let sockets = self.streams.len() as u64;
         while self.sent < self.posted && self.streams[self.socket_of(self.sent)].sent > self.sent / sockets {
             self.sent += 1;
-            events.push_back(Event::Sent { peer });
+            events.push_back(Event::SendComplete { peer });
         }
         while self.landed < self.awaited
             && self.streams[self.socket_of(self.landed)].landed > self.landed / sockets
         {
             self.landed += 1;
-            events.push_back(Event::Landed { peer });
+            events.push_back(Event::RecvComplete { peer });
         }
     }
 

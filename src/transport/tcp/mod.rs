@@ -175,14 +175,14 @@ impl Transport for Tcp {
     }
 
     fn delivery(&self) -> Delivery {
-        Delivery::Landing
+        Delivery::PostedRecv
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
         piece.is_host()
     }
 
-    fn can_land_in(&self, piece: Piece) -> bool {
+    fn can_recv_into(&self, piece: Piece) -> bool {
         piece.is_host()
     }
 
@@ -193,7 +193,7 @@ impl Transport for Tcp {
     fn begin(&mut self, sequence: u64) {
         if self.links.iter().any(Link::is_busy) {
             log::error!("tcp: call {sequence} begins while messages of the last one are under way");
-            self.give_up();
+            self.abort();
         }
         // What goes wrong here goes wrong again in the next poll, which can say so.
         let _ = self.collect();
@@ -220,12 +220,12 @@ impl Transport for Tcp {
         Ok(())
     }
 
-    fn land(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
         let place = self.place(peer)?;
         if self.links[place].under_way().1 >= self.window() as u64 {
             return Err(self.full(peer, "landings for"));
         }
-        let at = self.links[place].land(piece)?;
+        let at = self.links[place].post_recv(piece)?;
         self.enlist(place, at);
         Ok(())
     }
@@ -253,17 +253,17 @@ impl Transport for Tcp {
         Ok(moved)
     }
 
-    fn bell(&self) -> BorrowedFd<'_> {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    fn before_sleep(&mut self) -> bool {
+    fn set_need_wakeup(&mut self) -> bool {
         self.list.is_empty() && !self.given_up
     }
 
-    fn after_sleep(&mut self) {}
+    fn clear_need_wakeup(&mut self) {}
 
-    fn give_up(&mut self) {
+    fn abort(&mut self) {
         self.given_up = true;
         self.links.iter_mut().for_each(Link::shut);
     }

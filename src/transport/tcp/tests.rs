@@ -58,11 +58,11 @@ fn pair(sockets: usize) -> (Tcp, Tcp) {
 /// Polls until there is something to tell, sleeping on the bell in between.
 fn wait(tcp: &mut Tcp, events: &mut Events) -> Result<()> {
     while events.is_empty() {
-        if !tcp.poll(events)? && tcp.before_sleep() {
-            let bell = tcp.bell();
+        if !tcp.poll(events)? && tcp.set_need_wakeup() {
+            let bell = tcp.wake_fd();
             rustix::event::poll(&mut [PollFd::from_borrowed_fd(bell, PollFlags::IN)], None)
                 .expect("can sleep");
-            tcp.after_sleep();
+            tcp.clear_need_wakeup();
         }
     }
     Ok(())
@@ -77,7 +77,7 @@ fn next(tcp: &mut Tcp) -> Result<Event> {
 
 fn expect_called(tcp: &mut Tcp, sequence: u64) {
     match next(tcp).expect("a call") {
-        Event::Called { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
+        Event::PeerEntered { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
         other => panic!("{other:?} instead of a call"),
     }
 }
@@ -155,7 +155,7 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
             while exchange.awaited < exchange.landings.len()
                 && exchange.awaited - exchange.landed < tcp.window()
             {
-                tcp.land(peer, piece(&mut exchange.landings[exchange.awaited])).expect("alive");
+                tcp.post_recv(peer, piece(&mut exchange.landings[exchange.awaited])).expect("alive");
                 exchange.awaited += 1;
             }
         }
@@ -165,12 +165,12 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
         wait(tcp, &mut events).expect("alive");
         for event in events.drain(..) {
             match event {
-                Event::Called { peer, call: theirs } => {
+                Event::PeerEntered { peer, call: theirs } => {
                     assert_eq!(theirs, call(sequence));
                     assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
                 }
-                Event::Sent { peer } => exchanges[peer].sent += 1,
-                Event::Landed { peer } => {
+                Event::SendComplete { peer } => exchanges[peer].sent += 1,
+                Event::RecvComplete { peer } => {
                     let exchange = &mut exchanges[peer];
                     assert!(exchange.called, "a message came before the call");
                     let at = exchange.landed;
@@ -180,7 +180,7 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
                     );
                     exchange.landed += 1;
                 }
-                Event::Arrived { .. } => panic!("nothing is delivered in place"),
+                Event::RecvReady { .. } => panic!("nothing is delivered in place"),
             }
         }
     }
@@ -245,13 +245,13 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
             expect_called(&mut behind, sequence);
             let mut landings = [[0; 100]; 3];
             for landing in &mut landings {
-                behind.land(1, piece(landing)).expect("alive");
+                behind.post_recv(1, piece(landing)).expect("alive");
             }
             let mut events = Events::new();
             while events.len() < 3 {
                 behind.poll(&mut events).expect("alive");
             }
-            assert!(events.iter().all(|event| matches!(event, Event::Landed { peer: 1 })));
+            assert!(events.iter().all(|event| matches!(event, Event::RecvComplete { peer: 1 })));
             assert_eq!(landings, sent);
             expect_silence(&mut behind);
         }
@@ -293,7 +293,7 @@ fn a_call_with_another_sequence_is_reported_for_the_executor_to_compare() {
         here.begin(1);
         expect_silence(&mut here);
         let mut landing = [0; 8];
-        here.land(1, piece(&mut landing)).expect("alive");
+        here.post_recv(1, piece(&mut landing)).expect("alive");
         expect_called(&mut here, 2);
     });
 }
@@ -309,7 +309,7 @@ fn a_message_of_another_length_is_a_disagreement() {
             there.send(0, piece(&mut message)).expect("alive");
             here.begin(1);
             expect_called(&mut here, 1);
-            here.land(1, piece(&mut landing)).expect("alive");
+            here.post_recv(1, piece(&mut landing)).expect("alive");
             let error = next(&mut here).expect_err("the lengths differ");
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             let words = format!(
@@ -354,9 +354,9 @@ fn more_messages_than_the_window_holds_are_refused() {
         assert_eq!(here.window(), 32);
         for _ in 0..here.window() {
             here.send(1, piece(&mut message)).expect("within the window");
-            here.land(1, piece(&mut landing)).expect("within the window");
+            here.post_recv(1, piece(&mut landing)).expect("within the window");
         }
-        for error in [here.send(1, piece(&mut message)), here.land(1, piece(&mut landing))] {
+        for error in [here.send(1, piece(&mut message)), here.post_recv(1, piece(&mut landing))] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
         assert_eq!(here.send(7, piece(&mut message)).expect_err("a stranger").kind(), ErrorKind::Internal);
@@ -380,7 +380,7 @@ fn a_peer_that_closes_when_nothing_is_needed_is_an_error_only_when_it_is() {
             let error = match needs {
                 0 => here.announce(1, &call(1)),
                 1 => here.send(1, piece(&mut bytes)),
-                _ => here.land(1, piece(&mut bytes)),
+                _ => here.post_recv(1, piece(&mut bytes)),
             };
             let error = error.expect_err("the peer has left");
             assert_lost(&error);
@@ -410,9 +410,9 @@ fn a_peer_that_closes_before_its_message_is_lost() {
             here.begin(1);
             expect_called(&mut here, 1);
             for landing in &mut landings {
-                here.land(1, piece(landing)).expect("alive");
+                here.post_recv(1, piece(landing)).expect("alive");
             }
-            there.give_up();
+            there.abort();
             assert_lost(&next(&mut here).expect_err("the message will not come"));
         }
     });
@@ -429,8 +429,8 @@ fn a_peer_that_closes_in_the_middle_of_a_message_is_lost() {
         there.send(0, piece(&mut message)).expect("alive");
         here.begin(1);
         expect_called(&mut here, 1);
-        here.land(1, piece(&mut landing)).expect("alive");
-        there.give_up();
+        here.post_recv(1, piece(&mut landing)).expect("alive");
+        there.abort();
         let error = next(&mut here).expect_err("the rest will not come");
         assert_lost(&error);
         assert!(error.message().contains("in the middle of a message"), "{error}");
@@ -465,12 +465,12 @@ fn what_a_peer_sent_before_it_closed_still_lands() {
         expect_called(&mut here, 1);
         for message in messages {
             let mut landing = [0; 3000];
-            here.land(1, piece(&mut landing)).expect("there is more");
-            assert!(matches!(next(&mut here), Ok(Event::Landed { peer: 1 })));
+            here.post_recv(1, piece(&mut landing)).expect("there is more");
+            assert!(matches!(next(&mut here), Ok(Event::RecvComplete { peer: 1 })));
             assert_eq!(landing, message);
         }
         let mut landing = [0; 1];
-        here.land(1, piece(&mut landing)).expect("not known yet");
+        here.post_recv(1, piece(&mut landing)).expect("not known yet");
         assert_lost(&next(&mut here).expect_err("nothing more comes"));
     });
 }
@@ -482,13 +482,13 @@ fn links_that_were_given_up_say_so() {
         let mut message = vec![1; 32 << 20];
         here.begin(1);
         here.send(1, piece(&mut message)).expect("alive");
-        here.give_up();
+        here.abort();
         drop(message);
         assert_eq!(here.poll(&mut Events::new()).expect_err("given up").kind(), ErrorKind::PeerLost);
         let error = here.announce(1, &call(1)).expect_err("given up");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(error.message().contains("given up"), "{error}");
         here.begin(2);
-        here.give_up();
+        here.abort();
     });
 }

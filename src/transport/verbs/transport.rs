@@ -134,9 +134,9 @@ impl Verbs {
                 }
                 return Ok(());
             }
-            if self.before_sleep() {
+            if self.set_need_wakeup() {
                 self.sleep(Duration::from_millis(50));
-                self.after_sleep();
+                self.clear_need_wakeup();
             }
         }
     }
@@ -247,7 +247,7 @@ impl Verbs {
     fn sleep(&self, longest: Duration) {
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
         let mut bells = [
-            PollFd::from_borrowed_fd(self.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wake_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.fault.bell(), PollFlags::IN),
         ];
         let _ = rustix::event::poll(&mut bells, Some(&longest));
@@ -272,9 +272,9 @@ impl Verbs {
             if (flushed && (left || waited > LINGER)) || waited > FLUSH {
                 return Ok(());
             }
-            if self.before_sleep() {
+            if self.set_need_wakeup() {
                 self.sleep(Duration::from_millis(20));
-                self.after_sleep();
+                self.clear_need_wakeup();
             }
         }
     }
@@ -297,18 +297,18 @@ impl Transport for Verbs {
     }
 
     fn delivery(&self) -> Delivery {
-        Delivery::Landing
+        Delivery::PostedRecv
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
         (piece.is_host() && !self.regions.stages()) || self.regions.find(piece).is_some()
     }
 
-    fn can_land_in(&self, piece: Piece) -> bool {
+    fn can_recv_into(&self, piece: Piece) -> bool {
         self.can_send_from(piece)
     }
 
-    fn stages(&self) -> bool {
+    fn needs_staging(&self) -> bool {
         self.regions.stages()
     }
 
@@ -319,7 +319,7 @@ impl Transport for Verbs {
     fn begin(&mut self, sequence: u64) {
         if self.peers.iter().any(|peer| peer.link.is_busy()) {
             log::error!("verbs: call {sequence} begins while messages of the last one are under way");
-            self.give_up();
+            self.abort();
         }
         for place in 0..self.peers.len() {
             self.peers[place].link.begin(sequence);
@@ -350,7 +350,7 @@ impl Transport for Verbs {
         Ok(())
     }
 
-    fn land(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
         let place = self.place(peer)?;
         if self.peers[place].link.under_way().1 >= WINDOW as u64 {
             return Err(self.full(peer, "landings for"));
@@ -400,13 +400,13 @@ impl Transport for Verbs {
         Ok(moved || events.len() > before)
     }
 
-    fn bell(&self) -> BorrowedFd<'_> {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
     /// The bell rings for completions that come after the queues were armed, so after arming them this rank looks
     /// once more before it sleeps.
-    fn before_sleep(&mut self) -> bool {
+    fn set_need_wakeup(&mut self) -> bool {
         // No bell rings when a flush is over; it soon is.
         let flushes = self.flushes.as_ref().is_some_and(Flushes::is_busy);
         if self.given_up || flushes || !self.list.is_empty() {
@@ -423,7 +423,7 @@ impl Transport for Verbs {
         true
     }
 
-    fn after_sleep(&mut self) {
+    fn clear_need_wakeup(&mut self) {
         self.curious = true;
         if self.armed {
             self.devices.iter().for_each(|device| device.queue.hush());
@@ -433,7 +433,7 @@ impl Transport for Verbs {
     /// Once a queue pair is broken off, its device carries out nothing more that a peer asks for, and soon has let
     /// go of all requests. Destroying it can take much longer: a driver may wait until packets have left that cannot
     /// leave. So that is left to a thread of its own, which holds all that must outlive the queue pairs.
-    fn give_up(&mut self) {
+    fn abort(&mut self) {
         self.given_up = true;
         let reason = given_up();
         let mut peers = std::mem::take(&mut self.peers);

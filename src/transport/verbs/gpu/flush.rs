@@ -156,7 +156,8 @@ impl Flushes {
     pub(in crate::transport::verbs) fn hold(&mut self, events: &mut Events, first: usize) {
         let new = events.split_off(first);
         for event in new {
-            let list = if matches!(event, Event::Landed { .. }) { &mut self.waiting } else { &mut *events };
+            let list =
+                if matches!(event, Event::RecvComplete { .. }) { &mut self.waiting } else { &mut *events };
             list.push_back(event);
         }
     }

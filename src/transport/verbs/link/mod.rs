@@ -431,7 +431,7 @@ impl Link {
             };
             if self.active || call.sequence <= self.sequence {
                 self.incoming[parity(turn)].reported();
-                events.push_back(Event::Called { peer, call });
+                events.push_back(Event::PeerEntered { peer, call });
             }
         }
         if !self.active {
@@ -440,11 +440,11 @@ impl Link {
         let outgoing = &mut self.outgoing[parity(self.turn)];
         while outgoing.sent < outgoing.next && outgoing.message(outgoing.sent).done {
             outgoing.sent += 1;
-            events.push_back(Event::Sent { peer });
+            events.push_back(Event::SendComplete { peer });
         }
         // What came over a queue pair that breaks belongs to its device too, until that has let go of everything.
         while !self.is_breaking() && self.incoming[parity(self.turn)].pop_landed() {
-            events.push_back(Event::Landed { peer });
+            events.push_back(Event::RecvComplete { peer });
         }
         self.check_left()
     }

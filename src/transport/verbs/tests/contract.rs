@@ -63,7 +63,7 @@ fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
         let act = |linked: &mut Linked| {
             linked.verbs.pretend(Gpus::pretended());
             let mut pool = Pool::on_gpu(2 * WINDOW);
-            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_land_in(pool.whole));
+            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_recv_into(pool.whole));
             linked.registrar.register(pool.whole)?;
             (1..)
                 .zip(calls())
@@ -82,10 +82,10 @@ fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
     on_rails(LIMIT, |rails| {
         let setup = Setup { registration: Registration::Stage, ..Setup::over(rails, rails.len()) };
         let act = |linked: &mut Linked| {
-            assert_eq!(linked.verbs.delivery(), Delivery::Landing);
-            assert!(linked.verbs.stages());
+            assert_eq!(linked.verbs.delivery(), Delivery::PostedRecv);
+            assert!(linked.verbs.needs_staging());
             let mut pool = Pool::new(2 * WINDOW);
-            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_land_in(pool.whole));
+            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_recv_into(pool.whole));
             linked.registrar.register(pool.whole)?;
             (1..)
                 .zip(calls())
@@ -127,13 +127,16 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
             behind.expect_called(sequence);
             let mut landings = [[0; 100]; 3];
             for landing in &mut landings {
-                behind.verbs.land(1, piece(landing)).expect("alive");
+                behind.verbs.post_recv(1, piece(landing)).expect("alive");
             }
             let mut events = Events::new();
             while events.len() < 3 {
                 behind.verbs.poll(&mut events).expect("alive");
             }
-            assert!(events.iter().all(|event| matches!(event, Event::Landed { peer: 1 })), "{events:?}");
+            assert!(
+                events.iter().all(|event| matches!(event, Event::RecvComplete { peer: 1 })),
+                "{events:?}"
+            );
             assert_eq!(landings, sent);
             behind.expect_silence();
         }
@@ -153,16 +156,16 @@ fn nothing_is_taken_beyond_the_window_or_for_strangers() {
         assert_eq!(here.verbs.window(), WINDOW);
         for at in 0..WINDOW {
             here.verbs.send(1, piece(&mut message)).expect("within the window");
-            here.verbs.land(1, landings.narrow(at * SUBCHUNK, SUBCHUNK)).expect("within the window");
+            here.verbs.post_recv(1, landings.narrow(at * SUBCHUNK, SUBCHUNK)).expect("within the window");
         }
         let beyond = landings.narrow(WINDOW * SUBCHUNK, SUBCHUNK);
-        for error in [here.verbs.send(1, piece(&mut message)), here.verbs.land(1, beyond)] {
+        for error in [here.verbs.send(1, piece(&mut message)), here.verbs.post_recv(1, beyond)] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
         let stranger = here.verbs.send(7, piece(&mut message));
         assert_eq!(stranger.expect_err("a stranger").kind(), ErrorKind::Internal);
-        here.verbs.give_up();
-        there.verbs.give_up();
+        here.verbs.abort();
+        there.verbs.abort();
     });
 }
 
@@ -173,10 +176,10 @@ fn links_that_were_given_up_say_so_and_the_peer_notices() {
         let mut landing = vec![0; SUBCHUNK];
         here.begin(1).expect("alive");
         there.begin(1).expect("alive");
-        here.verbs.land(1, piece(&mut landing)).expect("alive");
+        here.verbs.post_recv(1, piece(&mut landing)).expect("alive");
         here.verbs.poll(&mut Events::new()).expect("alive");
         there.expect_called(1);
-        here.verbs.give_up();
+        here.verbs.abort();
         drop(landing);
         let error = here.verbs.poll(&mut Events::new()).expect_err("given up");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
@@ -189,7 +192,7 @@ fn links_that_were_given_up_say_so_and_the_peer_notices() {
             error.message().starts_with("rank 0 cannot be reached any more: a write ended with"),
             "{error}"
         );
-        there.verbs.give_up();
+        there.verbs.abort();
     });
 }
 
@@ -201,6 +204,6 @@ fn a_peer_that_leaves_is_an_error_only_when_it_is_needed() {
         drop(there);
         here.expect_silence();
         here.verbs.announce(1, &call(1)).and_then(|()| here.next().map(drop)).expect_err("it has left");
-        here.verbs.give_up();
+        here.verbs.abort();
     });
 }

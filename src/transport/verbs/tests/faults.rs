@@ -26,7 +26,7 @@ fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
             let mut pool = Pool::new(4 * LENS.len());
             let outcome = (1..3).try_for_each(|sequence| linked.exchange(sequence, &LENS, &mut pool));
             if outcome.is_err() {
-                linked.verbs.give_up();
+                linked.verbs.abort();
             }
             outcome
         };

@@ -150,7 +150,7 @@ impl Linked {
 
     /// Gives up, and has the others know.
     fn fail(&mut self, error: &Error) {
-        self.verbs.give_up();
+        self.verbs.abort();
         for fault in &self.faults {
             fault.raise(error.clone());
         }
@@ -160,12 +160,12 @@ impl Linked {
     fn wait(&mut self, events: &mut Events) -> Result<()> {
         while events.is_empty() {
             self.faults[self.me].check()?;
-            if !self.verbs.poll(events)? && self.verbs.before_sleep() {
-                let bells = [self.verbs.bell(), self.faults[self.me].bell()];
+            if !self.verbs.poll(events)? && self.verbs.set_need_wakeup() {
+                let bells = [self.verbs.wake_fd(), self.faults[self.me].bell()];
                 let mut bells = bells.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN));
                 let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
                 rustix::event::poll(&mut bells, Some(&longest)).expect("can sleep");
-                self.verbs.after_sleep();
+                self.verbs.clear_need_wakeup();
             }
         }
         Ok(())
@@ -191,7 +191,7 @@ impl Linked {
 
     fn expect_called(&mut self, sequence: u64) {
         match self.next().expect("a call") {
-            Event::Called { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
+            Event::PeerEntered { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
             other => panic!("{other:?} instead of a call"),
         }
     }
@@ -221,24 +221,24 @@ impl Linked {
                 }
                 while exchange.awaited() < lens.len() && exchange.landings.len() < self.verbs.window() {
                     let landing = memory.take(lens[exchange.awaited()]);
-                    assert!(self.verbs.can_land_in(landing));
-                    self.verbs.land(peer, landing)?;
+                    assert!(self.verbs.can_recv_into(landing));
+                    self.verbs.post_recv(peer, landing)?;
                     exchange.landings.push_back(landing);
                 }
             }
             self.wait(&mut events)?;
             for event in events.drain(..) {
                 match event {
-                    Event::Called { peer, call: theirs } => {
+                    Event::PeerEntered { peer, call: theirs } => {
                         assert_eq!(theirs, Call { on_gpu: self.on_gpu, ..call(sequence) });
                         assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
                     }
-                    Event::Sent { peer } => {
+                    Event::SendComplete { peer } => {
                         let source = exchanges[peer].sources.pop_front().expect("sent after it was posted");
                         fill(source, 99, sequence, 0);
                         memory.give_back(source);
                     }
-                    Event::Landed { peer } => {
+                    Event::RecvComplete { peer } => {
                         let exchange = &mut exchanges[peer];
                         assert!(exchange.called, "a message came before the call");
                         let landing = exchange.landings.pop_front().expect("landed after it was opened");
@@ -246,7 +246,7 @@ impl Linked {
                         exchange.landed += 1;
                         memory.give_back(landing);
                     }
-                    Event::Arrived { .. } => panic!("nothing is delivered in place"),
+                    Event::RecvReady { .. } => panic!("nothing is delivered in place"),
                 }
             }
         }

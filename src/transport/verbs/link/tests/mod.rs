@@ -123,7 +123,7 @@ impl Two {
     }
 
     fn landed(&mut self, me: usize) -> usize {
-        self.events(me).iter().filter(|event| matches!(event, Event::Landed { .. })).count()
+        self.events(me).iter().filter(|event| matches!(event, Event::RecvComplete { .. })).count()
     }
 
     /// Breaks one end of a queue pair, with all that is under way there.
@@ -161,7 +161,10 @@ fn a_short_call_is_one_write() {
     assert_eq!(words(&requests), [Word::EagerCall]);
     two.deliver(0, &requests[0]);
     let events = two.events(1);
-    assert!(matches!(events[..], [Event::Called { peer: 0, .. }, Event::Landed { peer: 0 }]), "{events:?}");
+    assert!(
+        matches!(events[..], [Event::PeerEntered { peer: 0, .. }, Event::RecvComplete { peer: 0 }]),
+        "{events:?}"
+    );
     assert_eq!(two.memory[landing], [5; 100]);
 }
 
@@ -189,12 +192,12 @@ fn a_peer_that_is_ahead_is_not_heard_early() {
     let mut two = Two::new(1);
     two.begin(1);
     (0..2).for_each(|me| two.carry(me));
-    assert!(matches!(two.events(0)[..], [Event::Called { .. }]));
+    assert!(matches!(two.events(0)[..], [Event::PeerEntered { .. }]));
     two.begin_at(0, 2);
     two.send(0, 5, 100);
     two.land(0, LONG);
     two.carry(0);
-    assert!(matches!(two.events(1)[..], [Event::Called { call: Call { sequence: 1, .. }, .. }]));
+    assert!(matches!(two.events(1)[..], [Event::PeerEntered { call: Call { sequence: 1, .. }, .. }]));
     assert!(two.events(1).is_empty(), "the rest is of the next call");
     two.links[1].begin(2);
     two.links[1].announce(&call(2)).expect("alive");
@@ -202,7 +205,7 @@ fn a_peer_that_is_ahead_is_not_heard_early() {
     two.send(1, 6, LONG);
     assert!(matches!(
         two.events(1)[..],
-        [Event::Called { call: Call { sequence: 2, .. }, .. }, Event::Landed { .. }]
+        [Event::PeerEntered { call: Call { sequence: 2, .. }, .. }, Event::RecvComplete { .. }]
     ));
     assert_eq!(words(&two.requests(1)), [Word::Call, Word::Data(0)]);
 }
@@ -215,7 +218,7 @@ fn a_peer_that_calls_where_this_rank_does_not_is_reported_unless_it_is_ahead() {
     two.links[1].begin(1);
     assert!(two.events(1).is_empty());
     two.links[1].begin(2);
-    assert!(matches!(two.events(1)[..], [Event::Called { peer: 0, .. }]));
+    assert!(matches!(two.events(1)[..], [Event::PeerEntered { peer: 0, .. }]));
 }
 
 #[test]
@@ -271,7 +274,10 @@ fn what_came_is_not_written_again_though_nobody_acknowledged_it() {
     let requests = two.requests(0);
     requests.iter().for_each(|request| two.deliver(0, request));
     two.break_end(0, 0);
-    assert!(!two.events(0).iter().any(|event| matches!(event, Event::Sent { .. })), "it may not have come");
+    assert!(
+        !two.events(0).iter().any(|event| matches!(event, Event::SendComplete { .. })),
+        "it may not have come"
+    );
     two.carry(0);
     two.follow(1);
     assert_eq!(words(&two.requests(1)), [Word::Known(0)]);
@@ -347,7 +353,7 @@ fn a_peer_that_left_before_it_acknowledged_everything_is_not_missed() {
     (0..9).for_each(|_| drop(two.events(1)));
     let last = requests.last().expect("the message");
     two.links[1].sent(last.pair, last.serial);
-    assert!(matches!(two.events(1)[..], [Event::Sent { peer: 0 }]));
+    assert!(matches!(two.events(1)[..], [Event::SendComplete { peer: 0 }]));
 }
 
 #[test]

@@ -371,18 +371,18 @@ impl World {
         let sequence = rank.done as u64 + 1;
         let exchange = rank.exchange.as_mut().expect("events are heard within a call");
         match event {
-            Event::Called { peer, call: theirs } => {
+            Event::PeerEntered { peer, call: theirs } => {
                 assert_eq!((peer, theirs), (1 - me, call(sequence)));
                 assert!(!std::mem::replace(&mut exchange.called, true), "called once");
             }
-            Event::Sent { .. } => {
+            Event::SendComplete { .. } => {
                 let source = exchange.sources.pop_front().expect("sent after it was posted");
                 let start = source.as_ptr() as u64;
                 let read = self.fabric.reads(me, &(start..start + source.len() as u64));
                 assert!(!read, "what was sent is still to be read");
                 scribble(source);
             }
-            Event::Landed { .. } => {
+            Event::RecvComplete { .. } => {
                 assert!(exchange.called, "the call comes first");
                 let landing = exchange.landings.pop_front().expect("landed after it was opened");
                 let len = landing.place.len();
@@ -395,7 +395,7 @@ impl World {
                     Piece::new(NonNull::new(landing.place.as_ptr()).expect("memory"), LONGEST)
                 });
             }
-            Event::Arrived { .. } => panic!("nothing is delivered in place"),
+            Event::RecvReady { .. } => panic!("nothing is delivered in place"),
         }
     }
 
