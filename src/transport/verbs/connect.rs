@@ -7,7 +7,9 @@
 
 use super::board::Board;
 use super::link::{Link, RECEIVES, SENDS};
-use super::objects::{CompletionQueue, Context, Depth, Domain, Fresh, Port, QueuePair, Route, Shim};
+use super::objects::{
+    CompletionQueue, Context, Depth, Fresh, PathAttributes, PortAttributes, ProtectionDomain, QueuePair, Shim,
+};
 use super::peer::{Boards, Invitation, Peer};
 use super::regions::Regions;
 use super::select::Rail;
@@ -78,7 +80,7 @@ pub(crate) struct Invitations {
 pub(crate) struct Prepared {
     peers: Vec<Half>,
     devices: Vec<Device>,
-    ports: Vec<Port>,
+    ports: Vec<PortAttributes>,
     rails: Vec<Rail>,
     regions: Arc<Regions>,
     boards: Arc<Boards>,
@@ -119,15 +121,14 @@ impl Prepared {
         for (number, rail) in rails.iter().enumerate().take(RAILS) {
             let context = Context::open(&rail.device, options.shim.clone())?;
             ports.push(context.port(rail.port)?);
-            let domain = Domain::new(&context)?;
+            let pd = ProtectionDomain::new(&context)?;
             let entries = connections(number).max(1) * (depth.sends + depth.receives) as usize;
             let queue = CompletionQueue::new(&context, entries)?;
-            devices.push(Device { queue, domain, context, port: rail.port });
+            devices.push(Device { queue, pd, context, port: rail.port });
         }
-        let domains = devices.iter().map(|device| Arc::clone(&device.domain)).collect();
-        let regions =
-            Regions::new(domains, options.relaxed_ordering, options.registration, options.subchunk)?
-                .reaching_gpus(options.gpu_direct);
+        let pds = devices.iter().map(|device| Arc::clone(&device.pd)).collect();
+        let regions = Regions::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
+            .reaching_gpus(options.gpu_direct);
 
         let layouts = peers.iter().map(|(_, rails)| Layout { pairs: rails.len() * options.qps_per_rail });
         let half: usize = layouts.map(Layout::bytes).sum::<usize>().max(4096);
@@ -147,10 +148,10 @@ impl Prepared {
                 rails_to.iter().flat_map(|rails| std::iter::repeat_n(*rails, options.qps_per_rail)).collect();
             let mut pairs = Vec::new();
             for (mine, _) in &rails_of {
-                let Device { domain, queue, .. } = &devices[*mine];
-                let first_packet = getrandom::u32().unwrap_or(1) & 0xff_ffff;
+                let Device { pd, queue, .. } = &devices[*mine];
+                let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
                 let place = (rails[*mine].port, rails[*mine].pkey_index);
-                pairs.push(QueuePair::new(domain, queue, depth, place, *peer, first_packet)?);
+                pairs.push(QueuePair::new(pd, queue, depth, place, *peer, psn)?);
             }
             let layout = Layout { pairs: rails_of.len() };
             let board =
@@ -203,7 +204,7 @@ impl Prepared {
                 let rail = rails[peer].get(*theirs_at).ok_or_else(|| told("rails"))?;
                 let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| told("packets"))?;
                 let mtu = ports[*mine_at].mtu.min(*mtu);
-                fresh.push((pair, route(&mine[*mine_at], rail, mtu, &options)));
+                fresh.push((pair, path_attributes(&mine[*mine_at], rail, mtu, &options)));
             }
             let link = Link::new(peer, half.board, &half.rails);
             links.push(Peer::connect(place, link, half.board, &boards, fresh, invitation)?);
@@ -219,8 +220,8 @@ impl Prepared {
 }
 
 /// How a peer's rail is reached from one of this rank's.
-pub(super) fn route(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> Route {
-    Route {
+pub(super) fn path_attributes(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> PathAttributes {
+    PathAttributes {
         port: mine.port,
         gid_index: mine.gid_index,
         gid: theirs.gid,

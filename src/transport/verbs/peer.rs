@@ -7,7 +7,9 @@ mod tests;
 
 use super::board::Board;
 use super::link::{Link, Payload, Request, SENDS};
-use super::objects::{Completion, Connected, Endpoint, Fresh, QueuePair, Route, Status, WriteRequest};
+use super::objects::{
+    Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WcStatus, WriteRequest,
+};
 use super::regions::Region;
 use super::wire::RAILS;
 use crate::call::Rank;
@@ -82,7 +84,7 @@ impl Peer {
         link: Link,
         board: Board,
         boards: &Arc<Boards>,
-        fresh: Vec<(QueuePair<Fresh>, Route)>,
+        fresh: Vec<(QueuePair<Fresh>, PathAttributes)>,
         theirs: &Invitation,
     ) -> Result<Self> {
         let peer = link.peer;
@@ -98,7 +100,7 @@ impl Peer {
             .into_iter()
             .zip(&theirs.endpoints)
             .enumerate()
-            .map(|(number, ((pair, route), end))| pair.connect(id(place, number, true, 0), *end, &route))
+            .map(|(number, ((pair, path), end))| pair.connect(id(place, number, true, 0), *end, &path))
             .collect::<Result<_>>()?;
         Ok(Self {
             place,
@@ -130,7 +132,7 @@ impl Peer {
         match outcome {
             Ok(Some((word, len))) => {
                 if self.link.received_one(pair)
-                    && let Err(error) = self.pairs[pair].receive(id)
+                    && let Err(error) = self.pairs[pair].post_recv(id)
                 {
                     self.break_off(pair, &error);
                     // Nor will there be a completion for it.
@@ -147,7 +149,7 @@ impl Peer {
                     self.link.failed(pair, serial);
                 } else {
                     self.link.received_one(pair);
-                    if status != Status::FLUSHED {
+                    if status != WcStatus::FLUSHED {
                         // Something came, nobody knows what, and the peer may think that it is known here.
                         self.give_out(&error);
                     }
@@ -171,11 +173,11 @@ impl Peer {
 
     /// Breaks a queue pair off, and has its device tell when it has let go of all requests.
     fn end(&mut self, pair: usize) -> Result<()> {
-        self.pairs[pair].break_off()?;
+        self.pairs[pair].move_to_error()?;
         let mark = self.link.mark_end(pair)?;
         let posted = self
             .write_request(&mark, true)
-            .and_then(|mark| self.pairs[pair].post(&[mark]).map_err(|(_, error)| error));
+            .and_then(|mark| self.pairs[pair].post_send(&[mark]).map_err(|(_, error)| error));
         posted.inspect_err(|_| self.link.withdraw(pair, mark.serial))
     }
 
@@ -184,7 +186,7 @@ impl Peer {
         self.link.give_out(cause);
         for (number, pair) in self.pairs.iter_mut().enumerate() {
             if self.link.break_pair(number, cause)
-                && let Err(error) = pair.break_off()
+                && let Err(error) = pair.move_to_error()
             {
                 log::warn!("verbs: {}", error.message());
             }
@@ -287,7 +289,7 @@ impl Peer {
                 continue;
             }
             // A rail may break while its batch is made.
-            let posted = self.pairs[pair].post(&self.batches[pair]);
+            let posted = self.pairs[pair].post_send(&self.batches[pair]);
             if let Err((taken, error)) = posted {
                 self.link.withdraw(pair, self.batches[pair][taken].id as u32);
                 self.break_off(pair, &error);

@@ -4,7 +4,7 @@
 //! answers.
 
 use super::gpu::ladder::{Reason, dmabuf_answer};
-use super::objects::{Context, Domain, Shim};
+use super::objects::{Context, ProtectionDomain, Shim};
 use crate::error::Result;
 
 /// What a device answers.
@@ -27,6 +27,6 @@ pub fn ask(device: &str, ports: &[u8]) -> Result<Answers> {
         Ok(told) if (1..=5).contains(&told.mtu) => Some(128 << told.mtu),
         _ => None,
     };
-    let errno = Domain::new(&context)?.dmabuf_answer();
+    let errno = ProtectionDomain::new(&context)?.dmabuf_answer();
     Ok(Answers { mtus: ports.iter().map(mtu).collect(), dmabufs: dmabuf_answer(device, errno) })
 }

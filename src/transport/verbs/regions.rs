@@ -6,7 +6,7 @@
 
 use super::gpu::ladder::Rung;
 use super::gpu::{Gpus, Span};
-use super::objects::{Access, Domain, MemoryRegion};
+use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use super::wire::RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
@@ -35,8 +35,8 @@ impl Memory {
 /// Memory that is registered at each rail, at once or when the rail is first needed.
 pub(super) struct Region {
     memory: Memory,
-    access: Access,
-    domains: Arc<[Arc<Domain>]>,
+    access: AccessFlags,
+    pds: Arc<[Arc<ProtectionDomain>]>,
     by_rail: [OnceLock<MemoryRegion>; RAILS],
 }
 
@@ -51,12 +51,12 @@ impl std::fmt::Debug for Region {
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn new(domains: &Arc<[Arc<Domain>]>, piece: Piece, access: Access) -> Self {
-        Self::of(domains, Memory::Host(piece), access)
+    fn new(pds: &Arc<[Arc<ProtectionDomain>]>, piece: Piece, access: AccessFlags) -> Self {
+        Self::of(pds, Memory::Host(piece), access)
     }
 
-    fn of(domains: &Arc<[Arc<Domain>]>, memory: Memory, access: Access) -> Self {
-        Self { memory, access, domains: Arc::clone(domains), by_rail: Default::default() }
+    fn of(pds: &Arc<[Arc<ProtectionDomain>]>, memory: Memory, access: AccessFlags) -> Self {
+        Self { memory, access, pds: Arc::clone(pds), by_rail: Default::default() }
     }
 
     fn at(&self, rail: usize) -> Result<&MemoryRegion> {
@@ -68,7 +68,7 @@ impl Region {
             let words = format!("memory of a GPU is not registered at rail {rail}");
             return Err(Error::new(ErrorKind::Internal, words));
         };
-        let region = self.domains[rail].register(piece, self.access)?;
+        let region = self.pds[rail].register(piece, self.access)?;
         Ok(place.get_or_init(|| region))
     }
 
@@ -86,7 +86,7 @@ impl Region {
         if self.memory.span().len == 0 {
             return Ok(keys);
         }
-        for (rail, key) in keys.iter_mut().enumerate().take(self.domains.len()) {
+        for (rail, key) in keys.iter_mut().enumerate().take(self.pds.len()) {
             *key = self.at(rail)?.rkey();
         }
         Ok(keys)
@@ -107,7 +107,7 @@ struct Entry {
 
 /// All regions of a rank.
 pub(super) struct Regions {
-    domains: Arc<[Arc<Domain>]>,
+    pds: Arc<[Arc<ProtectionDomain>]>,
     relaxed: bool,
     /// Registered until further notice, in no order: there are few.
     known: RwLock<Vec<Entry>>,
@@ -132,17 +132,17 @@ impl Regions {
     /// # Errors
     /// `System` if nothing can be registered.
     pub(super) fn new(
-        domains: Vec<Arc<Domain>>,
+        pds: Vec<Arc<ProtectionDomain>>,
         relaxed: bool,
         registration: Registration,
         subchunk: usize,
     ) -> Result<Self> {
-        let domains: Arc<[Arc<Domain>]> = domains.into();
+        let pds: Arc<[Arc<ProtectionDomain>]> = pds.into();
         let stages = match registration {
             Registration::Subchunk => false,
             Registration::Stage => true,
             Registration::Auto => {
-                let (registering, copying) = measure(&domains, subchunk)?;
+                let (registering, copying) = measure(&pds, subchunk)?;
                 log::debug!(
                     "verbs: registering {subchunk} bytes takes {registering:?}, copying them {copying:?}"
                 );
@@ -150,7 +150,7 @@ impl Regions {
             }
         };
         Ok(Self {
-            domains,
+            pds,
             relaxed,
             known: RwLock::default(),
             passing: Mutex::default(),
@@ -172,14 +172,14 @@ impl Regions {
         assert!(self.gpus.set(gpus).is_ok(), "before any GPU was asked for");
     }
 
-    fn writable(&self) -> Access {
-        Access { remote_write: true, remote_read: false, relaxed: self.relaxed }
+    fn writable(&self) -> AccessFlags {
+        AccessFlags { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }
 
     /// Registers memory that this object's owner keeps for as long as it lives: boards, for one. Such writes are
     /// never carried out in another order.
     pub(super) fn own(&self, piece: Piece, remote_write: bool) -> Result<Arc<Region>> {
-        let region = Region::new(&self.domains, piece, Access { remote_write, ..Access::SEND });
+        let region = Region::new(&self.pds, piece, AccessFlags { remote_write, ..AccessFlags::SEND });
         region.rkeys()?;
         Ok(Arc::new(region))
     }
@@ -208,14 +208,14 @@ impl Regions {
         if passing.len() >= PASSING {
             passing.retain(|_, region| region.strong_count() > 0);
         }
-        let region = Arc::new(Region::new(&self.domains, piece, Access::SEND));
+        let region = Arc::new(Region::new(&self.pds, piece, AccessFlags::SEND));
         passing.insert(place, Arc::downgrade(&region));
         Ok(region)
     }
 
     /// The region that a piece may be written in by a peer: a known one, or one that lives as long as it is held.
     pub(super) fn for_landing(&self, piece: Piece) -> Arc<Region> {
-        self.find(piece).unwrap_or_else(|| Arc::new(Region::new(&self.domains, piece, self.writable())))
+        self.find(piece).unwrap_or_else(|| Arc::new(Region::new(&self.pds, piece, self.writable())))
     }
 
     /// Registers memory of a GPU, as [`register`](Registrar::register) does that of the host, and tells by which rung
@@ -234,10 +234,10 @@ impl Regions {
             entry.count += 1;
             return Ok(rung);
         }
-        let access = Access { remote_read: true, ..self.writable() };
-        let (rung, by_rail) = gpus.register(&self.domains, span, access)?;
+        let access = AccessFlags { remote_read: true, ..self.writable() };
+        let (rung, by_rail) = gpus.register(&self.pds, span, access)?;
         if rung != Rung::Host {
-            let region = Region::of(&self.domains, Memory::Gpu(span, rung), access);
+            let region = Region::of(&self.pds, Memory::Gpu(span, rung), access);
             for (place, registered) in region.by_rail.iter().zip(by_rail) {
                 place.get_or_init(|| registered);
             }
@@ -301,7 +301,7 @@ impl Registrar for Regions {
             entry.count += 1;
             return Ok(());
         }
-        let region = Region::new(&self.domains, piece, self.writable());
+        let region = Region::new(&self.pds, piece, self.writable());
         region.rkeys()?;
         known.push(Entry { region: Arc::new(region), count: 1 });
         Ok(())
@@ -321,7 +321,7 @@ impl Registrar for Regions {
 }
 
 /// How long it takes to register and deregister a sub-chunk at all rails, and to copy it: the best of a few.
-fn measure(domains: &Arc<[Arc<Domain>]>, subchunk: usize) -> Result<(Duration, Duration)> {
+fn measure(pds: &Arc<[Arc<ProtectionDomain>]>, subchunk: usize) -> Result<(Duration, Duration)> {
     const TRIES: usize = 4;
     let mut from = vec![1u8; subchunk];
     let mut into = vec![2u8; subchunk];
@@ -329,7 +329,7 @@ fn measure(domains: &Arc<[Arc<Domain>]>, subchunk: usize) -> Result<(Duration, D
     for _ in 0..TRIES {
         let start = Instant::now();
         crate::memory::lend_in_place(&mut from, |piece| {
-            Region::new(domains, piece, Access::SEND).rkeys().map(drop)
+            Region::new(pds, piece, AccessFlags::SEND).rkeys().map(drop)
         })?;
         registering = registering.min(start.elapsed());
         let start = Instant::now();
@@ -347,8 +347,8 @@ mod tests {
     use crate::transport::fixtures::piece;
 
     fn regions(shim: &Shim, registration: Registration) -> Result<Regions> {
-        let domain = Domain::new(&Context::inert("inert", shim.clone()))?;
-        Regions::new(vec![domain], true, registration, 4096)
+        let pd = ProtectionDomain::new(&Context::inert("inert", shim.clone()))?;
+        Regions::new(vec![pd], true, registration, 4096)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::connect::Options;
 use super::gpu::{Flusher, Flushes};
-use super::objects::{CompletionQueue, Context, Domain, Happening, Port};
+use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
 use super::peer::{Peer, place_of};
 use super::regions::Regions;
 use super::select::Rail;
@@ -31,7 +31,7 @@ const LET_GO: Duration = Duration::from_millis(500);
 /// What serves one rail.
 pub(super) struct Device {
     pub queue: Arc<CompletionQueue>,
-    pub domain: Arc<Domain>,
+    pub pd: Arc<ProtectionDomain>,
     pub context: Arc<Context>,
     pub port: u8,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Verbs {
     places: Vec<Option<usize>>,
     devices: Vec<Device>,
     /// By device, the rail that it serves, and its port.
-    rails: Vec<(Rail, Port)>,
+    rails: Vec<(Rail, PortAttributes)>,
     regions: Arc<Regions>,
     /// What has landed on a GPU that must not read it yet, where there is such a GPU.
     flushes: Option<Flushes>,
@@ -66,7 +66,7 @@ impl Verbs {
     pub(super) fn new(
         peers: Vec<Peer>,
         devices: Vec<Device>,
-        rails: Vec<(Rail, Port)>,
+        rails: Vec<(Rail, PortAttributes)>,
         regions: Arc<Regions>,
         options: Options,
         fault: Arc<Fault>,
@@ -151,8 +151,8 @@ impl Verbs {
     /// What flushes what is written to a GPU, if there is one that needs it.
     fn make_flushes(&self) -> Result<Option<Flushes>> {
         let Some((from, keys)) = self.regions.to_flush()? else { return Ok(None) };
-        let flusher = |(device, (rail, port)): (&Device, &(Rail, Port))| {
-            Flusher::new(&device.domain, rail, *port, &self.options)
+        let flusher = |(device, (rail, port)): (&Device, &(Rail, PortAttributes))| {
+            Flusher::new(&device.pd, rail, *port, &self.options)
         };
         let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
         Ok(Some(Flushes::new(flushers, from, &keys)))
@@ -207,19 +207,19 @@ impl Verbs {
     fn watch_devices(&mut self) {
         self.curious = false;
         for rail in 0..self.devices.len() {
-            while let Some(happening) = self.devices[rail].context.next_event() {
+            while let Some(happening) = self.devices[rail].context.next_async_event() {
                 let device = &self.devices[rail];
                 let name = device.context.name();
                 match happening {
-                    Happening::PortDown(port) if port == device.port => log::warn!(
+                    AsyncEvent::PortDown(port) if port == device.port => log::warn!(
                         "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
                     ),
-                    Happening::PortUp(port) if port == device.port => {
+                    AsyncEvent::PortUp(port) if port == device.port => {
                         log::info!("verbs: port {port} of {name} came up");
                     }
-                    Happening::PortDown(_) | Happening::PortUp(_) => {}
-                    Happening::Other(what) => log::info!("verbs: {name}: {what}"),
-                    Happening::Fatal(what) => {
+                    AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
+                    AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
+                    AsyncEvent::Fatal(what) => {
                         let error = Error::new(ErrorKind::System, format!("{name}: {what}"));
                         for place in 0..self.peers.len() {
                             self.peers[place].break_off_rail(rail, &error);
@@ -284,7 +284,7 @@ impl Verbs {
 fn watch(devices: &[Device]) -> rustix::io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for device in devices {
-        for bell in [device.queue.bell(), device.context.events()].into_iter().flatten() {
+        for bell in [device.queue.event_fd(), device.context.async_fd()].into_iter().flatten() {
             epoll::add(&epoll, bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
     }
@@ -426,7 +426,7 @@ impl Transport for Verbs {
     fn clear_need_wakeup(&mut self) {
         self.curious = true;
         if self.armed {
-            self.devices.iter().for_each(|device| device.queue.hush());
+            self.devices.iter().for_each(|device| device.queue.drain_events());
         }
     }
 

@@ -9,9 +9,10 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
-use crate::transport::verbs::connect::{Options, route};
+use crate::transport::verbs::connect::{Options, path_attributes};
 use crate::transport::verbs::objects::{
-    Access, CompletionQueue, Connected, Depth, Domain, MemoryRegion, Port, QueuePair, ReadRequest,
+    AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
+    QueuePair, ReadRequest,
 };
 use crate::transport::verbs::select::Rail;
 use crate::transport::{Event, Events};
@@ -69,21 +70,21 @@ impl Flusher {
     /// # Errors
     /// `System` if the device refuses.
     pub(in crate::transport::verbs) fn new(
-        domain: &Arc<Domain>,
+        pd: &Arc<ProtectionDomain>,
         rail: &Rail,
-        port: Port,
+        port: PortAttributes,
         options: &Options,
     ) -> Result<Self> {
-        let queue = CompletionQueue::new(domain.context(), DEPTH as usize + 1)?;
+        let queue = CompletionQueue::new(pd.context(), DEPTH as usize + 1)?;
         let byte = Box::new(UnsafeCell::new(0));
         let place = NonNull::new(byte.get()).expect("a box is somewhere");
         // SAFETY: the byte lives as long as the region, and nobody but the device touches it.
         let piece = unsafe { Piece::new(place, 1) };
-        let landing = domain.register(piece, Access { remote_write: true, ..Access::SEND })?;
+        let landing = pd.register(piece, AccessFlags { remote_write: true, ..AccessFlags::SEND })?;
         let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
-        let pair = QueuePair::to_itself(domain, &queue, depth, (rail.port, rail.pkey_index))?;
+        let pair = QueuePair::loopback(pd, &queue, depth, (rail.port, rail.pkey_index))?;
         let itself = pair.endpoint();
-        let pair = pair.connect(0, itself, &route(rail, rail, port.mtu, options))?;
+        let pair = pair.connect(0, itself, &path_attributes(rail, rail, port.mtu, options))?;
         let device = rail.device.clone();
         Ok(Self { pair, queue, landing, byte, device, begun: 0, done: 0 })
     }
@@ -99,7 +100,7 @@ impl Flusher {
         }
         let into = self.byte.get() as u64;
         let lkey = self.landing.lkey();
-        self.pair.read(&ReadRequest { id: self.begun, from: address, rkey, into, lkey, len: 1 })?;
+        self.pair.post_read(&ReadRequest { id: self.begun, from: address, rkey, into, lkey, len: 1 })?;
         self.begun += 1;
         Ok(Some(self.begun - 1))
     }
@@ -216,7 +217,7 @@ mod tests {
     }
 
     fn flusher(shim: &Shim) -> Result<Flusher> {
-        let domain = Domain::new(&Context::inert("inert", shim.clone()))?;
+        let pd = ProtectionDomain::new(&Context::inert("inert", shim.clone()))?;
         let rail = Rail {
             device: "inert".to_owned(),
             port: 1,
@@ -231,7 +232,7 @@ mod tests {
             numa: None,
         };
         let options = Options::new(&crate::config::Config::default());
-        Flusher::new(&domain, &rail, domain.context().port(1)?, &options)
+        Flusher::new(&pd, &rail, pd.context().port(1)?, &options)
     }
 
     #[test]
@@ -265,7 +266,7 @@ mod tests {
         }
         assert_eq!(flusher.begin(64, 1).expect("inert"), None);
         let over = |id| crate::transport::verbs::objects::Completion { id, outcome: Ok(None) };
-        flusher.queue.invented.lock().expect("no other thread").push_back(over(0));
+        flusher.queue.injected.lock().expect("no other thread").push_back(over(0));
         assert_eq!(flusher.poll().expect("inert"), 1);
         assert_eq!(flusher.begin(64, 1).expect("inert"), Some(u64::from(DEPTH)));
     }

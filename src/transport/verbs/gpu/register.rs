@@ -8,7 +8,7 @@ use super::ladder::{self, Prospects, Range, Reason, Refusal, Rung, Taken};
 use crate::config::GpuDirect;
 use crate::error::{Error, ErrorKind, Result as OrError};
 use crate::memory::Piece;
-use crate::transport::verbs::objects::{Access, Domain, MemoryRegion};
+use crate::transport::verbs::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -115,9 +115,9 @@ impl Gpus {
     /// `InvalidArgument` if this is not a GPU's memory; `Unsupported` if the setting names a rung that cannot be had.
     pub(in crate::transport::verbs) fn register(
         &self,
-        domains: &[Arc<Domain>],
+        pds: &[Arc<ProtectionDomain>],
         span: Span,
-        access: Access,
+        access: AccessFlags,
     ) -> OrError<(Rung, Vec<MemoryRegion>)> {
         let invalid = |why: &str| {
             let Span { address, len } = span;
@@ -133,10 +133,9 @@ impl Gpus {
         let exported = OnceCell::new();
         let mut worst = None;
         let mut regions = Vec::new();
-        for domain in domains {
-            let attempt =
-                Attempt { gpus: self, gpu, domain, span, pages, offset, access, exported: &exported };
-            let device = domain.context().name();
+        for pd in pds {
+            let attempt = Attempt { gpus: self, gpu, pd, span, pages, offset, access, exported: &exported };
+            let device = pd.context().name();
             let taken = ladder::take(self.asked, &attempt)
                 .map_err(|error| error.within(format_args!("GPU {gpu} and {device}")))?;
             for news in self.news(gpu, device, &taken) {
@@ -180,11 +179,11 @@ impl Gpus {
 struct Attempt<'a> {
     gpus: &'a Gpus,
     gpu: usize,
-    domain: &'a Arc<Domain>,
+    pd: &'a Arc<ProtectionDomain>,
     span: Span,
     pages: Span,
     offset: u64,
-    access: Access,
+    access: AccessFlags,
     /// Exported once for all rails, when the first one needs it. Regions keep the DMA-BUF themselves.
     exported: &'a OnceCell<Result<OwnedFd, String>>,
 }
@@ -195,7 +194,7 @@ impl Prospects for Attempt<'_> {
     }
 
     fn takes_dmabufs(&self) -> Result<(), Reason> {
-        ladder::dmabuf_answer(self.domain.context().name(), self.domain.dmabuf_answer())
+        ladder::dmabuf_answer(self.pd.context().name(), self.pd.dmabuf_answer())
     }
 
     fn takes_addresses(&self) -> Result<(), Reason> {
@@ -211,12 +210,12 @@ impl Range for Attempt<'_> {
         let exported = self.exported.get_or_init(|| self.gpus.driver.export(self.pages));
         let dmabuf = exported.as_ref().map_err(|words| Refusal::Export(words.clone()))?;
         let Span { address, len } = self.span;
-        self.domain
+        self.pd
             .register_dmabuf(dmabuf.as_fd(), self.offset, len, address, self.access)
             .map_err(Refusal::Register)
     }
 
     fn by_address(&self) -> Result<MemoryRegion, i32> {
-        self.domain.register_address(self.span.address, self.span.len, self.access)
+        self.pd.register_address(self.span.address, self.span.len, self.access)
     }
 }

@@ -8,7 +8,7 @@ use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
 use crate::memory::{Piece, Registrar};
 use crate::transport::verbs::connect::Options;
-use crate::transport::verbs::objects::{Access, Context, Domain, Shim, Verb};
+use crate::transport::verbs::objects::{AccessFlags, Context, ProtectionDomain, Shim, Verb};
 use crate::transport::verbs::probe;
 use crate::transport::verbs::regions::Regions;
 use crate::transport::verbs::select::{self, Rail};
@@ -60,23 +60,23 @@ fn gpus(asked: GpuDirect) -> Gpus {
 }
 
 /// A domain of no device, whose first verb of this sort fails so.
-fn inert(name: &str, verb: Verb, errno: Errno) -> Arc<Domain> {
+fn inert(name: &str, verb: Verb, errno: Errno) -> Arc<ProtectionDomain> {
     let shim = Shim::failing(verb, 0, errno.raw_os_error());
-    Domain::new(&Context::inert(name, shim)).expect("inert")
+    ProtectionDomain::new(&Context::inert(name, shim)).expect("inert")
 }
 
 /// The same, whose driver takes DMA-BUFs: it misses the one that does not exist.
-fn modern(name: &str) -> Arc<Domain> {
+fn modern(name: &str) -> Arc<ProtectionDomain> {
     inert(name, Verb::RegDmabufMr, Errno::BADF)
 }
 
 /// The same, whose driver takes none, as inert ones do.
-fn old(name: &str) -> Arc<Domain> {
-    Domain::new(&Context::inert(name, Shim::none())).expect("inert")
+fn old(name: &str) -> Arc<ProtectionDomain> {
+    ProtectionDomain::new(&Context::inert(name, Shim::none())).expect("inert")
 }
 
-fn regions(domains: Vec<Arc<Domain>>) -> Regions {
-    Regions::new(domains, true, Registration::Stage, 4096).expect("inert")
+fn regions(pds: Vec<Arc<ProtectionDomain>>) -> Regions {
+    Regions::new(pds, true, Registration::Stage, 4096).expect("inert")
 }
 
 /// Some bytes of an imaginary GPU.
@@ -192,11 +192,11 @@ fn with_or_without_a_driver_nothing_panics() {
 }
 
 /// The first rail of this machine, open; `None`, with a word, if it has none.
-fn rail() -> Option<(Rail, Arc<Domain>)> {
+fn rail() -> Option<(Rail, Arc<ProtectionDomain>)> {
     rail_with(Shim::none())
 }
 
-fn rail_with(shim: Shim) -> Option<(Rail, Arc<Domain>)> {
+fn rail_with(shim: Shim) -> Option<(Rail, Arc<ProtectionDomain>)> {
     let survey = Survey::here();
     if survey.devices.is_empty() {
         println!("skipped: no RDMA device here");
@@ -205,7 +205,7 @@ fn rail_with(shim: Shim) -> Option<(Rail, Arc<Domain>)> {
     let standpoint = Standpoint::read(std::path::Path::new("/"), None);
     let rails = select::select(&survey, &Config::default(), &standpoint).expect("a usable port").rails;
     let context = Context::open(&rails[0].device, shim).expect("it can be opened");
-    Some((rails[0].clone(), Domain::new(&context).expect("a domain")))
+    Some((rails[0].clone(), ProtectionDomain::new(&context).expect("a domain")))
 }
 
 /// Memory of the host, and where it is: not at the beginning of a page.
@@ -215,9 +215,9 @@ fn memory() -> (MmapMut, Span) {
     (memory, Span { address, len: 40_000 })
 }
 
-fn flusher(rail: &Rail, domain: &Arc<Domain>) -> Flusher {
-    let port = domain.context().port(rail.port).expect("the rail's port");
-    Flusher::new(domain, rail, port, &Options::new(&Config::default())).expect("a queue pair")
+fn flusher(rail: &Rail, pd: &Arc<ProtectionDomain>) -> Flusher {
+    let port = pd.context().port(rail.port).expect("the rail's port");
+    Flusher::new(pd, rail, port, &Options::new(&Config::default())).expect("a queue pair")
 }
 
 /// Polls until so many flushes are over.
@@ -232,8 +232,8 @@ fn wait(flusher: &mut Flusher, count: u64) -> crate::error::Result<()> {
 
 #[test]
 fn a_real_device_says_whether_it_takes_dmabufs() {
-    let Some((rail, domain)) = rail() else { return };
-    let errno = Errno::from_raw_os_error(domain.dmabuf_answer());
+    let Some((rail, pd)) = rail() else { return };
+    let errno = Errno::from_raw_os_error(pd.dmabuf_answer());
     println!("{} answers {errno:?}", rail.device);
     let answers = probe::ask(&rail.device, &[rail.port, 99]).expect("it can be opened");
     let mtu = answers.mtus[0].expect("it knows");
@@ -245,15 +245,15 @@ fn a_real_device_says_whether_it_takes_dmabufs() {
         assert!(why.words.contains("DMA-BUF"), "{why:?}");
         // What is no DMA-BUF at all is refused the same way.
         let file = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
-        let refused = domain.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, Access::SEND);
+        let refused = pd.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, AccessFlags::SEND);
         assert_eq!(refused.err().map(Errno::from_raw_os_error), Some(errno));
     }
 }
 
 #[test]
 fn a_real_device_steps_down_from_dmabufs_and_flushes() {
-    let Some((rail, domain)) = rail() else { return };
-    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let Some((rail, pd)) = rail() else { return };
+    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (mut memory, span) = memory();
     if rail.device.starts_with("rxe") {
         let error = regions.register_gpu(&gpus(GpuDirect::Dmabuf), span).expect_err("it takes none");
@@ -265,7 +265,7 @@ fn a_real_device_steps_down_from_dmabufs_and_flushes() {
     let region = regions.find(piece(span)).expect("it is registered");
     let rkey = region.rkeys().expect("at once")[0];
 
-    let mut flusher = flusher(&rail, &domain);
+    let mut flusher = flusher(&rail, &pd);
     let mut begun = 0;
     for (offset, byte) in [(0, 1), (span.len - 1, 2), (17, 3)] {
         memory[512 + offset] = byte;
@@ -288,14 +288,14 @@ fn a_real_device_steps_down_from_dmabufs_and_flushes() {
 
 #[test]
 fn a_real_device_refuses_to_flush_what_may_not_be_read() {
-    let Some((rail, domain)) = rail() else { return };
-    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let Some((rail, pd)) = rail() else { return };
+    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (_memory, span) = memory();
     // Memory of the host is not registered for reading.
     regions.register(piece(span)).expect("it is memory");
     let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
     for key in [rkey, rkey ^ 0x55] {
-        let mut flusher = flusher(&rail, &domain);
+        let mut flusher = flusher(&rail, &pd);
         flusher.begin(span.address, key).expect("it is asked only");
         let error = wait(&mut flusher, 1).expect_err("it may not be read");
         assert_eq!(error.kind(), ErrorKind::System);
@@ -312,18 +312,18 @@ fn a_real_device_refuses_to_flush_what_may_not_be_read() {
 #[test]
 fn a_flush_that_fails_is_an_error_with_its_cause() {
     const GENERAL_ERROR: u32 = 21;
-    let shim = Shim::completing(1, GENERAL_ERROR);
-    let Some((rail, domain)) = rail_with(shim.clone()) else { return };
-    let regions = Regions::new(vec![Arc::clone(&domain)], true, Registration::Stage, 4096).expect("inert");
+    let shim = Shim::failing_completion(1, GENERAL_ERROR);
+    let Some((rail, pd)) = rail_with(shim.clone()) else { return };
+    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (_memory, span) = memory();
     regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory");
     let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
-    let mut flusher = flusher(&rail, &domain);
+    let mut flusher = flusher(&rail, &pd);
     flusher.begin(span.address, rkey).expect("connected");
     wait(&mut flusher, 1).expect("the first is well");
-    assert!(!shim.struck());
+    assert!(!shim.triggered());
     flusher.begin(span.address, rkey).expect("connected");
     let error = wait(&mut flusher, 2).expect_err("the second is not");
-    assert!(shim.struck());
+    assert!(shim.triggered());
     assert!(error.message().ends_with(" cannot be flushed: general error (status 21)"), "{error}");
 }

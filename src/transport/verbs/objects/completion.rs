@@ -1,7 +1,7 @@
 //! A completion queue with the channel to sleep on.
 
 use super::Handle;
-use super::context::{Context, never_block};
+use super::context::{Context, set_nonblocking};
 use super::verb::{Verb, errno, failed};
 use crate::error::{Error, ErrorKind, Result};
 use rdma_sys::{
@@ -22,14 +22,14 @@ const HARVEST: usize = 16;
 
 /// Why a work request did not succeed, as verbs number it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Status(pub u32);
+pub(crate) struct WcStatus(pub u32);
 
-impl Status {
+impl WcStatus {
     /// Nothing was done, as the queue pair broke before.
     pub(crate) const FLUSHED: Self = Self(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the function returns a text that lives for ever, for any number.
         let words = unsafe { CStr::from_ptr(ibv_wc_status_str(self.0)) };
@@ -43,7 +43,7 @@ pub(crate) struct Completion {
     /// The request's own number.
     pub id: u64,
     /// `Ok(None)` for what this rank sent or read; `Ok(Some((immediate, bytes)))` for what a peer wrote.
-    pub outcome: std::result::Result<Option<(u32, u32)>, Status>,
+    pub outcome: std::result::Result<Option<(u32, u32)>, WcStatus>,
 }
 
 /// A completion queue.
@@ -55,7 +55,7 @@ pub(crate) struct CompletionQueue {
     context: Arc<Context>,
     /// In tests without a device: what was completed.
     #[cfg(test)]
-    pub(crate) invented: std::sync::Mutex<std::collections::VecDeque<Completion>>,
+    pub(crate) injected: std::sync::Mutex<std::collections::VecDeque<Completion>>,
 }
 
 impl CompletionQueue {
@@ -66,7 +66,7 @@ impl CompletionQueue {
     pub(crate) fn new(context: &Arc<Context>, entries: usize) -> Result<Arc<Self>> {
         let refused = |verb, errno| failed(verb, &context.site(), errno);
         for verb in [Verb::CreateCompChannel, Verb::CreateCq] {
-            if let Some(errno) = context.shim.refuses(verb) {
+            if let Some(errno) = context.shim.injected_errno(verb) {
                 return Err(refused(verb, errno));
             }
         }
@@ -77,14 +77,14 @@ impl CompletionQueue {
             unacknowledged: AtomicU32::new(0),
             context: Arc::clone(context),
             #[cfg(test)]
-            invented: std::sync::Mutex::default(),
+            injected: std::sync::Mutex::default(),
         };
         let Some(raw) = context.raw() else { return Ok(Arc::new(made)) };
         // SAFETY: the context is open.
         let channel = unsafe { ibv_create_comp_channel(raw) };
         made.channel = Handle::returned(channel).ok_or_else(|| refused(Verb::CreateCompChannel, errno()))?;
-        if let Some(bell) = made.bell() {
-            never_block(bell)?;
+        if let Some(fd) = made.event_fd() {
+            set_nonblocking(fd)?;
         }
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: context and channel are alive.
@@ -100,7 +100,7 @@ impl CompletionQueue {
     }
 
     /// A descriptor that becomes readable with the next completion after [`arm`](Self::arm); none if inert.
-    pub(crate) fn bell(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the channel and stays open for as long as that lives.
         self.channel.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).fd) })
     }
@@ -111,7 +111,7 @@ impl CompletionQueue {
     /// `System` if the device refuses.
     pub(crate) fn arm(&self) -> Result<()> {
         let refused = |errno| Err(failed(Verb::ReqNotifyCq, &self.context.site(), errno));
-        if let Some(errno) = self.context.shim.refuses(Verb::ReqNotifyCq) {
+        if let Some(errno) = self.context.shim.injected_errno(Verb::ReqNotifyCq) {
             return refused(errno);
         }
         let Some(raw) = self.raw() else { return Ok(()) };
@@ -123,7 +123,7 @@ impl CompletionQueue {
     }
 
     /// Silences the bell.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn drain_events(&self) {
         let Some(channel) = self.channel.raw() else { return };
         let (mut queue, mut cookie) = (null_mut(), null_mut());
         // SAFETY: the channel is alive and its descriptor does not block; both places may be written.
@@ -150,14 +150,14 @@ impl CompletionQueue {
     /// `System` if the device fails; whatever `tell` returns.
     pub(crate) fn poll(&self, mut tell: impl FnMut(Completion) -> Result<()>) -> Result<bool> {
         #[cfg(test)]
-        if let Some(invented) = self.invented.lock().expect("no test panics with it").pop_front() {
-            return tell(invented).map(|()| true);
+        if let Some(injected) = self.injected.lock().expect("no test panics with it").pop_front() {
+            return tell(injected).map(|()| true);
         }
         let refused = |errno| Err(failed(Verb::PollCq, &self.context.site(), errno));
         let Some(raw) = self.raw() else { return Ok(false) };
         let mut any = false;
         loop {
-            if let Some(errno) = self.context.shim.refuses(Verb::PollCq) {
+            if let Some(errno) = self.context.shim.injected_errno(Verb::PollCq) {
                 return refused(errno);
             }
             let mut harvest = [const { MaybeUninit::<ibv_wc>::uninit() }; HARVEST];
@@ -183,7 +183,7 @@ impl CompletionQueue {
 fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
     let id = completion.wr_id;
     if completion.status != ibv_wc_status::IBV_WC_SUCCESS {
-        return Ok(Completion { id, outcome: Err(Status(completion.status)) });
+        return Ok(Completion { id, outcome: Err(WcStatus(completion.status)) });
     }
     let outcome = match completion.opcode {
         ibv_wc_opcode::IBV_WC_RDMA_WRITE | ibv_wc_opcode::IBV_WC_RDMA_READ => None,

@@ -24,7 +24,7 @@ pub(crate) struct Context {
 
 /// What a port says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Port {
+pub(crate) struct PortAttributes {
     pub active: bool,
     pub lid: u16,
     /// As verbs number them: 1 is 256 bytes, 5 is 4096.
@@ -33,7 +33,7 @@ pub(crate) struct Port {
 
 /// Something that happened to a device on its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Happening {
+pub(crate) enum AsyncEvent {
     /// The device is lost, or all its completions are.
     Fatal(&'static str),
     /// A port went down.
@@ -51,7 +51,7 @@ impl Context {
     /// `System` if there is none of that name or it cannot be opened.
     pub(crate) fn open(name: &str, shim: Shim) -> Result<Arc<Self>> {
         let site = Site { device: name.to_owned(), ..Site::default() };
-        if let Some(errno) = shim.refuses(Verb::GetDeviceList) {
+        if let Some(errno) = shim.injected_errno(Verb::GetDeviceList) {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
         let mut count = 0;
@@ -65,7 +65,7 @@ impl Context {
             // SAFETY: as above.
             unsafe { CStr::from_ptr(ibv_get_device_name(*device)) }.to_str() == Ok(name)
         });
-        let opened = match (found, shim.refuses(Verb::OpenDevice)) {
+        let opened = match (found, shim.injected_errno(Verb::OpenDevice)) {
             (None, _) => Err(Error::new(
                 ErrorKind::System,
                 format!("libibverbs has no device {name}: is the provider library of its driver installed?"),
@@ -80,8 +80,8 @@ impl Context {
         // SAFETY: the list came from ibv_get_device_list and no device of it is used any more; open ones stay.
         unsafe { ibv_free_device_list(list) };
         let context = Self { handle: opened?, name: name.to_owned(), shim };
-        if let Some(fd) = context.events() {
-            never_block(fd)?;
+        if let Some(fd) = context.async_fd() {
+            set_nonblocking(fd)?;
         }
         Ok(Arc::new(context))
     }
@@ -109,13 +109,13 @@ impl Context {
     ///
     /// # Errors
     /// `System` if it says nothing.
-    pub(crate) fn port(&self, port: u8) -> Result<Port> {
+    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes> {
         let site = Site { port: Some(port), ..self.site() };
-        if let Some(errno) = self.shim.refuses(Verb::QueryPort) {
+        if let Some(errno) = self.shim.injected_errno(Verb::QueryPort) {
             return Err(failed(Verb::QueryPort, &site, errno));
         }
         let Some(raw) = self.raw() else {
-            return Ok(Port { active: true, lid: 1, mtu: 3 });
+            return Ok(PortAttributes { active: true, lid: 1, mtu: 3 });
         };
         // SAFETY: all zeros are a valid ibv_port_attr: it consists of integers.
         let mut facts: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -125,17 +125,17 @@ impl Context {
             return Err(failed(Verb::QueryPort, &site, code));
         }
         let active = facts.state == ibv_port_state::IBV_PORT_ACTIVE;
-        Ok(Port { active, lid: facts.lid, mtu: facts.active_mtu })
+        Ok(PortAttributes { active, lid: facts.lid, mtu: facts.active_mtu })
     }
 
     /// A descriptor that is readable when something has happened to the device; none if this is inert.
-    pub(crate) fn events(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn async_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the context and stays open for as long as that is.
         self.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).async_fd) })
     }
 
     /// The next thing that has happened to the device, if any. Never waits.
-    pub(crate) fn next_event(&self) -> Option<Happening> {
+    pub(crate) fn next_async_event(&self) -> Option<AsyncEvent> {
         use ibv_event_type as Kind;
         let raw = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
@@ -148,19 +148,19 @@ impl Context {
         // SAFETY: events about ports have a port number; reading it for others yields a number that is not used.
         let port = unsafe { event.element.port_num } as u8;
         let happening = match event.event_type {
-            Kind::IBV_EVENT_DEVICE_FATAL => Happening::Fatal("the device failed"),
-            Kind::IBV_EVENT_CQ_ERR => Happening::Fatal("its completion queue overran"),
-            Kind::IBV_EVENT_PORT_ERR => Happening::PortDown(port),
-            Kind::IBV_EVENT_PORT_ACTIVE => Happening::PortUp(port),
+            Kind::IBV_EVENT_DEVICE_FATAL => AsyncEvent::Fatal("the device failed"),
+            Kind::IBV_EVENT_CQ_ERR => AsyncEvent::Fatal("its completion queue overran"),
+            Kind::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
+            Kind::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
             Kind::IBV_EVENT_QP_FATAL | Kind::IBV_EVENT_QP_REQ_ERR | Kind::IBV_EVENT_QP_ACCESS_ERR => {
                 // Its completions tell the same, and which link it is.
-                Happening::Other("a queue pair failed")
+                AsyncEvent::Other("a queue pair failed")
             }
             Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => {
-                Happening::Other("its address changed")
+                AsyncEvent::Other("its address changed")
             }
-            Kind::IBV_EVENT_PKEY_CHANGE => Happening::Other("its partition keys changed"),
-            _ => Happening::Other("something of no consequence happened"),
+            Kind::IBV_EVENT_PKEY_CHANGE => AsyncEvent::Other("its partition keys changed"),
+            _ => AsyncEvent::Other("something of no consequence happened"),
         };
         // SAFETY: the event was got and is acknowledged once.
         unsafe { ibv_ack_async_event(&raw mut event) };
@@ -169,7 +169,7 @@ impl Context {
 }
 
 /// Has reads from a descriptor of libibverbs return at once when there is nothing.
-pub(super) fn never_block(fd: BorrowedFd<'_>) -> Result<()> {
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
     fcntl_getfl(fd)
         .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
         .map_err(|cause| Error::system("cannot make a descriptor of libibverbs non-blocking", cause))

@@ -14,17 +14,19 @@
 
 mod completion;
 mod context;
-mod domain;
+mod protection_domain;
 mod queue_pair;
 mod shim;
 mod verb;
 
-pub(super) use completion::{Completion, CompletionQueue, Status};
-pub(super) use context::{Context, Happening, Port};
-pub(super) use domain::{Access, Domain, MemoryRegion};
+pub(super) use completion::{Completion, CompletionQueue, WcStatus};
+pub(super) use context::{AsyncEvent, Context, PortAttributes};
+pub(super) use protection_domain::{AccessFlags, MemoryRegion, ProtectionDomain};
 #[cfg(test)]
-pub(super) use queue_pair::Orders;
-pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, QueuePair, ReadRequest, Route, WriteRequest};
+pub(super) use queue_pair::RecordedCalls;
+pub(super) use queue_pair::{
+    Connected, Depth, Endpoint, Fresh, PathAttributes, QueuePair, ReadRequest, WriteRequest,
+};
 pub(super) use shim::Shim;
 #[cfg(test)]
 pub(super) use verb::Verb;

@@ -4,7 +4,7 @@
 //! is an RDMA write with immediate data, so a receive needs no memory: it is only there to be completed.
 
 use super::completion::CompletionQueue;
-use super::domain::Domain;
+use super::protection_domain::ProtectionDomain;
 use super::verb::{Site, Verb, errno, failed};
 use super::{Context, Handle};
 use crate::call::Rank;
@@ -32,14 +32,14 @@ pub(crate) struct Depth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Endpoint {
     /// The queue pair's number on its device.
-    pub number: u32,
+    pub qpn: u32,
     /// The number of the first packet that it sends.
-    pub first_packet: u32,
+    pub psn: u32,
 }
 
 /// How a peer's port is reached from one of this rank's, and how patiently.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Route {
+pub(crate) struct PathAttributes {
     pub port: u8,
     pub gid_index: u8,
     /// The peer's port.
@@ -97,42 +97,42 @@ unsafe impl Send for Connected {}
 
 /// A queue pair. Destroying it ends all access of the device to memory on its behalf.
 pub(crate) struct QueuePair<S> {
-    end: End,
+    inner: Inner,
     state: S,
 }
 
 /// What a queue pair of no device was told to do, for tests that play the device.
 #[cfg(test)]
 #[derive(Debug, Default)]
-pub(crate) struct Orders {
+pub(crate) struct RecordedCalls {
     pub posted: Vec<WriteRequest>,
     pub receives: usize,
-    pub broken: bool,
+    pub in_error: bool,
 }
 
 /// What a queue pair consists of, whatever its state.
-struct End {
+struct Inner {
     handle: Handle<ibv_qp>,
     depth: Depth,
     endpoint: Endpoint,
     site: Site,
     context: Arc<Context>,
     _queue: Arc<CompletionQueue>,
-    _domain: Arc<Domain>,
+    _pd: Arc<ProtectionDomain>,
     #[cfg(test)]
-    orders: std::cell::RefCell<Orders>,
+    recorded: std::cell::RefCell<RecordedCalls>,
 }
 
-impl End {
+impl Inner {
     fn modify(&self, verb: Verb, attributes: &mut ibv_qp_attr, mask: Mask) -> Result<()> {
         let refused = |errno| Err(failed(verb, &self.site, errno));
-        if let Some(errno) = self.context.shim.refuses(verb) {
+        if let Some(errno) = self.context.shim.injected_errno(verb) {
             return refused(errno);
         }
         let Some(raw) = self.handle.raw() else {
             #[cfg(test)]
             if verb == Verb::ModifyQpToErr {
-                self.orders.borrow_mut().broken = true;
+                self.recorded.borrow_mut().in_error = true;
             }
             return Ok(());
         };
@@ -143,16 +143,16 @@ impl End {
         }
     }
 
-    fn receive(&mut self, id: u64, count: usize) -> Result<()> {
+    fn post_recv(&mut self, id: u64, count: usize) -> Result<()> {
         let refused = |errno| Err(failed(Verb::PostRecv, &self.site, errno));
         for _ in 0..count {
-            if let Some(errno) = self.context.shim.refuses(Verb::PostRecv) {
+            if let Some(errno) = self.context.shim.injected_errno(Verb::PostRecv) {
                 return refused(errno);
             }
             let Some(raw) = self.handle.raw() else {
                 #[cfg(test)]
                 {
-                    self.orders.get_mut().receives += 1;
+                    self.recorded.get_mut().receives += 1;
                 }
                 continue;
             };
@@ -168,7 +168,7 @@ impl End {
     }
 }
 
-impl Drop for End {
+impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(raw) = self.handle.raw() {
             // SAFETY: the queue pair is alive and owned by this alone; completions of it that nobody has taken yet
@@ -182,7 +182,7 @@ impl Drop for End {
     }
 }
 
-fn blank() -> ibv_qp_attr {
+fn zeroed_attributes() -> ibv_qp_attr {
     // SAFETY: ibv_qp_attr consists of integers and of unions of them, for which zeros are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
@@ -193,46 +193,46 @@ impl QueuePair<Fresh> {
     /// # Errors
     /// `System` if the device has none left.
     pub(crate) fn new(
-        domain: &Arc<Domain>,
+        pd: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
         place: (u8, u16),
         peer: Rank,
-        first_packet: u32,
+        psn: u32,
     ) -> Result<Self> {
         let access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        Self::made(domain, queue, depth, place, (Some(peer), access), first_packet)
+        Self::create(pd, queue, depth, place, (Some(peer), access), psn)
     }
 
     /// A queue pair that is to be connected to itself, and may read.
     ///
     /// # Errors
     /// `System` if the device has none left.
-    pub(crate) fn to_itself(
-        domain: &Arc<Domain>,
+    pub(crate) fn loopback(
+        pd: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
         place: (u8, u16),
     ) -> Result<Self> {
-        Self::made(domain, queue, depth, place, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
+        Self::create(pd, queue, depth, place, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
     }
 
-    fn made(
-        domain: &Arc<Domain>,
+    fn create(
+        pd: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
         (port, pkey_index): (u8, u16),
         (peer, access): (Option<Rank>, ibv_access_flags),
-        first_packet: u32,
+        psn: u32,
     ) -> Result<Self> {
-        let context = Arc::clone(domain.context());
+        let context = Arc::clone(pd.context());
         let site = Site { port: Some(port), peer, ..context.site() };
         let refused = |errno| failed(Verb::CreateQp, &site, errno);
-        if let Some(errno) = context.shim.refuses(Verb::CreateQp) {
+        if let Some(errno) = context.shim.injected_errno(Verb::CreateQp) {
             return Err(refused(errno));
         }
-        let (handle, number, inline) = match (domain.raw(), queue.raw()) {
-            (Some(domain), Some(queue)) => {
+        let (handle, qpn, inline) = match (pd.raw(), queue.raw()) {
+            (Some(pd), Some(queue)) => {
                 let mut attributes = ibv_qp_init_attr {
                     qp_context: null_mut(),
                     send_cq: queue,
@@ -249,12 +249,12 @@ impl QueuePair<Fresh> {
                     sq_sig_all: 0,
                 };
                 // SAFETY: domain and queue are alive; the attributes may be read and written.
-                let mut raw = unsafe { ibv_create_qp(domain, &raw mut attributes) };
+                let mut raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
                 if raw.is_null() && depth.inline > 0 {
                     // There is no other way to learn how much a device takes than to ask for less.
                     attributes.cap.max_inline_data = 0;
                     // SAFETY: as above.
-                    raw = unsafe { ibv_create_qp(domain, &raw mut attributes) };
+                    raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
                 }
                 let handle = Handle::returned(raw).ok_or_else(|| refused(errno()))?;
                 // SAFETY: the queue pair was just made.
@@ -262,63 +262,68 @@ impl QueuePair<Fresh> {
             }
             _ => (Handle(None), peer.unwrap_or_default() as u32, depth.inline),
         };
-        let pair = Self {
-            end: End {
+        let qp = Self {
+            inner: Inner {
                 handle,
                 depth: Depth { inline, ..depth },
-                endpoint: Endpoint { number, first_packet },
+                endpoint: Endpoint { qpn, psn },
                 site,
                 context,
                 _queue: Arc::clone(queue),
-                _domain: Arc::clone(domain),
+                _pd: Arc::clone(pd),
                 #[cfg(test)]
-                orders: std::cell::RefCell::default(),
+                recorded: std::cell::RefCell::default(),
             },
             state: Fresh,
         };
-        let mut attributes = blank();
+        let mut attributes = zeroed_attributes();
         attributes.qp_state = State::IBV_QPS_INIT;
         attributes.pkey_index = pkey_index;
         attributes.port_num = port;
         attributes.qp_access_flags = access.0;
         let mask =
             Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
-        pair.end.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
-        Ok(pair)
+        qp.inner.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
+        Ok(qp)
     }
 
     /// This end, as the peer must know it.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        self.end.endpoint
+        self.inner.endpoint
     }
 
     /// Posts as many receives as fit, each numbered `id`, and connects to the peer's end.
     ///
     /// # Errors
     /// `System` if the device refuses or the peer's address cannot be resolved.
-    pub(crate) fn connect(mut self, id: u64, peer: Endpoint, route: &Route) -> Result<QueuePair<Connected>> {
-        self.end.receive(id, self.end.depth.receives as usize)?;
-        let mut attributes = blank();
+    pub(crate) fn connect(
+        mut self,
+        id: u64,
+        peer: Endpoint,
+        path: &PathAttributes,
+    ) -> Result<QueuePair<Connected>> {
+        self.inner.post_recv(id, self.inner.depth.receives as usize)?;
+        let mut attributes = zeroed_attributes();
         attributes.qp_state = State::IBV_QPS_RTR;
-        attributes.path_mtu = route.mtu;
-        attributes.dest_qp_num = peer.number;
-        attributes.rq_psn = peer.first_packet;
+        attributes.path_mtu = path.mtu;
+        attributes.dest_qp_num = peer.qpn;
+        attributes.rq_psn = peer.psn;
         attributes.max_dest_rd_atomic = 1;
         attributes.min_rnr_timer = 12;
         attributes.ah_attr = ibv_ah_attr {
             grh: ibv_global_route {
-                dgid: ibv_gid { raw: route.gid },
+                dgid: ibv_gid { raw: path.gid },
                 flow_label: 0,
-                sgid_index: route.gid_index,
+                sgid_index: path.gid_index,
                 hop_limit: 64,
-                traffic_class: route.traffic_class,
+                traffic_class: path.traffic_class,
             },
-            dlid: route.lid,
-            sl: route.service_level,
+            dlid: path.lid,
+            sl: path.service_level,
             src_path_bits: 0,
             static_rate: 0,
-            is_global: u8::from(route.global),
-            port_num: route.port,
+            is_global: u8::from(path.global),
+            port_num: path.port,
         };
         let mask = Mask::IBV_QP_STATE
             | Mask::IBV_QP_AV
@@ -327,13 +332,13 @@ impl QueuePair<Fresh> {
             | Mask::IBV_QP_RQ_PSN
             | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
             | Mask::IBV_QP_MIN_RNR_TIMER;
-        self.end.modify(Verb::ModifyQpToRtr, &mut attributes, mask)?;
-        let mut attributes = blank();
+        self.inner.modify(Verb::ModifyQpToRtr, &mut attributes, mask)?;
+        let mut attributes = zeroed_attributes();
         attributes.qp_state = State::IBV_QPS_RTS;
-        attributes.timeout = route.timeout;
-        attributes.retry_cnt = route.retries;
-        attributes.rnr_retry = route.retries;
-        attributes.sq_psn = self.end.endpoint.first_packet;
+        attributes.timeout = path.timeout;
+        attributes.retry_cnt = path.retries;
+        attributes.rnr_retry = path.retries;
+        attributes.sq_psn = self.inner.endpoint.psn;
         attributes.max_rd_atomic = 1;
         let mask = Mask::IBV_QP_STATE
             | Mask::IBV_QP_TIMEOUT
@@ -341,10 +346,10 @@ impl QueuePair<Fresh> {
             | Mask::IBV_QP_RNR_RETRY
             | Mask::IBV_QP_SQ_PSN
             | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.end.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
-        let Depth { sends, inline, .. } = self.end.depth;
+        self.inner.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
+        let Depth { sends, inline, .. } = self.inner.depth;
         let state = Connected { inline, chain: Vec::with_capacity(sends as usize) };
-        Ok(QueuePair { end: self.end, state })
+        Ok(QueuePair { inner: self.inner, state })
     }
 }
 
@@ -353,17 +358,17 @@ impl QueuePair<Connected> {
     ///
     /// # Errors
     /// `System` if the device refuses, with the number of requests that it took before.
-    pub(crate) fn post(&mut self, requests: &[WriteRequest]) -> std::result::Result<(), (usize, Error)> {
+    pub(crate) fn post_send(&mut self, requests: &[WriteRequest]) -> std::result::Result<(), (usize, Error)> {
         if requests.is_empty() {
             return Ok(());
         }
         let Connected { inline, chain } = &mut self.state;
         chain.clear();
         chain.extend(requests.iter().map(|request| work_request(request, *inline)));
-        self.launch()?;
+        self.post_chain()?;
         #[cfg(test)]
-        if self.end.handle.raw().is_none() {
-            self.end.orders.get_mut().posted.extend_from_slice(requests);
+        if self.inner.handle.raw().is_none() {
+            self.inner.recorded.get_mut().posted.extend_from_slice(requests);
         }
         Ok(())
     }
@@ -372,7 +377,7 @@ impl QueuePair<Connected> {
     ///
     /// # Errors
     /// `System` if the device refuses.
-    pub(crate) fn read(&mut self, request: &ReadRequest) -> Result<()> {
+    pub(crate) fn post_read(&mut self, request: &ReadRequest) -> Result<()> {
         let ReadRequest { id, from, rkey, into, len, lkey } = *request;
         let write =
             WriteRequest { id, from: into, len, lkey, to: from, rkey, immediate: None, signalled: true };
@@ -381,16 +386,16 @@ impl QueuePair<Connected> {
         wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         self.state.chain.clear();
         self.state.chain.push((wr, sge));
-        self.launch().map_err(|(_, error)| error)
+        self.post_chain().map_err(|(_, error)| error)
     }
 
     /// Posts what is in the chain.
-    fn launch(&mut self) -> std::result::Result<(), (usize, Error)> {
-        let refused = |taken, errno| Err((taken, failed(Verb::PostSend, &self.end.site, errno)));
-        if let Some(errno) = self.end.context.shim.refuses(Verb::PostSend) {
+    fn post_chain(&mut self) -> std::result::Result<(), (usize, Error)> {
+        let refused = |taken, errno| Err((taken, failed(Verb::PostSend, &self.inner.site, errno)));
+        if let Some(errno) = self.inner.context.shim.injected_errno(Verb::PostSend) {
             return refused(0, errno);
         }
-        let Some(raw) = self.end.handle.raw() else { return Ok(()) };
+        let Some(raw) = self.inner.handle.raw() else { return Ok(()) };
         let chain = &mut self.state.chain;
         for index in 0..chain.len() {
             let sge = &raw mut chain[index].1;
@@ -418,15 +423,15 @@ impl QueuePair<Connected> {
     ///
     /// # Errors
     /// `System` if the device refuses.
-    pub(crate) fn receive(&mut self, id: u64) -> Result<()> {
-        self.end.receive(id, 1)
+    pub(crate) fn post_recv(&mut self, id: u64) -> Result<()> {
+        self.inner.post_recv(id, 1)
     }
 
     /// Breaks the connection: nothing that the peer sends is carried out any more, and all requests complete.
     ///
     /// # Errors
     /// `System` if the device refuses.
-    pub(crate) fn break_off(&mut self) -> Result<()> {
+    pub(crate) fn move_to_error(&mut self) -> Result<()> {
         self.enter(State::IBV_QPS_ERR, Verb::ModifyQpToErr)
     }
 
@@ -440,15 +445,15 @@ impl QueuePair<Connected> {
 
     /// Enters a state that needs no other attribute.
     fn enter(&self, state: State::Type, verb: Verb) -> Result<()> {
-        let mut attributes = blank();
+        let mut attributes = zeroed_attributes();
         attributes.qp_state = state;
-        self.end.modify(verb, &mut attributes, Mask::IBV_QP_STATE)
+        self.inner.modify(verb, &mut attributes, Mask::IBV_QP_STATE)
     }
 
     /// What this was told since this was last asked. Of an inert one only.
     #[cfg(test)]
-    pub(crate) fn orders(&mut self) -> Orders {
-        std::mem::take(self.end.orders.get_mut())
+    pub(crate) fn recorded_calls(&mut self) -> RecordedCalls {
+        std::mem::take(self.inner.recorded.get_mut())
     }
 }
 

@@ -21,7 +21,7 @@ mod nothing {
 
         /// The errno that this call shall fail with instead of being made.
         #[inline]
-        pub(crate) fn refuses(&self, _verb: Verb) -> Option<i32> {
+        pub(crate) fn injected_errno(&self, _verb: Verb) -> Option<i32> {
             None
         }
 
@@ -64,12 +64,12 @@ mod faults {
         }
 
         /// The `k`-th completion has this status.
-        pub(crate) fn completing(k: u64, status: u32) -> Self {
+        pub(crate) fn failing_completion(k: u64, status: u32) -> Self {
             Self(Arc::new(Mutex::new(Faults { completion: Some((k, status)), ..Faults::default() })))
         }
 
         /// The `k`-th completion has this status as well.
-        pub(crate) fn completing_too(self, k: u64, status: u32) -> Self {
+        pub(crate) fn and_failing_completion(self, k: u64, status: u32) -> Self {
             self.faults().completion = Some((k, status));
             self
         }
@@ -79,13 +79,13 @@ mod faults {
         }
 
         /// Whether something of what shall go wrong went wrong.
-        pub(crate) fn struck(&self) -> bool {
+        pub(crate) fn triggered(&self) -> bool {
             let faults = self.faults();
             let call = faults.call.is_some_and(|(_, k, _)| faults.calls > k);
             call || faults.completion.is_some_and(|(k, _)| faults.completions > k)
         }
 
-        pub(crate) fn refuses(&self, verb: Verb) -> Option<i32> {
+        pub(crate) fn injected_errno(&self, verb: Verb) -> Option<i32> {
             let mut faults = self.faults();
             let (chosen, k, errno) = faults.call?;
             if chosen != verb {

@@ -57,7 +57,7 @@ fn with_each_failing(
     loop {
         let shim = Shim::failing(verb, k, errno.raw_os_error());
         let outcome = exchange(rails, &shim);
-        if !shim.struck() {
+        if !shim.triggered() {
             outcome.expect("nothing went wrong");
             return tried;
         }
@@ -112,7 +112,7 @@ fn a_completion_queue_that_cannot_be_polled_is_an_error() {
             let outcome = exchange(rails, &shim);
             match outcome {
                 // Whoever has all it wants does not mind.
-                Ok(()) => assert!(!shim.struck() || k > 3, "poll {k} failed, and nobody minds"),
+                Ok(()) => assert!(!shim.triggered() || k > 3, "poll {k} failed, and nobody minds"),
                 Err(_) => assert_names(outcome, Verb::PollCq, rails, k),
             }
         }
@@ -156,7 +156,7 @@ fn receives_that_cannot_be_posted_end_their_queue_pair() {
             for k in [0, 1, connecting - 1].into_iter().chain(connecting..connecting + 40) {
                 let shim = Shim::failing(Verb::PostRecv, k, Errno::NOMEM.raw_os_error());
                 let outcome = exchange(rails, &shim);
-                if !shim.struck() {
+                if !shim.triggered() {
                     outcome.expect("nothing went wrong");
                     break;
                 }
@@ -180,10 +180,10 @@ fn completions_of_every_status_break_their_queue_pair_only() {
             for status in 1..=21 {
                 // A connection that breaks is what happens most.
                 for k in (status as u64 % 3..24).step_by(if status == RETRIED { 1 } else { 3 }) {
-                    let shim = Shim::completing(k, status);
+                    let shim = Shim::failing_completion(k, status);
                     let outcome = exchange(rails, &shim);
                     assert!(
-                        shim.struck() || (outcome.is_ok() && k > 6),
+                        shim.triggered() || (outcome.is_ok() && k > 6),
                         "there are more than {k} completions"
                     );
                     let Err(error) = outcome else { continue };
@@ -205,7 +205,7 @@ fn queue_pairs_that_break_and_cannot_be_broken_off_are_an_error() {
     on_rails(ALL, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ModifyQpToErr, 0, Errno::INVAL.raw_os_error());
-            let shim = shim.completing_too(k, RETRIED);
+            let shim = shim.and_failing_completion(k, RETRIED);
             let outcome = exchange(rails, &shim);
             if rails.len() == 1 {
                 // Nothing would be saved by breaking it off.

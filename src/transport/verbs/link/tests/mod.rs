@@ -6,7 +6,7 @@ mod nonsense;
 
 use super::*;
 use crate::transport::fixtures::{call, piece};
-use crate::transport::verbs::objects::{Context, Domain, Shim};
+use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
 use crate::transport::verbs::regions::Regions;
 use crate::transport::verbs::wire::Layout;
 use std::ptr::NonNull;
@@ -31,13 +31,13 @@ impl Two {
         let all: Vec<Piece> = memory.iter_mut().map(|bytes| piece(bytes)).collect();
         let boards = [Board::new(all[0], all[2], layout), Board::new(all[1], all[3], layout)];
         let rails = vec![(0, 0); pairs];
-        let domain = Domain::new(&Context::inert("inert", Shim::none())).expect("inert");
+        let pd = ProtectionDomain::new(&Context::inert("inert", Shim::none())).expect("inert");
         let registration = crate::config::Registration::Subchunk;
         Self {
             links: [Link::new(1, boards[0], &rails), Link::new(0, boards[1], &rails)],
             boards,
             inboxes: [all[0], all[1]],
-            regions: Regions::new(vec![domain], false, registration, 4096).expect("inert"),
+            regions: Regions::new(vec![pd], false, registration, 4096).expect("inert"),
             memory,
         }
     }

@@ -9,14 +9,14 @@
 use super::super::id;
 use crate::transport::fixtures::Random;
 use crate::transport::verbs::link::RECEIVES;
-use crate::transport::verbs::objects::{Completion, Orders, Status, WriteRequest};
+use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-const FLUSHED: Status = Status::FLUSHED;
+const FLUSHED: WcStatus = WcStatus::FLUSHED;
 
 /// What verbs call it when nobody acknowledges a request.
-pub(super) const RETRIED: Status = Status(12);
+pub(super) const RETRIED: WcStatus = WcStatus(12);
 
 /// A write that is not acknowledged.
 struct Flight {
@@ -91,18 +91,18 @@ impl Fabric {
     }
 
     /// Does what a queue pair of this rank's was told.
-    pub(super) fn obey(&mut self, rank: usize, pair: usize, orders: Orders, random: &mut Random) {
-        if orders.broken {
+    pub(super) fn obey(&mut self, rank: usize, pair: usize, recorded: RecordedCalls, random: &mut Random) {
+        if recorded.in_error {
             self.break_end(rank, pair, FLUSHED, random);
         }
         let end = &mut self.pairs[pair][rank];
         if end.broken {
             let flushed = Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) };
-            self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, orders.receives));
+            self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
         } else {
-            end.receives += orders.receives;
+            end.receives += recorded.receives;
         }
-        for request in orders.posted {
+        for request in recorded.posted {
             let end = &mut self.pairs[pair][rank];
             if end.broken {
                 let outcome = Err(FLUSHED);
@@ -168,7 +168,7 @@ impl Fabric {
     }
 
     /// Breaks one end. All that was under way there fails, the oldest for this reason; some of it may be on the wire.
-    pub(super) fn break_end(&mut self, rank: usize, pair: usize, first: Status, random: &mut Random) {
+    pub(super) fn break_end(&mut self, rank: usize, pair: usize, first: WcStatus, random: &mut Random) {
         let end = &mut self.pairs[pair][rank];
         if std::mem::replace(&mut end.broken, true) {
             return;

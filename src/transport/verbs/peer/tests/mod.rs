@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::transport::Events;
 use crate::transport::fixtures::{Random, call};
 use crate::transport::verbs::link::RECEIVES;
-use crate::transport::verbs::objects::{Completion, Orders, Shim, Status, Verb};
+use crate::transport::verbs::objects::{Completion, RecordedCalls, Shim, Verb, WcStatus};
 use crate::transport::verbs::wire::{WINDOW, Word};
 use plan::{Plan, PlannedCall};
 use rustix::io::Errno;
@@ -90,15 +90,15 @@ fn failing(verb: Verb, k: usize) -> Shim {
 }
 
 /// Tells how a receive over queue pair 0 ended.
-fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, Status>) {
+fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, WcStatus>) {
     peer.completed(&Completion { id: id(0, 0, true, 0), outcome }).expect("what came makes sense");
 }
 
 /// Has what a queue pair holds flushed: this many receives, and these requests.
-fn flush(peer: &mut Peer, receives: usize, orders: &Orders) {
-    (0..receives).for_each(|_| received(peer, Err(Status::FLUSHED)));
-    for request in &orders.posted {
-        let completion = Completion { id: request.id, outcome: Err(Status::FLUSHED) };
+fn flush(peer: &mut Peer, receives: usize, recorded: &RecordedCalls) {
+    (0..receives).for_each(|_| received(peer, Err(WcStatus::FLUSHED)));
+    for request in &recorded.posted {
+        let completion = Completion { id: request.id, outcome: Err(WcStatus::FLUSHED) };
         peer.completed(&completion).expect("no word was heard");
     }
 }
@@ -106,7 +106,7 @@ fn flush(peer: &mut Peer, receives: usize, orders: &Orders) {
 /// What is told the peer over queue pair 1 now.
 fn told(peer: &mut Peer) -> Vec<Word> {
     peer.step(&mut Events::new()).expect("a queue pair lives");
-    let words = peer.pairs[1].orders().posted.into_iter().filter_map(|request| request.immediate);
+    let words = peer.pairs[1].recorded_calls().posted.into_iter().filter_map(|request| request.immediate);
     words.map(|word| Word::unpack(word).0).collect()
 }
 
@@ -114,12 +114,12 @@ fn told(peer: &mut Peer) -> Vec<Word> {
 fn a_queue_pair_is_told_of_when_all_it_held_was_flushed_receives_first() {
     let mut world = greeting(Shim::none());
     let peer = world.peer(0);
-    received(peer, Err(Status::FLUSHED));
-    let orders = peer.pairs[0].orders();
-    assert!(orders.broken, "and the rest comes after");
-    flush(peer, RECEIVES - 2, &orders);
+    received(peer, Err(WcStatus::FLUSHED));
+    let recorded = peer.pairs[0].recorded_calls();
+    assert!(recorded.in_error, "and the rest comes after");
+    flush(peer, RECEIVES - 2, &recorded);
     assert_eq!(told(peer), []);
-    flush(peer, 1, &Orders::default());
+    flush(peer, 1, &RecordedCalls::default());
     assert_eq!(told(peer), [Word::Known(0)]);
 }
 
@@ -130,11 +130,11 @@ fn what_was_carried_out_without_a_completion_does_not_keep_a_broken_queue_pair()
     peer.link.begin(1);
     peer.link.announce(&call(1)).expect("alive");
     peer.step(&mut Events::new()).expect("alive");
-    assert!(peer.pairs[0].orders().posted.iter().all(|request| !request.signalled));
+    assert!(peer.pairs[0].recorded_calls().posted.iter().all(|request| !request.signalled));
     peer.break_off(0, &Error::new(ErrorKind::System, "the device is tired"));
-    let orders = peer.pairs[0].orders();
-    assert_eq!(orders.posted.len(), 1, "one request marks the end");
-    flush(peer, RECEIVES, &orders);
+    let recorded = peer.pairs[0].recorded_calls();
+    assert_eq!(recorded.posted.len(), 1, "one request marks the end");
+    flush(peer, RECEIVES, &recorded);
     assert_eq!(told(peer), [Word::Known(0)]);
 }
 
@@ -143,9 +143,9 @@ fn a_receive_that_could_not_be_posted_is_not_waited_for() {
     let mut world = greeting(failing(Verb::PostRecv, 2 * RECEIVES));
     let peer = world.peer(0);
     received(peer, Ok(Some((Word::Hello.pack(0), 0))));
-    let orders = peer.pairs[0].orders();
-    assert!(orders.broken);
-    flush(peer, RECEIVES - 1, &orders);
+    let recorded = peer.pairs[0].recorded_calls();
+    assert!(recorded.in_error);
+    flush(peer, RECEIVES - 1, &recorded);
     assert_eq!(told(peer), [Word::Known(0)]);
 }
 
@@ -153,21 +153,21 @@ fn a_receive_that_could_not_be_posted_is_not_waited_for() {
 fn a_write_that_came_and_cannot_be_known_loses_the_link() {
     let mut world = greeting(Shim::none());
     let peer = world.peer(0);
-    received(peer, Err(Status(4)));
+    received(peer, Err(WcStatus(4)));
     let error = peer.link.check().expect_err("nobody knows what came");
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert!(error.message().contains("a receive ended with: local protection error (status 4)"), "{error}");
-    assert!((0..2).all(|pair| peer.pairs[pair].orders().broken), "so the peer notices");
+    assert!((0..2).all(|pair| peer.pairs[pair].recorded_calls().in_error), "so the peer notices");
 }
 
 #[test]
 fn a_queue_pair_that_cannot_be_broken_off_loses_the_link() {
     let mut world = greeting(failing(Verb::ModifyQpToErr, 0));
     let peer = world.peer(0);
-    received(peer, Err(Status::FLUSHED));
+    received(peer, Err(WcStatus::FLUSHED));
     let error = peer.link.check().expect_err("the peer may still write over it");
     assert!(error.message().contains("ibv_modify_qp to ERR failed on inert0"), "{error}");
-    assert!(peer.pairs[1].orders().broken, "so the peer notices");
+    assert!(peer.pairs[1].recorded_calls().in_error, "so the peer notices");
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn a_chain_that_is_refused_goes_over_another_queue_pair() {
     peer.link.begin(1);
     peer.link.announce(&call(1)).expect("alive");
     peer.step(&mut Events::new()).expect("one lives");
-    let orders = peer.pairs[0].orders();
-    assert!(orders.broken);
-    flush(peer, RECEIVES, &orders);
+    let recorded = peer.pairs[0].recorded_calls();
+    assert!(recorded.in_error);
+    flush(peer, RECEIVES, &recorded);
     assert_eq!(told(peer), [Word::Known(0)], "and the peer shall say whether it came");
 }

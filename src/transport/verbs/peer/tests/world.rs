@@ -9,7 +9,7 @@ use crate::transport::fixtures::{Random, call, piece};
 use crate::transport::verbs::board::Board;
 use crate::transport::verbs::link::{Link, RECEIVES, SENDS};
 use crate::transport::verbs::objects::{
-    CompletionQueue, Context, Depth, Domain, Endpoint, QueuePair, Route, WriteRequest,
+    CompletionQueue, Context, Depth, Endpoint, PathAttributes, ProtectionDomain, QueuePair, WriteRequest,
 };
 use crate::transport::verbs::regions::{Region, Regions};
 use crate::transport::verbs::wire::{Layout, RAILS, WINDOW, Word};
@@ -88,16 +88,16 @@ impl Rank {
         let rails: Vec<_> =
             plan.rails.iter().map(|rails| if me == 0 { *rails } else { (rails.1, rails.0) }).collect();
         let count = 1 + rails.iter().map(|(mine, _)| *mine).max().unwrap_or(0);
-        let domains: Vec<_> = (0..count)
+        let pds: Vec<_> = (0..count)
             .map(|rail| {
                 let context = Context::inert(&format!("inert{rail}"), plan.shims[me].clone());
-                Domain::new(&context).expect("inert")
+                ProtectionDomain::new(&context).expect("inert")
             })
             .collect();
         let queues: Vec<_> =
-            domains.iter().map(|domain| CompletionQueue::new(domain.context(), 1).expect("inert")).collect();
+            pds.iter().map(|pd| CompletionQueue::new(pd.context(), 1).expect("inert")).collect();
         let registration = crate::config::Registration::Subchunk;
-        let regions = Regions::new(domains.clone(), false, registration, 4096).expect("inert");
+        let regions = Regions::new(pds.clone(), false, registration, 4096).expect("inert");
         let layout = Layout { pairs: rails.len() };
         let mut memory = memory;
         memory.push(vec![0; layout.bytes()]);
@@ -107,11 +107,11 @@ impl Rank {
         let board = Board::new(boards[me], outbox, layout);
         let depth = Depth { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline: 0 };
         let fresh = rails.iter().map(|(mine, _)| {
-            let pair = QueuePair::new(&domains[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
+            let pair = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
             (pair.expect("inert"), ROUTE)
         });
         let theirs = Invitation {
-            endpoints: vec![Endpoint { number: 1, first_packet: 1 }; rails.len()],
+            endpoints: vec![Endpoint { qpn: 1, psn: 1 }; rails.len()],
             address: boards[1 - me].as_ptr() as u64,
             keys: [7; RAILS],
         };
@@ -156,7 +156,7 @@ impl Rank {
     }
 }
 
-const ROUTE: Route = Route {
+const ROUTE: PathAttributes = PathAttributes {
     port: 1,
     gid_index: 0,
     gid: [0; 16],
@@ -401,7 +401,7 @@ impl World {
 
     /// A rank's call has failed. That may only be if no connection is left, or if a device refuses.
     fn fail(&mut self, me: usize, error: Error) {
-        let refused = self.plan.shims[me].struck() && error.message().contains("ibv_");
+        let refused = self.plan.shims[me].triggered() && error.message().contains("ibv_");
         assert!(refused || !self.fabric.connects(), "rank {me} fails though a connection is left: {error}");
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().starts_with(&format!("rank {} ", 1 - me)), "{error}");
@@ -415,6 +415,6 @@ impl World {
 /// Has the fabric do what a rank's queue pairs were told.
 fn obey(fabric: &mut Fabric, me: usize, rank: &mut Rank, random: &mut Random) {
     for (number, pair) in rank.peer.pairs.iter_mut().enumerate() {
-        fabric.obey(me, number, pair.orders(), random);
+        fabric.obey(me, number, pair.recorded_calls(), random);
     }
 }

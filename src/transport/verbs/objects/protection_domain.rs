@@ -14,14 +14,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 /// A protection domain: what is registered here can be reached through this device's queue pairs only.
-pub(crate) struct Domain {
+pub(crate) struct ProtectionDomain {
     handle: Handle<ibv_pd>,
     pub(super) context: Arc<Context>,
 }
 
 /// What may be done with registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct AccessFlags {
     /// Peers may write it. Else this rank may only send from it.
     pub remote_write: bool,
     /// It may be read from afar, as flushes of GPU memory do.
@@ -30,7 +30,7 @@ pub(crate) struct Access {
     pub relaxed: bool,
 }
 
-impl Access {
+impl AccessFlags {
     /// This rank may send from it, and nobody may write it.
     pub(crate) const SEND: Self = Self { remote_write: false, remote_read: false, relaxed: false };
 
@@ -50,14 +50,14 @@ impl Access {
     }
 }
 
-impl Domain {
+impl ProtectionDomain {
     /// A new domain.
     ///
     /// # Errors
     /// `System` if the device has none left.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let refused = |errno| failed(Verb::AllocPd, &context.site(), errno);
-        if let Some(errno) = context.shim.refuses(Verb::AllocPd) {
+        if let Some(errno) = context.shim.injected_errno(Verb::AllocPd) {
             return Err(refused(errno));
         }
         let handle = match context.raw() {
@@ -81,7 +81,7 @@ impl Domain {
     ///
     /// # Errors
     /// `System` if the kernel cannot pin it or the device has no room for it.
-    pub(crate) fn register(self: &Arc<Self>, piece: Piece, access: Access) -> Result<MemoryRegion> {
+    pub(crate) fn register(self: &Arc<Self>, piece: Piece, access: AccessFlags) -> Result<MemoryRegion> {
         self.register_address(piece.as_ptr() as u64, piece.len(), access)
             .map_err(|errno| failed(Verb::RegMr, &self.context.site(), errno))
     }
@@ -94,13 +94,13 @@ impl Domain {
         self: &Arc<Self>,
         address: u64,
         len: usize,
-        access: Access,
+        access: AccessFlags,
     ) -> std::result::Result<MemoryRegion, i32> {
-        if let Some(errno) = self.context.shim.refuses(Verb::RegMr) {
+        if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
             return Err(errno);
         }
         let Some(raw) = self.raw() else {
-            return Ok(MemoryRegion { handle: Handle(None), lkey: 7, rkey: 7, domain: Arc::clone(self) });
+            return Ok(MemoryRegion { handle: Handle(None), lkey: 7, rkey: 7, pd: Arc::clone(self) });
         };
         let start = address as *mut c_void;
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here touches
@@ -119,13 +119,13 @@ impl Domain {
         offset: u64,
         len: usize,
         address: u64,
-        access: Access,
+        access: AccessFlags,
     ) -> std::result::Result<MemoryRegion, i32> {
-        if let Some(errno) = self.context.shim.refuses(Verb::RegDmabufMr) {
+        if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
             return Err(errno);
         }
         let Some(raw) = self.raw() else {
-            return Ok(MemoryRegion { handle: Handle(None), lkey: 7, rkey: 7, domain: Arc::clone(self) });
+            return Ok(MemoryRegion { handle: Handle(None), lkey: 7, rkey: 7, pd: Arc::clone(self) });
         };
         let flags = access.flags() as i32;
         // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
@@ -135,7 +135,7 @@ impl Domain {
 
     /// Asks whether the driver could register a dmabuf: it is given none, and answers with an errno.
     pub(crate) fn dmabuf_answer(&self) -> i32 {
-        match (self.raw(), self.context.shim.refuses(Verb::RegDmabufMr)) {
+        match (self.raw(), self.context.shim.injected_errno(Verb::RegDmabufMr)) {
             (_, Some(errno)) => errno,
             (None, _) => rustix::io::Errno::OPNOTSUPP.raw_os_error(),
             (Some(raw), None) => {
@@ -151,11 +151,11 @@ impl Domain {
         let handle = Handle::returned(region)?;
         // SAFETY: the region was just made, and its keys do not change.
         let (lkey, rkey) = unsafe { ((*region).lkey, (*region).rkey) };
-        Some(MemoryRegion { handle, lkey, rkey, domain: Arc::clone(self) })
+        Some(MemoryRegion { handle, lkey, rkey, pd: Arc::clone(self) })
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         if let Some(raw) = self.raw() {
             // SAFETY: all that was made in the domain holds an Arc of it, so none of it lives.
@@ -174,7 +174,7 @@ pub(crate) struct MemoryRegion {
     handle: Handle<ibv_mr>,
     lkey: u32,
     rkey: u32,
-    domain: Arc<Domain>,
+    pd: Arc<ProtectionDomain>,
 }
 
 impl MemoryRegion {
@@ -196,7 +196,7 @@ impl Drop for MemoryRegion {
             let code = unsafe { ibv_dereg_mr(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
-                log::warn!("cannot deregister memory from {}: {cause}", self.domain.context.name());
+                log::warn!("cannot deregister memory from {}: {cause}", self.pd.context.name());
             }
         }
     }
