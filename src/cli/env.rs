@@ -5,7 +5,7 @@
 use crate::{Failure, output};
 use clap::Args;
 use flexring::Error;
-use flexring::config::{Config, Origin, Row, environment};
+use flexring::config::{Config, Origin, SettingRow, environment};
 use std::cmp::Reverse;
 
 /// Print all settings with their values and where these came from, and where the GPU kernels come from
@@ -49,7 +49,7 @@ pub fn kernels_line() -> String {
 /// Warns of variables that look like settings and are none.
 pub fn warn_of_strangers() {
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    for stranger in Config::strangers(names) {
+    for stranger in Config::unknown_variables(names) {
         eprintln!("warning: {stranger} is no setting of flexring; did you mean {}?", closest(&stranger));
     }
 }
@@ -78,7 +78,7 @@ pub fn unusable(lookup: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, E
 }
 
 /// For a terminal: a line of columns for each setting, and what it does below.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[SettingRow]) -> String {
     let cells: Vec<[&str; 4]> =
         rows.iter().map(|row| [row.name, &row.value, origin(row), &row.expected]).collect();
     let head = ["setting", "value", "origin", "takes"];
@@ -94,34 +94,34 @@ fn table(rows: &[Row]) -> String {
     let mut text = line(&head);
     for (row, cells) in rows.iter().zip(&cells) {
         text += &line(cells);
-        text += &format!("    {}\n", row.sentence);
+        text += &format!("    {}\n", row.description);
     }
     text
 }
 
 /// For the README: what holds everywhere, so without values.
-fn markdown(rows: &[Row]) -> String {
+fn markdown(rows: &[SettingRow]) -> String {
     let mut text = "| setting | default | takes | what it does |\n|---|---|---|---|\n".to_owned();
     for row in rows {
-        text += &format!("| `{}` | {} | {} | {} |\n", row.name, row.default, row.expected, row.sentence);
+        text += &format!("| `{}` | {} | {} | {} |\n", row.name, row.default, row.expected, row.description);
     }
     text
 }
 
-fn json(rows: &[Row]) -> Result<String, Failure> {
+fn json(rows: &[SettingRow]) -> Result<String, Failure> {
     let rows: Vec<_> = rows
         .iter()
         .map(|row| {
             serde_json::json!({
                 "name": row.name, "value": row.value, "origin": origin(row), "default": row.default,
-                "takes": row.expected, "sentence": row.sentence,
+                "takes": row.expected, "sentence": row.description,
             })
         })
         .collect();
     output::json(&rows)
 }
 
-fn origin(row: &Row) -> &'static str {
+fn origin(row: &SettingRow) -> &'static str {
     match row.origin {
         Origin::Default => "default",
         Origin::Environment => "environment",

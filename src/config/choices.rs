@@ -2,7 +2,7 @@
 //!
 //! Owns the words and what each of them stands for. Must not know which settings take them.
 
-use super::values::Value;
+use super::values::SettingValue;
 
 macro_rules! choices {
     ($(#[$doc:meta])* $name:ident: $expected:literal { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
@@ -24,7 +24,7 @@ macro_rules! choices {
                 None
             }
         }
-        impl Value for $name {
+        impl SettingValue for $name {
             const EXPECTED: &'static str = $expected;
             fn parse(text: &str) -> Option<Self> { Self::parse(text) }
             fn show(&self) -> String { self.name().to_owned() }

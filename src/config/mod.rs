@@ -15,7 +15,7 @@ pub use values::{Dimensions, Servers, Size, Switch};
 use crate::error::{Error, ErrorKind, Result};
 use std::borrow::Cow;
 use std::time::Duration;
-use values::{Any, Check, Sizes, Value};
+use values::{AnyValue, SettingValue, SizeRange, ValueCheck};
 
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Origin {
 
 /// A row of the table that `flexring env` prints and the README shows.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct SettingRow {
     /// The variable.
     pub name: &'static str,
     /// What it takes, in words.
@@ -40,14 +40,14 @@ pub struct Row {
     /// Where that value came from.
     pub origin: Origin,
     /// What it does.
-    pub sentence: &'static str,
+    pub description: &'static str,
 }
 
 macro_rules! settings {
-    ($( $(#[agree $agree:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $sentence:literal; )*) => {
+    ($( $(#[agree $agree:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
         /// Every setting, with its value for this process.
         #[derive(Clone, Debug, PartialEq)]
-        pub struct Config { $(#[doc = $sentence] pub $field: $ty,)* }
+        pub struct Config { $(#[doc = $description] pub $field: $ty,)* }
 
         impl Default for Config {
             fn default() -> Self {
@@ -72,15 +72,15 @@ macro_rules! settings {
             }
 
             /// The table: what each setting is, its value in this configuration, and where `lookup` says it came from.
-            pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<Row> {
+            pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<SettingRow> {
                 let default = Self::default();
-                vec![$(Row {
+                vec![$(SettingRow {
                     name: $name,
-                    expected: Check::<$ty>::expected(&$check),
+                    expected: ValueCheck::<$ty>::expected(&$check),
                     default: default.$field.show(),
                     value: self.$field.show(),
                     origin: if lookup($name).is_some() { Origin::Environment } else { Origin::Default },
-                    sentence: $sentence,
+                    description: $description,
                 }),*]
             }
 
@@ -99,13 +99,13 @@ macro_rules! settings {
 /// and four of 400 Gbit/s more than one rank adds up on the host. A further rail costs queue pairs with every peer.
 const IB_RAILS: usize = 4;
 
-const SUBCHUNKS: Sizes = Sizes {
+const SUBCHUNKS: SizeRange = SizeRange {
     least: Size(4 << 10),
     most: Size(64 << 20),
     multiple_of: Size(4 << 10),
     expected: "a number of bytes from 4K to 64M in multiples of 4K, such as 512K",
 };
-const UP_TO_64K: Sizes = Sizes {
+const UP_TO_64K: SizeRange = SizeRange {
     least: Size(0),
     most: Size(64 << 10),
     multiple_of: Size(1),
@@ -113,40 +113,40 @@ const UP_TO_64K: Sizes = Sizes {
 };
 
 settings! {
-    rank: Option<usize> = "FLEXRING_RANK", None, Any,
+    rank: Option<usize> = "FLEXRING_RANK", None, AnyValue,
         "This process's rank, from 0; unset, the launcher's (torchrun, Open MPI, MPICH, Slurm) is used.";
-    world_size: Option<usize> = "FLEXRING_WORLD_SIZE", None, Any,
+    world_size: Option<usize> = "FLEXRING_WORLD_SIZE", None, AnyValue,
         "How many ranks there are; unset, the launcher's is used.";
-    master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, Any,
+    master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, AnyValue,
         "Host name or address of rank 0, where the ranks meet.";
-    master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, Any,
+    master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
         "TCP port of rank 0, where the ranks meet.";
-    node: Option<String> = "FLEXRING_NODE", None, Any,
+    node: Option<String> = "FLEXRING_NODE", None, AnyValue,
         "Name of the node that this rank is on; ranks with equal names share memory. Unset, the machine and its network namespace tell.";
     #[agree yes]
-    algo: Algorithm = "FLEXRING_ALGO", Algorithm::Auto, Any,
+    algo: Algorithm = "FLEXRING_ALGO", Algorithm::Auto, AnyValue,
         "Which planner makes the schedule; `flexring plan --explain` says what auto chooses and why.";
     #[agree yes]
-    dimensions: Option<Dimensions> = "FLEXRING_DIMENSIONS", None, Any,
+    dimensions: Option<Dimensions> = "FLEXRING_DIMENSIONS", None, AnyValue,
         "Dimensions of the hierarchical ring, the nearest ranks first; unset, those of the topology.";
     #[agree yes]
-    servers: Option<Servers> = "FLEXRING_SERVERS", None, Any,
+    servers: Option<Servers> = "FLEXRING_SERVERS", None, AnyValue,
         "Ranks that are parameter servers; unset, the first rank of each node.";
-    topology: Option<String> = "FLEXRING_TOPOLOGY", None, Any,
+    topology: Option<String> = "FLEXRING_TOPOLOGY", None, AnyValue,
         "Where the ranks are: a file (TOML, or Slurm's topology.conf), or a short form such as 2+3 or 1@1G+1@500M. Unset, nodes at one switch.";
-    plan_file: Option<String> = "FLEXRING_PLAN_FILE", None, Any,
+    plan_file: Option<String> = "FLEXRING_PLAN_FILE", None, AnyValue,
         "A schedule in JSON, as `flexring plan --write` makes it, to be used for everything; it is verified first.";
     #[agree yes]
-    reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), Any,
+    reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
         "Whether sums have the same bits whatever the algorithm, layout, transport and sub-chunk size: all contributions are added in rank order by one rank.";
     #[agree yes]
-    direct: Size = "FLEXRING_DIRECT", Size(64 << 10), Any,
+    direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
         "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and no two ranks share memory.";
     #[agree yes]
-    lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, Any,
+    lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
     #[agree yes]
-    transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, Any,
+    transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
         "What carries the bytes.";
     #[agree yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
@@ -166,13 +166,13 @@ settings! {
         "TCP connections that one link stripes its sub-chunks over.";
     // Behind links of 1 Gbit/s the kernel's own 4M fill the switch's queues, and acknowledgements wait in them:
     // 1+1+1 with a node at 500 Mbit/s, 64 MiB: median 1133 to 1152 ms, with 128K 1125 ms (the link allows 1123).
-    socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(128 << 10), Any,
+    socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(128 << 10), AnyValue,
         "Bytes that the kernel may hold for one TCP connection until the peer has acknowledged them; more than bandwidth times delay of one connection only fills queues. 0 leaves it to the kernel.";
-    socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, Any,
+    socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
         "Interfaces for TCP: a list of name prefixes; a leading = takes whole names, a leading ^ excludes.";
-    socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, Any,
+    socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "Which Internet protocol TCP links use.";
-    ib_hca: Option<String> = "FLEXRING_IB_HCA", None, Any,
+    ib_hca: Option<String> = "FLEXRING_IB_HCA", None, AnyValue,
         "RDMA devices: a list of name prefixes, each with :port if only that port is meant; a leading = takes whole names, a leading ^ excludes.";
     ib_rails: usize = "FLEXRING_IB_RAILS", IB_RAILS, 1..=8,
         "How many RDMA ports a rank uses at most, the nearest first.";
@@ -183,7 +183,7 @@ settings! {
         "Entry of the RDMA port's GID table that is this rank's address; unset, the best by RoCE version and family.";
     ib_roce_version: usize = "FLEXRING_IB_ROCE_VERSION", 2, 1..=2,
         "RoCE version of the GID; the other is taken where a port has none of it. Version 1 does not cross routers.";
-    ib_family: Family = "FLEXRING_IB_FAMILY", Family::Auto, Any,
+    ib_family: Family = "FLEXRING_IB_FAMILY", Family::Auto, AnyValue,
         "Which Internet protocol the RoCE GID's address is of.";
     ib_pkey: usize = "FLEXRING_IB_PKEY", 0, 0..=65535,
         "Entry of the RDMA port's table of partition keys.";
@@ -195,32 +195,32 @@ settings! {
         "How long an RDMA device waits for an acknowledgement before it sends again: 4.096 microseconds times two to this power; 14 is 67 ms.";
     ib_retries: usize = "FLEXRING_IB_RETRIES", 6, 0..=7,
         "How often an RDMA device sends again before the link counts as broken; 7 means for ever to some drivers, and is taken as 6 there.";
-    ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, Any,
+    ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
         "How memory that nobody registered is sent and received: registered sub-chunk by sub-chunk as part of the pipeline, or copied through slots; auto measures which is cheaper when the communicator is made.";
-    ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), Any,
+    ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,
         "Whether RDMA writes may pass each other on PCI Express; faster on many machines, and harmless where the device does not know it.";
-    gpu: Option<usize> = "FLEXRING_GPU", None, Any,
+    gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Number of the GPU whose memory calls may be about, among those that the process sees; unset, the one whose CUDA context is current on the thread that makes the communicator, else that of the first vector on a GPU.";
-    gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), Any,
+    gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of a node read what is on each other's GPUs there; otherwise it goes by pinned memory of the host.";
-    gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, Any,
+    gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
         "How RDMA devices reach a GPU's memory: by DMA-BUF, by peer memory, or not at all but through pinned host memory; auto takes the first that works.";
-    timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), Any,
+    timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), AnyValue,
         "How long any call waits for other ranks before it fails.";
-    connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), Any,
+    connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), AnyValue,
         "How long creating a communicator waits for all ranks to come.";
-    heartbeat: Duration = "FLEXRING_HEARTBEAT_MS", Duration::from_millis(500), Any,
+    heartbeat: Duration = "FLEXRING_HEARTBEAT_MS", Duration::from_millis(500), AnyValue,
         "How often a rank says that it lives; silent for twenty of these, it counts as dead.";
-    spin_us: usize = "FLEXRING_SPIN_US", 200, Any,
+    spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
         "Microseconds that a wait spins before it sleeps.";
-    simd: Simd = "FLEXRING_SIMD", Simd::Auto, Any,
+    simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
         "The instruction set of the host reductions.";
-    log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, Any,
+    log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,
         "How much flexring says on standard error.";
 }
 
 /// The value that `text` is for the setting of this name.
-fn parse<T: Value>(name: &str, text: &str, check: &impl Check<T>) -> Result<T> {
+fn parse<T: SettingValue>(name: &str, text: &str, check: &impl ValueCheck<T>) -> Result<T> {
     T::parse(text).filter(|value| check.admits(value)).ok_or_else(|| {
         let expected = check.expected();
         Error::new(
@@ -258,7 +258,7 @@ impl Config {
     }
 
     /// Variables that start like ours and are none of them: most likely misspelt.
-    pub fn strangers(names: impl Iterator<Item = String>) -> Vec<String> {
+    pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
         names.filter(|name| name.starts_with("FLEXRING_") && !Self::known(name)).collect()
     }
 

@@ -70,11 +70,11 @@ fn sizes_are_binary_and_print_as_they_parse() {
 fn every_setting_is_named_alike_and_described() {
     for row in Config::default().table(|_| None) {
         assert!(row.name.starts_with("FLEXRING_"));
-        assert!(row.sentence.ends_with('.'));
+        assert!(row.description.ends_with('.'));
         assert_eq!(row.origin, Origin::Default);
     }
     assert_eq!(
-        Config::strangers(["FLEXRING_RNAK".to_owned(), "PATH".to_owned()].into_iter()),
+        Config::unknown_variables(["FLEXRING_RNAK".to_owned(), "PATH".to_owned()].into_iter()),
         ["FLEXRING_RNAK"]
     );
 }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// How a setting's text becomes its value.
-pub(super) trait Value: Sized {
+pub(super) trait SettingValue: Sized {
     /// What the reader of an error message should write instead.
     const EXPECTED: &'static str;
     fn parse(text: &str) -> Option<Self>;
@@ -17,16 +17,16 @@ pub(super) trait Value: Sized {
 }
 
 /// Which values of its type a setting takes.
-pub(super) trait Check<T> {
+pub(super) trait ValueCheck<T> {
     fn admits(&self, value: &T) -> bool;
     /// What the setting takes, in words.
     fn expected(&self) -> Cow<'static, str>;
 }
 
 /// Takes whatever can be parsed.
-pub(super) struct Any;
+pub(super) struct AnyValue;
 
-impl<T: Value> Check<T> for Any {
+impl<T: SettingValue> ValueCheck<T> for AnyValue {
     fn admits(&self, _: &T) -> bool {
         true
     }
@@ -36,7 +36,7 @@ impl<T: Value> Check<T> for Any {
 }
 
 /// Takes whole numbers from one to another.
-impl Check<usize> for RangeInclusive<usize> {
+impl ValueCheck<usize> for RangeInclusive<usize> {
     fn admits(&self, value: &usize) -> bool {
         self.contains(value)
     }
@@ -50,24 +50,24 @@ impl Check<usize> for RangeInclusive<usize> {
 }
 
 /// The same, where the setting may be left unset.
-impl Check<Option<usize>> for RangeInclusive<usize> {
+impl ValueCheck<Option<usize>> for RangeInclusive<usize> {
     fn admits(&self, value: &Option<usize>) -> bool {
         value.as_ref().is_none_or(|value| self.contains(value))
     }
     fn expected(&self) -> Cow<'static, str> {
-        Check::<usize>::expected(self)
+        ValueCheck::<usize>::expected(self)
     }
 }
 
 /// Takes some sizes, and says which.
-pub(super) struct Sizes {
+pub(super) struct SizeRange {
     pub least: Size,
     pub most: Size,
     pub multiple_of: Size,
     pub expected: &'static str,
 }
 
-impl Check<Size> for Sizes {
+impl ValueCheck<Size> for SizeRange {
     fn admits(&self, size: &Size) -> bool {
         (self.least..=self.most).contains(size) && size.0.is_multiple_of(self.multiple_of.0)
     }
@@ -107,7 +107,7 @@ impl fmt::Display for Size {
     }
 }
 
-impl Value for Size {
+impl SettingValue for Size {
     const EXPECTED: &'static str = "a number of bytes such as 4096, 512K or 1M";
     fn parse(text: &str) -> Option<Self> {
         Self::parse(text)
@@ -117,7 +117,7 @@ impl Value for Size {
     }
 }
 
-impl Value for usize {
+impl SettingValue for usize {
     const EXPECTED: &'static str = "a whole number";
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok()
@@ -127,7 +127,7 @@ impl Value for usize {
     }
 }
 
-impl Value for Option<usize> {
+impl SettingValue for Option<usize> {
     const EXPECTED: &'static str = "a whole number";
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().map(Some)
@@ -137,7 +137,7 @@ impl Value for Option<usize> {
     }
 }
 
-impl Value for Option<u16> {
+impl SettingValue for Option<u16> {
     const EXPECTED: &'static str = "a port number from 1 to 65535";
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().filter(|port| *port != 0).map(Some)
@@ -151,7 +151,7 @@ impl Value for Option<u16> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch(pub bool);
 
-impl Value for Switch {
+impl SettingValue for Switch {
     const EXPECTED: &'static str = "0 or 1";
     fn parse(text: &str) -> Option<Self> {
         match text.trim() {
@@ -169,7 +169,7 @@ impl Value for Switch {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions(pub Vec<usize>);
 
-impl Value for Option<Dimensions> {
+impl SettingValue for Option<Dimensions> {
     const EXPECTED: &'static str = "whole numbers from 1 joined by x, such as 4x2";
     fn parse(text: &str) -> Option<Self> {
         let numbers = text.trim().split(['x', 'X']).map(|part| part.trim().parse().ok().filter(|n| *n > 0));
@@ -186,7 +186,7 @@ impl Value for Option<Dimensions> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers(pub Vec<usize>);
 
-impl Value for Option<Servers> {
+impl SettingValue for Option<Servers> {
     const EXPECTED: &'static str = "ranks joined by commas, such as 0,4";
     fn parse(text: &str) -> Option<Self> {
         let ranks = text.trim().split(',').map(|part| part.trim().parse().ok());
@@ -198,7 +198,7 @@ impl Value for Option<Servers> {
     }
 }
 
-impl Value for Option<String> {
+impl SettingValue for Option<String> {
     const EXPECTED: &'static str = "a text that is not empty";
     fn parse(text: &str) -> Option<Self> {
         (!text.trim().is_empty()).then(|| Some(text.trim().to_owned()))
@@ -209,7 +209,7 @@ impl Value for Option<String> {
 }
 
 /// Milliseconds in the environment.
-impl Value for Duration {
+impl SettingValue for Duration {
     const EXPECTED: &'static str = "a number of milliseconds, at least 1";
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().filter(|ms| *ms > 0).map(Self::from_millis)

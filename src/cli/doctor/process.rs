@@ -119,7 +119,7 @@ impl Settings {
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
             unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
-            strangers: Config::strangers(variables.keys().cloned())
+            strangers: Config::unknown_variables(variables.keys().cloned())
                 .into_iter()
                 .map(|name| (name.clone(), env::closest(&name)))
                 .collect(),
