@@ -53,7 +53,7 @@ fn four_processes_reduce_every_type_and_operation() {
 
 #[test]
 fn four_processes_scatter_gather_broadcast_and_reduce() {
-    passes("siblings");
+    passes("collectives");
 }
 
 #[test]

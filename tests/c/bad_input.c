@@ -85,7 +85,7 @@ static void numbers_are_checked(void) {
     EXPECT(INVALID, "-1", flexring_all_reduce(send, recv, 1, FLEXRING_UINT8, negative, comm, NULL));
 }
 
-static void the_siblings_are_checked(void) {
+static void the_other_collectives_are_checked(void) {
     const int f32 = FLEXRING_FLOAT32;
     const flexring_op sum = FLEXRING_SUM;
     EXPECT(INVALID, "communicator is NULL", flexring_reduce_scatter(send, recv, 8, f32, sum, NULL, NULL));
@@ -189,7 +189,7 @@ int main(void) {
     settings_are_quoted();
     buffers_are_checked();
     numbers_are_checked();
-    the_siblings_are_checked();
+    the_other_collectives_are_checked();
     requests_are_checked();
     memory_is_checked();
     registration_is_checked();

@@ -26,7 +26,7 @@ BINARIES = [
     ("lib", "transport::verbs::tests"),
     ("lib", "transport::verbs::gpu"),
     ("all_reduce", ""),
-    ("siblings", ""),
+    ("collectives", ""),
     ("reproducible", ""),
     ("failures", ""),
     ("allocations", ""),

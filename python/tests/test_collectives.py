@@ -23,7 +23,7 @@ def numbers(*elements):
     return array.array("i", elements)
 
 
-class Siblings(WorldTest):
+class OtherCollectives(WorldTest):
     def test_each_rank_gets_its_part_of_the_reduction(self):
         def body(comm):
             vector, out = numbers(*[10**comm.rank * (at + 1) for at in range(6)]), numbers(0, 0)

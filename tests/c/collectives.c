@@ -147,6 +147,6 @@ static int world_works(const char *transport) {
 
 int main(void) {
     if (!world_works("shm") || !world_works("tcp")) return 1;
-    puts("siblings: ok");
+    puts("collectives: ok");
     return 0;
 }
