@@ -1,7 +1,7 @@
 //! Memory that peers on the node read directly.
 
 use super::comm::{borrow, flexring_comm};
-use super::status::{flexring_result, guarded, refused};
+use super::status::{flexring_result, guarded, invalid_argument};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::memory::{Memory, Piece};
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn flexring_alloc(
         // SAFETY: the caller vouches for the handle.
         let comm = unsafe { borrow(comm, "flexring_alloc")? };
         if out.is_null() {
-            return Err(refused("flexring_alloc: out is NULL"));
+            return Err(invalid_argument("flexring_alloc: out is NULL"));
         }
         let start = comm.communicator.lease(bytes)?;
         // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
         if memory.is_null() || comm.communicator.end_lease(memory.cast()) {
             return Ok(());
         }
-        Err(refused(format!(
+        Err(invalid_argument(format!(
             "flexring_free: {memory:p} was not returned by flexring_alloc of this communicator, or was freed before"
         )))
     })
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn flexring_register(
         // SAFETY: the caller vouches for the handle.
         let comm = unsafe { borrow(comm, "flexring_register")? };
         // SAFETY: the caller vouches for the memory.
-        let piece = unsafe { stretch(&comm.communicator, memory, bytes, "flexring_register")? };
+        let piece = unsafe { memory_range(&comm.communicator, memory, bytes, "flexring_register")? };
         comm.communicator.register_piece(piece)
     })
 }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn flexring_deregister(
         // SAFETY: the caller vouches for the handle.
         let comm = unsafe { borrow(comm, "flexring_deregister")? };
         // SAFETY: the memory is only compared with what is registered.
-        let piece = unsafe { stretch(&comm.communicator, memory, bytes, "flexring_deregister")? };
+        let piece = unsafe { memory_range(&comm.communicator, memory, bytes, "flexring_deregister")? };
         comm.communicator.deregister_piece(piece)
     })
 }
@@ -95,15 +95,16 @@ pub unsafe extern "C" fn flexring_deregister(
 ///
 /// # Safety
 /// What is done with the piece must be allowed with the memory.
-unsafe fn stretch(
+unsafe fn memory_range(
     communicator: &Communicator,
     memory: *mut c_void,
     bytes: usize,
     function: &str,
 ) -> Result<Piece> {
-    let start = NonNull::new(memory.cast()).ok_or_else(|| refused(format!("{function}: memory is NULL")))?;
+    let start =
+        NonNull::new(memory.cast()).ok_or_else(|| invalid_argument(format!("{function}: memory is NULL")))?;
     if bytes == 0 || (memory as usize).checked_add(bytes).is_none() {
-        return Err(refused(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
+        return Err(invalid_argument(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
     }
     let located = communicator.memory_of(start.as_ptr(), bytes);
     let place = located.map_err(|error| error.within(format_args!("{function}")))?;

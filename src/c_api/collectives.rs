@@ -2,9 +2,9 @@
 
 use super::buffer::piece_in;
 use super::comm::{borrow, flexring_comm};
-use super::status::{flexring_result, guarded, refused};
+use super::status::{flexring_result, guarded, invalid_argument};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
-use crate::communicator::{Asked, Asker, Communicator, Outcome};
+use crate::communicator::{CallOutcome, CallValidator, CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
@@ -14,14 +14,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The vectors of one call, not yet checked against each other.
-struct Vectors<'a> {
+struct CallBuffers<'a> {
     communicator: &'a Communicator,
     dtype: DType,
     send: *mut c_void,
     receive: *mut c_void,
 }
 
-impl<'a> Vectors<'a> {
+impl<'a> CallBuffers<'a> {
     fn new(
         communicator: &'a Communicator,
         send: *const c_void,
@@ -55,15 +55,17 @@ impl<'a> Vectors<'a> {
         let elements = count.checked_mul(parts).and_then(|count| count.checked_mul(self.dtype.size()));
         // No object is larger than that, so no honest count is.
         let bytes = elements.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
-            refused(format!("{count} x {} is more than any memory holds", self.dtype.name()))
+            invalid_argument(format!("{count} x {} is more than any memory holds", self.dtype.name()))
         })?;
         if bytes == 0 {
             return Ok(Piece::EMPTY);
         }
-        let start =
-            NonNull::new(pointer.cast()).ok_or_else(|| refused(format!("the {name} buffer is NULL")))?;
+        let start = NonNull::new(pointer.cast())
+            .ok_or_else(|| invalid_argument(format!("the {name} buffer is NULL")))?;
         if (start.as_ptr() as usize).checked_add(bytes).is_none() {
-            return Err(refused(format!("{bytes} bytes at {pointer:p} reach beyond the address space")));
+            return Err(invalid_argument(format!(
+                "{bytes} bytes at {pointer:p} reach beyond the address space"
+            )));
         }
         let located = self.communicator.memory_of(start.as_ptr(), bytes);
         let memory = located.map_err(|error| error.within(format_args!("the {name} buffer")))?;
@@ -73,10 +75,10 @@ impl<'a> Vectors<'a> {
 }
 
 fn root_of(root: c_int) -> Result<usize> {
-    usize::try_from(root).map_err(|_| refused(format!("root {root} is not a rank")))
+    usize::try_from(root).map_err(|_| invalid_argument(format!("root {root} is not a rank")))
 }
 
-/// Checks what `ask` makes of the caller's vectors, and runs it to its end, or has it take effect in the stream if they
+/// Checks what `validate` makes of the caller's vectors, and runs it to its end, or has it take effect in the stream if they
 /// are on a GPU.
 ///
 /// # Safety
@@ -85,17 +87,17 @@ unsafe fn call(
     comm: *mut flexring_comm,
     name: &str,
     stream: *mut c_void,
-    ask: impl FnOnce(&Communicator, Asker) -> Result<Asked>,
+    validate: impl FnOnce(&Communicator, CallValidator) -> Result<CheckedCall>,
 ) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller vouches for the handle.
         let communicator: &Communicator = unsafe { &borrow(comm, name)?.communicator };
-        let asked = ask(communicator, communicator.asker())?;
-        if stream.is_null() && asked.is_on_host() {
-            return communicator.run(&asked);
+        let checked = validate(communicator, communicator.validator())?;
+        if stream.is_null() && checked.is_on_host() {
+            return communicator.run(&checked);
         }
         // SAFETY: the caller vouches for the stream.
-        communicator.run_in_stream(asked, unsafe { CallerStream::new(stream) })
+        communicator.run_in_stream(checked, unsafe { CallerStream::new(stream) })
     })
 }
 
@@ -107,12 +109,12 @@ unsafe fn all_reduce(
     count: usize,
     dtype: flexring_dtype,
     op: flexring_op,
-) -> Result<Asked> {
-    let vectors = Vectors::new(communicator, send, recv, dtype)?;
+) -> Result<CheckedCall> {
+    let vectors = CallBuffers::new(communicator, send, recv, dtype)?;
     let op: ReduceOp = op_of(op)?;
-    let asker = communicator.asker();
+    let validator = communicator.validator();
     // SAFETY: as this function's.
-    unsafe { asker.all_reduce(vectors.send(count, 1)?, vectors.receive(count, 1)?, vectors.dtype, op) }
+    unsafe { validator.all_reduce(vectors.send(count, 1)?, vectors.receive(count, 1)?, vectors.dtype, op) }
 }
 
 /// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
@@ -120,7 +122,7 @@ unsafe fn all_reduce(
 ///
 /// On the host, with stream NULL, the call returns when the result is there. On a GPU it returns at once and takes
 /// effect in `stream`, a cudaStream_t or CUstream, NULL being the default stream: behind what is in it, and before
-/// what comes later, as cudaMemcpyAsync does. Whose memory it is CUDA's driver tells; managed memory is refused, and so
+/// what comes later, as cudaMemcpyAsync does. Whose memory it is CUDA's driver tells; managed memory is invalid_argument, and so
 /// is a stream that is being captured, and one of another context than the GPU's primary one. A call that fails later
 /// lets the stream go on without a result: flexring_comm_status, flexring_comm_synchronize and all later calls
 /// return why. Ranks that are threads of one process and share a GPU give a stream each, not NULL: in the same stream
@@ -168,10 +170,11 @@ pub unsafe extern "C" fn flexring_reduce_scatter(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_reduce_scatter", stream, |communicator, asker| {
-            let vectors = Vectors::new(communicator, send, recv, dtype)?;
-            let (input, output) = (vectors.send(recv_count, asker.world)?, vectors.receive(recv_count, 1)?);
-            asker.reduce_scatter(input, output, vectors.dtype, op_of(op)?)
+        call(comm, "flexring_reduce_scatter", stream, |communicator, validator| {
+            let vectors = CallBuffers::new(communicator, send, recv, dtype)?;
+            let (input, output) =
+                (vectors.send(recv_count, validator.world)?, vectors.receive(recv_count, 1)?);
+            validator.reduce_scatter(input, output, vectors.dtype, op_of(op)?)
         })
     }
 }
@@ -193,10 +196,11 @@ pub unsafe extern "C" fn flexring_all_gather(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_all_gather", stream, |communicator, asker| {
-            let vectors = Vectors::new(communicator, send, recv, dtype)?;
-            let (input, output) = (vectors.send(send_count, 1)?, vectors.receive(send_count, asker.world)?);
-            asker.all_gather(input, output, vectors.dtype)
+        call(comm, "flexring_all_gather", stream, |communicator, validator| {
+            let vectors = CallBuffers::new(communicator, send, recv, dtype)?;
+            let (input, output) =
+                (vectors.send(send_count, 1)?, vectors.receive(send_count, validator.world)?);
+            validator.all_gather(input, output, vectors.dtype)
         })
     }
 }
@@ -219,10 +223,10 @@ pub unsafe extern "C" fn flexring_broadcast(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_broadcast", stream, |communicator, asker| {
-            let (vectors, root) = (Vectors::new(communicator, send, recv, dtype)?, root_of(root)?);
-            let input = if asker.rank == root { vectors.send(count, 1)? } else { Piece::EMPTY };
-            asker.broadcast(input, vectors.receive(count, 1)?, vectors.dtype, root)
+        call(comm, "flexring_broadcast", stream, |communicator, validator| {
+            let (vectors, root) = (CallBuffers::new(communicator, send, recv, dtype)?, root_of(root)?);
+            let input = if validator.rank == root { vectors.send(count, 1)? } else { Piece::EMPTY };
+            validator.broadcast(input, vectors.receive(count, 1)?, vectors.dtype, root)
         })
     }
 }
@@ -245,10 +249,10 @@ pub unsafe extern "C" fn flexring_reduce(
 ) -> flexring_result {
     // SAFETY: as for flexring_all_reduce.
     unsafe {
-        call(comm, "flexring_reduce", stream, |communicator, asker| {
-            let (vectors, root) = (Vectors::new(communicator, send, recv, dtype)?, root_of(root)?);
-            let output = if asker.rank == root { vectors.receive(count, 1)? } else { Piece::EMPTY };
-            asker.reduce(vectors.send(count, 1)?, output, vectors.dtype, op_of(op)?, root)
+        call(comm, "flexring_reduce", stream, |communicator, validator| {
+            let (vectors, root) = (CallBuffers::new(communicator, send, recv, dtype)?, root_of(root)?);
+            let output = if validator.rank == root { vectors.receive(count, 1)? } else { Piece::EMPTY };
+            validator.reduce(vectors.send(count, 1)?, output, vectors.dtype, op_of(op)?, root)
         })
     }
 }
@@ -256,7 +260,7 @@ pub unsafe extern "C" fn flexring_reduce(
 /// A call under way. Made by flexring_all_reduce_async, ended by flexring_wait.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
-    outcome: Arc<Outcome>,
+    outcome: Arc<CallOutcome>,
 }
 
 /// flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
@@ -278,17 +282,17 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
 ) -> flexring_result {
     guarded(|| {
         if out.is_null() {
-            return Err(refused("flexring_all_reduce_async: out is NULL"));
+            return Err(invalid_argument("flexring_all_reduce_async: out is NULL"));
         }
         // SAFETY: the caller vouches for the handle, for `out`, and for the buffers until the request is over.
         unsafe {
             let comm = borrow(comm, "flexring_all_reduce_async")?;
             let communicator = &comm.communicator;
-            let asked = all_reduce(communicator, (send, recv), count, dtype, op)?;
-            let outcome = if asked.is_on_host() {
-                communicator.submit(asked)?
+            let checked = all_reduce(communicator, (send, recv), count, dtype, op)?;
+            let outcome = if checked.is_on_host() {
+                communicator.submit(checked)?
             } else {
-                communicator.submit_in_stream(asked, CallerStream::DEFAULT, None)?
+                communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)?
             };
             out.write(Box::into_raw(Box::new(flexring_request { outcome })));
         }
@@ -304,7 +308,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
 pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {
     guarded(|| {
         if request.is_null() {
-            return Err(refused("flexring_wait: the request is NULL"));
+            return Err(invalid_argument("flexring_wait: the request is NULL"));
         }
         // SAFETY: the caller vouches that the request is live and used by nobody else, so it is owned here.
         unsafe { Box::from_raw(request) }.outcome.wait()
@@ -322,10 +326,10 @@ pub unsafe extern "C" fn flexring_test(
 ) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller vouches that a request that is not NULL is live.
-        let request =
-            unsafe { request.as_ref() }.ok_or_else(|| refused("flexring_test: the request is NULL"))?;
+        let request = unsafe { request.as_ref() }
+            .ok_or_else(|| invalid_argument("flexring_test: the request is NULL"))?;
         if done.is_null() {
-            return Err(refused("flexring_test: done is NULL"));
+            return Err(invalid_argument("flexring_test: done is NULL"));
         }
         // SAFETY: `done` is not NULL, and the caller vouches that it may be written.
         unsafe { done.write(c_int::from(request.outcome.is_over())) };

@@ -1,6 +1,6 @@
 //! Communicators as handles.
 
-use super::status::{flexring_result, guarded, refused};
+use super::status::{flexring_result, guarded, invalid_argument};
 use super::unique_id::flexring_unique_id;
 use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
@@ -19,20 +19,20 @@ pub struct flexring_comm {
 /// `comm` is NULL or was returned by a `flexring_comm_init_*` function and not freed yet.
 pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
     // SAFETY: the caller vouches that a pointer that is not NULL is a live handle, and handles are only shared.
-    unsafe { comm.as_ref() }.ok_or_else(|| refused(format!("{function}: the communicator is NULL")))
+    unsafe { comm.as_ref() }.ok_or_else(|| invalid_argument(format!("{function}: the communicator is NULL")))
 }
 
 /// Hands a new communicator out through `out`.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
-unsafe fn hand_out(
+unsafe fn return_handle(
     out: *mut *mut flexring_comm,
     function: &str,
     make: impl FnOnce() -> Result<Communicator>,
 ) -> Result<()> {
     if out.is_null() {
-        return Err(refused(format!("{function}: out is NULL")));
+        return Err(invalid_argument(format!("{function}: out is NULL")));
     }
     let handle = Box::new(flexring_comm { communicator: make()? });
     // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
@@ -51,8 +51,8 @@ unsafe fn hand_out(
 /// `out` is NULL or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_init_from_env(out: *mut *mut flexring_comm) -> flexring_result {
-    // SAFETY: what the caller vouches for is what `hand_out` asks for.
-    guarded(|| unsafe { hand_out(out, "flexring_comm_init_from_env", Communicator::from_env) })
+    // SAFETY: what the caller vouches for is what `return_handle` asks for.
+    guarded(|| unsafe { return_handle(out, "flexring_comm_init_from_env", Communicator::from_env) })
 }
 
 /// Joins the world of `world` ranks that share `id`, as `rank`.
@@ -68,13 +68,14 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
 ) -> flexring_result {
     let make = || {
         let number = |value: c_int, name: &str| {
-            usize::try_from(value).map_err(|_| refused(format!("flexring_comm_init_rank: {name} is {value}")))
+            usize::try_from(value)
+                .map_err(|_| invalid_argument(format!("flexring_comm_init_rank: {name} is {value}")))
         };
         let (world, rank) = (number(world, "world")?, number(rank, "rank")?);
         Communicator::from_unique_id(world, &UniqueId::from_bytes(&id.internal)?, rank)
     };
-    // SAFETY: what the caller vouches for is what `hand_out` asks for.
-    guarded(|| unsafe { hand_out(out, "flexring_comm_init_rank", make) })
+    // SAFETY: what the caller vouches for is what `return_handle` asks for.
+    guarded(|| unsafe { return_handle(out, "flexring_comm_init_rank", make) })
 }
 
 /// Writes this rank's number to `out`.
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_rank(comm: *const flexring_comm, out: *mut c_int) -> flexring_result {
     // SAFETY: what the caller vouches for is what `tell` asks for.
-    guarded(|| unsafe { tell(comm, out, "flexring_comm_rank", Communicator::rank) })
+    guarded(|| unsafe { write_number(comm, out, "flexring_comm_rank", Communicator::rank) })
 }
 
 /// Writes the number of ranks to `out`.
@@ -94,14 +95,14 @@ pub unsafe extern "C" fn flexring_comm_rank(comm: *const flexring_comm, out: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_size(comm: *const flexring_comm, out: *mut c_int) -> flexring_result {
     // SAFETY: what the caller vouches for is what `tell` asks for.
-    guarded(|| unsafe { tell(comm, out, "flexring_comm_size", Communicator::world_size) })
+    guarded(|| unsafe { write_number(comm, out, "flexring_comm_size", Communicator::world_size) })
 }
 
 /// Writes a number that the communicator knows to `out`.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `out` is NULL or may be written.
-unsafe fn tell(
+unsafe fn write_number(
     comm: *const flexring_comm,
     out: *mut c_int,
     function: &str,
@@ -110,10 +111,10 @@ unsafe fn tell(
     // SAFETY: the caller vouches for the handle.
     let comm = unsafe { borrow(comm, function)? };
     if out.is_null() {
-        return Err(refused(format!("{function}: out is NULL")));
+        return Err(invalid_argument(format!("{function}: out is NULL")));
     }
     let number = c_int::try_from(what(&comm.communicator))
-        .map_err(|_| refused("the world is too large for an int"))?;
+        .map_err(|_| invalid_argument("the world is too large for an int"))?;
     // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
     unsafe { out.write(number) };
     Ok(())

@@ -74,7 +74,7 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
 }
 
 /// A refusal of an argument.
-pub(super) fn refused(words: impl Into<String>) -> Error {
+pub(super) fn invalid_argument(words: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, words)
 }
 

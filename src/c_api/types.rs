@@ -1,6 +1,6 @@
 //! Element types and operations, as C numbers them.
 
-use super::status::{flexring_result, guarded, refused};
+use super::status::{flexring_result, guarded, invalid_argument};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use std::ffi::c_int;
@@ -50,8 +50,9 @@ pub const FLEXRING_AVG: flexring_op = 4;
 
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
-    dtype
-        .ok_or_else(|| refused(format!("{code} is no flexring_dtype: there are 0 (int8) to 11 (float8e5m2)")))
+    dtype.ok_or_else(|| {
+        invalid_argument(format!("{code} is no flexring_dtype: there are 0 (int8) to 11 (float8e5m2)"))
+    })
 }
 
 pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
@@ -62,7 +63,7 @@ pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
         FLEXRING_MIN => ReduceOp::Min,
         FLEXRING_AVG => ReduceOp::Avg,
         _ => ReduceOp::PreMulSum(factor_of(code).ok_or_else(|| {
-            refused(format!("{code} is no flexring_op: there are 0 (sum) to 4 (avg) and those of flexring_op_create_premul_sum"))
+            invalid_argument(format!("{code} is no flexring_op: there are 0 (sum) to 4 (avg) and those of flexring_op_create_premul_sum"))
         })?),
     })
 }
@@ -88,7 +89,7 @@ pub unsafe extern "C" fn flexring_op_create_premul_sum(
 ) -> flexring_result {
     guarded(|| {
         if out.is_null() {
-            return Err(refused("flexring_op_create_premul_sum: out is NULL"));
+            return Err(invalid_argument("flexring_op_create_premul_sum: out is NULL"));
         }
         // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
         unsafe { out.write(PREMUL_SUM | u64::from(factor.to_bits())) };

@@ -1,6 +1,6 @@
 //! The id by which ranks find each other when the program passes it around itself.
 
-use super::status::{flexring_result, guarded, refused};
+use super::status::{flexring_result, guarded, invalid_argument};
 use crate::bootstrap::{UniqueId, create_unique_id};
 use crate::config::Config;
 
@@ -26,7 +26,7 @@ pub struct flexring_unique_id {
 pub unsafe extern "C" fn flexring_get_unique_id(out: *mut flexring_unique_id) -> flexring_result {
     guarded(|| {
         if out.is_null() {
-            return Err(refused("flexring_get_unique_id: out is NULL"));
+            return Err(invalid_argument("flexring_get_unique_id: out is NULL"));
         }
         let id = create_unique_id(&Config::from_env()?)?;
         // SAFETY: `out` is not NULL, and the caller vouches for the rest; bytes have no alignment.

@@ -1,16 +1,16 @@
-//! Vectors in the memory of a GPU.
+//! CallBuffers in the memory of a GPU.
 //!
 //! Owns which GPU a communicator works with, and what it has there. Must not know how anything is moved or added on it.
 
-use super::{Asked, Communicator, Core};
+use super::{CheckedCall, Communicator, Core};
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{Gate, Gpus, node};
+pub(super) use absent::{Gate, GpuState, node};
 #[cfg(feature = "cuda")]
-pub(super) use present::{Gate, Gpus, node};
+pub(super) use present::{Gate, GpuState, node};
 
 impl Communicator {
     /// Whose memory the bytes at `start` are.
@@ -18,17 +18,17 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if they are nobody's, or cannot be used.
     pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<Memory> {
-        if self.core.commons.has(start, len) {
+        if self.core.user_memory.has(start, len) {
             return Ok(Memory::Host);
         }
-        if let Some(memory) = self.core.gpus.locate(start, len)? {
+        if let Some(memory) = self.core.gpu_state.locate(start, len)? {
             return Ok(memory);
         }
         for end in [start, start.wrapping_add(len.saturating_sub(1))] {
             if !crate::memory::is_readable(end) {
                 let words = format!(
                     "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {}?",
-                    self.core.gpus.why_none().unwrap_or_else(|| "of a context that is gone".to_owned())
+                    self.core.gpu_state.why_none().unwrap_or_else(|| "of a context that is gone".to_owned())
                 );
                 return Err(Error::new(ErrorKind::InvalidArgument, words));
             }
@@ -41,8 +41,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if memory or stream are not of the communicator's GPU; the failure of an earlier call.
-    pub(crate) fn run_in_stream(&self, asked: Asked, stream: CallerStream) -> Result<()> {
-        self.submit_in_stream(asked, stream, None).map(drop)
+    pub(crate) fn run_in_stream(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
+        self.submit_in_stream(checked, stream, None).map(drop)
     }
 
     /// The same, and returns what tells how it ended. It takes effect in `other` too, a stream that some of the memory
@@ -52,35 +52,35 @@ impl Communicator {
     /// As for [`run_in_stream`](Self::run_in_stream).
     pub(crate) fn submit_in_stream(
         &self,
-        asked: Asked,
+        checked: CheckedCall,
         stream: CallerStream,
         other: Option<CallerStream>,
-    ) -> Result<std::sync::Arc<super::Outcome>> {
-        if asked.is_empty() {
+    ) -> Result<std::sync::Arc<super::CallOutcome>> {
+        if checked.is_empty() {
             // Nothing of it lies anywhere.
-            return self.submit(asked);
+            return self.submit(checked);
         }
-        if asked.is_on_host() {
+        if checked.is_on_host() {
             let words = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
-        self.core.check()?;
-        [asked.input, asked.output].into_iter().try_for_each(|piece| self.core.prepare_gpu(piece))?;
-        if asked.scratch() > 0 {
-            self.core.gpus.reserve(asked.scratch())?;
+        self.core.check_usable()?;
+        [checked.input, checked.output].into_iter().try_for_each(|piece| self.core.prepare_gpu(piece))?;
+        if checked.scratch() > 0 {
+            self.core.gpu_state.reserve(checked.scratch())?;
         }
-        self.submit_behind(asked, || self.core.gpus.gate(stream, other).map(Some))
+        self.submit_behind(checked, || self.core.gpu_state.gate(stream, other).map(Some))
     }
 }
 
 impl Core {
     /// Has all that is needed for a piece of memory, before a call that it is about has its turn.
     pub(super) fn prepare_gpu(&self, piece: Piece) -> Result<()> {
-        if self.gpus.serves(piece.memory())? {
+        if self.gpu_state.serves(piece.memory())? {
             return Ok(());
         }
         let mut engine = self.engine.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.gpus.prepare(piece.memory(), &mut engine)
+        self.gpu_state.prepare(piece.memory(), &mut engine)
     }
 }
 
@@ -98,21 +98,21 @@ mod present {
     pub(in crate::communicator) use order::Gate;
 
     /// The NUMA node of the GPU that vectors will be on, if it is known before there are any.
-    pub(in crate::communicator) fn node(asked: Option<usize>) -> Option<u32> {
-        Gpu::node(asked.and_then(|gpu| u32::try_from(gpu).ok()).or_else(Gpu::current)?)
+    pub(in crate::communicator) fn node(requested: Option<usize>) -> Option<u32> {
+        Gpu::node(requested.and_then(|gpu| u32::try_from(gpu).ok()).or_else(Gpu::current)?)
     }
 
     /// The GPU that a communicator works with, once there is one.
-    pub(in crate::communicator) struct Gpus {
-        asked: Option<u32>,
+    pub(in crate::communicator) struct GpuState {
+        requested: Option<u32>,
         ipc: bool,
         layout: Layout,
         arena: Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
-        ready: OnceLock<Ready>,
+        ready: OnceLock<OpenedGpu>,
     }
 
-    struct Ready {
+    struct OpenedGpu {
         gpu: Arc<Gpu>,
         order: order::Order,
         /// For what is made on the way, each as long as the longest call needed when it was made; the last one is used.
@@ -121,16 +121,16 @@ mod present {
         scratch: Mutex<Vec<GpuMemory>>,
     }
 
-    impl Gpus {
+    impl GpuState {
         pub(in crate::communicator) fn new(
-            asked: Option<usize>,
+            requested: Option<usize>,
             ipc: bool,
             layout: Layout,
             arena: &Arc<Arena>,
             registrar: Option<Arc<dyn Registrar>>,
         ) -> Self {
-            let asked = asked.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX));
-            Self { asked, ipc, layout, arena: Arc::clone(arena), registrar, ready: OnceLock::new() }
+            let requested = requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX));
+            Self { requested, ipc, layout, arena: Arc::clone(arena), registrar, ready: OnceLock::new() }
         }
 
         /// Whose memory an address is, if CUDA's driver knows it.
@@ -146,7 +146,7 @@ mod present {
         /// Makes the GPU ready that the settings name, or that this thread uses, so that the first call on it is as fast
         /// as the others.
         pub(in crate::communicator) fn prepare_early(&self, executor: &mut Executor) -> Result<()> {
-            match (self.asked, Gpu::current()) {
+            match (self.requested, Gpu::current()) {
                 (Some(gpu), _) => {
                     let named = |error: Error| error.within(format_args!("FLEXRING_GPU={gpu}"));
                     self.make_ready(gpu, executor).map_err(named)
@@ -213,7 +213,7 @@ mod present {
                 sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
             });
             // Whoever holds the engine is alone here.
-            let _ = self.ready.set(Ready { gpu, order, scratch: Mutex::default() });
+            let _ = self.ready.set(OpenedGpu { gpu, order, scratch: Mutex::default() });
             Ok(())
         }
 
@@ -237,7 +237,7 @@ mod present {
             Ok(last.piece().narrow(0, bytes))
         }
 
-        fn ready(&self) -> Result<&Ready> {
+        fn ready(&self) -> Result<&OpenedGpu> {
             self.ready.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is ready"))
         }
 
@@ -265,12 +265,12 @@ mod absent {
 
     const WHY: &str = "this build of flexring has no CUDA";
 
-    pub(in crate::communicator) fn node(_asked: Option<usize>) -> Option<u32> {
+    pub(in crate::communicator) fn node(_requested: Option<usize>) -> Option<u32> {
         None
     }
 
     /// No GPU.
-    pub(in crate::communicator) struct Gpus;
+    pub(in crate::communicator) struct GpuState;
 
     /// There are no streams either.
     pub(in crate::communicator) enum Gate {}
@@ -282,9 +282,9 @@ mod absent {
     }
 
     #[allow(clippy::unused_self, reason = "the same as where there are GPUs")]
-    impl Gpus {
+    impl GpuState {
         pub(in crate::communicator) fn new(
-            _asked: Option<usize>,
+            _requested: Option<usize>,
             _ipc: bool,
             _layout: Layout,
             _arena: &Arc<Arena>,

@@ -1,11 +1,11 @@
 //! How a communicator comes to be: the ranks meet, tell each other where they are, make their links, and agree
 //! on a program.
 
-use super::commons::Commons;
-use super::far::{self, Far, Rails};
-use super::gpu::{self, Gpus};
-use super::watch::{Household, Member, Watch};
-use super::{Communicator, Core, Engine, plans::Plans, turns::Turns};
+use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
+use super::gpu::{self, GpuState};
+use super::inter_node::{self, InterNodeSetup, RailOffer};
+use super::user_memory::UserMemory;
+use super::{Communicator, Core, Engine, call_queue::CallQueue, plans::Plans};
 use crate::bootstrap::{self, Identity, Lifeline};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
@@ -26,11 +26,11 @@ use std::time::Instant;
 
 /// What a rank tells all others of itself.
 #[derive(serde::Serialize, serde::Deserialize)]
-pub(super) struct Card {
+pub(super) struct PeerInfo {
     pub node: String,
     pub host: String,
     /// The node's name as people write it in a topology file.
-    called: String,
+    topology_name: String,
     /// How a neighbour hands in its descriptors; none if this rank does not share memory.
     secret: Option<[u8; 16]>,
     /// Where it listens for links.
@@ -38,7 +38,7 @@ pub(super) struct Card {
     /// A number that nobody can guess. Rank 0's is what links of this communicator greet each other with.
     pub token: u64,
     /// What it offers for links over RDMA devices.
-    pub rails: Rails,
+    pub rails: RailOffer,
 }
 
 impl Communicator {
@@ -56,64 +56,64 @@ impl Communicator {
         let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
         let invitation = shares.then(Invitation::new).transpose()?;
         let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
-        let listener = listens.then(|| Listener::bind(&far::addresses(config)?)).transpose()?;
+        let listener = listens.then(|| Listener::bind(&inter_node::addresses(config)?)).transpose()?;
         let token = getrandom::u64().map_err(|cause| {
             Error::new(ErrorKind::System, format!("cannot draw a random number: {cause}"))
         })?;
-        let card = Card {
+        let info = PeerInfo {
             token,
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
-            called: config.node.clone().unwrap_or_else(bootstrap::host_name),
+            topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
             secret: invitation.as_ref().map(Invitation::secret),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
-            rails: far::offer(config, world),
+            rails: inter_node::offer(config, world),
         };
-        let cards = exchange(&lifeline, &card)?;
-        let node: Vec<Rank> = (0..world).filter(|rank| cards[*rank].node == cards[me].node).collect();
+        let infos = exchange(&lifeline, &info)?;
+        let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // A topology or a plan that cannot be used is everybody's business: all ranks get the same sentence.
-        let told = |error: Error| lifeline.report(error, None);
-        let topology = topology(config, &cards).map_err(told)?;
-        let plans = Plans::new(config, &topology, me).map_err(told)?;
-        agree(&lifeline.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(told)?;
-        let near: Vec<Rank> = if shares { node.clone() } else { vec![me] };
-        let far: Vec<Rank> = (0..world).filter(|rank| !near.contains(rank)).collect();
-        if config.transport == TransportChoice::Shm && !far.is_empty() {
+        let report_all = |error: Error| lifeline.report(error, None);
+        let topology = topology(config, &infos).map_err(report_all)?;
+        let plans = Plans::new(config, &topology, me).map_err(report_all)?;
+        agree(&lifeline.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report_all)?;
+        let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
+        let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
+        if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
             return Err(Error::new(
                 ErrorKind::InvalidSetting,
                 format!(
                     "FLEXRING_TRANSPORT=shm, but rank {me} on {} and rank {} on {} do not share a node",
-                    cards[me].host, far[0], cards[far[0]].host
+                    infos[me].host, inter_node[0], infos[inter_node[0]].host
                 ),
             ));
         }
 
-        let layout = layout(config, near.len(), world);
+        let layout = layout(config, intra_node.len(), world);
         let arena = Arc::new(Arena::near(layout.bytes(), gpu::node(config.gpu))?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut growth, mut registrar) = (None, None, None);
-        if let Some(invitation) = invitation.filter(|_| near.len() > 1) {
+        if let Some(invitation) = invitation.filter(|_| intra_node.len() > 1) {
             let secret = |rank: &Rank| {
-                cards[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
+                infos[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
             };
-            let node = near.iter().map(secret).collect::<Result<Vec<_>>>()?;
+            let node = intra_node.iter().map(secret).collect::<Result<Vec<_>>>()?;
             let neighbours = invitation.meet(me, &node, &arena, layout.bytes(), deadline, &fault)?;
             transports.push(Box::new(Shm::new("shm", world, &arena, layout, &neighbours)?));
             growth = Some(Growth::new(&arena, &neighbours)?);
-            if far.is_empty() {
+            if inter_node.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             }
         }
-        if !far.is_empty() {
-            far.iter().for_each(|rank| routes[*rank] = transports.len());
+        if !inter_node.is_empty() {
+            inter_node.iter().for_each(|rank| routes[*rank] = transports.len());
             let same_node: Vec<bool> = (0..world).map(|rank| node.contains(&rank)).collect();
-            let plan = Far {
+            let plan = InterNodeSetup {
                 config,
                 me,
-                cards: &cards,
+                infos: &infos,
                 same_node: &same_node,
-                far: &far,
+                inter_node: &inter_node,
                 lifeline: &lifeline,
                 deadline,
                 fault: &fault,
@@ -123,7 +123,7 @@ impl Communicator {
             registrar = linked.registrar;
         }
         let crowded = crowded(node.len());
-        let assembly = Assembly {
+        let assembly = CoreParts {
             config,
             nodes: topology.nodes(),
             world,
@@ -139,8 +139,8 @@ impl Communicator {
             crowded,
             fault,
         };
-        let core = assembly.finish(Watch::Lifeline(lifeline))?;
-        if let Watch::Lifeline(lifeline) = &core.watch {
+        let core = assembly.finish(ControlPlane::Lifeline(lifeline))?;
+        if let ControlPlane::Lifeline(lifeline) = &core.control {
             // Nobody calls before everybody has all links.
             lifeline.all_gather("links", &[])?;
         }
@@ -157,7 +157,7 @@ impl Communicator {
             return Err(Error::new(ErrorKind::InvalidArgument, "a world has at least one rank"));
         }
         let fault = Arc::new(Fault::new()?);
-        let household = Household::new(world, Arc::clone(&fault));
+        let group = LocalGroup::new(world, Arc::clone(&fault));
         let topology = match &config.topology {
             Some(text) => described(text, world, None)?,
             None => Topology::from_names(&vec!["here"; world]),
@@ -170,7 +170,7 @@ impl Communicator {
             let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
             let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             let growth = Some(Growth::new(&arena, &neighbours)?);
-            let assembly = Assembly {
+            let assembly = CoreParts {
                 config,
                 nodes: topology.nodes(),
                 world,
@@ -186,8 +186,8 @@ impl Communicator {
                 crowded: crowded(world),
                 fault: Arc::clone(&fault),
             };
-            let member = Member { household: Arc::clone(&household), rank: me };
-            Self::start(assembly.finish(Watch::Household(member))?)
+            let member = LocalMember { group: Arc::clone(&group), rank: me };
+            Self::start(assembly.finish(ControlPlane::LocalGroup(member))?)
         };
         arenas.into_iter().zip(introduced).enumerate().map(rank).collect()
     }
@@ -201,7 +201,7 @@ fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
 }
 
 /// Everything a rank has when its links are made.
-struct Assembly<'a> {
+struct CoreParts<'a> {
     config: &'a Config,
     nodes: usize,
     world: usize,
@@ -218,8 +218,8 @@ struct Assembly<'a> {
     fault: Arc<Fault>,
 }
 
-impl Assembly<'_> {
-    fn finish(self, watch: Watch) -> Result<Core> {
+impl CoreParts<'_> {
+    fn finish(self, control: ControlPlane) -> Result<Core> {
         let Self { config, me, world, nodes, mut plans, .. } = self;
         let host = Host::new(config.simd)?;
         let links: Vec<String> = self
@@ -255,38 +255,39 @@ impl Assembly<'_> {
             crowded: self.crowded,
         });
         plans.prepare(&mut executor)?;
-        let gpus = Gpus::new(config.gpu, config.gpu_ipc.0, self.layout, &self.arena, self.registrar.clone());
-        gpus.prepare_early(&mut executor)?;
+        let gpu_state =
+            GpuState::new(config.gpu, config.gpu_ipc.0, self.layout, &self.arena, self.registrar.clone());
+        gpu_state.prepare_early(&mut executor)?;
         Ok(Core {
             rank: me,
             world,
             small: config.small.0,
             subchunk: config.subchunk.0,
-            gpus,
-            commons: Commons {
+            gpu_state,
+            user_memory: UserMemory {
                 arena: self.arena,
                 growth: self.growth,
                 registrar: self.registrar,
                 registered: Mutex::default(),
             },
             engine: Mutex::new(Engine { executor, plans, scratch: None, sequence: 0 }),
-            turns: Turns::default(),
+            call_queue: CallQueue::default(),
             fault: self.fault,
-            told: AtomicBool::new(false),
-            watch,
+            error_reported: AtomicBool::new(false),
+            control,
             summary,
         })
     }
 }
 
 /// The topology that the settings describe; else what the ranks told of their nodes.
-fn topology(config: &Config, cards: &[Card]) -> Result<Topology> {
+fn topology(config: &Config, infos: &[PeerInfo]) -> Result<Topology> {
     match &config.topology {
         Some(text) => {
-            let hosts: Vec<String> = cards.iter().map(|card| card.called.clone()).collect();
-            described(text, cards.len(), Some(&hosts))
+            let hosts: Vec<String> = infos.iter().map(|info| info.topology_name.clone()).collect();
+            described(text, infos.len(), Some(&hosts))
         }
-        None => Ok(Topology::from_names(&cards.iter().map(|card| &card.node).collect::<Vec<_>>())),
+        None => Ok(Topology::from_names(&infos.iter().map(|info| &info.node).collect::<Vec<_>>())),
     }
 }
 
@@ -320,12 +321,12 @@ fn agree(digests: &[Vec<u8>]) -> Result<()> {
     }
 }
 
-fn exchange(lifeline: &Lifeline, card: &Card) -> Result<Vec<Card>> {
+fn exchange(lifeline: &Lifeline, info: &PeerInfo) -> Result<Vec<PeerInfo>> {
     let unreadable =
-        |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read a card: {cause}"));
-    let mine = postcard::to_stdvec(card).map_err(unreadable)?;
-    let cards = lifeline.all_gather("cards", &mine)?;
-    cards.iter().map(|card| postcard::from_bytes(card).map_err(unreadable)).collect()
+        |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read peer info: {cause}"));
+    let mine = postcard::to_stdvec(info).map_err(unreadable)?;
+    let infos = lifeline.all_gather("peer info", &mine)?;
+    infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()
 }
 
 fn no_secret(rank: Rank) -> Error {

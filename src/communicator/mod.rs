@@ -3,22 +3,22 @@
 //! Owns the order of calls, their checking, and the story of a failure. Must not know how ranks found each
 //! other (that is `bootstrap`), nor how anything moves (that is the executor).
 
-mod asked;
-mod commons;
-mod far;
+mod call_queue;
+mod checked_call;
+mod control_plane;
 mod gpu;
-mod join;
 #[cfg(feature = "cuda")]
-mod on_gpu;
+mod gpu_collectives;
+mod inter_node;
+mod join;
 mod plans;
 mod request;
-mod turns;
-mod watch;
+mod user_memory;
 
-pub(crate) use asked::{Asked, Asker};
-pub use commons::Registered;
-pub(crate) use request::Outcome;
+pub(crate) use checked_call::{CallValidator, CheckedCall};
+pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};
+pub use user_memory::Registered;
 
 use crate::bootstrap::{Identity, UniqueId, identity};
 use crate::call::{Call, Collective, Rank};
@@ -26,20 +26,20 @@ use crate::config::{Config, environment};
 use crate::device::Arithmetic;
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::{Executor, Path, Work};
+use crate::executor::{BoundCall, Executor, Path};
 use crate::fault::Fault;
 use crate::memory::{self, Buffer, Piece};
 use crate::plan::verifier::Proven;
-use commons::Commons;
-use gpu::{Gate, Gpus};
+use call_queue::{CallQueue, QueueTicket};
+use control_plane::ControlPlane;
+use gpu::{Gate, GpuState};
 use plans::Plans;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use turns::{Ticket, Turns};
-use watch::Watch;
+use user_memory::UserMemory;
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
 ///
@@ -48,7 +48,7 @@ use watch::Watch;
 pub struct Communicator {
     core: Arc<Core>,
     /// Locked from the taking of a ticket to the sending of its job, so that the worker gets them in order.
-    jobs: Mutex<Option<Sender<Job>>>,
+    submissions: Mutex<Option<Sender<QueuedCall>>>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -60,14 +60,14 @@ struct Core {
     small: usize,
     /// Bytes of a slot of the pool.
     subchunk: usize,
-    commons: Commons,
-    gpus: Gpus,
+    user_memory: UserMemory,
+    gpu_state: GpuState,
     engine: Mutex<Engine>,
-    turns: Turns,
+    call_queue: CallQueue,
     fault: Arc<Fault>,
     /// Whether a caller on this rank was told the error that ended the communicator.
-    told: AtomicBool,
-    watch: Watch,
+    error_reported: AtomicBool,
+    control: ControlPlane,
     summary: String,
 }
 
@@ -80,15 +80,15 @@ struct Engine {
 }
 
 /// A call whose turn comes later.
-struct Job {
-    ticket: Ticket,
-    request: Asked,
+struct QueuedCall {
+    ticket: QueueTicket,
+    request: CheckedCall,
     /// What lets the call's stream go on when the job is dropped.
     gate: Option<Gate>,
-    outcome: Arc<Outcome>,
+    outcome: Arc<CallOutcome>,
 }
 
-impl Drop for Job {
+impl Drop for QueuedCall {
     fn drop(&mut self) {
         // Whatever happened to the job, nobody waits for it for ever.
         self.outcome.end(Err(Error::new(ErrorKind::Internal, "the worker thread ended before the call did")));
@@ -129,14 +129,14 @@ impl Communicator {
 
     fn start(core: Core) -> Result<Self> {
         let core = Arc::new(core);
-        let (jobs, queue) = channel();
+        let (submissions, queue) = channel();
         let worker = Arc::clone(&core);
         let worker = std::thread::Builder::new()
             .name("flexring-worker".to_owned())
-            .spawn(move || worker.work(&queue))
+            .spawn(move || worker.run_queued(&queue))
             .map_err(|cause| Error::system("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", core.summary);
-        Ok(Self { core, jobs: Mutex::new(Some(jobs)), worker: Some(worker) })
+        Ok(Self { core, submissions: Mutex::new(Some(submissions)), worker: Some(worker) })
     }
 
     /// This rank.
@@ -157,8 +157,8 @@ impl Communicator {
         &self.core.summary
     }
 
-    pub(crate) fn asker(&self) -> Asker {
-        Asker { rank: self.core.rank, world: self.core.world }
+    pub(crate) fn validator(&self) -> CallValidator {
+        CallValidator { rank: self.core.rank, world: self.core.world }
     }
 
     /// Reduces the vectors of all ranks, element by element; every rank ends with the same result in `vector`.
@@ -168,7 +168,7 @@ impl Communicator {
     /// `Aborted` if a rank does not get through; `InvalidArgument` for an operation that the type cannot do.
     pub fn all_reduce<T: Element>(&self, vector: &mut [T], op: ReduceOp) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            self.run(&self.asker().all_reduce(piece, piece, T::DTYPE, op)?)
+            self.run(&self.validator().all_reduce(piece, piece, T::DTYPE, op)?)
         })
     }
 
@@ -178,7 +178,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and `InvalidArgument` if the lengths differ.
     pub fn all_reduce_into<T: Element>(&self, send: &[T], receive: &mut [T], op: ReduceOp) -> Result<()> {
         memory::lend(send, receive, |input, output| {
-            self.run(&self.asker().all_reduce(input, output, T::DTYPE, op)?)
+            self.run(&self.validator().all_reduce(input, output, T::DTYPE, op)?)
         })
     }
 
@@ -189,7 +189,7 @@ impl Communicator {
     /// As for [`all_reduce_into`](Self::all_reduce_into).
     pub fn reduce_scatter<T: Element>(&self, send: &[T], receive: &mut [T], op: ReduceOp) -> Result<()> {
         memory::lend(send, receive, |input, output| {
-            self.run(&self.asker().reduce_scatter(input, output, T::DTYPE, op)?)
+            self.run(&self.validator().reduce_scatter(input, output, T::DTYPE, op)?)
         })
     }
 
@@ -200,7 +200,7 @@ impl Communicator {
     pub fn reduce_scatter_in_place<T: Element>(&self, vector: &mut [T], op: ReduceOp) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
             let part = self.part_of::<T>(piece);
-            self.run(&self.asker().reduce_scatter(piece, part, T::DTYPE, op)?)
+            self.run(&self.validator().reduce_scatter(piece, part, T::DTYPE, op)?)
         })
     }
 
@@ -211,7 +211,7 @@ impl Communicator {
     /// As for [`all_reduce_into`](Self::all_reduce_into).
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         memory::lend(send, receive, |input, output| {
-            self.run(&self.asker().all_gather(input, output, T::DTYPE)?)
+            self.run(&self.validator().all_gather(input, output, T::DTYPE)?)
         })
     }
 
@@ -222,7 +222,7 @@ impl Communicator {
     pub fn all_gather_in_place<T: Element>(&self, vector: &mut [T]) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
             let part = self.part_of::<T>(piece);
-            self.run(&self.asker().all_gather(part, piece, T::DTYPE)?)
+            self.run(&self.validator().all_gather(part, piece, T::DTYPE)?)
         })
     }
 
@@ -232,7 +232,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and `InvalidArgument` if there is no rank `root`.
     pub fn broadcast<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            self.run(&self.asker().broadcast(piece, piece, T::DTYPE, root)?)
+            self.run(&self.validator().broadcast(piece, piece, T::DTYPE, root)?)
         })
     }
 
@@ -242,7 +242,7 @@ impl Communicator {
     /// As for [`broadcast`](Self::broadcast).
     pub fn broadcast_into<T: Element>(&self, send: &[T], receive: &mut [T], root: Rank) -> Result<()> {
         memory::lend(send, receive, |input, output| {
-            self.run(&self.asker().broadcast(input, output, T::DTYPE, root)?)
+            self.run(&self.validator().broadcast(input, output, T::DTYPE, root)?)
         })
     }
 
@@ -252,7 +252,7 @@ impl Communicator {
     /// As for [`broadcast`](Self::broadcast).
     pub fn reduce<T: Element>(&self, vector: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            self.run(&self.asker().reduce(piece, piece, T::DTYPE, op, root)?)
+            self.run(&self.validator().reduce(piece, piece, T::DTYPE, op, root)?)
         })
     }
 
@@ -268,7 +268,7 @@ impl Communicator {
         root: Rank,
     ) -> Result<()> {
         memory::lend(send, receive, |input, output| {
-            self.run(&self.asker().reduce(input, output, T::DTYPE, op, root)?)
+            self.run(&self.validator().reduce(input, output, T::DTYPE, op, root)?)
         })
     }
 
@@ -278,7 +278,7 @@ impl Communicator {
     /// `InvalidArgument` at once; everything else when the request is waited for.
     pub fn all_reduce_async<B: Owned>(&self, mut vector: B, op: ReduceOp) -> Result<Request<B>> {
         let outcome = memory::lend_in_place(vector.elements(), |piece| {
-            self.submit(self.asker().all_reduce(piece, piece, B::Item::DTYPE, op)?)
+            self.submit(self.validator().all_reduce(piece, piece, B::Item::DTYPE, op)?)
         })?;
         Ok(Request { outcome, vector: Some(vector) })
     }
@@ -294,7 +294,7 @@ impl Communicator {
             let words = format!("the plan is for {planned} ranks, but there are {world}");
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
-        let _turn = self.core.turns.wait(&self.core.turns.take());
+        let _turn = self.core.call_queue.wait_turn(&self.core.call_queue.take_ticket());
         let mut engine = self.core.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let Engine { executor, plans, .. } = &mut *engine;
         plans.replace(plan, executor);
@@ -307,7 +307,7 @@ impl Communicator {
     /// # Errors
     /// `System` if there is not that much memory.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        self.core.commons.alloc(len)
+        self.core.user_memory.alloc(len)
     }
 
     /// Registers a vector of one's own with the RDMA devices that this communicator uses, for as long as the
@@ -317,17 +317,17 @@ impl Communicator {
     /// # Errors
     /// `System` if the memory cannot be locked or a device has no room for it.
     pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
-        Registered::new(&self.core.commons, vector)
+        Registered::new(&self.core.user_memory, vector)
     }
 
     /// The same for somebody who keeps the address only.
     pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
         self.core.prepare_gpu(piece)?;
-        self.core.commons.register(piece)
+        self.core.user_memory.register(piece)
     }
 
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
-        self.core.commons.deregister(piece)
+        self.core.user_memory.deregister(piece)
     }
 
     /// Waits until all calls that were made so far are over.
@@ -335,8 +335,8 @@ impl Communicator {
     /// # Errors
     /// What ended the communicator, if anything has.
     pub fn synchronize(&self) -> Result<()> {
-        drop(self.core.turns.wait(&self.core.turns.take()));
-        self.status().inspect_err(|_| self.core.told.store(true, Ordering::Relaxed))
+        drop(self.core.call_queue.wait_turn(&self.core.call_queue.take_ticket()));
+        self.status().inspect_err(|_| self.core.error_reported.store(true, Ordering::Relaxed))
     }
 
     /// Whether the communicator still works, without waiting for anything.
@@ -350,7 +350,7 @@ impl Communicator {
     /// Ends whatever all ranks do with this communicator, from any thread, at once: calls under way return an
     /// error on every rank.
     pub fn abort(&self) {
-        self.core.watch.abort(&self.core.fault, self.core.rank);
+        self.core.control.abort(&self.core.fault, self.core.rank);
     }
 
     /// This rank's part of a vector that has one for each rank. A vector that cannot be divided into whole
@@ -362,42 +362,47 @@ impl Communicator {
 
     /// The same as plain bytes, for somebody who keeps the address only.
     pub(crate) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
-        self.core.commons.lease(bytes)
+        self.core.user_memory.lease(bytes)
     }
 
     /// Takes a lease back; `false` if nothing was leased at this address.
     pub(crate) fn end_lease(&self, start: *const u8) -> bool {
-        self.core.commons.end_lease(start)
+        self.core.user_memory.end_lease(start)
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
-    pub(crate) fn run(&self, asked: &Asked) -> Result<()> {
-        let _turn = self.core.turns.wait(&self.core.turns.take());
-        let outcome = self.core.run(asked);
-        self.core.told.fetch_or(outcome.is_err(), Ordering::Relaxed);
+    pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
+        let _turn = self.core.call_queue.wait_turn(&self.core.call_queue.take_ticket());
+        let outcome = self.core.run(checked);
+        self.core.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
         outcome
     }
 
     /// Starts a checked call. The pieces must stay valid until the outcome is there.
-    pub(crate) fn submit(&self, asked: Asked) -> Result<Arc<Outcome>> {
-        self.submit_behind(asked, || Ok(None))
+    pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
+        self.submit_behind(checked, || Ok(None))
     }
 
     /// The same behind a gate, which is made in the order in which calls are started.
     fn submit_behind(
         &self,
-        asked: Asked,
+        checked: CheckedCall,
         gate: impl FnOnce() -> Result<Option<Gate>>,
-    ) -> Result<Arc<Outcome>> {
-        let outcome = Arc::new(Outcome::default());
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> Result<Arc<CallOutcome>> {
+        let outcome = Arc::new(CallOutcome::default());
+        let submissions = self.submissions.lock().unwrap_or_else(PoisonError::into_inner);
         // A caller's mistake ends nothing. That a GPU failed the others must know, for they wait for this rank.
         let gate = gate().map_err(|error| match error.kind() {
             ErrorKind::System => self.core.fail(error),
             _ => error,
         })?;
-        let job = Job { ticket: self.core.turns.take(), request: asked, gate, outcome: Arc::clone(&outcome) };
-        let sent = jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        let queued = QueuedCall {
+            ticket: self.core.call_queue.take_ticket(),
+            request: checked,
+            gate,
+            outcome: Arc::clone(&outcome),
+        };
+        let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
         sent.then_some(outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
     }
 }
@@ -405,7 +410,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         // The worker ends when it has run what was asked for.
-        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.submissions.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if self.worker.take().is_some_and(|worker| worker.join().is_err()) {
             log::error!("the worker of rank {} panicked", self.core.rank);
         }
@@ -419,38 +424,38 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Core {
-    fn work(&self, queue: &Receiver<Job>) {
-        for job in queue {
-            let _turn = self.turns.wait(&job.ticket);
-            let ready = job.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
+    fn run_queued(&self, queue: &Receiver<QueuedCall>) {
+        for queued in queue {
+            let _turn = self.call_queue.wait_turn(&queued.ticket);
+            let ready = queued.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
             let ready = ready.map_err(|failure| self.fail(failure));
             // Within the turn: whoever comes next may rely on all before being over. If the fault was raised while the
             // stream was waited for, this returns it.
-            let outcome = ready.and_then(|()| self.run(&job.request));
+            let outcome = ready.and_then(|()| self.run(&queued.request));
             // In a stream nobody hears it: the next call tells.
-            self.told.fetch_or(outcome.is_err() && job.gate.is_none(), Ordering::Relaxed);
-            job.outcome.end(outcome);
+            self.error_reported.fetch_or(outcome.is_err() && queued.gate.is_none(), Ordering::Relaxed);
+            queued.outcome.end(outcome);
             // The stream goes on before another call has its turn.
-            drop(job);
+            drop(queued);
         }
     }
 
     /// Runs a call whose turn it is.
-    fn run(&self, asked: &Asked) -> Result<()> {
+    fn run(&self, checked: &CheckedCall) -> Result<()> {
         // After a panic in an earlier call the executor has given its links up and refuses to run.
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check()?;
+        self.check_usable()?;
         engine.sequence += 1;
         // While this rank still stands in the call, so that others can be told in which.
-        let outcome = self.attempt(asked, &mut engine).map_err(|failure| self.fail(failure));
-        self.watch.leave();
+        let outcome = self.attempt(checked, &mut engine).map_err(|failure| self.fail(failure));
+        self.control.leave();
         outcome
     }
 
     /// Refuses calls on a communicator that has failed. The first caller who hears of that is told why.
-    fn check(&self) -> Result<()> {
+    fn check_usable(&self) -> Result<()> {
         let Some(error) = self.fault.get() else { return Ok(()) };
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if !self.error_reported.swap(true, Ordering::Relaxed) {
             return Err(error.clone());
         }
         let words = format!("this communicator has failed before: {}", error.message());
@@ -461,66 +466,66 @@ impl Core {
     fn fail(&self, failure: Error) -> Error {
         match self.fault.get() {
             Some(error) => error.clone(),
-            None => self.fault.raise(self.watch.report(failure)),
+            None => self.fault.raise(self.control.report(failure)),
         }
     }
 
-    fn attempt(&self, asked: &Asked, engine: &mut Engine) -> Result<()> {
-        self.gpus.prepare(asked.memory(), engine)?;
-        let (path, program) = self.path(asked, engine)?;
+    fn attempt(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<()> {
+        self.gpu_state.prepare(checked.memory(), engine)?;
+        let (path, program) = self.path(checked, engine)?;
         let call = Call {
             sequence: engine.sequence,
-            collective: asked.collective,
-            dtype: asked.dtype,
-            op: asked.op.code(),
-            root: asked.root as u32,
-            count: asked.count,
+            collective: checked.collective,
+            dtype: checked.dtype,
+            op: checked.op.code(),
+            root: checked.root as u32,
+            count: checked.count,
             program,
-            on_gpu: !asked.is_on_host(),
-            factor: asked.op.factor(),
+            on_gpu: !checked.is_on_host(),
+            factor: checked.op.factor(),
         };
         log::trace!("rank {}: {call}", self.rank);
-        self.watch.enter(&call);
-        let work = Work {
+        self.control.enter(&call);
+        let work = BoundCall {
             call,
-            input: asked.input,
-            output: asked.output,
-            scratch: self.scratch(asked, engine)?,
-            in_place: asked.in_place,
-            arithmetic: match asked.op {
+            input: checked.input,
+            output: checked.output,
+            scratch: self.scratch(checked, engine)?,
+            in_place: checked.in_place,
+            arithmetic: match checked.op {
                 ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
                 ReduceOp::Prod => Arithmetic::Prod,
                 ReduceOp::Max => Arithmetic::Max,
                 ReduceOp::Min => Arithmetic::Min,
             },
-            average: asked.op == ReduceOp::Avg,
-            prescale: matches!(asked.op, ReduceOp::PreMulSum(_)),
+            average: checked.op == ReduceOp::Avg,
+            prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
         };
         engine.executor.run(&work, path)
     }
 
-    fn path(&self, asked: &Asked, engine: &mut Engine) -> Result<(Path, u64)> {
+    fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(Path, u64)> {
         // What is reduced for a GPU on the host needs a slot there.
-        let limit = if asked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
-        let small = asked.collective == Collective::AllReduce && asked.input.len() <= limit;
+        let limit = if checked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
+        let small = checked.collective == Collective::AllReduce && checked.input.len() <= limit;
         if small && engine.executor.small_path() {
             return Ok((Path::Small, engine.plans.digest()));
         }
-        engine.plans.path(asked, &mut engine.executor)
+        engine.plans.path(checked, &mut engine.executor)
     }
 
     /// Memory as long as the whole vector, if the caller's is not.
-    fn scratch(&self, asked: &Asked, engine: &mut Engine) -> Result<Piece> {
-        let bytes = asked.scratch();
+    fn scratch(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<Piece> {
+        let bytes = checked.scratch();
         if bytes == 0 {
             return Ok(Piece::EMPTY);
         }
-        if !asked.is_on_host() {
-            return self.gpus.scratch(bytes);
+        if !checked.is_on_host() {
+            return self.gpu_state.scratch(bytes);
         }
         if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             engine.scratch = None;
-            engine.scratch = Some(self.commons.alloc(bytes)?);
+            engine.scratch = Some(self.user_memory.alloc(bytes)?);
         }
         Ok(engine.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
     }

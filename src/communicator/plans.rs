@@ -2,7 +2,7 @@
 //!
 //! Owns the plans of a communicator and the programs that were made of them. Must not know what runs them.
 
-use super::asked::Asked;
+use super::checked_call::CheckedCall;
 use crate::call::{Collective, Rank};
 use crate::config::{Algorithm, Config, Lowering};
 use crate::description;
@@ -116,21 +116,21 @@ impl Plans {
         executor.uninstall_all();
     }
 
-    /// How `asked` is done, and the digest by which ranks agree on it. The first call of its kind pays for the
+    /// How `checked` is done, and the digest by which ranks agree on it. The first call of its kind pays for the
     /// program.
-    pub(super) fn path(&mut self, asked: &Asked, executor: &mut Executor) -> Result<(Path, u64)> {
-        let bytes = asked.count as usize * asked.dtype.size();
+    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(Path, u64)> {
+        let bytes = checked.count as usize * checked.dtype.size();
         let direct = bytes <= self.direct_limit && self.direct.is_some();
         // What a rank receives then grows with the world.
         let received = bytes * (self.main.schedule().world() - 1);
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
-        let prescale = matches!(asked.op, ReduceOp::PreMulSum(_));
-        let everywhere = direct && small && asked.collective == Collective::AllReduce && !prescale;
+        let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
+        let everywhere = direct && small && checked.collective == Collective::AllReduce && !prescale;
         let purpose = Purpose {
-            collective: asked.collective,
-            root: asked.root,
+            collective: checked.collective,
+            root: checked.root,
             prescale,
-            reproducible: self.reproducible && asked.collective.reduces(),
+            reproducible: self.reproducible && checked.collective.reduces(),
             by_wave: !everywhere && self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
             everywhere,
         };

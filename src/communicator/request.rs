@@ -35,12 +35,12 @@ impl<T: Element> Owned for Buffer<T> {
 
 /// How a call under way ends, seen by its caller and by the thread that runs it.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct CallOutcome {
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
 }
 
-impl Outcome {
+impl CallOutcome {
     /// Tells how the call ended; only the first word counts.
     pub(super) fn end(&self, result: Result<()>) {
         self.lock().get_or_insert(result);
@@ -72,7 +72,7 @@ impl Outcome {
 /// for the call to end.
 #[derive(Debug)]
 pub struct Request<B: Owned> {
-    pub(super) outcome: Arc<Outcome>,
+    pub(super) outcome: Arc<CallOutcome>,
     pub(super) vector: Option<B>,
 }
 

@@ -32,7 +32,7 @@ const SHARE: usize = 16;
 
 /// One call, checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct BoundCall {
     /// What this rank calls, as it tells the others.
     pub call: Call,
     /// What this rank contributes: the input window of the program.
@@ -323,7 +323,7 @@ impl Executor {
     ///
     /// # Errors
     /// Whatever went wrong first on this rank.
-    pub fn run(&mut self, work: &Work, path: Path) -> Result<()> {
+    pub fn run(&mut self, work: &BoundCall, path: Path) -> Result<()> {
         if self.failed {
             return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before"));
         }
@@ -341,11 +341,11 @@ impl Executor {
         outcome
     }
 
-    fn run_program(&mut self, work: &Work) -> Result<()> {
+    fn run_program(&mut self, work: &BoundCall) -> Result<()> {
         // With nothing to move nobody would hear of ranks that are not its neighbours. One element goes
         // through everybody's hands, so a call without elements moves one of nobody's.
         let zero = self.slots.spare(size_of::<u64>());
-        let nothing = Work { input: zero, output: zero, scratch: zero, ..*work };
+        let nothing = BoundCall { input: zero, output: zero, scratch: zero, ..*work };
         let mut work = if work.call.count == 0 { nothing } else { *work };
         if work.in_place && self.pipelines[self.current].program().windows.apart {
             work.input = self.copy_aside(&work)?;
@@ -423,7 +423,7 @@ impl Executor {
     }
 
     /// Copies a short input to where it can be read while the output is written.
-    fn copy_aside(&mut self, work: &Work) -> Result<Piece> {
+    fn copy_aside(&mut self, work: &BoundCall) -> Result<Piece> {
         let slots = if work.input.is_host() { &self.slots } else { &self.gpu.on_gpu };
         let into = slots.spare(work.input.len());
         let job = Job {
@@ -440,7 +440,7 @@ impl Executor {
 
     /// Where it matters spans begin on a cache line, and no line is written by two ranks; but not where the
     /// ends of the ranks' own parts would move.
-    fn alignment(&self, work: &Work) -> u64 {
+    fn alignment(&self, work: &BoundCall) -> u64 {
         let line = (64 / work.call.dtype.size()) as u64;
         let (count, world) = (work.call.count, self.world as u64);
         let parts = matches!(work.call.collective, Collective::ReduceScatter | Collective::AllGather);
@@ -453,7 +453,7 @@ impl Executor {
     }
 
     /// Hears what has happened and tells the pipeline. Whether there was anything.
-    fn poll(&mut self, work: &Work, unheard: &mut usize) -> Result<bool> {
+    fn poll(&mut self, work: &BoundCall, unheard: &mut usize) -> Result<bool> {
         let mut busy = false;
         for transport in &mut self.transports {
             busy |= transport.poll(&mut self.events)?;
@@ -489,7 +489,7 @@ impl Executor {
         self.pipeline().combined(ticket.step).map_err(bug)
     }
 
-    fn hear(&mut self, work: &Work, event: Event, unheard: &mut usize) -> Result<()> {
+    fn hear(&mut self, work: &BoundCall, event: Event, unheard: &mut usize) -> Result<()> {
         match event {
             Event::PeerEntered { peer, call } => {
                 if !work.call.agrees_with(&call) {
@@ -526,7 +526,7 @@ impl Executor {
         Ok(())
     }
 
-    fn perform(&mut self, work: &Work, action: Action) -> Result<()> {
+    fn perform(&mut self, work: &BoundCall, action: Action) -> Result<()> {
         match action {
             Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
             Action::Send { peer, place, step, sub } => {
@@ -564,7 +564,7 @@ impl Executor {
     }
 
     /// Whether a peer's message lands in a slot of the pool or in its place on the GPU, where it is nearer to the sum.
-    fn choose_slot(&mut self, work: &Work, peer: Rank, slot: usize) {
+    fn choose_slot(&mut self, work: &BoundCall, peer: Rank, slot: usize) {
         let transport = &self.transports[self.routes[peer]];
         if let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot)) {
             *in_use = work.call.on_gpu && transport.can_recv_into(*place);
@@ -573,7 +573,7 @@ impl Executor {
 
     /// Whether what is sent is staged in a slot of the pool or in its place on the GPU, from where all must be able to
     /// get it.
-    fn choose_staging_slot(&mut self, work: &Work, step: StepId, slot: usize) {
+    fn choose_staging_slot(&mut self, work: &BoundCall, step: StepId, slot: usize) {
         let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot))
         else {
             return;
@@ -584,7 +584,7 @@ impl Executor {
         *in_use = work.call.on_gpu && transports.all(|transport| transport.can_send_from(*place));
     }
 
-    fn combine(&mut self, work: &Work, step: StepId, sub: u64) -> Result<()> {
+    fn combine(&mut self, work: &BoundCall, step: StepId, sub: u64) -> Result<()> {
         let program = Arc::clone(self.pipeline().program());
         let Body::Combine { operands, last } = &program.steps[step as usize].body else {
             return Err(bug(Violation(format!("step {step} adds nothing"))));
@@ -631,7 +631,7 @@ impl Executor {
     }
 
     /// The bytes of a step's sub-chunk at a place.
-    fn piece(&mut self, work: &Work, place: Place, step: StepId, sub: u64) -> Piece {
+    fn piece(&mut self, work: &BoundCall, place: Place, step: StepId, sub: u64) -> Piece {
         let elements = self.pipeline().elements(step, sub);
         let size = work.call.dtype.size();
         let len = (elements.end - elements.start) as usize * size;
@@ -659,7 +659,7 @@ impl Executor {
         }
     }
 
-    fn timed_out(&self, work: &Work) -> Error {
+    fn timed_out(&self, work: &BoundCall) -> Error {
         let silent: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.heard[*peer]).collect();
         let waiting = match silent[..] {
             [] if self.devices.are_busy() => {

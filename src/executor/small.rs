@@ -1,6 +1,6 @@
 //! The path for small messages: everybody's vector in everybody's sight, added by each rank in rank order.
 
-use super::{Executor, Work};
+use super::{BoundCall, Executor};
 use crate::device::{self, Finish, Job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
@@ -8,7 +8,7 @@ use crate::memory::Piece;
 impl Executor {
     /// Runs a call whose vectors fit a mailbox. All ranks add in the order of their places on the node, so all
     /// end with the same bits.
-    pub(super) fn run_small(&mut self, work: &Work) -> Result<()> {
+    pub(super) fn run_small(&mut self, work: &BoundCall) -> Result<()> {
         let mailbox = self.mailbox.as_mut().expect("the communicator asks only if there is one");
         let into = mailbox.open().narrow(0, work.input.len());
         let factor = work.prescale.then_some(work.call.factor);

@@ -4,13 +4,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The order of calls, whichever threads make them.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
-    state: Mutex<State>,
+pub(super) struct CallQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     taken: u64,
     serving: u64,
     waiting: u32,
@@ -18,37 +18,37 @@ struct State {
 
 /// A place in the order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ticket(u64);
+pub(super) struct QueueTicket(u64);
 
-impl Turns {
+impl CallQueue {
     /// Takes the next place.
-    pub(super) fn take(&self) -> Ticket {
+    pub(super) fn take_ticket(&self) -> QueueTicket {
         let mut state = self.lock();
         state.taken += 1;
-        Ticket(state.taken - 1)
+        QueueTicket(state.taken - 1)
     }
 
     /// Waits until it is this ticket's turn. The turn ends when the guard is dropped.
-    pub(super) fn wait(&self, ticket: &Ticket) -> Turn<'_> {
+    pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
         let mut state = self.lock();
         while state.serving != ticket.0 {
             state.waiting += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.waiting -= 1;
         }
-        Turn(self)
+        ActiveCall(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Somebody's turn.
 #[derive(Debug)]
-pub(super) struct Turn<'a>(&'a Turns);
+pub(super) struct ActiveCall<'a>(&'a CallQueue);
 
-impl Drop for Turn<'_> {
+impl Drop for ActiveCall<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.serving += 1;

@@ -3,7 +3,7 @@
 //! Owns that choice and the steps that ranks take together towards it. Must not know how links within a node are
 //! made, nor what is sent.
 
-use super::join::Card;
+use super::join::PeerInfo;
 use crate::bootstrap::{self, Lifeline};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// What a rank can offer for links over RDMA devices.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub(super) struct Rails {
+pub(super) struct RailOffer {
     /// Its rails, the best first.
     pub rails: Vec<Rail>,
     /// Why there are none.
@@ -27,14 +27,14 @@ pub(super) struct Rails {
 }
 
 /// What this rank can offer. Looks at nothing where RDMA devices are not wanted.
-pub(super) fn offer(config: &Config, world: usize) -> Rails {
+pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
     let wanted = matches!(config.transport, TransportChoice::Auto | TransportChoice::Verbs) && world > 1;
     if !wanted {
-        return Rails::default();
+        return RailOffer::default();
     }
     match survey(config) {
-        Ok(rails) => Rails { rails, why_not: None },
-        Err(error) => Rails { rails: Vec::new(), why_not: Some(error) },
+        Ok(rails) => RailOffer { rails, why_not: None },
+        Err(error) => RailOffer { rails: Vec::new(), why_not: Some(error) },
     }
 }
 
@@ -58,14 +58,14 @@ fn survey(_config: &Config) -> Result<Vec<Rail>> {
 }
 
 /// All that making links to far ranks needs.
-pub(super) struct Far<'a> {
+pub(super) struct InterNodeSetup<'a> {
     pub config: &'a Config,
     pub me: Rank,
-    pub cards: &'a [Card],
+    pub infos: &'a [PeerInfo],
     /// By rank, whether it is on this rank's node.
     pub same_node: &'a [bool],
     /// The ranks to link to.
-    pub far: &'a [Rank],
+    pub inter_node: &'a [Rank],
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "tcp needs no steps taken together"))]
     pub lifeline: &'a Lifeline,
     pub deadline: Instant,
@@ -73,17 +73,17 @@ pub(super) struct Far<'a> {
 }
 
 /// Links to far ranks.
-pub(super) struct Linked {
+pub(super) struct InterNodeTransport {
     pub transport: Box<dyn Transport>,
     pub registrar: Option<Arc<dyn Registrar>>,
 }
 
-impl Far<'_> {
+impl InterNodeSetup<'_> {
     /// Makes the links. `pool` is what messages that cannot lie where they belong are kept in.
     ///
     /// # Errors
     /// Those of the transport: with `FLEXRING_TRANSPORT=auto` those of TCP only.
-    pub(super) fn link(&self, listener: Option<Listener>, pool: Piece) -> Result<Linked> {
+    pub(super) fn link(&self, listener: Option<Listener>, pool: Piece) -> Result<InterNodeTransport> {
         let choice = self.config.transport;
         if matches!(choice, TransportChoice::Auto | TransportChoice::Verbs) {
             match self.verbs(pool) {
@@ -98,21 +98,21 @@ impl Far<'_> {
         let Some(listener) = listener else {
             return Err(Error::new(ErrorKind::Internal, "there is no listener for tcp links"));
         };
-        Ok(Linked { transport: Box::new(self.tcp(listener)?), registrar: None })
+        Ok(InterNodeTransport { transport: Box::new(self.tcp(listener)?), registrar: None })
     }
 
     /// Says once, on one rank, that RDMA devices are left unused; quietly where there are none anywhere.
     fn fall_back(&self, error: &Error) {
         let words = format!("links between nodes use tcp, not RDMA devices: {}", error.message());
-        let any = self.cards.iter().any(|card| !card.rails.rails.is_empty());
+        let any = self.infos.iter().any(|info| !info.rails.rails.is_empty());
         if any && self.me == 0 { log::warn!("{words}") } else { log::debug!("{words}") }
     }
 
     fn tcp(&self, listener: Listener) -> Result<Tcp> {
-        let Self { config, cards, far, same_node, .. } = *self;
-        let peers = far.iter().map(|rank| reach(config, &cards[*rank], *rank, same_node[*rank]));
+        let Self { config, infos, inter_node, same_node, .. } = *self;
+        let peers = inter_node.iter().map(|rank| reach(config, &infos[*rank], *rank, same_node[*rank]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
-        let (token, sockets) = (cards[0].token, config.sockets_per_link);
+        let (token, sockets) = (infos[0].token, config.sockets_per_link);
         let tcp = Tcp::connect(listener, self.me, &peers, token, sockets, self.deadline, self.fault)?;
         if config.socket_buffer.0 > 0 {
             tcp.limit_send_buffers(config.socket_buffer.0)?;
@@ -123,17 +123,17 @@ impl Far<'_> {
     /// Why not all ranks that must can be linked over RDMA devices, if so. All ranks find the same.
     fn obstacle(&self) -> Option<Error> {
         use crate::transport::verbs::select::{describe_mismatch, pair};
-        let cards = self.cards;
+        let infos = self.infos;
         if let Some((rank, error)) =
-            (0..).zip(cards).find_map(|(rank, card)| Some((rank, card.rails.why_not.as_ref()?)))
+            (0..).zip(infos).find_map(|(rank, info)| Some((rank, info.rails.why_not.as_ref()?)))
         {
-            return Some(error.clone().within(format_args!("rank {rank} on {}", cards[rank].host)));
+            return Some(error.clone().within(format_args!("rank {rank} on {}", infos[rank].host)));
         }
         let shared = self.config.transport == TransportChoice::Auto;
-        for one in 0..cards.len() {
-            for other in one + 1..cards.len() {
-                let (mine, theirs) = (&cards[one].rails.rails, &cards[other].rails.rails);
-                let linked = !(shared && cards[one].node == cards[other].node);
+        for one in 0..infos.len() {
+            for other in one + 1..infos.len() {
+                let (mine, theirs) = (&infos[one].rails.rails, &infos[other].rails.rails);
+                let linked = !(shared && infos[one].node == infos[other].node);
                 if linked && pair(mine, theirs).is_empty() {
                     let words = describe_mismatch((one, mine), (other, theirs));
                     return Some(Error::new(ErrorKind::Disagreement, words));
@@ -144,20 +144,20 @@ impl Far<'_> {
     }
 
     #[cfg(not(feature = "verbs"))]
-    fn verbs(&self, _pool: Piece) -> Result<Linked> {
+    fn verbs(&self, _pool: Piece) -> Result<InterNodeTransport> {
         let without = || Error::new(ErrorKind::Internal, "a build without RDMA offers no rails");
         Err(self.obstacle().unwrap_or_else(without))
     }
 
     /// Every step is taken by all ranks, which tell each other how it went, so that they go on or fall back together.
     #[cfg(feature = "verbs")]
-    fn verbs(&self, pool: Piece) -> Result<Linked> {
+    fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
         use crate::transport::verbs::{Invitations, Options, Prepared};
         if let Some(error) = self.obstacle() {
             return Err(error);
         }
-        let rails: Vec<_> = self.cards.iter().map(|card| card.rails.rails.clone()).collect();
-        let peers: Vec<_> = self.far.iter().map(|peer| (*peer, self.pairs(*peer))).collect();
+        let rails: Vec<_> = self.infos.iter().map(|info| info.rails.rails.clone()).collect();
+        let peers: Vec<_> = self.inter_node.iter().map(|peer| (*peer, self.pairs(*peer))).collect();
         let opened = Prepared::open(self.me, &rails[self.me], &peers, Options::new(self.config)).and_then(
             |prepared| {
                 prepared.registrar().register(pool)?;
@@ -171,27 +171,27 @@ impl Far<'_> {
         };
         let invitations: Vec<Invitations> = self.exchange("queue pairs", &mine)?;
         let prepared =
-            prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+            prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not reported"))?;
         let registrar = prepared.registrar();
         let connected = prepared.connect(&rails, &invitations, self.fault);
-        let (told, connected) = split(connected);
-        self.exchange::<()>("connections", &told)?;
+        let (outcome, connected) = split(connected);
+        self.exchange::<()>("connections", &outcome)?;
         let mut verbs =
-            connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not told"))?;
+            connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not reported"))?;
         let greeted = verbs.greet(self.deadline.min(Instant::now() + GREETING));
         if let Err(error) = self.exchange::<()>("greetings", &greeted) {
             verbs.abort();
             return Err(error);
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
-        Ok(Linked { transport: Box::new(verbs), registrar: Some(registrar) })
+        Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) })
     }
 
     /// Which rails of this rank are connected with which of the peer's.
     #[cfg(feature = "verbs")]
     fn pairs(&self, peer: Rank) -> Vec<(usize, usize)> {
         let (low, high) = (self.me.min(peer), self.me.max(peer));
-        let rails = |rank: Rank| &self.cards[rank].rails.rails;
+        let rails = |rank: Rank| &self.infos[rank].rails.rails;
         let pairs = crate::transport::verbs::select::pair(rails(low), rails(high));
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
@@ -205,13 +205,13 @@ impl Far<'_> {
         let unreadable =
             |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read {what}: {cause}"));
         let mine = postcard::to_stdvec(mine).map_err(unreadable)?;
-        let told = self.lifeline.all_gather(what, &mine)?;
-        let told = told.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
-        let told: Vec<Result<T>> = told.collect::<Result<_>>()?;
-        let within = |(rank, told): (Rank, Result<T>)| {
-            told.map_err(|error| error.within(format_args!("rank {rank} on {}", self.cards[rank].host)))
+        let results = self.lifeline.all_gather(what, &mine)?;
+        let results = results.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
+        let results: Vec<Result<T>> = results.collect::<Result<_>>()?;
+        let within = |(rank, result): (Rank, Result<T>)| {
+            result.map_err(|error| error.within(format_args!("rank {rank} on {}", self.infos[rank].host)))
         };
-        told.into_iter().enumerate().map(within).collect()
+        results.into_iter().enumerate().map(within).collect()
     }
 }
 
@@ -241,15 +241,15 @@ pub(super) fn addresses(config: &Config) -> Result<Vec<IpAddr>> {
 }
 
 /// The address by which this rank reaches a peer.
-fn reach(config: &Config, card: &Card, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
-    let near = same_node && config.socket_ifname.is_none();
-    let endpoint = card.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == near);
-    endpoint.or(card.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
+fn reach(config: &Config, info: &PeerInfo, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
+    let intra_node = same_node && config.socket_ifname.is_none();
+    let endpoint = info.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == intra_node);
+    endpoint.or(info.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
         Error::new(
             ErrorKind::Disagreement,
             format!(
                 "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
-                card.host
+                info.host
             ),
         )
     })

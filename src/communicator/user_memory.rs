@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A rank's memory that others reach.
-pub(super) struct Commons {
+pub(super) struct UserMemory {
     pub arena: Arc<Arena>,
     /// Tells the neighbours of new buffers, if there are neighbours.
     pub growth: Option<Growth>,
@@ -22,7 +22,7 @@ pub(super) struct Commons {
     pub registered: Mutex<HashMap<(usize, usize), usize>>,
 }
 
-impl Commons {
+impl UserMemory {
     /// A vector of `len` zeros.
     pub(super) fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let buffer = Buffer::new(Arc::clone(&self.arena), len, self.registrar.clone())?;
@@ -64,14 +64,14 @@ impl Commons {
         if let Some(registrar) = &self.registrar {
             registrar.register(piece)?;
         }
-        *self.registered().entry(place(piece)).or_default() += 1;
+        *self.registered().entry(key(piece)).or_default() += 1;
         Ok(())
     }
 
     /// Takes one registration of exactly this memory back.
     pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
         let mut registered = self.registered();
-        let Some(count) = registered.get_mut(&place(piece)) else {
+        let Some(count) = registered.get_mut(&key(piece)) else {
             let words = format!(
                 "{} bytes at {:p} are not registered: the same address and length are given back that were registered",
                 piece.len(),
@@ -81,7 +81,7 @@ impl Commons {
         };
         *count -= 1;
         if *count == 0 {
-            registered.remove(&place(piece));
+            registered.remove(&key(piece));
         }
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(piece))
     }
@@ -91,7 +91,7 @@ impl Commons {
     }
 }
 
-fn place(piece: Piece) -> (usize, usize) {
+fn key(piece: Piece) -> (usize, usize) {
     (piece.as_ptr() as usize, piece.len())
 }
 
@@ -99,13 +99,13 @@ fn place(piece: Piece) -> (usize, usize) {
 pub struct Registered<'a, T: Element> {
     vector: &'a mut [T],
     piece: Piece,
-    commons: &'a Commons,
+    user_memory: &'a UserMemory,
 }
 
 impl<'a, T: Element> Registered<'a, T> {
-    pub(super) fn new(commons: &'a Commons, vector: &'a mut [T]) -> Result<Self> {
-        let piece = lend_in_place(vector, |piece| commons.register(piece).map(|()| piece))?;
-        Ok(Self { vector, piece, commons })
+    pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T]) -> Result<Self> {
+        let piece = lend_in_place(vector, |piece| user_memory.register(piece).map(|()| piece))?;
+        Ok(Self { vector, piece, user_memory })
     }
 }
 
@@ -124,7 +124,7 @@ impl<T: Element> DerefMut for Registered<'_, T> {
 
 impl<T: Element> Drop for Registered<'_, T> {
     fn drop(&mut self) {
-        if let Err(error) = self.commons.deregister(self.piece) {
+        if let Err(error) = self.user_memory.deregister(self.piece) {
             log::warn!("cannot deregister a vector: {}", error.message());
         }
     }

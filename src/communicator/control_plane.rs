@@ -1,4 +1,4 @@
-//! Who watches over the ranks of a communicator: the lifeline between processes, or the household that the
+//! Who watches over the ranks of a communicator: the lifeline between processes, or the group that the
 //! threads of one process share.
 
 use crate::bootstrap::Lifeline;
@@ -8,19 +8,19 @@ use crate::fault::Fault;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is told to the other ranks, and what they tell.
-pub(super) enum Watch {
+pub(super) enum ControlPlane {
     /// Ranks that are processes.
     Lifeline(Lifeline),
     /// Ranks that are threads of this process.
-    Household(Member),
+    LocalGroup(LocalMember),
 }
 
-impl Watch {
+impl ControlPlane {
     /// This rank enters a call.
     pub(super) fn enter(&self, call: &Call) {
         match self {
             Self::Lifeline(lifeline) => lifeline.status().enter(call),
-            Self::Household(member) => member.enter(call),
+            Self::LocalGroup(member) => member.enter(call),
         }
     }
 
@@ -28,7 +28,7 @@ impl Watch {
     pub(super) fn leave(&self) {
         match self {
             Self::Lifeline(lifeline) => lifeline.status().leave(),
-            Self::Household(member) => member.leave(),
+            Self::LocalGroup(member) => member.leave(),
         }
     }
 
@@ -39,7 +39,7 @@ impl Watch {
                 let suspect = error.suspect();
                 lifeline.report(error, suspect)
             }
-            Self::Household(member) => member.report(error),
+            Self::LocalGroup(member) => member.report(error),
         }
     }
 
@@ -48,7 +48,7 @@ impl Watch {
         let words = "the communicator was aborted";
         match self {
             Self::Lifeline(lifeline) => lifeline.abort(words),
-            Self::Household(_) => {
+            Self::LocalGroup(_) => {
                 fault.raise(Error::new(ErrorKind::Aborted, format!("rank {rank}: {words}")));
             }
         }
@@ -56,21 +56,21 @@ impl Watch {
 }
 
 /// Ranks that are threads of one process share one fault, and see each other's calls.
-pub(super) struct Household {
-    calls: Mutex<Vec<Standing>>,
+pub(super) struct LocalGroup {
+    calls: Mutex<Vec<CallProgress>>,
     fault: Arc<Fault>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Standing {
+enum CallProgress {
     Idle { finished: u64 },
     In(Call),
     Left { finished: u64 },
 }
 
-impl Household {
+impl LocalGroup {
     pub(super) fn new(world: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Arc::new(Self { calls: Mutex::new(vec![Standing::Idle { finished: 0 }; world]), fault })
+        Arc::new(Self { calls: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
     }
 
     /// Adds to a time-out which ranks are not in the call.
@@ -80,10 +80,10 @@ impl Household {
         let mut words = error.message().to_owned();
         for (rank, standing) in calls.iter().enumerate() {
             match standing {
-                Standing::Idle { finished } if *finished < current => {
+                CallProgress::Idle { finished } if *finished < current => {
                     words += &format!("; rank {rank} has not made call #{current}: its last was #{finished}");
                 }
-                Standing::Left { finished } if *finished < current => {
+                CallProgress::Left { finished } if *finished < current => {
                     words += &format!("; rank {rank} left after call #{finished}");
                 }
                 _ => {}
@@ -94,43 +94,43 @@ impl Household {
 }
 
 /// One of them.
-pub(super) struct Member {
-    pub(super) household: Arc<Household>,
+pub(super) struct LocalMember {
+    pub(super) group: Arc<LocalGroup>,
     pub(super) rank: Rank,
 }
 
-impl Member {
+impl LocalMember {
     fn enter(&self, call: &Call) {
-        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = Standing::In(*call);
+        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls[self.rank] = CallProgress::In(*call);
         for (other, standing) in calls.iter().enumerate() {
-            let Standing::In(theirs) = standing else { continue };
+            let CallProgress::In(theirs) = standing else { continue };
             if theirs.sequence == call.sequence && !theirs.agrees_with(call) {
                 let words = call.difference(self.rank, theirs, other);
-                self.household.fault.raise(Error::new(ErrorKind::Disagreement, words));
+                self.group.fault.raise(Error::new(ErrorKind::Disagreement, words));
             }
         }
     }
 
     fn leave(&self) {
-        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = Standing::Idle { finished: calls[self.rank].finished() };
+        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls[self.rank] = CallProgress::Idle { finished: calls[self.rank].finished() };
     }
 
     fn report(&self, error: Error) -> Error {
-        let error = if error.kind() == ErrorKind::Timeout { self.household.explain(&error) } else { error };
-        self.household.fault.raise(error)
+        let error = if error.kind() == ErrorKind::Timeout { self.group.explain(&error) } else { error };
+        self.group.fault.raise(error)
     }
 }
 
-impl Drop for Member {
+impl Drop for LocalMember {
     fn drop(&mut self) {
-        let mut calls = self.household.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = Standing::Left { finished: calls[self.rank].finished() };
+        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls[self.rank] = CallProgress::Left { finished: calls[self.rank].finished() };
     }
 }
 
-impl Standing {
+impl CallProgress {
     fn finished(self) -> u64 {
         match self {
             Self::Idle { finished } | Self::Left { finished } => finished,

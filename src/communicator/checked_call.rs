@@ -7,7 +7,7 @@ use crate::memory::{Memory, Piece};
 
 /// A checked call. The pieces are what the caller vouches for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CheckedCall {
     pub(super) collective: Collective,
     pub(super) root: Rank,
     /// What this rank gives; empty where it gives nothing.
@@ -22,7 +22,7 @@ pub(crate) struct Asked {
     pub(super) in_place: bool,
 }
 
-impl Asked {
+impl CheckedCall {
     /// Whether all memory of the call is the host's.
     pub(crate) fn is_on_host(&self) -> bool {
         self.input.is_host() && self.output.is_host()
@@ -47,14 +47,20 @@ impl Asked {
 
 /// Who asks: the rank, and how many there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker {
+pub(crate) struct CallValidator {
     pub(crate) rank: Rank,
     pub(crate) world: usize,
 }
 
-impl Asker {
+impl CallValidator {
     /// Checks an all-reduce of the elements of `input` into `output`.
-    pub(crate) fn all_reduce(self, input: Piece, output: Piece, dtype: DType, op: ReduceOp) -> Result<Asked> {
+    pub(crate) fn all_reduce(
+        self,
+        input: Piece,
+        output: Piece,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<CheckedCall> {
         if input.len() != output.len() {
             return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
         }
@@ -68,7 +74,7 @@ impl Asker {
         output: Piece,
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<Asked> {
+    ) -> Result<CheckedCall> {
         if output.len().checked_mul(self.world) != Some(input.len()) {
             return refuse(format!(
                 "{} bytes are not {} parts of {} bytes",
@@ -82,7 +88,7 @@ impl Asker {
     }
 
     /// Checks a gathering of all `input`s into every `output`.
-    pub(crate) fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<Asked> {
+    pub(crate) fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
         if input.len().checked_mul(self.world) != Some(output.len()) {
             return refuse(format!(
                 "{} parts of {} bytes are not {} bytes",
@@ -97,7 +103,13 @@ impl Asker {
     }
 
     /// Checks a broadcast of the root's `input` into every `output`.
-    pub(crate) fn broadcast(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<Asked> {
+    pub(crate) fn broadcast(
+        self,
+        input: Piece,
+        output: Piece,
+        dtype: DType,
+        root: Rank,
+    ) -> Result<CheckedCall> {
         let input = if self.rank == root { input } else { Piece::EMPTY };
         if self.rank == root && input.len() != output.len() {
             return refuse(format!("{} bytes cannot be broadcast into {} bytes", input.len(), output.len()));
@@ -114,7 +126,7 @@ impl Asker {
         dtype: DType,
         op: ReduceOp,
         root: Rank,
-    ) -> Result<Asked> {
+    ) -> Result<CheckedCall> {
         let output = if self.rank == root { output } else { Piece::EMPTY };
         if self.rank == root && input.len() != output.len() {
             return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
@@ -133,7 +145,7 @@ impl Asker {
         bytes: usize,
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<Asked> {
+    ) -> Result<CheckedCall> {
         if root >= self.world {
             return refuse(format!("root {root} is not a rank: there are {}, from 0", self.world));
         }
@@ -172,7 +184,7 @@ impl Asker {
             op.check(dtype)?;
         }
         let count = (bytes / dtype.size()) as u64;
-        Ok(Asked { collective, root, input, output, dtype, op, count, in_place: in_place && overlap })
+        Ok(CheckedCall { collective, root, input, output, dtype, op, count, in_place: in_place && overlap })
     }
 }
 

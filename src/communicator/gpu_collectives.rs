@@ -2,7 +2,7 @@
 //!
 //! Owns nothing: every call is that of the host's vectors, but takes effect in the stream of the vector.
 
-use super::{Asked, Communicator};
+use super::{CheckedCall, Communicator};
 use crate::call::Rank;
 use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
@@ -21,7 +21,7 @@ impl Communicator {
     /// failure of an earlier call.
     pub fn all_reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.asker().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
+            self.run_on::<V>(self.validator().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -35,7 +35,7 @@ impl Communicator {
         receive: &mut W,
         op: ReduceOp,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.asker().all_reduce(input, output, T::DTYPE, op))
+        self.between(send, receive, |input, output| self.validator().all_reduce(input, output, T::DTYPE, op))
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) on a GPU.
@@ -48,7 +48,9 @@ impl Communicator {
         receive: &mut W,
         op: ReduceOp,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.asker().reduce_scatter(input, output, T::DTYPE, op))
+        self.between(send, receive, |input, output| {
+            self.validator().reduce_scatter(input, output, T::DTYPE, op)
+        })
     }
 
     /// [`all_gather`](Self::all_gather) on a GPU.
@@ -60,7 +62,7 @@ impl Communicator {
         send: &V,
         receive: &mut W,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.asker().all_gather(input, output, T::DTYPE))
+        self.between(send, receive, |input, output| self.validator().all_gather(input, output, T::DTYPE))
     }
 
     /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) on a GPU.
@@ -70,7 +72,7 @@ impl Communicator {
     pub fn reduce_scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_on::<V>(self.asker().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
+            self.run_on::<V>(self.validator().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -81,7 +83,7 @@ impl Communicator {
     pub fn all_gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_on::<V>(self.asker().all_gather(part, piece, V::Item::DTYPE)?, stream)
+            self.run_on::<V>(self.validator().all_gather(part, piece, V::Item::DTYPE)?, stream)
         })
     }
 
@@ -91,7 +93,7 @@ impl Communicator {
     /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `root`.
     pub fn broadcast_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.asker().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
+            self.run_on::<V>(self.validator().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
         })
     }
 
@@ -105,7 +107,7 @@ impl Communicator {
         receive: &mut W,
         root: Rank,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.asker().broadcast(input, output, T::DTYPE, root))
+        self.between(send, receive, |input, output| self.validator().broadcast(input, output, T::DTYPE, root))
     }
 
     /// [`reduce`](Self::reduce) on a GPU.
@@ -114,7 +116,7 @@ impl Communicator {
     /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
     pub fn reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.asker().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
+            self.run_on::<V>(self.validator().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
         })
     }
 
@@ -129,12 +131,14 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.asker().reduce(input, output, T::DTYPE, op, root))
+        self.between(send, receive, |input, output| {
+            self.validator().reduce(input, output, T::DTYPE, op, root)
+        })
     }
 
     /// Runs a call on a vector of this kind.
-    fn run_on<V: GpuVector>(&self, asked: Asked, stream: CallerStream) -> Result<()> {
-        let outcome = self.submit_in_stream(asked, stream, None)?;
+    fn run_on<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
+        let outcome = self.submit_in_stream(checked, stream, None)?;
         if V::WAITS { outcome.wait() } else { Ok(()) }
     }
 
@@ -144,11 +148,11 @@ impl Communicator {
         &self,
         send: &V,
         receive: &mut W,
-        ask: impl FnOnce(Piece, Piece) -> Result<Asked>,
+        validate: impl FnOnce(Piece, Piece) -> Result<CheckedCall>,
     ) -> Result<()> {
         send.lend_for_reading(|input, other| {
             receive.lend(|output, stream| {
-                let outcome = self.submit_in_stream(ask(input, output)?, stream, Some(other))?;
+                let outcome = self.submit_in_stream(validate(input, output)?, stream, Some(other))?;
                 if V::WAITS || W::WAITS { outcome.wait() } else { Ok(()) }
             })
         })
