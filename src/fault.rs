@@ -1,18 +1,18 @@
-//! The first thing that went wrong with a communicator, told to every thread that waits for it.
+//! The first thing that went wrong with a communicator, shared with every thread that waits for it.
 //!
 //! Owns one write-once error and the descriptor that wakes sleepers when it is set. Must not know who raises
 //! it or what a waiter does about it.
 
 use crate::error::{Error, Result};
-use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use crate::wake::WakeFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 
 /// A write-once error that can be polled cheaply and slept on.
 #[derive(Debug)]
 pub struct Fault {
     error: OnceLock<Error>,
-    bell: OwnedFd,
+    wake: WakeFd,
 }
 
 impl Fault {
@@ -21,16 +21,14 @@ impl Fault {
     /// # Errors
     /// `System` if no event descriptor can be had.
     pub fn new() -> Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
-        Ok(Self { error: OnceLock::new(), bell })
+        Ok(Self { error: OnceLock::new(), wake: WakeFd::new()? })
     }
 
     /// Raises `error` unless one was raised before, wakes every sleeper, and returns the one that counts.
     pub fn raise(&self, error: Error) -> Error {
         let first = self.error.get_or_init(|| error).clone();
-        // The descriptor stays readable for ever. A full counter is readable too, so no failure matters here.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        // Never drained, so it stays readable.
+        self.wake.notify();
         first
     }
 
@@ -50,8 +48,8 @@ impl Fault {
 
     /// A descriptor that becomes readable when the fault is raised, and stays so.
     #[must_use]
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 }
 

@@ -1,7 +1,7 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md tells how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `call`, `fault`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
+//! `float8`, `call`, `fault`, `wake`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
 //! (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // A library speaks through `log`. A test that is skipped says so.
@@ -27,6 +27,7 @@ pub mod plan;
 pub mod trace;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod transport;
+pub mod wake;
 
 pub use communicator::Communicator;
 pub use dtype::{DType, Element, ReduceOp};

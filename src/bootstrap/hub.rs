@@ -12,9 +12,8 @@ use super::service::Service;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use rustix::event::{EventfdFlags, eventfd};
+use crate::wake::WakeFd;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,7 +31,7 @@ pub fn create_unique_id(config: &Config) -> Result<UniqueId> {
 /// A handle on a hub. Dropping it gives a world up that has not come together yet, and does not wait.
 #[derive(Debug)]
 pub struct Hub {
-    bell: Arc<OwnedFd>,
+    wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
     abandon_on_drop: bool,
     addresses: Vec<SocketAddr>,
@@ -74,11 +73,10 @@ impl Hub {
                 .set_nonblocking(true)
                 .map_err(|cause| Error::system("cannot prepare the control port", cause))?;
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
-        let hub = Self { bell: Arc::new(bell), abandoned: Arc::default(), abandon_on_drop: true, addresses };
+        let wake = Arc::new(WakeFd::new()?);
+        let hub = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
         let service =
-            Service::new(hub.bell.clone(), hub.abandoned.clone(), listeners, Assembly::new(token, place));
+            Service::new(hub.wake.clone(), hub.abandoned.clone(), listeners, Assembly::new(token, place));
         std::thread::Builder::new()
             .name("flexring-hub".to_owned())
             .spawn(move || service.run())
@@ -96,8 +94,7 @@ impl Drop for Hub {
     fn drop(&mut self) {
         if self.abandon_on_drop {
             self.abandoned.store(true, Ordering::Release);
-            // A full counter wakes the thread too, so no failure matters here.
-            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+            self.wake.notify();
         }
     }
 }

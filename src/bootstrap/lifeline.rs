@@ -17,8 +17,8 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::transport::Rank;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::os::fd::OwnedFd;
+use crate::wake::WakeFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ struct Shared {
     status: Arc<Status>,
     desk: Mutex<Desk>,
     changed: Condvar,
-    bell: OwnedFd,
+    wake: WakeFd,
 }
 
 /// What lies between the threads of a rank and its lifeline's thread.
@@ -96,14 +96,12 @@ impl Lifeline {
             heartbeat: config.heartbeat,
         };
         let (connection, keeper) = meeting::attend(&way, &caller, &terms, deadline, &fault)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|cause| Error::system("cannot create an event descriptor", cause))?;
         let shared = Arc::new(Shared {
             fault,
             status: Arc::default(),
             desk: Mutex::default(),
             changed: Condvar::new(),
-            bell,
+            wake: WakeFd::new()?,
         });
         let keeping = Keeping {
             shared: shared.clone(),
@@ -242,8 +240,7 @@ impl Shared {
     }
 
     fn ring(&self) {
-        // A full counter wakes the thread too, so no failure matters here.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.wake.notify();
     }
 
     /// Lays something on the desk for the hub. Does not block.
@@ -358,13 +355,12 @@ impl Keeping {
     fn sleep(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let mut fds = [
-            PollFd::new(&self.shared.bell, PollFlags::IN),
+            PollFd::new(&self.shared.wake, PollFlags::IN),
             PollFd::new(&self.connection, self.connection.interest()),
         ];
         // An interrupted wait is over early, and the next one makes up for it.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&self.shared.bell, &mut counter);
+        self.shared.wake.drain();
     }
 
     /// Reads what the hub says. Whether it said anything.

@@ -319,8 +319,8 @@ fn attempt(
 
 /// Sleeps until the connection has something, the fault is raised, or it is `until`.
 fn sleep(connection: Option<&Connection>, until: Instant, fault: &Fault) {
-    let bell = fault.bell();
-    let mut fds = vec![PollFd::new(&bell, PollFlags::IN)];
+    let wake = fault.wake_fd();
+    let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
     fds.extend(connection.map(|connection| PollFd::new(connection, connection.interest())));
     let left = until.saturating_duration_since(Instant::now());
     // Waking early is harmless: every caller looks at the clock.

@@ -9,10 +9,10 @@ use super::frame::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToHub, ToRank, decode
 use super::roster::Process;
 use super::watch::{Order, Watch};
 use crate::transport::Rank;
+use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ type Id = u64;
 
 /// The hub's thread.
 pub(super) struct Service {
-    bell: Arc<OwnedFd>,
+    wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
     listeners: Vec<TcpListener>,
     accept_again: Option<Instant>,
@@ -75,15 +75,15 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Serves `assembly` at `listeners`, which do not block. `bell` rings when `abandoned` changes.
+    /// Serves `assembly` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
     pub(super) fn new(
-        bell: Arc<OwnedFd>,
+        wake: Arc<WakeFd>,
         abandoned: Arc<AtomicBool>,
         listeners: Vec<TcpListener>,
         assembly: Assembly,
     ) -> Self {
         Self {
-            bell,
+            wake,
             abandoned,
             listeners,
             accept_again: None,
@@ -102,7 +102,7 @@ impl Service {
         while !(matches!(self.stage, Stage::Over) && self.peers.is_empty()) {
             let (knocking, ready) = self.wait();
             let now = Instant::now();
-            self.answer_bell();
+            self.check_abandoned();
             if knocking {
                 self.accept(now);
             }
@@ -119,7 +119,7 @@ impl Service {
     /// Sleeps until something happens: whether somebody knocks, and whose connections are ready.
     fn wait(&self) -> (bool, Vec<Id>) {
         let now = Instant::now();
-        let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         let listening = if self.accept_again.is_none() { self.listeners.as_slice() } else { &[] };
         fds.extend(listening.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(self.peers.values().map(|peer| PollFd::new(&peer.connection, peer.connection.interest())));
@@ -155,9 +155,8 @@ impl Service {
         Some(assembly.deadline().unwrap_or(condemned + OBITUARY))
     }
 
-    fn answer_bell(&mut self) {
-        let mut counter = [0; 8];
-        if rustix::io::read(&*self.bell, &mut counter).is_err() || !self.abandoned.load(Ordering::Acquire) {
+    fn check_abandoned(&mut self) {
+        if !self.wake.drain() || !self.abandoned.load(Ordering::Acquire) {
             return;
         }
         if let Stage::Assembling(assembly) = &mut self.stage

@@ -119,7 +119,7 @@ impl Wait {
 /// Sleeps until a bell rings, but no longer than `longest`.
 fn sleep(fault: &Fault, transports: &[Box<dyn Transport>], longest: Duration) {
     let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-    let bell = fault.bell();
+    let bell = fault.wake_fd();
     // A rank has one transport for its node and one for other nodes; an unused place listens to the fault twice.
     let mut descriptors: [_; 3] = std::array::from_fn(|index| {
         let bell = index

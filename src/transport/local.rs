@@ -1,37 +1,34 @@
 //! Ranks that are threads of one process: shared memory without sockets.
 //!
-//! Owns how such ranks get hold of each other's arena and bell, which is by handing them over. What is sent
-//! between them afterwards is what [`Shm`](super::shm::Shm) sends.
+//! Owns how such ranks share their arenas and wake-ups: by reference. Messages between them go over
+//! [`Shm`](super::shm::Shm).
 
 use super::Rank;
-use super::shm::{Neighbour, Neighbours, new_bell, share_bell};
+use super::shm::{Neighbour, Neighbours};
 use crate::error::Result;
 use crate::memory::{Arena, PeerArena};
-use std::os::fd::OwnedFd;
+use crate::wake::WakeFd;
 use std::sync::Arc;
 
-/// Introduces the ranks, whose arenas these are in order, to each other.
+/// For each rank, the neighbours that it sees. `arenas` lists the ranks' arenas in order of ranks; the first
+/// `fixed` bytes of each are made ready for reading.
 ///
 /// # Errors
-/// `System` if a descriptor or a mapping cannot be had.
+/// `System` if the process has no descriptor left or an arena cannot be mapped.
 pub fn introduce(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
-    let bells = arenas.iter().map(|_| new_bell()).collect::<Result<Vec<OwnedFd>>>()?;
-    let growths = arenas.iter().map(|_| new_bell()).collect::<Result<Vec<OwnedFd>>>()?;
+    let wakes = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
+    let growths = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
     let neighbour = |rank: Rank| -> Result<Neighbour> {
         let arena = Arc::new(PeerArena::map(arenas[rank].file(), fixed)?);
-        let (bell, growth) = (share_bell(&bells[rank])?, share_bell(&growths[rank])?);
-        Ok(Neighbour { rank, place: rank, arena, bell, growth })
+        let (wake, growth) = (wakes[rank].try_clone()?, growths[rank].try_clone()?);
+        Ok(Neighbour { rank, place: rank, arena, wake, growth })
     };
     (0..arenas.len())
         .map(|place| {
             let others =
                 (0..arenas.len()).filter(|rank| *rank != place).map(neighbour).collect::<Result<_>>()?;
-            Ok(Neighbours {
-                place,
-                bell: share_bell(&bells[place])?,
-                growth: share_bell(&growths[place])?,
-                others,
-            })
+            let (wake, growth) = (wakes[place].try_clone()?, growths[place].try_clone()?);
+            Ok(Neighbours { place, wake, growth, others })
         })
         .collect()
 }

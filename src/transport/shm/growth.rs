@@ -3,11 +3,11 @@
 //!
 //! All of this may come late or not at all: a page that is not ready is faulted in when it is read.
 
-use super::{Board, Neighbours, Placed, ring, share_bell};
+use super::{Board, Neighbours, Placed};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, PeerArena};
+use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -52,8 +52,8 @@ impl Announcements {
 /// A rank's side of both: it announces what it allocates, and a thread follows what its neighbours announce.
 pub struct Growth {
     board: Placed<Board>,
-    neighbours: Vec<OwnedFd>,
-    bell: OwnedFd,
+    neighbours: Vec<WakeFd>,
+    wake: WakeFd,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -64,14 +64,14 @@ impl Growth {
     /// # Errors
     /// `System` if there is no thread or descriptor to be had.
     pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Self> {
-        let bell = share_bell(&neighbours.growth)?;
+        let wake = neighbours.growth.try_clone()?;
         let over = Arc::new(AtomicBool::new(false));
         let mut followed = Vec::new();
         for other in &neighbours.others {
             let board = Placed::new(other.arena.piece(0, size_of::<Board>()), Arc::clone(&other.arena) as _)?;
             followed.push((board, Arc::clone(&other.arena), 0));
         }
-        let follower = Follower { bell: share_bell(&bell)?, over: Arc::clone(&over), followed };
+        let follower = Follower { wake: wake.try_clone()?, over: Arc::clone(&over), followed };
         let thread = std::thread::Builder::new()
             .name("flexring-growth".to_owned())
             .spawn(move || follower.run())
@@ -81,9 +81,9 @@ impl Growth {
             neighbours: neighbours
                 .others
                 .iter()
-                .map(|other| share_bell(&other.growth))
+                .map(|other| other.growth.try_clone())
                 .collect::<Result<_>>()?,
-            bell,
+            wake,
             over,
             thread: Some(thread),
         })
@@ -95,14 +95,14 @@ impl Growth {
             return;
         }
         self.board.announcements.add(offset, len);
-        self.neighbours.iter().for_each(ring);
+        self.neighbours.iter().for_each(WakeFd::notify);
     }
 }
 
 impl Drop for Growth {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        ring(&self.bell);
+        self.wake.notify();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             log::error!("the thread that follows the neighbours' allocations panicked");
         }
@@ -111,7 +111,7 @@ impl Drop for Growth {
 
 /// What the thread has.
 struct Follower {
-    bell: OwnedFd,
+    wake: WakeFd,
     over: Arc<AtomicBool>,
     /// Each neighbour's board and arena, and how many announcements were seen.
     followed: Vec<(Placed<Board>, Arc<PeerArena>, u64)>,
@@ -125,10 +125,10 @@ impl Follower {
                     arena.make_ready(offset, len);
                 }
             }
-            let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
             // Whatever ends the wait, everything is looked at again.
-            let _ = poll(&mut bell, None);
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            let _ = poll(&mut fds, None);
+            self.wake.drain();
         }
     }
 }

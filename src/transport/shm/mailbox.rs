@@ -5,12 +5,12 @@
 //! box of call n-1, and nobody fills that one before having read all boxes of call n-2: so the box that is
 //! overwritten is one that everybody has read.
 
-use super::{Board, Layout, Neighbours, Placed, ring, share_bell};
+use super::{Board, Layout, Neighbours, Placed};
 use crate::call::{Call, CallWords};
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
 use crate::transport::Rank;
-use std::os::fd::OwnedFd;
+use crate::wake::WakeFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,7 +57,7 @@ impl Boxes {
 struct Neighbour {
     boxes: Boxes,
     board: Placed<Board>,
-    bell: OwnedFd,
+    wake: WakeFd,
 }
 
 /// The mailboxes of a node, as one of its ranks sees them.
@@ -86,7 +86,7 @@ impl Mailbox {
             others[other.place] = Some(Neighbour {
                 boxes: Boxes::new(layout, |offset, len| other.arena.piece(offset, len), &held)?,
                 board: Placed::new(other.arena.piece(0, size_of::<Board>()), held)?,
-                bell: share_bell(&other.bell)?,
+                wake: other.wake.try_clone()?,
             });
         }
         Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
@@ -119,7 +119,7 @@ impl Mailbox {
         head.number.store(self.number, Ordering::Release);
         for other in self.others.iter().flatten() {
             if other.board.doze.must_wake() {
-                ring(&other.bell);
+                other.wake.notify();
             }
         }
     }

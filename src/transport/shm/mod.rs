@@ -21,11 +21,11 @@ use super::{Delivery, Event, Events, Rank, Transport};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, PeerArena, Piece, Sharing};
+use crate::wake::WakeFd;
 use lane::{Doze, Duplex, ENTRIES, Lane, Nonsense};
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -183,7 +183,7 @@ struct Link {
     rank: Rank,
     duplex: Duplex<Placed<Lane>>,
     board: Placed<Board>,
-    bell: OwnedFd,
+    wake: WakeFd,
     arena: Arc<PeerArena>,
     /// Its place on the node.
     place: usize,
@@ -204,7 +204,7 @@ pub struct Shm {
     name: &'static str,
     arena: Arc<Arena>,
     board: Placed<Board>,
-    bell: OwnedFd,
+    wake: WakeFd,
     links: Vec<Link>,
     /// By rank, the index of its link.
     of_rank: Vec<Option<usize>>,
@@ -243,7 +243,7 @@ impl Shm {
                 rank: neighbour.rank,
                 duplex: Duplex::new(mine, Placed::new(lane, Arc::clone(&theirs))?),
                 board: Placed::new(neighbour.arena.piece(0, size_of::<Board>()), theirs)?,
-                bell: share_bell(&neighbour.bell)?,
+                wake: neighbour.wake.try_clone()?,
                 arena: Arc::clone(&neighbour.arena),
                 place: neighbour.place,
                 on_gpu: gpu::Theirs::default(),
@@ -254,12 +254,11 @@ impl Shm {
                 heard: true,
             });
         }
-        let bell = share_bell(&neighbours.bell)?;
         Ok(Self {
             name,
             arena: Arc::clone(arena),
             board,
-            bell,
+            wake: neighbours.wake.try_clone()?,
             links,
             of_rank,
             gpu_pool: layout.gpu_pool(),
@@ -294,7 +293,7 @@ impl Link {
 
     fn wake(&self) {
         if self.board.doze.must_wake() {
-            ring(&self.bell);
+            self.wake.notify();
         }
     }
 
@@ -463,7 +462,7 @@ impl Transport for Shm {
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.wake.as_fd()
     }
 
     fn set_need_wakeup(&mut self) -> bool {
@@ -473,8 +472,7 @@ impl Transport for Shm {
 
     fn clear_need_wakeup(&mut self) {
         self.board.doze.end();
-        // Silences the bell; it may not have rung.
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        self.wake.drain();
     }
 
     fn abort(&mut self) {
@@ -490,21 +488,4 @@ impl Transport for Shm {
             std::thread::yield_now();
         }
     }
-}
-
-/// A new bell.
-pub(super) fn new_bell() -> Result<OwnedFd> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|cause| Error::system("cannot create an event descriptor", cause))
-}
-
-/// The same bell once more.
-pub(super) fn share_bell(bell: &OwnedFd) -> Result<OwnedFd> {
-    bell.try_clone().map_err(|cause| Error::system("cannot keep a bell", cause))
-}
-
-/// Rings a bell.
-fn ring(bell: &OwnedFd) {
-    // A full counter is readable too, so a failure to add to it does not matter.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

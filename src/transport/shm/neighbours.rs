@@ -1,11 +1,11 @@
-//! How ranks of one node get hold of each other's arena and bell: descriptors passed over sockets that have no
+//! How ranks of one node get hold of each other's arena and wake-up: descriptors passed over sockets that have no
 //! name in any file system.
 
-use super::new_bell;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Arena, PeerArena};
 use crate::transport::Rank;
+use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,9 +28,9 @@ pub struct Neighbour {
     /// Its memory.
     pub arena: Arc<PeerArena>,
     /// What wakes it.
-    pub bell: OwnedFd,
+    pub wake: WakeFd,
     /// What tells it that a neighbour has allocated memory.
-    pub growth: OwnedFd,
+    pub growth: WakeFd,
 }
 
 /// All ranks of a node, as one of them sees them.
@@ -38,9 +38,9 @@ pub struct Neighbours {
     /// This rank's place among them.
     pub place: usize,
     /// What wakes this rank.
-    pub bell: OwnedFd,
+    pub wake: WakeFd,
     /// What tells this rank that a neighbour has allocated memory.
-    pub growth: OwnedFd,
+    pub growth: WakeFd,
     /// The others.
     pub others: Vec<Neighbour>,
 }
@@ -76,7 +76,7 @@ impl Invitation {
         self.secret
     }
 
-    /// Hands this rank's arena and a bell to every neighbour and takes theirs. `node` lists the ranks of the
+    /// Hands this rank's arena and wake-up to every neighbour and takes theirs. `node` lists the ranks of the
     /// node with the secrets of their invitations, in the same order on all of them; `fixed` is how much of
     /// an arena is made ready for reading.
     ///
@@ -92,14 +92,14 @@ impl Invitation {
         fault: &Fault,
     ) -> Result<Neighbours> {
         let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
-        let (bell, growth) = (new_bell()?, new_bell()?);
+        let (wake, growth) = (WakeFd::new()?, WakeFd::new()?);
         let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
         while !unsent.is_empty() || others.len() + 1 < node.len() {
             fault.check()?;
             let mut blocked = Vec::new();
             for other in unsent.drain(..) {
-                match self.greet(place, &node[other].1, [arena.file(), bell.as_fd(), growth.as_fd()]) {
+                match self.greet(place, &node[other].1, [arena.file(), wake.as_fd(), growth.as_fd()]) {
                     Ok(()) => {}
                     // Its queue is full: it reads as soon as it gets here.
                     Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
@@ -117,14 +117,20 @@ impl Invitation {
             }
             unsent = blocked;
             while let Some((from, descriptors)) = self.receive()? {
-                let [file, bell, growth] = descriptors;
+                let [file, wake, growth] = descriptors;
                 let Some((rank, _)) =
                     node.get(from).filter(|_| others.iter().all(|other| other.place != from))
                 else {
                     continue;
                 };
                 let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
-                others.push(Neighbour { rank: *rank, place: from, arena, bell, growth });
+                others.push(Neighbour {
+                    rank: *rank,
+                    place: from,
+                    arena,
+                    wake: wake.into(),
+                    growth: growth.into(),
+                });
             }
             if Instant::now() >= deadline {
                 let come = |(other, _): &(usize, _)| {
@@ -146,7 +152,7 @@ impl Invitation {
             }
         }
         others.sort_by_key(|other| other.place);
-        Ok(Neighbours { place, bell, growth, others })
+        Ok(Neighbours { place, wake, growth, others })
     }
 
     fn greet(
@@ -202,8 +208,8 @@ impl Invitation {
         let patience = deadline.saturating_duration_since(Instant::now()).min(retry);
         let patience =
             Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
-        let bell = fault.bell();
-        let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
+        let wake = fault.wake_fd();
+        let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&wake, PollFlags::IN)];
         // Whatever ends the wait, the caller looks at everything again.
         let _ = poll(&mut descriptors, Some(&patience));
     }

@@ -236,8 +236,8 @@ impl Meeting {
     /// Sleeps until something is ready or due, and says what is ready.
     fn sleep(&self, fault: &Fault, now: Instant) -> Result<Vec<Source>> {
         let mut sources = vec![Source::Fault];
-        let bell = fault.bell();
-        let mut fds = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        let wake = fault.wake_fd();
+        let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         let mut wake = self.deadline;
         for (which, socket) in self.listener.sockets.iter().enumerate() {
             sources.push(Source::Listener(which));

@@ -248,7 +248,7 @@ impl Verbs {
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
         let mut bells = [
             PollFd::from_borrowed_fd(self.wake_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.fault.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.fault.wake_fd(), PollFlags::IN),
         ];
         let _ = rustix::event::poll(&mut bells, Some(&longest));
     }

@@ -161,7 +161,7 @@ impl Linked {
         while events.is_empty() {
             self.faults[self.me].check()?;
             if !self.verbs.poll(events)? && self.verbs.set_need_wakeup() {
-                let bells = [self.verbs.wake_fd(), self.faults[self.me].bell()];
+                let bells = [self.verbs.wake_fd(), self.faults[self.me].wake_fd()];
                 let mut bells = bells.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN));
                 let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
                 rustix::event::poll(&mut bells, Some(&longest)).expect("can sleep");
