@@ -8,8 +8,8 @@ use flexring::call::Collective;
 use flexring::plan::Rank;
 use flexring::plan::fraction::Span;
 use flexring::plan::lowering::{Form, Plan, Purpose};
-use flexring::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Staging};
-use flexring::plan::program::{Body, Operand, Source, StepId};
+use flexring::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging};
+use flexring::plan::program::{Body, BufferKind, OperandSource, StepId};
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::verify;
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ fn factor(rank: Rank, prescale: bool) -> u64 {
 /// A message between two ranks.
 #[derive(Clone)]
 struct Message {
-    place: Place,
+    location: Location,
     elements: Range<u64>,
     /// What a landing link has read of it.
     bytes: Option<Vec<u64>>,
@@ -40,7 +40,7 @@ struct Message {
 struct Job {
     step: StepId,
     sub: u64,
-    stage: Option<(Source, u32)>,
+    stage: Option<(BufferKind, u32)>,
     read_early: Option<Vec<u64>>,
 }
 
@@ -55,25 +55,25 @@ struct Machine {
 }
 
 impl Machine {
-    fn vector(&mut self, source: Source) -> &mut Vec<u64> {
-        if self.in_place || source == Source::Output { &mut self.output } else { &mut self.input }
+    fn vector(&mut self, buffer: BufferKind) -> &mut Vec<u64> {
+        if self.in_place || buffer == BufferKind::Output { &mut self.output } else { &mut self.input }
     }
-    fn read(&mut self, place: Place, elements: Range<u64>) -> Vec<u64> {
+    fn read(&mut self, location: Location, elements: Range<u64>) -> Vec<u64> {
         let len = (elements.end - elements.start) as usize;
-        match place {
-            Place::Vector(source) => {
-                self.vector(source)[elements.start as usize..elements.end as usize].to_vec()
+        match location {
+            Location::Buffer(buffer) => {
+                self.vector(buffer)[elements.start as usize..elements.end as usize].to_vec()
             }
-            Place::Slot(slot) => self.slots[slot as usize][..len].to_vec(),
-            Place::View { .. } => unreachable!("views are read at their sender"),
+            Location::Slot(slot) => self.slots[slot as usize][..len].to_vec(),
+            Location::Peer { .. } => unreachable!("views are read at their sender"),
         }
     }
-    fn write(&mut self, place: Place, elements: Range<u64>, values: &[u64]) {
-        let start = if matches!(place, Place::Vector(_)) { elements.start as usize } else { 0 };
-        let target = match place {
-            Place::Vector(source) => self.vector(source),
-            Place::Slot(slot) => &mut self.slots[slot as usize],
-            Place::View { .. } => unreachable!("nobody writes to a view"),
+    fn write(&mut self, location: Location, elements: Range<u64>, values: &[u64]) {
+        let start = if matches!(location, Location::Buffer(_)) { elements.start as usize } else { 0 };
+        let target = match location {
+            Location::Buffer(buffer) => self.vector(buffer),
+            Location::Slot(slot) => &mut self.slots[slot as usize],
+            Location::Peer { .. } => unreachable!("nobody writes to a view"),
         };
         target[start..start + values.len()].copy_from_slice(values);
     }
@@ -91,7 +91,7 @@ struct Wire {
     acknowledged: usize,
     /// Landing: read by the link, not yet landed.
     flying: VecDeque<Message>,
-    landings: VecDeque<(Place, Range<u64>)>,
+    landings: VecDeque<(Location, Range<u64>)>,
 }
 
 struct World {
@@ -144,8 +144,8 @@ fn play(seed: u64) {
     let window = 1 + random.below(4);
     let slots = 1 + random.below(3);
     // Links of one node take nothing of the caller's memory as it lies, or all; the others, as it comes.
-    let near = Staging { input: random.coin(), output: random.coin(), landing: false };
-    let far = Staging { input: random.coin(), output: random.coin(), landing: random.coin() };
+    let near = Staging { input: random.coin(), output: random.coin(), recv: false };
+    let far = Staging { input: random.coin(), output: random.coin(), recv: random.coin() };
     let elements = |span: Span| span.elements(count, align);
     let machines = (0..world)
         .map(|rank| {
@@ -154,7 +154,7 @@ fn play(seed: u64) {
                 in_place: nodes[peer] == nodes[rank],
                 window,
                 send_slots: slots,
-                land_slots: slots,
+                recv_slots: slots,
             });
             let staging = |peer: Rank| if nodes[peer] == nodes[rank] { near } else { far };
             let in_place = random.coin() && !purpose.everywhere;
@@ -239,19 +239,19 @@ impl World {
             return false;
         };
         match action {
-            Action::Send { peer, place, step, sub } => {
+            Action::Send { peer, location, step, sub } => {
                 let elements = self.machines[rank].pipeline.elements(step, sub);
-                let message = Message { place, elements, bytes: None };
+                let message = Message { location, elements, bytes: None };
                 self.wires[rank][peer].history.push(message.clone());
                 self.wires[rank][peer].sent.push_back(message);
             }
-            Action::Land { peer, place, step, sub } => {
+            Action::PostRecv { peer, location, step, sub } => {
                 let elements = self.machines[rank].pipeline.elements(step, sub);
-                self.wires[peer][rank].landings.push_back((place, elements));
+                self.wires[peer][rank].landings.push_back((location, elements));
             }
             Action::Release { peer } => self.wires[peer][rank].acknowledged += 1,
-            Action::Stage { step, sub, source, slot } => {
-                self.submit(rank, Job { step, sub, stage: Some((source, slot)), read_early: None }, random);
+            Action::Stage { step, sub, buffer, slot } => {
+                self.submit(rank, Job { step, sub, stage: Some((buffer, slot)), read_early: None }, random);
             }
             Action::Combine { step, sub } => {
                 self.submit(rank, Job { step, sub, stage: None, read_early: None }, random);
@@ -270,8 +270,8 @@ impl World {
 
     fn compute(&mut self, rank: Rank, job: &Job) -> Vec<u64> {
         let elements = self.machines[rank].pipeline.elements(job.step, job.sub);
-        if let Some((source, _)) = job.stage {
-            return self.machines[rank].read(Place::Vector(source), elements);
+        if let Some((buffer, _)) = job.stage {
+            return self.machines[rank].read(Location::Buffer(buffer), elements);
         }
         let program = Arc::clone(self.machines[rank].pipeline.program());
         let Body::Combine { operands, .. } = &program.steps[job.step as usize].body else {
@@ -279,16 +279,16 @@ impl World {
         };
         let mut sum = vec![0; (elements.end - elements.start) as usize];
         for (part, operand) in operands.iter().enumerate() {
-            let place = self.machines[rank].pipeline.operand_place(job.step, part, job.sub);
-            let mut values = match place {
-                Place::View { peer, message } => {
+            let location = self.machines[rank].pipeline.operand_location(job.step, part, job.sub);
+            let mut values = match location {
+                Location::Peer { peer, message } => {
                     let sent = self.wires[peer][rank].history[message as usize].clone();
                     assert_eq!(sent.elements, elements, "the message is the one that is meant");
-                    self.machines[peer].read(sent.place, sent.elements)
+                    self.machines[peer].read(sent.location, sent.elements)
                 }
-                place => self.machines[rank].read(place, elements.clone()),
+                location => self.machines[rank].read(location, elements.clone()),
             };
-            if let Operand::Own { scaled: true, .. } = operand {
+            if let OperandSource::Own { scaled: true, .. } = operand {
                 values.iter_mut().for_each(|value| *value *= factor(rank, true));
             }
             sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = u64::wrapping_add(*sum, value));
@@ -305,12 +305,12 @@ impl World {
         let elements = machine.pipeline.elements(job.step, job.sub);
         match job.stage {
             Some((_, slot)) => {
-                machine.write(Place::Slot(slot), elements, &values);
-                machine.pipeline.staged(job.step, job.sub);
+                machine.write(Location::Slot(slot), elements, &values);
+                machine.pipeline.stage_complete(job.step, job.sub);
             }
             None => {
-                machine.write(Place::Vector(Source::Output), elements, &values);
-                machine.pipeline.combined(job.step).expect("the sum was asked for");
+                machine.write(Location::Buffer(BufferKind::Output), elements, &values);
+                machine.pipeline.combine_complete(job.step).expect("the sum was asked for");
             }
         }
         true
@@ -323,23 +323,23 @@ impl World {
             if wire.announced == wire.history.len() {
                 return false;
             }
-            let message = self.machines[to].pipeline.arrived(from).expect("the message is expected");
+            let message = self.machines[to].pipeline.recv_ready(from).expect("the message is expected");
             assert_eq!(message as usize, wire.announced);
             wire.announced += 1;
             return true;
         }
         if let Some(message) = wire.sent.iter_mut().find(|message| message.bytes.is_none()) {
-            message.bytes = Some(self.machines[from].read(message.place, message.elements.clone()));
+            message.bytes = Some(self.machines[from].read(message.location, message.elements.clone()));
             wire.flying.push_back(message.clone());
             return true;
         }
         if let (Some(_), Some(_)) = (wire.flying.front(), wire.landings.front()) {
             let message = wire.flying.pop_front().expect("just seen");
-            let (place, elements) = wire.landings.pop_front().expect("just seen");
+            let (location, elements) = wire.landings.pop_front().expect("just seen");
             assert_eq!(elements, message.elements, "both ends mean the same message");
             let bytes = message.bytes.expect("it was read before it flew");
-            self.machines[to].write(place, elements, &bytes);
-            self.machines[to].pipeline.landed(from).expect("the landing was asked for");
+            self.machines[to].write(location, elements, &bytes);
+            self.machines[to].pipeline.recv_complete(from).expect("the landing was asked for");
             return true;
         }
         false
@@ -356,7 +356,7 @@ impl World {
         };
         if ready {
             wire.sent.pop_front();
-            self.machines[from].pipeline.sent(to).expect("it was sent");
+            self.machines[from].pipeline.send_complete(to).expect("it was sent");
         }
         ready
     }

@@ -12,8 +12,8 @@ use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
-use crate::plan::pipeline::{Action, Binding, LinkProfile, Pipeline, Place, Staging, Violation};
-use crate::plan::program::{Body, Operand, Program, Source, StepId};
+use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
+use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::transport::shm::Mailbox;
 use crate::transport::{Delivery, Event, Events, Transport};
 use devices::Devices;
@@ -301,13 +301,13 @@ impl Executor {
             let in_place = transport.delivery() == Delivery::InPlace;
             // Memory of a GPU is staged where a transport does not reach it.
             let stages = transport.needs_staging() || !self.gpu.slots.pool.is_empty();
-            let (send_slots, land_slots) = match (in_place, stages) {
+            let (send_slots, recv_slots) = match (in_place, stages) {
                 (true, _) => (share, 0),
                 (false, false) => (0, share),
                 // A pool has two slots for each peer at least.
                 (false, true) => (share / 2, share - share / 2),
             };
-            LinkProfile { in_place, window: transport.window(), send_slots, land_slots }
+            LinkProfile { in_place, window: transport.window(), send_slots, recv_slots }
         };
         Pipeline::new(program, profile)
     }
@@ -367,7 +367,7 @@ impl Executor {
             *staging = Staging {
                 input: !work.input.is_empty() && !transport.can_send_from(work.input),
                 output: !made().all(|piece| transport.can_send_from(piece)),
-                landing: !made().all(|piece| transport.can_recv_into(piece)),
+                recv: !made().all(|piece| transport.can_recv_into(piece)),
             };
         }
         let routes = &self.routes;
@@ -483,10 +483,10 @@ impl Executor {
             )?;
         }
         if ticket.staging {
-            self.pipeline().staged(ticket.step, ticket.sub);
+            self.pipeline().stage_complete(ticket.step, ticket.sub);
             return Ok(());
         }
-        self.pipeline().combined(ticket.step).map_err(bug)
+        self.pipeline().combine_complete(ticket.step).map_err(bug)
     }
 
     fn hear(&mut self, work: &BoundCall, event: Event, unheard: &mut usize) -> Result<()> {
@@ -502,12 +502,12 @@ impl Executor {
                 // Whoever agrees has a link with us in the program, too.
                 *unheard = unheard.saturating_sub(1);
             }
-            Event::SendComplete { peer } => self.pipeline().sent(peer).map_err(bug)?,
-            Event::RecvComplete { peer } => self.pipeline().landed(peer).map_err(bug)?,
+            Event::SendComplete { peer } => self.pipeline().send_complete(peer).map_err(bug)?,
+            Event::RecvComplete { peer } => self.pipeline().recv_complete(peer).map_err(bug)?,
             Event::RecvReady { peer, view } => {
                 let expected = self
                     .pipeline()
-                    .next_arrival(peer)
+                    .next_recv(peer)
                     .map(|elements| (elements.end - elements.start) as usize * work.call.dtype.size());
                 if expected != Some(view.len()) {
                     let words = format!(
@@ -517,7 +517,7 @@ impl Executor {
                     );
                     return Err(Error::new(ErrorKind::Disagreement, words));
                 }
-                let message = self.pipeline().arrived(peer).map_err(bug)?;
+                let message = self.pipeline().recv_ready(peer).map_err(bug)?;
                 let views = &mut self.views[peer].0;
                 let at = message as usize % views.len();
                 views[at] = view;
@@ -529,21 +529,21 @@ impl Executor {
     fn perform(&mut self, work: &BoundCall, action: Action) -> Result<()> {
         match action {
             Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
-            Action::Send { peer, place, step, sub } => {
-                let piece = self.piece(work, place, step, sub);
+            Action::Send { peer, location, step, sub } => {
+                let piece = self.piece(work, location, step, sub);
                 self.transports[self.routes[peer]].send(peer, piece)?;
             }
-            Action::Land { peer, place, step, sub } => {
-                if let Place::Slot(slot) = place {
+            Action::PostRecv { peer, location, step, sub } => {
+                if let Location::Slot(slot) = location {
                     self.choose_slot(work, peer, slot as usize);
                 }
-                let piece = self.piece(work, place, step, sub);
+                let piece = self.piece(work, location, step, sub);
                 self.transports[self.routes[peer]].post_recv(peer, piece)?;
             }
-            Action::Stage { step, sub, source, slot } => {
+            Action::Stage { step, sub, buffer, slot } => {
                 self.choose_staging_slot(work, step, slot as usize);
-                let from = self.piece(work, Place::Vector(source), step, sub);
-                let into = self.piece(work, Place::Slot(slot), step, sub);
+                let from = self.piece(work, Location::Buffer(buffer), step, sub);
+                let into = self.piece(work, Location::Slot(slot), step, sub);
                 let operands = [device::Operand { piece: from, factor: None }];
                 let job = Job {
                     dtype: work.call.dtype,
@@ -592,18 +592,18 @@ impl Executor {
         self.operands.clear();
         let mut views = false;
         for (part, operand) in operands.iter().enumerate() {
-            let place = self.pipeline().operand_place(step, part, sub);
-            views |= matches!(place, Place::View { .. });
-            let scaled = matches!(operand, Operand::Own { scaled: true, .. });
-            let piece = self.piece(work, place, step, sub);
+            let location = self.pipeline().operand_location(step, part, sub);
+            views |= matches!(location, Location::Peer { .. });
+            let scaled = matches!(operand, OperandSource::Own { scaled: true, .. });
+            let piece = self.piece(work, location, step, sub);
             self.operands.push(device::Operand { piece, factor: scaled.then_some(work.call.factor) });
         }
-        let into = self.piece(work, Place::Vector(Source::Output), step, sub);
+        let into = self.piece(work, Location::Buffer(BufferKind::Output), step, sub);
         let divide = *last && work.average;
         let already_there =
             matches!(self.operands[..], [only] if only.piece == into && only.factor.is_none());
         if already_there && !divide {
-            return self.pipeline().combined(step).map_err(bug);
+            return self.pipeline().combine_complete(step).map_err(bug);
         }
         if views && self.reading == 0 {
             self.each_in_place(|transport| transport.enter_views())?;
@@ -631,19 +631,19 @@ impl Executor {
     }
 
     /// The bytes of a step's sub-chunk at a place.
-    fn piece(&mut self, work: &BoundCall, place: Place, step: StepId, sub: u64) -> Piece {
+    fn piece(&mut self, work: &BoundCall, location: Location, step: StepId, sub: u64) -> Piece {
         let elements = self.pipeline().elements(step, sub);
         let size = work.call.dtype.size();
         let len = (elements.end - elements.start) as usize * size;
         let from = |start: u64| (elements.start - start) as usize * size;
-        match place {
-            Place::Vector(Source::Input) => work.input.narrow(from(self.frame.input.start), len),
+        match location {
+            Location::Buffer(BufferKind::Input) => work.input.narrow(from(self.frame.input.start), len),
             // Programs cut their steps at the ends of the windows, so a piece is wholly inside or outside.
-            Place::Vector(Source::Output) if self.frame.output.contains(&elements.start) => {
+            Location::Buffer(BufferKind::Output) if self.frame.output.contains(&elements.start) => {
                 work.output.narrow(from(self.frame.output.start), len)
             }
-            Place::Vector(Source::Output) => work.scratch.narrow(from(0), len),
-            Place::Slot(slot) => {
+            Location::Buffer(BufferKind::Output) => work.scratch.narrow(from(0), len),
+            Location::Slot(slot) => {
                 let slot = slot as usize;
                 let slots = match (work.call.on_gpu, self.gpu.in_use.get(slot)) {
                     (false, _) => &self.slots,
@@ -652,7 +652,7 @@ impl Executor {
                 };
                 slots.pool[slot].narrow(0, len)
             }
-            Place::View { peer, message } => {
+            Location::Peer { peer, message } => {
                 let views = &self.views[peer].0;
                 views[message as usize % views.len()]
             }

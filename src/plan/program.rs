@@ -15,7 +15,7 @@ pub type StepId = u32;
 
 /// Which of the operation's two vectors something is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum BufferKind {
     /// What the caller gave: nothing was added to this span here yet.
     Input,
     /// What was made of it so far.
@@ -24,16 +24,16 @@ pub enum Source {
 
 /// One addend of a combine, in the order of addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operand {
+pub enum OperandSource {
     /// This rank's own part.
     Own {
         /// Where it is.
-        source: Source,
+        buffer: BufferKind,
         /// Whether it still has to be multiplied with this rank's factor.
         scaled: bool,
     },
     /// A message of `peer`.
-    From {
+    Received {
         /// Who sends it.
         peer: Rank,
     },
@@ -58,14 +58,14 @@ pub enum Body {
     /// Send the span to each of the peers.
     Send {
         /// From where.
-        source: Source,
+        buffer: BufferKind,
         /// To whom; each is on a link of its own.
         peers: Vec<Rank>,
     },
     /// Add the operands and write the sum to the output.
     Combine {
         /// What is added, at least one.
-        operands: Vec<Operand>,
+        operands: Vec<OperandSource>,
         /// Whether this completes the sum over all ranks, so that an average is divided here.
         last: bool,
     },
@@ -75,13 +75,13 @@ impl Step {
     /// Whether it needs nothing from other ranks and gives them nothing.
     #[must_use]
     pub fn is_local(&self) -> bool {
-        matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, Operand::Own { .. })))
+        matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
     }
 
     /// Whether it only moves a peer's bytes to where they belong, so that they can land there directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(&self.body, Body::Combine { operands, last: false } if matches!(operands[..], [Operand::From { .. }]))
+        matches!(&self.body, Body::Combine { operands, last: false } if matches!(operands[..], [OperandSource::Received { .. }]))
     }
 }
 
@@ -105,7 +105,7 @@ pub struct LinkEntry {
 
 /// What moves between this rank and one peer, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Traffic {
+pub struct LinkMessages {
     /// What is sent.
     pub sends: Vec<LinkEntry>,
     /// What is received.
@@ -155,11 +155,11 @@ pub struct Program {
     dependent_ranges: Vec<Range<u32>>,
     dependents: Vec<StepId>,
     /// By peer, the traffic of its link; only those that have any.
-    pub links: BTreeMap<Rank, Traffic>,
+    pub links: BTreeMap<Rank, LinkMessages>,
 }
 
 /// The parts of a program that [`Program::assemble`] completes.
-pub(super) struct Parts {
+pub(super) struct ProgramParts {
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) digest: u64,
@@ -171,9 +171,9 @@ pub(super) struct Parts {
 
 impl Program {
     /// Completes a program from its steps and their dependencies.
-    pub(super) fn assemble(parts: Parts) -> Self {
-        let Parts { rank, world, digest, waves, windows, steps, depends } = parts;
-        let mut links: BTreeMap<Rank, Traffic> = BTreeMap::new();
+    pub(super) fn assemble(parts: ProgramParts) -> Self {
+        let ProgramParts { rank, world, digest, waves, windows, steps, depends } = parts;
+        let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
                 Body::Send { peers, .. } => {
@@ -183,7 +183,7 @@ impl Program {
                 }
                 Body::Combine { operands, .. } => {
                     for (part, operand) in (0..).zip(operands) {
-                        if let Operand::From { peer } = operand {
+                        if let OperandSource::Received { peer } = operand {
                             links.entry(*peer).or_default().receives.push(LinkEntry { step, part });
                         }
                     }

@@ -14,7 +14,7 @@
 use super::Rank;
 use super::fraction::{Fraction, Span};
 use super::lowering::{Plan, Purpose};
-use super::program::{Body, Operand, Program, Source, Step, StepId, Windows};
+use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Windows};
 use crate::call::Collective;
 use crate::error::{Error, ErrorKind, Result};
 use std::collections::HashMap;
@@ -195,14 +195,14 @@ fn memory(program: &Program) -> std::result::Result<(), String> {
             ))
         };
         let (reads_output, reads_input) = match &step.body {
-            Body::Send { source, .. } => (*source == Source::Output, *source == Source::Input),
+            Body::Send { buffer, .. } => (*buffer == BufferKind::Output, *buffer == BufferKind::Input),
             Body::Combine { operands, .. } => {
                 let reads = |wanted| {
-                    operands
-                        .iter()
-                        .any(|operand| matches!(operand, Operand::Own { source, .. } if *source == wanted))
+                    operands.iter().any(
+                        |operand| matches!(operand, OperandSource::Own { buffer, .. } if *buffer == wanted),
+                    )
                 };
-                (reads(Source::Output), reads(Source::Input))
+                (reads(BufferKind::Output), reads(BufferKind::Input))
             }
         };
         let writes = matches!(step.body, Body::Combine { .. });
@@ -345,8 +345,8 @@ impl<'a> Trace<'a> {
                 while let Some(step) = program.steps.get(next[rank]) {
                     let range = range(&self.cuts, step.span);
                     match &step.body {
-                        Body::Send { source, peers } => {
-                            let values = self.own(rank, range, *source, &output[rank], purpose)?;
+                        Body::Send { buffer, peers } => {
+                            let values = self.own(rank, range, *buffer, &output[rank], purpose)?;
                             for peer in peers {
                                 let place = sent.entry((rank, *peer)).or_default();
                                 flying.insert((rank, *peer, *place), values.clone());
@@ -355,11 +355,11 @@ impl<'a> Trace<'a> {
                         }
                         Body::Combine { operands, last } => {
                             let all_there = operands.iter().all(|operand| match operand {
-                                Operand::From { peer } => {
+                                OperandSource::Received { peer } => {
                                     let place = received.get(&(*peer, rank)).copied().unwrap_or(0);
                                     flying.contains_key(&(*peer, rank, place))
                                 }
-                                Operand::Own { .. } => true,
+                                OperandSource::Own { .. } => true,
                             });
                             if !all_there {
                                 break;
@@ -367,13 +367,13 @@ impl<'a> Trace<'a> {
                             let mut columns = Vec::new();
                             for operand in operands {
                                 columns.push(match operand {
-                                    Operand::From { peer } => {
+                                    OperandSource::Received { peer } => {
                                         let place = received.entry((*peer, rank)).or_default();
                                         *place += 1;
                                         flying.remove(&(*peer, rank, *place - 1)).unwrap_or_default()
                                     }
-                                    Operand::Own { source, .. } => {
-                                        self.own(rank, range.clone(), *source, &output[rank], purpose)?
+                                    OperandSource::Own { buffer, .. } => {
+                                        self.own(rank, range.clone(), *buffer, &output[rank], purpose)?
                                     }
                                 });
                             }
@@ -407,13 +407,13 @@ impl<'a> Trace<'a> {
         &mut self,
         rank: Rank,
         stretches: std::ops::Range<usize>,
-        source: Source,
+        buffer: BufferKind,
         output: &[Option<u32>],
         purpose: Purpose,
     ) -> std::result::Result<Vec<u32>, String> {
-        let value = |at: usize| match source {
-            Source::Input => self.given(rank, at, purpose),
-            Source::Output => output[at].ok_or_else(|| self.missing(rank, at)),
+        let value = |at: usize| match buffer {
+            BufferKind::Input => self.given(rank, at, purpose),
+            BufferKind::Output => output[at].ok_or_else(|| self.missing(rank, at)),
         };
         stretches.map(value).collect()
     }
@@ -522,7 +522,7 @@ mod tests {
         verify_programs(&programs, PURPOSE).err().unwrap_or_else(|| "holds".to_owned())
     }
 
-    fn operands(program: &mut Program, step: usize) -> &mut Vec<Operand> {
+    fn operands(program: &mut Program, step: usize) -> &mut Vec<OperandSource> {
         match &mut program.steps[step].body {
             Body::Combine { operands, .. } => operands,
             Body::Send { .. } => panic!("step {step} adds nothing"),
@@ -546,14 +546,16 @@ mod tests {
     fn every_kind_of_mistake_is_found_and_named() {
         let said = verdict(Lowering::Direct, |programs| {
             let step = reduction(&programs[1]);
-            operands(&mut programs[1], step).retain(|operand| !matches!(operand, Operand::Own { .. }));
+            operands(&mut programs[1], step).retain(|operand| !matches!(operand, OperandSource::Own { .. }));
         });
         assert!(said.starts_with("the contribution of rank 1 to [1/3, 2/3) is missing"), "{said}");
 
         let said = verdict(Lowering::Direct, |programs| {
             let step = reduction(&programs[2]);
-            let own =
-                operands(&mut programs[2], step).iter().copied().find(|o| matches!(o, Operand::Own { .. }));
+            let own = operands(&mut programs[2], step)
+                .iter()
+                .copied()
+                .find(|o| matches!(o, OperandSource::Own { .. }));
             operands(&mut programs[2], step).extend(own);
         });
         assert!(

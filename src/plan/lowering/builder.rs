@@ -5,7 +5,7 @@
 use super::Purpose;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::program::{Body, Dependency, Operand, Source, Step, StepId};
+use crate::plan::program::{Body, BufferKind, Dependency, OperandSource, Step, StepId};
 use crate::plan::span_map::SpanMap;
 
 /// What happens to a point of the vector on this rank so far.
@@ -47,16 +47,16 @@ impl Builder {
     }
 
     /// Where this rank's part of `span` is. Spans of which only a part was written yet are completed first.
-    fn own(&mut self, span: Span, to_be_sent: bool) -> Source {
+    fn own(&mut self, span: Span, to_be_sent: bool) -> BufferKind {
         let untouched = self.history.parts_where(span, |history| history.writer.is_none());
         let input = matches!(untouched[..], [only] if only == span);
         if input && !(to_be_sent && self.prescale) {
-            return Source::Input;
+            return BufferKind::Input;
         }
         for part in untouched {
             self.take(part);
         }
-        Source::Output
+        BufferKind::Output
     }
 
     /// What is still untouched of `span` becomes output as it is.
@@ -69,22 +69,22 @@ impl Builder {
     }
 
     fn take(&mut self, span: Span) {
-        let own = Operand::Own { source: Source::Input, scaled: self.prescale };
+        let own = OperandSource::Own { buffer: BufferKind::Input, scaled: self.prescale };
         self.combine(span, vec![own], false);
     }
 
     pub(super) fn send(&mut self, span: Span, peers: Vec<Rank>) {
-        let source = self.own(span, true);
+        let buffer = self.own(span, true);
         let step = self.steps.len() as StepId;
         let mut depends = Vec::new();
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
-            history.readers.push((step, source == Source::Input));
+            history.readers.push((step, buffer == BufferKind::Input));
         }
-        self.push(span, Body::Send { source, peers }, depends);
+        self.push(span, Body::Send { buffer, peers }, depends);
     }
 
-    fn combine(&mut self, span: Span, operands: Vec<Operand>, last: bool) {
+    fn combine(&mut self, span: Span, operands: Vec<OperandSource>, last: bool) {
         let step = self.steps.len() as StepId;
         let mut depends = Vec::new();
         for history in self.history.over(span) {
@@ -110,15 +110,15 @@ impl Builder {
     pub(super) fn reduce(&mut self, span: Span, order: &[Rank], last: bool) {
         // Where bits must not depend on who adds, the own contribution is rounded like those that are sent.
         let own = order.contains(&self.rank).then(|| self.own(span, self.reproducible));
-        let scaled = own == Some(Source::Input) && self.prescale;
+        let scaled = own == Some(BufferKind::Input) && self.prescale;
         let operand = |rank: &Rank| match own {
-            Some(source) if *rank == self.rank => Operand::Own { source, scaled },
-            _ => Operand::From { peer: *rank },
+            Some(buffer) if *rank == self.rank => OperandSource::Own { buffer, scaled },
+            _ => OperandSource::Received { peer: *rank },
         };
         self.combine(span, order.iter().map(operand).collect(), last);
     }
 
     pub(super) fn copy(&mut self, span: Span, from: Rank) {
-        self.combine(span, vec![Operand::From { peer: from }], false);
+        self.combine(span, vec![OperandSource::Received { peer: from }], false);
     }
 }

@@ -9,7 +9,7 @@ mod legs;
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
-use super::program::{Parts, Program, Waves, Windows};
+use super::program::{Program, ProgramParts, Waves, Windows};
 use super::schedule::{Cast, Group, Home, Schedule};
 use super::topology::Topology;
 use crate::call::Collective;
@@ -202,7 +202,7 @@ impl Plan {
             | u64::from(purpose.reproducible) << 2
             | u64::from(purpose.by_wave) << 3
             | u64::from(purpose.everywhere) << 4;
-        Program::assemble(Parts {
+        Program::assemble(ProgramParts {
             rank,
             world: self.schedule.world(),
             digest: self.digest ^ (kind ^ (purpose.root as u64) << 16).wrapping_mul(0x9E37_79B9_7F4A_7C15),

@@ -15,15 +15,15 @@
 //! window and any number of slots from one per link and direction that needs them. The verifier checks, for every
 //! program, that the order is one.
 
-mod decide;
-mod link;
-mod words;
+mod action;
+mod dispatch;
+mod link_state;
 
-pub use words::{Action, Binding, LinkProfile, Place, Slot, Staging};
+pub use action::{Action, Binding, LinkProfile, Location, Slot, Staging};
 
 use super::Rank;
-use super::program::{Body, Operand, Program, Source, StepId, Waves};
-use link::{Bound, Incoming, Link};
+use super::program::{Body, BufferKind, OperandSource, Program, StepId, Waves};
+use link_state::{BoundStep, LinkState, PendingRecv};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,10 +35,10 @@ pub struct Pipeline {
     binding: Binding,
     /// Whether messages are numbered for the binding's elements.
     numbered: bool,
-    steps: Vec<Bound>,
-    exec_queued: Vec<bool>,
+    steps: Vec<BoundStep>,
+    combine_queued: Vec<bool>,
     /// By peer; `None` where there is no traffic.
-    links: Vec<Option<Box<Link>>>,
+    links: Vec<Option<Box<LinkState>>>,
     /// Those with traffic.
     peers: Vec<Rank>,
     free: Vec<Slot>,
@@ -47,11 +47,11 @@ pub struct Pipeline {
     slot_users: Vec<u32>,
     /// Work that may have become possible, each entry queued at most once.
     to_send: VecDeque<Rank>,
-    to_land: VecDeque<Rank>,
+    to_post_recv: VecDeque<Rank>,
     to_combine: VecDeque<StepId>,
     to_release: VecDeque<Rank>,
     /// Combine sub-chunks and messages that are not done yet.
-    left: u64,
+    remaining: u64,
 }
 
 /// An event that does not fit the program: a bug, or a peer that does not play by the rules.
@@ -62,22 +62,22 @@ impl Pipeline {
     /// A pipeline for `program` on links that `profile` describes, with as many slots as they may hold together.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let (mut slots, mut window) = (0, 0);
-        let mut links: Vec<Option<Box<Link>>> = (0..program.world).map(|_| None).collect();
+        let mut links: Vec<Option<Box<LinkState>>> = (0..program.world).map(|_| None).collect();
         for (peer, traffic) in &program.links {
             let profile = profile(*peer);
-            slots += profile.send_slots + profile.land_slots;
+            slots += profile.send_slots + profile.recv_slots;
             window += profile.window;
-            links[*peer] = Some(Box::new(Link::new(profile, &traffic.sends, &traffic.receives)));
+            links[*peer] = Some(Box::new(LinkState::new(profile, &traffic.sends, &traffic.receives)));
         }
         let peers: Vec<Rank> = program.peers().collect();
         let steps = program.steps.len();
         Self {
             binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
             numbered: false,
-            steps: vec![Bound::default(); steps],
-            exec_queued: vec![false; steps],
+            steps: vec![BoundStep::default(); steps],
+            combine_queued: vec![false; steps],
             to_send: VecDeque::with_capacity(peers.len()),
-            to_land: VecDeque::with_capacity(peers.len()),
+            to_post_recv: VecDeque::with_capacity(peers.len()),
             peers,
             to_combine: VecDeque::with_capacity(steps),
             to_release: VecDeque::with_capacity(window),
@@ -85,7 +85,7 @@ impl Pipeline {
             free: Vec::with_capacity(slots),
             slots,
             slot_users: vec![0; slots],
-            left: 0,
+            remaining: 0,
             program,
         }
     }
@@ -108,12 +108,12 @@ impl Pipeline {
         let numbered = self.numbered && elements(&self.binding) == elements(&binding);
         self.binding = binding;
         self.numbered = true;
-        self.left = 0;
+        self.remaining = 0;
         self.free.clear();
         self.free.extend((0..self.slots as Slot).rev());
         self.slot_users.fill(0);
         self.to_send.clear();
-        self.to_land.clear();
+        self.to_post_recv.clear();
         self.to_combine.clear();
         self.to_release.clear();
         if !numbered {
@@ -122,7 +122,7 @@ impl Pipeline {
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
             (bound.issued, bound.done) = (0, 0);
             if matches!(step.body, Body::Combine { .. }) {
-                self.left += bound.subs;
+                self.remaining += bound.subs;
             }
         }
         // As many as the longest grid has sub-chunks.
@@ -136,14 +136,14 @@ impl Pipeline {
                 link.receives.number(&self.steps, waves);
             }
             link.restart(staging(*peer));
-            self.left += link.sends.messages();
+            self.remaining += link.sends.messages();
             self.to_send.push_back(*peer);
-            if link.land_queued {
-                self.to_land.push_back(*peer);
+            if link.recv_queued {
+                self.to_post_recv.push_back(*peer);
             }
         }
         for (number, step) in (0..).zip(&self.program.steps) {
-            self.exec_queued[number as usize] = step.is_local();
+            self.combine_queued[number as usize] = step.is_local();
             if step.is_local() {
                 self.to_combine.push_back(number);
             }
@@ -160,14 +160,14 @@ impl Pipeline {
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
             let depth = step.depth.into();
-            *bound = Bound { start, end, origin, cells, first, subs, depth, ..Bound::default() };
+            *bound = BoundStep { start, end, origin, cells, first, subs, depth, ..BoundStep::default() };
         }
     }
 
     /// Whether nothing is left to do and nobody reads this rank's memory any more.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.left == 0 && self.to_release.is_empty()
+        self.remaining == 0 && self.to_release.is_empty()
     }
 
     /// The elements of a sub-chunk of a step.
@@ -180,18 +180,18 @@ impl Pipeline {
 
     /// Where the operand of a combine is for this sub-chunk.
     #[must_use]
-    pub fn operand_place(&self, step: StepId, part: usize, sub: u64) -> Place {
+    pub fn operand_location(&self, step: StepId, part: usize, sub: u64) -> Location {
         let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
             unreachable!("only combines have operands");
         };
         match operands[part] {
-            Operand::Own { source, .. } => Place::Vector(source),
-            Operand::From { peer } => {
-                let message = self.message_of(peer, step, part as u32, sub);
+            OperandSource::Own { buffer, .. } => Location::Buffer(buffer),
+            OperandSource::Received { peer } => {
+                let message = self.recv_message_of(peer, step, part as u32, sub);
                 let link = self.links[peer].as_ref().expect("the operand's link exists");
                 match link.incoming.peek(message).and_then(|incoming| incoming.slot) {
-                    Some(slot) => Place::Slot(slot),
-                    None => Place::View { peer, message },
+                    Some(slot) => Location::Slot(slot),
+                    None => Location::Peer { peer, message },
                 }
             }
         }
@@ -201,14 +201,14 @@ impl Pipeline {
     ///
     /// # Errors
     /// A violation if nothing was under way.
-    pub fn sent(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| surprise("sent", peer))?;
-        if link.sent >= link.posted {
-            return Err(surprise("sent", peer));
+    pub fn send_complete(&mut self, peer: Rank) -> Result<(), Violation> {
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("sent", peer))?;
+        if link.send_completed >= link.send_posted {
+            return Err(unexpected("sent", peer));
         }
-        let outgoing = *link.outgoing.get(link.sent);
-        link.sends.count_over(link.sent);
-        link.sent += 1;
+        let outgoing = *link.outgoing.get(link.send_completed);
+        link.sends.count_completed(link.send_completed);
+        link.send_completed += 1;
         if let Some(slot) = outgoing.slot {
             link.send_slots_held -= 1;
             let users = &mut self.slot_users[slot as usize];
@@ -217,7 +217,7 @@ impl Pipeline {
                 self.free.push(slot);
             }
         }
-        self.left -= 1;
+        self.remaining -= 1;
         self.queue_send(peer);
         self.wake_dependents(outgoing.step);
         Ok(())
@@ -227,26 +227,26 @@ impl Pipeline {
     ///
     /// # Errors
     /// A violation if the program expects none.
-    pub fn arrived(&mut self, peer: Rank) -> Result<u64, Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| surprise("arrived", peer))?;
-        let message = link.arrived;
-        let Some((step, _)) = link.receives.at(message).filter(|_| link.profile.in_place) else {
-            return Err(surprise("arrived", peer));
+    pub fn recv_ready(&mut self, peer: Rank) -> Result<u64, Violation> {
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("arrived", peer))?;
+        let message = link.recv_completed;
+        let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.in_place) else {
+            return Err(unexpected("arrived", peer));
         };
         if message - link.released >= link.profile.window as u64 {
-            return Err(surprise("arrived beyond the window", peer));
+            return Err(unexpected("arrived beyond the window", peer));
         }
-        link.incoming.set(message, Incoming { slot: None, consumed: false });
-        link.arrived += 1;
+        link.incoming.set(message, PendingRecv { slot: None, consumed: false });
+        link.recv_completed += 1;
         self.queue_combine(step);
         Ok(message)
     }
 
     /// The elements that the next message of `peer` carries, if the program expects one.
     #[must_use]
-    pub fn next_arrival(&self, peer: Rank) -> Option<Range<u64>> {
+    pub fn next_recv(&self, peer: Rank) -> Option<Range<u64>> {
         let link = self.links[peer].as_ref()?;
-        let (step, sub) = link.receives.at(link.arrived)?;
+        let (step, sub) = link.receives.get(link.recv_completed)?;
         Some(self.elements(step, sub))
     }
 
@@ -254,13 +254,13 @@ impl Pipeline {
     ///
     /// # Errors
     /// A violation if none was under way.
-    pub fn landed(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| surprise("landed", peer))?;
-        let message = link.arrived;
-        let Some((step, _)) = link.receives.at(message).filter(|_| message < link.landing) else {
-            return Err(surprise("landed", peer));
+    pub fn recv_complete(&mut self, peer: Rank) -> Result<(), Violation> {
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("landed", peer))?;
+        let message = link.recv_completed;
+        let Some((step, _)) = link.receives.get(message).filter(|_| message < link.recv_posted) else {
+            return Err(unexpected("landed", peer));
         };
-        link.arrived += 1;
+        link.recv_completed += 1;
         if link.incoming.get(message).slot.is_none() {
             // It landed where it belongs: nothing is left to be done with it.
             link.incoming.get(message).consumed = true;
@@ -270,16 +270,16 @@ impl Pipeline {
         } else {
             self.queue_combine(step);
         }
-        self.queue_land(peer);
+        self.queue_recv(peer);
         Ok(())
     }
 
     /// A slot holds what [`Action::Stage`] asked for.
-    pub fn staged(&mut self, step: StepId, sub: u64) {
+    pub fn stage_complete(&mut self, step: StepId, sub: u64) {
         for part in 0..self.peers_of(step).len() {
             let peer = self.peers_of(step)[part];
             if self.needs_staging(peer, step) {
-                let message = self.sent_message_of(peer, step, part as u32, sub);
+                let message = self.send_message_of(peer, step, part as u32, sub);
                 self.link(peer).outgoing.get(message).ready = true;
                 self.queue_send(peer);
             }
@@ -290,7 +290,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// A violation if none was under way.
-    pub fn combined(&mut self, step: StepId) -> Result<(), Violation> {
+    pub fn combine_complete(&mut self, step: StepId) -> Result<(), Violation> {
         let bound = &self.steps[step as usize];
         if bound.done >= bound.issued {
             return Err(Violation(format!("a sum of step {step} was reported that nobody asked for")));
@@ -301,20 +301,20 @@ impl Pipeline {
             return Err(Violation(format!("step {step} adds nothing")));
         };
         for (part, operand) in operands.iter().enumerate() {
-            let Operand::From { peer } = *operand else {
+            let OperandSource::Received { peer } = *operand else {
                 continue;
             };
-            let message = self.message_of(peer, step, part as u32, sub);
+            let message = self.recv_message_of(peer, step, part as u32, sub);
             let link = self.links[peer].as_mut().expect("the operand's link exists");
             let incoming = link.incoming.get(message);
             incoming.consumed = true;
             if let Some(slot) = incoming.slot.take() {
-                link.land_slots_held -= 1;
+                link.recv_slots_held -= 1;
                 self.free.push(slot);
             }
             let releases = link.profile.in_place.then_some(&mut self.to_release);
             link.release_consumed(peer, releases);
-            self.queue_land(peer);
+            self.queue_recv(peer);
         }
         self.finish_sub(step);
         Ok(())
@@ -322,7 +322,7 @@ impl Pipeline {
 
     fn finish_sub(&mut self, step: StepId) {
         self.steps[step as usize].done += 1;
-        self.left -= 1;
+        self.remaining -= 1;
         self.queue_combine(step);
         self.wake_dependents(step);
     }
@@ -338,8 +338,8 @@ impl Pipeline {
                     self.queue_combine(*dependent);
                     if step.is_copy() {
                         for operand in operands {
-                            if let Operand::From { peer } = operand {
-                                self.queue_land(*peer);
+                            if let OperandSource::Received { peer } = operand {
+                                self.queue_recv(*peer);
                             }
                         }
                     }
@@ -349,12 +349,12 @@ impl Pipeline {
     }
 
     fn needs_staging(&self, peer: Rank, step: StepId) -> bool {
-        let Body::Send { source, .. } = &self.program.steps[step as usize].body else {
+        let Body::Send { buffer, .. } = &self.program.steps[step as usize].body else {
             return false;
         };
-        self.links[peer].as_ref().is_some_and(|link| match source {
-            Source::Input => link.staging.input,
-            Source::Output => link.staging.output,
+        self.links[peer].as_ref().is_some_and(|link| match buffer {
+            BufferKind::Input => link.staging.input,
+            BufferKind::Output => link.staging.output,
         })
     }
 
@@ -365,17 +365,17 @@ impl Pipeline {
         }
     }
 
-    fn message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
+    fn recv_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
         let link = self.links[peer].as_ref().expect("the operand's link exists");
         link.receives.message_of(step, part, sub)
     }
 
-    fn sent_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
+    fn send_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
         let link = self.links[peer].as_ref().expect("the send's link exists");
         link.sends.message_of(step, part, sub)
     }
 
-    fn link(&mut self, peer: Rank) -> &mut Link {
+    fn link(&mut self, peer: Rank) -> &mut LinkState {
         self.links[peer].as_mut().expect("the link exists")
     }
 
@@ -386,20 +386,20 @@ impl Pipeline {
         }
     }
 
-    fn queue_land(&mut self, peer: Rank) {
+    fn queue_recv(&mut self, peer: Rank) {
         let link = self.links[peer].as_mut().expect("the link exists");
-        if !link.profile.in_place && !std::mem::replace(&mut link.land_queued, true) {
-            self.to_land.push_back(peer);
+        if !link.profile.in_place && !std::mem::replace(&mut link.recv_queued, true) {
+            self.to_post_recv.push_back(peer);
         }
     }
 
     fn queue_combine(&mut self, step: StepId) {
-        if !std::mem::replace(&mut self.exec_queued[step as usize], true) {
+        if !std::mem::replace(&mut self.combine_queued[step as usize], true) {
             self.to_combine.push_back(step);
         }
     }
 }
 
-fn surprise(what: &str, peer: Rank) -> Violation {
+fn unexpected(what: &str, peer: Rank) -> Violation {
     Violation(format!("a message of rank {peer} was {what} that this program does not expect"))
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// A step's elements in this call, and how far it has come.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bound {
+pub(super) struct BoundStep {
     pub(super) start: u64,
     pub(super) end: u64,
     /// Where its grid begins, how many sub-chunks that has, and the number among them of its own first.
@@ -27,37 +27,37 @@ pub(super) struct Bound {
 
 /// One direction of a link. Messages are numbered from 0 in each call.
 #[derive(Debug)]
-pub(super) struct Lane {
-    entries: Vec<Stretch>,
+pub(super) struct MessageOrder {
+    entries: Vec<StepMessages>,
     /// By message: the entry and the sub-chunk.
-    order: Vec<Ordered>,
+    order: Vec<DueMessage>,
     /// By entry and sub-chunk: the message.
     numbers: Vec<u32>,
 }
 
 /// What one step sends or receives over this lane, bound to this call.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct StepMessages {
     entry: LinkEntry,
     /// Where its messages begin in `numbers`.
     base: u32,
     /// Its sub-chunks whose messages are over, for lanes that count them.
-    over: u64,
+    completed: u64,
 }
 
 /// A message on its way to its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Ordered {
+struct DueMessage {
     /// When it is due, in sub-chunks; the same on both ends.
     due: u64,
     entry: u32,
     sub: u32,
 }
 
-impl Lane {
+impl MessageOrder {
     pub(super) fn new(entries: &[LinkEntry]) -> Self {
-        let stretch = |entry: &LinkEntry| Stretch { entry: *entry, base: 0, over: 0 };
-        Self { entries: entries.iter().map(stretch).collect(), order: Vec::new(), numbers: Vec::new() }
+        let messages = |entry: &LinkEntry| StepMessages { entry: *entry, base: 0, completed: 0 };
+        Self { entries: entries.iter().map(messages).collect(), order: Vec::new(), numbers: Vec::new() }
     }
 
     /// Numbers the messages of a call. Where steps move in waves, given as their number and the lag of each hop
@@ -65,15 +65,19 @@ impl Lane {
     /// one grid have rising depths, so what a message waits for is due before it. Grids of different lengths keep
     /// step, so that the share of the work that each link has stays the same from the first wave to the last.
     /// Otherwise one step comes after the other.
-    pub(super) fn number(&mut self, steps: &[Bound], waves: Option<(u64, u64)>) {
+    pub(super) fn number(&mut self, steps: &[BoundStep], waves: Option<(u64, u64)>) {
         self.order.clear();
-        for (entry, stretch) in (0..).zip(&mut self.entries) {
-            let bound = &steps[stretch.entry.step as usize];
-            stretch.base = self.order.len() as u32;
+        for (entry, messages) in (0..).zip(&mut self.entries) {
+            let bound = &steps[messages.entry.step as usize];
+            messages.base = self.order.len() as u32;
             let due = |sub| {
                 waves.map_or(0, |(waves, lag)| (bound.first + sub) * waves / bound.cells + lag * bound.depth)
             };
-            self.order.extend((0..bound.subs).map(|sub| Ordered { due: due(sub), entry, sub: sub as u32 }));
+            self.order.extend((0..bound.subs).map(|sub| DueMessage {
+                due: due(sub),
+                entry,
+                sub: sub as u32,
+            }));
         }
         if waves.is_some() {
             self.order.sort_unstable();
@@ -86,7 +90,7 @@ impl Lane {
 
     /// Begins a call that is numbered like the one before it.
     pub(super) fn restart(&mut self) {
-        self.entries.iter_mut().for_each(|stretch| stretch.over = 0);
+        self.entries.iter_mut().for_each(|messages| messages.completed = 0);
     }
 
     pub(super) fn messages(&self) -> u64 {
@@ -94,7 +98,7 @@ impl Lane {
     }
 
     /// The step and sub-chunk of a message, if there is such a message.
-    pub(super) fn at(&self, message: u64) -> Option<(StepId, u64)> {
+    pub(super) fn get(&self, message: u64) -> Option<(StepId, u64)> {
         let ordered = self.order.get(message as usize)?;
         Some((self.entries[ordered.entry as usize].entry.step, ordered.sub.into()))
     }
@@ -105,28 +109,28 @@ impl Lane {
     }
 
     /// Counts a message, which is the next of its step, as over.
-    pub(super) fn count_over(&mut self, message: u64) {
+    pub(super) fn count_completed(&mut self, message: u64) {
         let entry = self.order[message as usize].entry;
-        self.entries[entry as usize].over += 1;
+        self.entries[entry as usize].completed += 1;
     }
 
     /// How many of a step's messages are over.
-    pub(super) fn over(&self, step: StepId, part: u32) -> u64 {
-        self.find(step, part).over
+    pub(super) fn completed(&self, step: StepId, part: u32) -> u64 {
+        self.find(step, part).completed
     }
 
     /// A step stands in a lane's list in the order of steps.
-    fn find(&self, step: StepId, part: u32) -> &Stretch {
+    fn find(&self, step: StepId, part: u32) -> &StepMessages {
         let found = self
             .entries
-            .binary_search_by_key(&(step, part), |stretch| (stretch.entry.step, stretch.entry.part));
+            .binary_search_by_key(&(step, part), |messages| (messages.entry.step, messages.entry.part));
         &self.entries[found.expect("the step is in the list of its link")]
     }
 }
 
 /// What is remembered of a message that was planned to be sent and not yet reported as sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outgoing {
+pub(super) struct PendingSend {
     pub(super) step: StepId,
     pub(super) sub: u64,
     /// Whether its bytes are where they are sent from; false while they are being staged.
@@ -136,57 +140,57 @@ pub(super) struct Outgoing {
 
 /// What is remembered of a message that was landed or has arrived and is still needed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
+pub(super) struct PendingRecv {
     pub(super) slot: Option<Slot>,
     pub(super) consumed: bool,
 }
 
 /// One link's traffic in this call.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct LinkState {
     pub(super) profile: LinkProfile,
     pub(super) staging: Staging,
-    pub(super) sends: Lane,
-    pub(super) receives: Lane,
+    pub(super) sends: MessageOrder,
+    pub(super) receives: MessageOrder,
     /// Messages planned for sending.
     pub(super) planned: u64,
     /// Messages handed to the transport.
-    pub(super) posted: u64,
+    pub(super) send_posted: u64,
     /// Messages whose sending was reported.
-    pub(super) sent: u64,
+    pub(super) send_completed: u64,
     /// Messages given a landing.
-    pub(super) landing: u64,
+    pub(super) recv_posted: u64,
     /// Messages that arrived or landed.
-    pub(super) arrived: u64,
+    pub(super) recv_completed: u64,
     /// Messages given back to the sender.
     pub(super) released: u64,
     pub(super) send_slots_held: usize,
-    pub(super) land_slots_held: usize,
-    pub(super) outgoing: Ring<Outgoing>,
-    pub(super) incoming: Ring<Incoming>,
+    pub(super) recv_slots_held: usize,
+    pub(super) outgoing: WindowRing<PendingSend>,
+    pub(super) incoming: WindowRing<PendingRecv>,
     pub(super) send_queued: bool,
-    pub(super) land_queued: bool,
+    pub(super) recv_queued: bool,
 }
 
-impl Link {
+impl LinkState {
     pub(super) fn new(profile: LinkProfile, sends: &[LinkEntry], receives: &[LinkEntry]) -> Self {
         Self {
             profile,
             staging: Staging::default(),
-            sends: Lane::new(sends),
-            receives: Lane::new(receives),
+            sends: MessageOrder::new(sends),
+            receives: MessageOrder::new(receives),
             planned: 0,
-            posted: 0,
-            sent: 0,
-            landing: 0,
-            arrived: 0,
+            send_posted: 0,
+            send_completed: 0,
+            recv_posted: 0,
+            recv_completed: 0,
             released: 0,
             send_slots_held: 0,
-            land_slots_held: 0,
-            outgoing: Ring::new(profile.window),
-            incoming: Ring::new(profile.window),
+            recv_slots_held: 0,
+            outgoing: WindowRing::new(profile.window),
+            incoming: WindowRing::new(profile.window),
             send_queued: false,
-            land_queued: false,
+            recv_queued: false,
         }
     }
 
@@ -195,26 +199,26 @@ impl Link {
         self.staging = staging;
         self.sends.restart();
         self.receives.restart();
-        (self.planned, self.posted, self.sent) = (0, 0, 0);
-        (self.landing, self.arrived, self.released) = (0, 0, 0);
-        (self.send_slots_held, self.land_slots_held) = (0, 0);
+        (self.planned, self.send_posted, self.send_completed) = (0, 0, 0);
+        (self.recv_posted, self.recv_completed, self.released) = (0, 0, 0);
+        (self.send_slots_held, self.recv_slots_held) = (0, 0);
         self.send_queued = true;
-        self.land_queued = !self.profile.in_place;
+        self.recv_queued = !self.profile.in_place;
     }
 
     /// Whether as many messages are under way as may be.
     pub(super) fn is_full(&self) -> bool {
-        self.planned - self.sent >= self.profile.window as u64
+        self.planned - self.send_completed >= self.profile.window as u64
     }
 
-    pub(super) fn plan_send(&mut self, outgoing: Outgoing) {
+    pub(super) fn plan_send(&mut self, outgoing: PendingSend) {
         self.outgoing.set(self.planned, outgoing);
         self.planned += 1;
     }
 
     /// Gives consumed messages back, oldest first; tells the peer by `releases`.
     pub(super) fn release_consumed(&mut self, peer: usize, mut releases: Option<&mut VecDeque<usize>>) {
-        while self.released < self.arrived && self.incoming.get(self.released).consumed {
+        while self.released < self.recv_completed && self.incoming.get(self.released).consumed {
             self.released += 1;
             if let Some(releases) = releases.as_deref_mut() {
                 releases.push_back(peer);
@@ -225,9 +229,9 @@ impl Link {
 
 /// Entries by message number, as many as the window admits.
 #[derive(Debug)]
-pub(super) struct Ring<T>(Vec<Option<T>>);
+pub(super) struct WindowRing<T>(Vec<Option<T>>);
 
-impl<T: Copy> Ring<T> {
+impl<T: Copy> WindowRing<T> {
     fn new(window: usize) -> Self {
         Self(vec![None; window])
     }

@@ -1,7 +1,7 @@
 //! What the pipeline says and is told: actions, places, and what a call is about.
 
 use crate::plan::Rank;
-use crate::plan::program::{Source, StepId};
+use crate::plan::program::{BufferKind, StepId};
 
 /// A slot of the pool, by number.
 pub type Slot = u32;
@@ -17,7 +17,7 @@ pub struct LinkProfile {
     pub send_slots: usize,
     /// Slots that messages from the peer may hold. Apart from the others: a landing is made long before its
     /// message is due, and must not keep an earlier message to the peer from leaving.
-    pub land_slots: usize,
+    pub recv_slots: usize,
 }
 
 /// What of the caller's memory a link cannot take as it lies in a call, so that a slot stands in for it.
@@ -28,7 +28,7 @@ pub struct Staging {
     /// Sending from the output.
     pub output: bool,
     /// Landing in the output.
-    pub landing: bool,
+    pub recv: bool,
 }
 
 /// What a call is about, in elements.
@@ -46,13 +46,13 @@ pub struct Binding {
 
 /// Where a message's bytes are, on the side that has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// In a vector of the caller.
-    Vector(Source),
+    Buffer(BufferKind),
     /// In a slot of the pool, from its start.
     Slot(Slot),
     /// Where the peer has it: the `message`-th of this call on the link from `peer`.
-    View {
+    Peer {
         /// From whom.
         peer: Rank,
         /// Its place on its link, from 0.
@@ -63,7 +63,7 @@ pub enum Place {
 /// What the executor shall do. Elements are ranges of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Copy these elements of a vector to the slot, then say [`Pipeline::staged`](super::Pipeline::staged) with the
+    /// Copy these elements of a vector to the slot, then say [`Pipeline::stage_complete`](super::Pipeline::stage_complete) with the
     /// same step and sub-chunk.
     Stage {
         /// The send that this is for.
@@ -71,7 +71,7 @@ pub enum Action {
         /// Which of its sub-chunks.
         sub: u64,
         /// From which vector.
-        source: Source,
+        buffer: BufferKind,
         /// Where to.
         slot: Slot,
     },
@@ -80,24 +80,24 @@ pub enum Action {
         /// To whom.
         peer: Rank,
         /// Where they are.
-        place: Place,
+        location: Location,
         /// The step and sub-chunk that they belong to.
         step: StepId,
         /// Which of its sub-chunks.
         sub: u64,
     },
     /// Have the peer's next message that has no landing yet written here.
-    Land {
+    PostRecv {
         /// From whom.
         peer: Rank,
         /// Where to: the output or a slot.
-        place: Place,
+        location: Location,
         /// The step and sub-chunk that it belongs to.
         step: StepId,
         /// Which of its sub-chunks.
         sub: u64,
     },
-    /// Add the operands of the step, then say [`Pipeline::combined`](super::Pipeline::combined).
+    /// Add the operands of the step, then say [`Pipeline::combine_complete`](super::Pipeline::combine_complete).
     Combine {
         /// The step.
         step: StepId,

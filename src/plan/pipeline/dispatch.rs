@@ -1,9 +1,9 @@
 //! What can be done now: decided anew whenever something may have become possible.
 
-use super::link::{Incoming, Outgoing};
-use super::{Action, Pipeline, Place};
+use super::link_state::{PendingRecv, PendingSend};
+use super::{Action, Location, Pipeline};
 use crate::plan::Rank;
-use crate::plan::program::{Body, Operand, Source, StepId};
+use crate::plan::program::{Body, BufferKind, OperandSource, StepId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ impl Pipeline {
             self.to_send.pop_front();
             self.link(peer).send_queued = false;
         }
-        while let Some(&peer) = self.to_land.front() {
-            if let Some(action) = self.try_land(peer) {
+        while let Some(&peer) = self.to_post_recv.front() {
+            if let Some(action) = self.try_post_recv(peer) {
                 return Some(action);
             }
-            self.to_land.pop_front();
-            self.link(peer).land_queued = false;
+            self.to_post_recv.pop_front();
+            self.link(peer).recv_queued = false;
         }
         while let Some(&step) = self.to_combine.front() {
             if let Some(action) = self.try_combine(step) {
                 return Some(action);
             }
             self.to_combine.pop_front();
-            self.exec_queued[step as usize] = false;
+            self.combine_queued[step as usize] = false;
         }
         None
     }
@@ -41,19 +41,19 @@ impl Pipeline {
     fn try_send(&mut self, peer: Rank) -> Option<Action> {
         loop {
             let link = self.links[peer].as_mut()?;
-            if link.posted < link.planned {
-                let outgoing = *link.outgoing.get(link.posted);
+            if link.send_posted < link.planned {
+                let outgoing = *link.outgoing.get(link.send_posted);
                 if outgoing.ready {
-                    link.posted += 1;
-                    let Body::Send { source, .. } = &self.program.steps[outgoing.step as usize].body else {
+                    link.send_posted += 1;
+                    let Body::Send { buffer, .. } = &self.program.steps[outgoing.step as usize].body else {
                         unreachable!("only sends are planned");
                     };
-                    let place = outgoing.slot.map_or(Place::Vector(*source), Place::Slot);
-                    return Some(Action::Send { peer, place, step: outgoing.step, sub: outgoing.sub });
+                    let location = outgoing.slot.map_or(Location::Buffer(*buffer), Location::Slot);
+                    return Some(Action::Send { peer, location, step: outgoing.step, sub: outgoing.sub });
                 }
             }
-            let (step, sub) = link.sends.at(link.planned)?;
-            if !self.may_touch(step, sub) {
+            let (step, sub) = link.sends.get(link.planned)?;
+            if !self.dependencies_met(step, sub) {
                 return None;
             }
             if self.needs_staging(peer, step) {
@@ -63,7 +63,7 @@ impl Pipeline {
             if link.is_full() {
                 return None;
             }
-            link.plan_send(Outgoing { step, sub, ready: true, slot: None });
+            link.plan_send(PendingSend { step, sub, ready: true, slot: None });
         }
     }
 
@@ -76,7 +76,7 @@ impl Pipeline {
                 continue;
             }
             let link = self.links[*peer].as_ref()?;
-            let head = link.sends.at(link.planned);
+            let head = link.sends.get(link.planned);
             if head != Some((step, sub)) || link.is_full() || link.send_slots_held >= link.profile.send_slots
             {
                 return None;
@@ -86,43 +86,43 @@ impl Pipeline {
         let slot = self.free.pop().expect("slots suffice for all that links may hold");
         self.slot_users[slot as usize] = users;
         let program = Arc::clone(&self.program);
-        let Body::Send { source, peers } = &program.steps[step as usize].body else {
+        let Body::Send { buffer, peers } = &program.steps[step as usize].body else {
             unreachable!("only sends are staged");
         };
         for peer in peers {
             if self.needs_staging(*peer, step) {
                 let link = self.link(*peer);
                 link.send_slots_held += 1;
-                link.plan_send(Outgoing { step, sub, ready: false, slot: Some(slot) });
+                link.plan_send(PendingSend { step, sub, ready: false, slot: Some(slot) });
                 self.queue_send(*peer);
             }
         }
-        Some(Action::Stage { step, sub, source: *source, slot })
+        Some(Action::Stage { step, sub, buffer: *buffer, slot })
     }
 
-    fn try_land(&mut self, peer: Rank) -> Option<Action> {
+    fn try_post_recv(&mut self, peer: Rank) -> Option<Action> {
         let link = self.links[peer].as_ref()?;
-        let (step, sub) = link.receives.at(link.landing)?;
-        if link.landing - link.released >= link.profile.window as u64 {
+        let (step, sub) = link.receives.get(link.recv_posted)?;
+        if link.recv_posted - link.released >= link.profile.window as u64 {
             return None;
         }
-        let slot = if self.program.steps[step as usize].is_copy() && !link.staging.landing {
-            if !self.may_touch(step, sub) {
+        let slot = if self.program.steps[step as usize].is_copy() && !link.staging.recv {
+            if !self.dependencies_met(step, sub) {
                 return None;
             }
             None
         } else {
-            if link.land_slots_held >= link.profile.land_slots {
+            if link.recv_slots_held >= link.profile.recv_slots {
                 return None;
             }
             Some(self.free.pop().expect("slots suffice for all that links may hold"))
         };
         let link = self.links[peer].as_mut()?;
-        link.land_slots_held += usize::from(slot.is_some());
-        link.incoming.set(link.landing, Incoming { slot, consumed: false });
-        link.landing += 1;
-        let place = slot.map_or(Place::Vector(Source::Output), Place::Slot);
-        Some(Action::Land { peer, place, step, sub })
+        link.recv_slots_held += usize::from(slot.is_some());
+        link.incoming.set(link.recv_posted, PendingRecv { slot, consumed: false });
+        link.recv_posted += 1;
+        let location = slot.map_or(Location::Buffer(BufferKind::Output), Location::Slot);
+        Some(Action::PostRecv { peer, location, step, sub })
     }
 
     fn try_combine(&mut self, step: StepId) -> Option<Action> {
@@ -134,20 +134,20 @@ impl Pipeline {
             return None;
         };
         for (part, operand) in operands.iter().enumerate() {
-            let Operand::From { peer } = *operand else {
+            let OperandSource::Received { peer } = *operand else {
                 continue;
             };
             let link = self.links[peer].as_ref()?;
-            let lands = !link.profile.in_place && !link.staging.landing;
+            let lands = !link.profile.in_place && !link.staging.recv;
             if lands && self.program.steps[step as usize].is_copy() {
                 // It lands where it belongs and needs no device.
                 return None;
             }
-            if self.message_of(peer, step, part as u32, sub) >= link.arrived {
+            if self.recv_message_of(peer, step, part as u32, sub) >= link.recv_completed {
                 return None;
             }
         }
-        if !self.may_touch(step, sub) {
+        if !self.dependencies_met(step, sub) {
             return None;
         }
         self.steps[step as usize].issued += 1;
@@ -155,7 +155,7 @@ impl Pipeline {
     }
 
     /// Whether all that the sub-chunk waits for is done.
-    fn may_touch(&self, step: StepId, sub: u64) -> bool {
+    fn dependencies_met(&self, step: StepId, sub: u64) -> bool {
         let Range { end, .. } = self.elements(step, sub);
         self.program.dependencies(step).iter().all(|dependency| {
             if dependency.in_place_only && !self.binding.in_place {
@@ -174,7 +174,7 @@ impl Pipeline {
             Body::Combine { .. } => bound.done,
             Body::Send { peers, .. } => {
                 let over = |(part, peer): (u32, &Rank)| {
-                    self.links[*peer].as_ref().expect("a send's links exist").sends.over(step, part)
+                    self.links[*peer].as_ref().expect("a send's links exist").sends.completed(step, part)
                 };
                 (0..).zip(peers).map(over).min().unwrap_or(bound.subs)
             }
