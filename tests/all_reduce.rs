@@ -6,7 +6,7 @@ use flexring::config::Lowering;
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{DType, ReduceOp};
 use half::{bf16, f16};
-use harness::{Number, Rank, Setup, World, cases, spawn};
+use harness::{Rank, Setup, TestElement, World, cases, spawn};
 use proptest::prelude::*;
 
 const OPS: [ReduceOp; 6] =
@@ -41,7 +41,7 @@ fn expected(dtype: DType, op: ReduceOp, world: usize, at: usize) -> i64 {
     }
 }
 
-fn check<T: Number>(comm: &Rank, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
+fn check<T: TestElement>(comm: &Rank, count: usize, op: ReduceOp, in_place: bool, pool: bool) {
     let (rank, world) = (comm.rank(), comm.world_size());
     let given: Vec<T> = (0..count).map(|at| T::of(contribution(T::DTYPE, op, world, rank, at))).collect();
     let wanted: Vec<T> = (0..count).map(|at| T::of(expected(T::DTYPE, op, world, at))).collect();

@@ -7,7 +7,7 @@ use flexring::call::Collective;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::{Error, ErrorKind, ReduceOp, Result};
 use half::bf16;
-use harness::{Number, Rank, Setup, World, cases, spawn};
+use harness::{Rank, Setup, TestElement, World, cases, spawn};
 use proptest::prelude::*;
 use std::ops::DerefMut;
 use std::sync::Barrier;
@@ -37,12 +37,12 @@ fn factor(rank: usize) -> i64 {
 }
 
 /// What powers a product is of. Powers of 3 repeat late among the wrapping integers; for floats, 2 is exact.
-fn base<T: Number>() -> i64 {
+fn base<T: TestElement>() -> i64 {
     if T::DTYPE.is_float() { 2 } else { 3 }
 }
 
 /// What `rank` gives to a reduction.
-fn contribution<T: Number>(op: ReduceOp, rank: usize, world: usize, at: usize) -> T {
+fn contribution<T: TestElement>(op: ReduceOp, rank: usize, world: usize, at: usize) -> T {
     let digit = digit(op, rank, world, at);
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum(_) => T::of(digit),
@@ -54,7 +54,7 @@ fn contribution<T: Number>(op: ReduceOp, rank: usize, world: usize, at: usize) -
 }
 
 /// What the reduction gives.
-fn reduction<T: Number>(op: ReduceOp, world: usize, at: usize) -> T {
+fn reduction<T: TestElement>(op: ReduceOp, world: usize, at: usize) -> T {
     let digits = (0..world).map(|rank| digit(op, rank, world, at));
     match op {
         ReduceOp::Sum | ReduceOp::Avg => T::of(digits.sum()),
@@ -66,12 +66,12 @@ fn reduction<T: Number>(op: ReduceOp, world: usize, at: usize) -> T {
 }
 
 /// What `rank` gives to be copied: tells whose it is and where from.
-fn token<T: Number>(rank: usize, at: usize) -> T {
+fn token<T: TestElement>(rank: usize, at: usize) -> T {
     T::of(((rank * 41 + at + at / 251) % 251) as i64)
 }
 
 /// What is in vectors that nobody should touch.
-fn noise<T: Number>(at: usize) -> T {
+fn noise<T: TestElement>(at: usize) -> T {
     T::of(at as i64 % 13 + 90)
 }
 
@@ -93,7 +93,7 @@ struct Case {
 
 impl Case {
     /// Makes the call as one rank of a world, and checks all that it touches and all that it must not.
-    fn check<T: Number>(self, comm: &Rank) {
+    fn check<T: TestElement>(self, comm: &Rank) {
         let (rank, world) = (comm.rank(), comm.world_size());
         let Self { op, root, count, in_place, .. } = self;
         let is_root = rank == root;
@@ -171,7 +171,7 @@ impl Case {
         }
     }
 
-    fn vector<T: Number>(self, comm: &Rank, content: &[T]) -> Box<dyn DerefMut<Target = [T]>> {
+    fn vector<T: TestElement>(self, comm: &Rank, content: &[T]) -> Box<dyn DerefMut<Target = [T]>> {
         if !self.pool {
             return Box::new(content.to_vec());
         }
@@ -186,7 +186,7 @@ impl Case {
         });
     }
 
-    fn same<T: Number>(self, comm: &Rank, what: &str, got: &[T], wanted: &[T]) {
+    fn same<T: TestElement>(self, comm: &Rank, what: &str, got: &[T], wanted: &[T]) {
         assert_eq!(got.len(), wanted.len());
         if let Some(at) = got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
             panic!(

@@ -2,15 +2,16 @@
 //!
 //! Owns the layout. What settings there are is `config`'s business.
 
-use crate::{Failure, output};
+use crate::error::{CommandError, ERROR_PREFIX};
+use crate::output;
+use crate::settings::{unusable, warn_about_unknown_settings};
 use clap::Args;
 use flexring::Error;
 use flexring::config::{Config, Origin, SettingRow, environment};
-use std::cmp::Reverse;
 
 /// Print all settings with their values and where these came from, and where the GPU kernels come from
 #[derive(Args, Debug)]
-pub struct Options {
+pub struct EnvOptions {
     /// Print the table of the README
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
@@ -21,12 +22,12 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &EnvOptions) -> Result<(), CommandError> {
     let text = if options.markdown {
         markdown(&Config::default().table(|_| None))
     } else {
-        warn_of_strangers();
-        let config = Config::from_env().map_err(|first| Failure::Usage(complaints(first)))?;
+        warn_about_unknown_settings();
+        let config = Config::from_env().map_err(|first| CommandError::Usage(complaints(first)))?;
         let rows = config.table(environment);
         if options.json { json(&rows)? } else { table(&rows) + &kernels_line() }
     };
@@ -46,35 +47,10 @@ pub fn kernels_line() -> String {
     format!("\nGPU kernels: {}\n", kernels().unwrap_or_else(|| "none: this build has no CUDA".to_owned()))
 }
 
-/// Warns of variables that look like settings and are none.
-pub fn warn_of_strangers() {
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    for stranger in Config::unknown_variables(names) {
-        eprintln!("warning: {stranger} is no setting of flexring; did you mean {}?", closest(&stranger));
-    }
-}
-
-/// The setting whose name is most like this one.
-pub fn closest(name: &str) -> &'static str {
-    let begins_alike =
-        |known: &str| known.chars().zip(name.chars()).take_while(|(one, other)| one == other).count();
-    let distance = |known: &&&str| (strsim::damerau_levenshtein(known, name), Reverse(begins_alike(known)));
-    Config::NAMES.iter().min_by_key(distance).copied().unwrap_or_default()
-}
-
 /// Every setting that cannot be parsed, one to a line, and not just the `first`.
 fn complaints(first: Error) -> String {
     let all: Vec<String> = unusable(environment).iter().map(|(_, error)| error.to_string()).collect();
-    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", crate::ERROR)) }
-}
-
-/// Every setting that cannot be parsed, and why.
-pub fn unusable(lookup: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, Error)> {
-    let alone = |name: &&'static str| {
-        let read = Config::read(|asked| (asked == *name).then(|| lookup(name)).flatten());
-        read.err().map(|error| (*name, error))
-    };
-    Config::NAMES.iter().filter_map(alone).collect()
+    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", ERROR_PREFIX)) }
 }
 
 /// For a terminal: a line of columns for each setting, and what it does below.
@@ -108,7 +84,7 @@ fn markdown(rows: &[SettingRow]) -> String {
     text
 }
 
-fn json(rows: &[SettingRow]) -> Result<String, Failure> {
+fn json(rows: &[SettingRow]) -> Result<String, CommandError> {
     let rows: Vec<_> = rows
         .iter()
         .map(|row| {
@@ -131,13 +107,6 @@ fn origin(row: &SettingRow) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn misspelt_names_are_near_the_right_ones() {
-        assert_eq!(closest("FLEXRING_RNAK"), "FLEXRING_RANK");
-        assert_eq!(closest("FLEXRING_SUBCHUNKS"), "FLEXRING_SUBCHUNK");
-        assert_eq!(closest("FLEXRING_TIMEOUT"), "FLEXRING_TIMEOUT_MS");
-    }
 
     #[test]
     fn tables_have_a_line_for_every_setting() {

@@ -6,13 +6,14 @@
 
 mod doctor;
 mod env;
-mod flags;
+mod error;
 mod output;
 mod perf;
 mod plan;
+mod settings;
 
 use clap::{Parser, Subcommand};
-use flexring::{Error, ErrorKind};
+use error::{CommandError, ERROR_PREFIX};
 use std::process::ExitCode;
 
 /// An all-reduce engine for clusters that are not symmetric
@@ -29,33 +30,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Perf(Box<perf::Options>),
-    Plan(Box<plan::Options>),
-    Doctor(doctor::Options),
-    Env(env::Options),
-}
-
-/// What an error begins with on standard error.
-const ERROR: &str = "error: ";
-
-/// Why a subcommand did not succeed.
-#[derive(Debug)]
-enum Failure {
-    /// Flags or settings that cannot be used.
-    Usage(String),
-    /// Something that went wrong.
-    Failed(String),
-    /// The same, but everything has been said.
-    Told,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        match error.kind() {
-            ErrorKind::InvalidSetting => Self::Usage(error.to_string()),
-            _ => Self::Failed(error.to_string()),
-        }
-    }
+    Perf(Box<perf::PerfOptions>),
+    Plan(Box<plan::PlanOptions>),
+    Doctor(doctor::DoctorOptions),
+    Env(env::EnvOptions),
 }
 
 fn main() -> ExitCode {
@@ -68,14 +46,14 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(words)) => {
-            eprintln!("{ERROR}{words}");
+        Err(CommandError::Usage(message)) => {
+            eprintln!("{ERROR_PREFIX}{message}");
             ExitCode::from(2)
         }
-        Err(Failure::Failed(words)) => {
-            eprintln!("{ERROR}{words}");
+        Err(CommandError::Failed(message)) => {
+            eprintln!("{ERROR_PREFIX}{message}");
             ExitCode::FAILURE
         }
-        Err(Failure::Told) => ExitCode::FAILURE,
+        Err(CommandError::Reported) => ExitCode::FAILURE,
     }
 }

@@ -5,10 +5,10 @@
 #![allow(unused_imports, reason = "each test binary uses a part of it")]
 #![allow(clippy::print_stderr, reason = "a test says what it skips")]
 
-mod number;
+mod element;
 mod rank;
 
-pub use number::Number;
+pub use element::TestElement;
 pub use rank::{Kept, Rank};
 
 use flexring::bootstrap::{Hub, Identity};

@@ -2,7 +2,7 @@
 //!
 //! Owns the rules. Pure: the facts are all it knows.
 
-use super::report::{Rdma, Report};
+use super::report::{DoctorReport, Rdma};
 use super::words::size;
 use flexring::transport::verbs::select::{Outcome, Verdict};
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct Finding {
 }
 
 /// All that follows, the worst first.
-pub fn of(report: &Report) -> Vec<Finding> {
+pub fn of(report: &DoctorReport) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     settings(report, &mut findings);
     processor(report, &mut findings);
@@ -50,7 +50,7 @@ impl Findings {
     }
 }
 
-fn settings(report: &Report, findings: &mut Findings) {
+fn settings(report: &DoctorReport, findings: &mut Findings) {
     for words in report.settings.unusable.iter().chain(&report.settings.launcher) {
         findings.add(Severity::Error, words, None);
     }
@@ -60,14 +60,14 @@ fn settings(report: &Report, findings: &mut Findings) {
     }
 }
 
-fn processor(report: &Report, findings: &mut Findings) {
+fn processor(report: &DoctorReport, findings: &mut Findings) {
     if let Some(words) = &report.processor.simd_failure {
         findings.add(Severity::Error, words, Some("unset FLEXRING_SIMD"));
     }
 }
 
 /// Transports that the settings need and this machine has not.
-fn transports(report: &Report, findings: &mut Findings) {
+fn transports(report: &DoctorReport, findings: &mut Findings) {
     let needed = report.needed();
     for transport in report.transports.iter().filter(|one| !one.usable && needed.contains(&one.name)) {
         let asked = report.settings.transport.name();
@@ -86,7 +86,7 @@ fn transports(report: &Report, findings: &mut Findings) {
 
 const WITH_VERBS: &str = "cargo build --release --features verbs";
 
-fn sockets(report: &Report, findings: &mut Findings) {
+fn sockets(report: &DoctorReport, findings: &mut Findings) {
     let elsewhere = report.sockets.chosen.is_some_and(|chosen| !chosen.is_loopback());
     if report.needed().contains(&"tcp") && report.sockets.chosen.is_some() && !elsewhere {
         let mend = "ip link set <interface> up, or name one in FLEXRING_SOCKET_IFNAME";
@@ -98,7 +98,7 @@ fn sockets(report: &Report, findings: &mut Findings) {
     }
 }
 
-fn rdma(report: &Report, findings: &mut Findings) {
+fn rdma(report: &DoctorReport, findings: &mut Findings) {
     let Rdma { survey, selection, failure, distances, .. } = &report.rdma;
     if survey.devices.is_empty() {
         let mend = "load the driver of one: modprobe mlx5_ib; or make one of software: rdma link add rxe0 type rxe \
@@ -154,7 +154,7 @@ fn rdma(report: &Report, findings: &mut Findings) {
 }
 
 /// Whether a rail's GID is of this interface.
-fn carries_rail(report: &Report, netdev: &str) -> bool {
+fn carries_rail(report: &DoctorReport, netdev: &str) -> bool {
     let Rdma { survey, selection, .. } = &report.rdma;
     let ports = survey.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     ports.filter(|(_, port)| port.netdev.as_deref() == Some(netdev)).any(|(device, port)| {
@@ -163,7 +163,7 @@ fn carries_rail(report: &Report, netdev: &str) -> bool {
 }
 
 /// Registered memory is locked.
-fn memory(report: &Report, findings: &mut Findings) {
+fn memory(report: &DoctorReport, findings: &mut Findings) {
     let memory = &report.memory;
     let Some(limit) = memory.memlock_bytes.filter(|limit| *limit < memory.needed_bytes) else {
         return;
@@ -183,7 +183,7 @@ fn memory(report: &Report, findings: &mut Findings) {
 }
 
 /// GPUs that flexring cannot use, and a better way to their memory than the one that is expected.
-fn gpus(report: &Report, findings: &mut Findings) {
+fn gpus(report: &DoctorReport, findings: &mut Findings) {
     if report.gpus.devices.is_empty() {
         return;
     }

@@ -22,9 +22,10 @@ mod report;
 mod tests;
 mod words;
 
-use crate::{Failure, output};
+use crate::error::CommandError;
+use crate::output;
 use clap::Args;
-use report::Report;
+use report::DoctorReport;
 use std::path::Path;
 
 /// Say what this machine has for flexring, what is wrong with it and what mends that
@@ -34,17 +35,17 @@ use std::path::Path;
 ///
 /// Exits with 1 if flexring cannot run here, or not with the FLEXRING_TRANSPORT that is set.
 #[derive(Args, Debug)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &DoctorOptions) -> Result<(), CommandError> {
     let variables = std::env::vars_os()
         .map(|(name, text)| (name.to_string_lossy().into_owned(), text.to_string_lossy().into_owned()));
-    let report = Report::gather(Path::new("/"), &variables.collect());
+    let report = DoctorReport::gather(Path::new("/"), &variables.collect());
     output::print(&if options.json { output::json(&report)? } else { words::text(&report) })?;
-    if report.runs() { Ok(()) } else { Err(Failure::Told) }
+    if report.runs() { Ok(()) } else { Err(CommandError::Reported) }
 }

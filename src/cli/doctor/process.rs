@@ -3,7 +3,7 @@
 //! Owns how these are found out. Must not know what is enough.
 
 use super::report::Variables;
-use crate::env;
+use crate::settings;
 use flexring::bootstrap;
 use flexring::config::{Config, Origin, TransportChoice};
 use flexring::device::host::Host;
@@ -111,7 +111,7 @@ impl Settings {
     /// The settings, and what they are. Those that cannot be used count as not set.
     pub fn read(variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
-        let unusable = env::unusable(lookup);
+        let unusable = settings::unusable(lookup);
         let usable =
             |name: &str| lookup(name).filter(|_| unusable.iter().all(|(unusable, _)| *unusable != name));
         let config = Config::read(usable).unwrap_or_default();
@@ -121,7 +121,7 @@ impl Settings {
             unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
             strangers: Config::unknown_variables(variables.keys().cloned())
                 .into_iter()
-                .map(|name| (name.clone(), env::closest(&name)))
+                .map(|name| (name.clone(), settings::closest(&name)))
                 .collect(),
             launcher: None,
             transport: config.transport,

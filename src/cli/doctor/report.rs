@@ -21,7 +21,7 @@ pub type Variables = BTreeMap<String, String>;
 
 /// Everything that is told.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     pub version: &'static str,
     pub host: String,
     /// Name, release and machine, as `uname -srm` prints them.
@@ -99,7 +99,7 @@ pub struct Transport {
     pub why: String,
 }
 
-impl Report {
+impl DoctorReport {
     /// The facts about this process on the machine whose `/sys`, `/proc` and `/dev` are below `root`.
     pub fn gather(root: &Path, variables: &Variables) -> Self {
         let (config, settings) = Settings::read(variables);

@@ -3,7 +3,7 @@
 use super::answers::Answer;
 use super::findings::{Finding, Severity};
 use super::gpu::Gpus;
-use super::report::{Report, Variables};
+use super::report::{DoctorReport, Variables};
 use super::words::{size, text};
 use fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port};
 use flexring::config::GpuDirect;
@@ -20,8 +20,8 @@ fn variables(pairs: &[(&str, &str)]) -> Variables {
 }
 
 /// The report about a machine, by a build that has everything, for a process that may lock all memory.
-fn report(machine: &Machine, pairs: &[(&str, &str)]) -> Report {
-    let mut report = Report::gather(machine.root(), &variables(pairs));
+fn report(machine: &Machine, pairs: &[(&str, &str)]) -> DoctorReport {
+    let mut report = DoctorReport::gather(machine.root(), &variables(pairs));
     report.build.verbs = true;
     report.build.cuda = true;
     report.memory.memlock_bytes = None;
@@ -29,7 +29,7 @@ fn report(machine: &Machine, pairs: &[(&str, &str)]) -> Report {
     report
 }
 
-fn found(report: &Report, words: &str) -> Finding {
+fn found(report: &DoctorReport, words: &str) -> Finding {
     let found = report.findings.iter().find(|finding| finding.words.contains(words));
     found.unwrap_or_else(|| panic!("{words:?} in {:#?}", report.findings)).clone()
 }

@@ -6,7 +6,7 @@ use super::answers::Answer;
 use super::findings::{Finding, Severity};
 use super::gpu::Gpus;
 use super::process::{Memory, Processor};
-use super::report::{Rdma, Report, Sockets};
+use super::report::{DoctorReport, Rdma, Sockets};
 use crate::output::counted;
 use flexring::config::Size;
 use flexring::transport::verbs::select::Outcome;
@@ -16,7 +16,7 @@ use flexring::transport::verbs::survey::{Device, Gid, GidKind, LinkLayer, Port, 
 const MARGIN: usize = 11;
 
 /// The whole text.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &DoctorReport) -> String {
     let mut text = format!("flexring {} on {}, {}\n", report.version, report.host, report.system);
     if let Some(rank) = &report.rank {
         text += &format!("as rank {} of {}, says {}\n", rank.rank, rank.world, rank.launcher);
@@ -248,7 +248,7 @@ fn gpus(gpus: &Gpus) -> String {
     text
 }
 
-fn settings(report: &Report) -> String {
+fn settings(report: &DoctorReport) -> String {
     let set: Vec<String> =
         report.settings.set.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let mut text = String::new();

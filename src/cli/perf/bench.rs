@@ -2,47 +2,48 @@
 //!
 //! Owns the vectors of one element type. Must not know how a row is shown, nor which rows there are.
 
-use super::check::{Check, Placement};
+use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};
-use super::data::Finding;
+use super::exact_element::ExactElement;
 use super::gpu;
-use super::number::Number;
-use super::options::{Device, Memory, Op, Options};
-use super::report::{Row, Timing};
+use super::options::{HostMemory, PerfOptions, VectorDevice};
+use super::pattern::CheckResult;
+use super::redop::RedOp;
+use super::report::{PerfRow, Timing};
 use flexring::call::Collective;
 use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
 use std::time::Instant;
 
 /// Two vectors, and a world to call with them. Where calls are on a GPU, these are what it has copies of.
-pub struct Bench<'a, T: Number> {
+pub struct Bench<'a, T: ExactElement> {
     comm: &'a Communicator,
-    options: &'a Options,
+    options: &'a PerfOptions,
     send: Box<dyn DerefMut<Target = [T]>>,
     receive: Box<dyn DerefMut<Target = [T]>>,
     on_gpu: Option<gpu::Vectors<T>>,
 }
 
 /// A row and what its check found on this rank, if anything: out of place and in place.
-pub struct Measured {
-    pub row: Row,
+pub struct MeasuredRow {
+    pub row: PerfRow,
     pub notes: Vec<String>,
 }
 
-impl<'a, T: Number> Bench<'a, T> {
+impl<'a, T: ExactElement> Bench<'a, T> {
     /// Vectors for up to `count` elements, on a GPU if one is named.
     ///
     /// # Errors
     /// `System` if there is not enough memory.
     pub fn new(
         comm: &'a Communicator,
-        options: &'a Options,
+        options: &'a PerfOptions,
         gpu: Option<usize>,
         count: usize,
     ) -> Result<Self> {
         let vector = || -> Result<Box<dyn DerefMut<Target = [T]>>> {
             Ok(match (options.device, options.memory) {
-                (Device::Host, None | Some(Memory::Pool)) => Box::new(comm.alloc::<T>(count)?),
+                (VectorDevice::Host, None | Some(HostMemory::Pool)) => Box::new(comm.alloc::<T>(count)?),
                 _ => Box::new(vec![T::default(); count]),
             })
         };
@@ -54,11 +55,11 @@ impl<'a, T: Number> Bench<'a, T> {
     ///
     /// # Errors
     /// Whatever a call fails with.
-    pub fn measure(&mut self, op: Op, bytes: usize, step: &mut dyn FnMut(Instant)) -> Result<Measured> {
+    pub fn measure(&mut self, op: RedOp, bytes: usize, step: &mut dyn FnMut(Instant)) -> Result<MeasuredRow> {
         let (rank, world) = (self.comm.rank(), self.comm.world_size());
-        let Options { collective, root, .. } = *self.options;
+        let PerfOptions { collective, root, .. } = *self.options;
         let extent = Extent::new(collective, bytes, size_of::<T>(), world);
-        let check = Check::<T>::new(collective, op, root, rank, world);
+        let check = CallCheck::<T>::new(collective, op, root, rank, world);
         let mut notes = Vec::new();
         let mut timed = |placement, words: &str| -> Result<Timing> {
             self.fill(&check, 0, extent, placement)?;
@@ -70,7 +71,7 @@ impl<'a, T: Number> Bench<'a, T> {
             }
             Ok(timing)
         };
-        let row = Row {
+        let row = PerfRow {
             size: extent.whole * size_of::<T>(),
             count: extent.part,
             dtype: T::DTYPE.name(),
@@ -79,10 +80,16 @@ impl<'a, T: Number> Bench<'a, T> {
             out_of_place: timed(Placement::Apart, "out-of-place")?,
             in_place: timed(Placement::InPlace, "in-place")?,
         };
-        Ok(Measured { row, notes })
+        Ok(MeasuredRow { row, notes })
     }
 
-    fn fill(&mut self, check: &Check<T>, round: usize, extent: Extent, placement: Placement) -> Result<()> {
+    fn fill(
+        &mut self,
+        check: &CallCheck<T>,
+        round: usize,
+        extent: Extent,
+        placement: Placement,
+    ) -> Result<()> {
         check.fill(round, extent, placement, &mut self.send, &mut self.receive);
         match &mut self.on_gpu {
             Some(on_gpu) => on_gpu.write(&self.send[..extent.whole], &self.receive[..extent.whole]),
@@ -92,20 +99,20 @@ impl<'a, T: Number> Bench<'a, T> {
 
     fn verify(
         &mut self,
-        check: &Check<T>,
+        check: &CallCheck<T>,
         round: usize,
         extent: Extent,
         placement: Placement,
-    ) -> Result<Finding> {
+    ) -> Result<CheckResult> {
         if let Some(on_gpu) = &mut self.on_gpu {
             on_gpu.read(&mut self.send[..extent.whole], &mut self.receive[..extent.whole])?;
         }
         Ok(check.verify(round, extent, placement, &self.send, &self.receive))
     }
 
-    fn call(&mut self, op: Op, extent: Extent, placement: Placement) -> Result<()> {
+    fn call(&mut self, op: RedOp, extent: Extent, placement: Placement) -> Result<()> {
         let op = op.with_factor(T::factor(self.comm.rank()));
-        let Options { collective, root, .. } = *self.options;
+        let PerfOptions { collective, root, .. } = *self.options;
         if let Some(on_gpu) = &mut self.on_gpu {
             return on_gpu.call(self.comm, collective, op, root, extent, placement);
         }
@@ -147,7 +154,7 @@ impl<'a, T: Number> Bench<'a, T> {
 
     fn time(
         &mut self,
-        op: Op,
+        op: RedOp,
         extent: Extent,
         placement: Placement,
         step: &mut dyn FnMut(Instant),
@@ -174,7 +181,7 @@ impl<'a, T: Number> Bench<'a, T> {
     /// Times calls that are enqueued, as nccl-tests does: all of them, until the last is over.
     fn time_together(
         &mut self,
-        op: Op,
+        op: RedOp,
         extent: Extent,
         placement: Placement,
         step: &mut dyn FnMut(Instant),
@@ -195,7 +202,7 @@ impl<'a, T: Number> Bench<'a, T> {
     fn together(
         &mut self,
         calls: usize,
-        op: Op,
+        op: RedOp,
         extent: Extent,
         placement: Placement,
         step: &mut dyn FnMut(Instant),
@@ -209,8 +216,14 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok(start.elapsed().as_secs_f64() * 1e6 / calls.max(1) as f64)
     }
 
-    fn check(&mut self, check: &Check<T>, op: Op, extent: Extent, placement: Placement) -> Result<Finding> {
-        let mut finding = Finding::default();
+    fn check(
+        &mut self,
+        check: &CallCheck<T>,
+        op: RedOp,
+        extent: Extent,
+        placement: Placement,
+    ) -> Result<CheckResult> {
+        let mut finding = CheckResult::default();
         for _ in 0..self.options.check {
             for round in 0..check.rounds(extent) {
                 self.fill(check, round, extent, placement)?;
@@ -233,21 +246,21 @@ impl<'a, T: Number> Bench<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::data::Pattern;
+    use crate::perf::pattern::Pattern;
 
     /// What rank 0 of three finds if rank 2 contributes by another pattern.
-    fn find(collective: &str, placement: Placement, strange: &Pattern<f32>) -> Finding {
+    fn find(collective: &str, placement: Placement, strange: &Pattern<f32>) -> CheckResult {
         let options =
-            Options::parse(&format!("--memory heap --collective {collective}")).expect("valid flags");
+            PerfOptions::parse(&format!("--memory heap --collective {collective}")).expect("valid flags");
         let comms = Communicator::local(3).expect("a local world");
         let extent = Extent::new(options.collective, 4800, 4, 3);
         let find = |comm: Communicator| {
-            let mut check = Check::new(options.collective, Op::Sum, 0, comm.rank(), 3);
+            let mut check = CallCheck::new(options.collective, RedOp::Sum, 0, comm.rank(), 3);
             if comm.rank() == 2 {
                 check.pattern = strange.clone();
             }
             let mut bench = Bench::<f32>::new(&comm, &options, None, extent.whole).expect("memory");
-            bench.check(&check, Op::Sum, extent, placement).expect("the call succeeds")
+            bench.check(&check, RedOp::Sum, extent, placement).expect("the call succeeds")
         };
         std::thread::scope(|scope| {
             let find = &find;
@@ -261,8 +274,8 @@ mod tests {
     fn right_results_leave_nothing_to_say() {
         for collective in Collective::ALL {
             for placement in [Placement::Apart, Placement::InPlace] {
-                let finding = find(collective.name(), placement, &Pattern::new(Op::Sum, 3));
-                assert_eq!(finding, Finding::default(), "{collective:?} {placement:?}");
+                let finding = find(collective.name(), placement, &Pattern::new(RedOp::Sum, 3));
+                assert_eq!(finding, CheckResult::default(), "{collective:?} {placement:?}");
             }
         }
     }
@@ -271,7 +284,7 @@ mod tests {
     fn a_rank_that_contributes_nothing_is_named() {
         for (collective, wrong) in [("all-reduce", 1200), ("reduce-scatter", 400), ("reduce", 1200)] {
             for placement in [Placement::Apart, Placement::InPlace] {
-                let finding = find(collective, placement, &Pattern::new(Op::Sum, 3).muted());
+                let finding = find(collective, placement, &Pattern::new(RedOp::Sum, 3).muted());
                 assert_eq!(finding.wrong, wrong);
                 assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));
             }

@@ -4,9 +4,9 @@
 //! made, nor what reductions give: that is `data`.
 
 use super::collective::Extent;
-use super::data::{Finding, Pattern, compare};
-use super::number::Number;
-use super::options::Op;
+use super::exact_element::ExactElement;
+use super::pattern::{CheckResult, Pattern, compare};
+use super::redop::RedOp;
 use flexring::call::Collective;
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub enum Placement {
 
 /// The checks of one collective on one rank.
 #[derive(Clone, Debug)]
-pub struct Check<T> {
+pub struct CallCheck<T> {
     pub collective: Collective,
     pub pattern: Pattern<T>,
     pub rank: usize,
@@ -32,9 +32,9 @@ pub struct Check<T> {
 /// How many tokens there are. A prime, so that they repeat where no vector is cut.
 const TOKENS: usize = 113;
 
-impl<T: Number> Check<T> {
+impl<T: ExactElement> CallCheck<T> {
     /// The checks of `collective` by `op`, as `rank` of `world` makes them.
-    pub fn new(collective: Collective, op: Op, root: usize, rank: usize, world: usize) -> Self {
+    pub fn new(collective: Collective, op: RedOp, root: usize, rank: usize, world: usize) -> Self {
         Self { collective, pattern: Pattern::new(op, world), rank, world, root }
     }
 
@@ -73,7 +73,7 @@ impl<T: Number> Check<T> {
         placement: Placement,
         send: &[T],
         receive: &[T],
-    ) -> Finding {
+    ) -> CheckResult {
         let Extent { whole, part } = extent;
         let first = round * whole;
         let is_root = self.rank == self.root;
@@ -86,7 +86,7 @@ impl<T: Number> Check<T> {
             }
             Collective::AllGather => {
                 let parts = (0..self.world).map(|rank| verify_tokens(rank, &receive[rank * part..][..part]));
-                parts.fold(Finding::default(), Finding::and)
+                parts.fold(CheckResult::default(), CheckResult::and)
             }
             Collective::Broadcast => verify_tokens(self.root, &receive[..whole]),
             Collective::Reduce if is_root => self.pattern.verify(first, &receive[..whole]),
@@ -123,12 +123,14 @@ impl<T: Number> Check<T> {
 
 /// What `rank` gives to be copied, until it repeats or `count` elements have theirs: tells whose it is and where
 /// from. Zeros are nobody's.
-fn tokens<T: Number>(rank: usize, count: usize) -> Vec<T> {
+fn tokens<T: ExactElement>(rank: usize, count: usize) -> Vec<T> {
     let step = 1 + rank / TOKENS % (TOKENS - 1);
-    (0..count.clamp(1, TOKENS)).map(|at| T::rung(1 + ((rank + at % TOKENS * step) % TOKENS) as i64)).collect()
+    (0..count.clamp(1, TOKENS))
+        .map(|at| T::distinct(1 + ((rank + at % TOKENS * step) % TOKENS) as i64))
+        .collect()
 }
 
-fn verify_tokens<T: Number>(rank: usize, vector: &[T]) -> Finding {
+fn verify_tokens<T: ExactElement>(rank: usize, vector: &[T]) -> CheckResult {
     let sentence = |index, got: T, expected| {
         let absent = if got == T::default() { ": nothing came" } else { "" };
         format!(
@@ -138,7 +140,7 @@ fn verify_tokens<T: Number>(rank: usize, vector: &[T]) -> Finding {
     compare(vector, &tokens(rank, vector.len()), |got, expected| got == expected, sentence)
 }
 
-fn verify_untouched<T: Number>(vector: &[T]) -> Finding {
+fn verify_untouched<T: ExactElement>(vector: &[T]) -> CheckResult {
     let sentence =
         |index, got, _| format!("element {index} was written to, with {got}, on a rank that is not the root");
     compare(vector, &[T::default(); 1 << 10], |got, zero| got == zero, sentence)
@@ -154,7 +156,7 @@ mod tests {
     fn what_is_given_is_no_result_yet() {
         for collective in Collective::ALL {
             for placement in [Placement::Apart, Placement::InPlace] {
-                let check = Check::<f32>::new(collective, Op::Sum, 2, 1, 3);
+                let check = CallCheck::<f32>::new(collective, RedOp::Sum, 2, 1, 3);
                 let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);
                 check.fill(0, EXTENT, placement, &mut send, &mut receive);
                 let finding = check.verify(0, EXTENT, placement, &send, &receive);
@@ -171,7 +173,7 @@ mod tests {
     #[test]
     fn whose_part_is_missing_is_told() {
         let part = |rank| -> Vec<i8> { tokens(rank, 400).into_iter().cycle().take(400).collect() };
-        let check = Check::<i8>::new(Collective::AllGather, Op::Sum, 0, 1, 3);
+        let check = CallCheck::<i8>::new(Collective::AllGather, RedOp::Sum, 0, 1, 3);
         let (mut send, mut receive) = (vec![0; 1200], vec![0; 1200]);
         check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
         for rank in [0, 1] {
@@ -179,7 +181,7 @@ mod tests {
         }
         let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
         let words = "first wrong element 0 of what rank 2 gave: got 0, expected 3: nothing came";
-        assert_eq!(finding, Finding { wrong: 400, sentence: Some(words.to_owned()) });
+        assert_eq!(finding, CheckResult { wrong: 400, sentence: Some(words.to_owned()) });
         receive[800..].copy_from_slice(&part(1));
         assert_eq!(check.verify(0, EXTENT, Placement::Apart, &send, &receive).wrong, 400);
         receive[800..].copy_from_slice(&part(2));
@@ -190,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_written_to_without_need_says_so() {
-        let check = Check::<f64>::new(Collective::Reduce, Op::Max, 0, 1, 3);
+        let check = CallCheck::<f64>::new(Collective::Reduce, RedOp::Max, 0, 1, 3);
         let (mut send, mut receive) = (vec![0.0; 1200], vec![0.0; 1200]);
         check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
         receive[1199] = 1.0;

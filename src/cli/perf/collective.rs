@@ -3,7 +3,7 @@
 //! Owns what a size means to each, what of it a bus carries, and the columns that only some have. Must not know how
 //! anything is measured.
 
-use super::options::Op;
+use super::redop::RedOp;
 use flexring::call::Collective;
 
 /// Bytes of which the parts of a vector are multiples, where it has one for each rank.
@@ -54,7 +54,7 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
 }
 
 /// What the column of the operation says.
-pub fn redop(collective: Collective, op: Op) -> &'static str {
+pub fn redop(collective: Collective, op: RedOp) -> &'static str {
     if collective.reduces() { op.name() } else { "none" }
 }
 

@@ -7,8 +7,8 @@ pub use absent::{Vectors, facts, gpus};
 #[cfg(feature = "cuda")]
 pub use present::{Vectors, facts, gpus};
 
-use super::options::{Device, Options};
-use super::report::Seat;
+use super::options::{PerfOptions, VectorDevice};
+use super::report::RankInfo;
 use flexring::bootstrap::local_rank;
 use flexring::config::{Config, environment};
 use flexring::{Error, Result};
@@ -19,8 +19,8 @@ use std::collections::BTreeSet;
 ///
 /// # Errors
 /// `Unsupported` if there is no GPU.
-pub fn of_rank(options: &Options, config: &Config, rank: usize) -> Result<Option<usize>> {
-    if options.device == Device::Host {
+pub fn of_rank(options: &PerfOptions, config: &Config, rank: usize) -> Result<Option<usize>> {
+    if options.device == VectorDevice::Host {
         return Ok(None);
     }
     let gpus = check()?;
@@ -47,8 +47,8 @@ pub fn check() -> Result<usize> {
 }
 
 /// `4 ranks share 1 GPU (NVIDIA H200)`, if ranks share any.
-pub fn shared(seats: &[Seat]) -> Option<String> {
-    let ranks = seats.iter().filter_map(|seat| Some((&seat.host, seat.gpu.as_ref()?)));
+pub fn shared(ranks: &[RankInfo]) -> Option<String> {
+    let ranks = ranks.iter().filter_map(|rank_info| Some((&rank_info.host, rank_info.gpu.as_ref()?)));
     let gpus: BTreeSet<_> = ranks.clone().map(|(host, gpu)| (host, &gpu.address)).collect();
     let names: BTreeSet<&str> = ranks.clone().map(|(_, gpu)| &*gpu.name).collect();
     let (ranks, many) = (ranks.count(), gpus.len());
@@ -62,7 +62,7 @@ pub fn shared(seats: &[Seat]) -> Option<String> {
 mod present {
     use crate::perf::check::Placement;
     use crate::perf::collective::Extent;
-    use crate::perf::report::SeatGpu;
+    use crate::perf::report::RankGpu;
     use flexring::call::Collective;
     use flexring::device::cuda::{self, GpuBuffer};
     use flexring::{Communicator, Element, ReduceOp, Result};
@@ -73,9 +73,9 @@ mod present {
     ///
     /// # Errors
     /// `System` if it cannot be asked.
-    pub fn facts(gpu: usize) -> Result<SeatGpu> {
+    pub fn facts(gpu: usize) -> Result<RankGpu> {
         let facts = cuda::gpu_facts(gpu)?;
-        Ok(SeatGpu { number: gpu as u32, address: facts.address, name: facts.name })
+        Ok(RankGpu { number: gpu as u32, address: facts.address, name: facts.name })
     }
 
     /// Two vectors on a GPU.
@@ -163,7 +163,7 @@ mod present {
 mod absent {
     use crate::perf::check::Placement;
     use crate::perf::collective::Extent;
-    use crate::perf::report::SeatGpu;
+    use crate::perf::report::RankGpu;
     use flexring::call::Collective;
     use flexring::{Communicator, Error, ErrorKind, ReduceOp, Result};
     use std::marker::PhantomData;
@@ -176,7 +176,7 @@ mod absent {
         none()
     }
 
-    pub fn facts(_gpu: usize) -> Result<SeatGpu> {
+    pub fn facts(_gpu: usize) -> Result<RankGpu> {
         none()
     }
 
@@ -220,21 +220,24 @@ mod absent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::report::SeatGpu;
+    use crate::perf::report::RankGpu;
 
     #[test]
     fn ranks_that_share_gpus_are_told() {
-        let seat = |host: &str, address: &str| Seat {
+        let rank_info = |host: &str, address: &str| RankInfo {
             host: host.to_owned(),
-            gpu: Some(SeatGpu { number: 0, address: address.to_owned(), name: "H200".to_owned() }),
-            ..Seat::default()
+            gpu: Some(RankGpu { number: 0, address: address.to_owned(), name: "H200".to_owned() }),
+            ..RankInfo::default()
         };
-        assert_eq!(shared(&[seat("a", "1"), seat("a", "2"), seat("b", "1")]), None);
-        assert_eq!(shared(&[Seat::default(), Seat::default()]), None);
+        assert_eq!(shared(&[rank_info("a", "1"), rank_info("a", "2"), rank_info("b", "1")]), None);
+        assert_eq!(shared(&[RankInfo::default(), RankInfo::default()]), None);
         let words = "3 ranks share 1 GPU (H200)";
-        assert_eq!(shared(&[seat("a", "1"), seat("a", "1"), seat("a", "1")]), Some(words.to_owned()));
+        assert_eq!(
+            shared(&[rank_info("a", "1"), rank_info("a", "1"), rank_info("a", "1")]),
+            Some(words.to_owned())
+        );
         let words = "4 ranks share 2 GPUs (H200)";
-        let two = ["a", "b"].map(|host| seat(host, "1"));
+        let two = ["a", "b"].map(|host| rank_info(host, "1"));
         assert_eq!(shared(&[two.clone(), two].concat()), Some(words.to_owned()));
     }
 }

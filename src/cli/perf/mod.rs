@@ -3,23 +3,24 @@
 //! Owns the choice of what this process is: the parent of new ranks, or a rank itself.
 
 mod bench;
-mod board;
 mod check;
 mod collective;
-mod data;
+mod exact_element;
 mod gpu;
-mod number;
 mod options;
 mod parent;
-mod progress;
+mod pattern;
+mod progress_bar;
+mod progress_output;
 mod rank;
+mod redop;
 mod report;
 mod table;
 
-pub use options::Options;
+pub use options::PerfOptions;
 
-use crate::Failure;
-use crate::env::warn_of_strangers;
+use crate::error::CommandError;
+use crate::settings::warn_about_unknown_settings;
 use flexring::bootstrap::{identity, is_alone};
 use flexring::config::{Config, environment};
 use flexring::{Error, ErrorKind, description};
@@ -27,12 +28,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
     if let Some(contradiction) = options.contradiction() {
-        return Err(Failure::Usage(contradiction));
+        return Err(CommandError::Usage(contradiction));
     }
     if options.rank_of.is_none() {
-        if options.device == options::Device::Cuda {
+        if options.device == options::VectorDevice::Cuda {
             gpu::check()?;
         }
         // Flags count for more than variables; what they say is checked before any rank is.
@@ -43,27 +44,27 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         };
         let config = Config::read(lookup)?;
         if let Some(ranks) = ranks(options, &config, lookup)? {
-            warn_of_strangers();
+            warn_about_unknown_settings();
             return parent::run(options, &config, ranks);
         }
-        let identity = identity(&config, lookup).map_err(nobody)?;
+        let identity = identity(&config, lookup).map_err(no_job)?;
         if settings.iter().any(|(name, value)| environment(name).as_ref() != Some(value)) {
             return Err(start_over(settings));
         }
         if identity.rank == 0 {
-            warn_of_strangers();
+            warn_about_unknown_settings();
         }
     }
     match rank::run(options)? {
         0 => Ok(()),
-        1 => Err(Failure::Failed("1 element was wrong".to_owned())),
-        wrong => Err(Failure::Failed(format!("{wrong} elements were wrong"))),
+        1 => Err(CommandError::Failed("1 element was wrong".to_owned())),
+        wrong => Err(CommandError::Failed(format!("{wrong} elements were wrong"))),
     }
 }
 
 /// How many ranks are to be started, if any.
 fn ranks(
-    options: &Options,
+    options: &PerfOptions,
     config: &Config,
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<usize>, Error> {
@@ -77,18 +78,18 @@ fn ranks(
 }
 
 /// Says what to do if there is no job to join.
-fn nobody(error: Error) -> Failure {
+fn no_job(error: Error) -> CommandError {
     if error.kind() != ErrorKind::Rendezvous {
         return error.into();
     }
-    Failure::Usage(format!(
+    CommandError::Usage(format!(
         "give --ranks N to start N ranks on this machine; without it, {}",
         error.message()
     ))
 }
 
 /// Becomes the same command with other variables: a process cannot safely change its own. Returns only if it fails.
-fn start_over(settings: Vec<(&'static str, String)>) -> Failure {
+fn start_over(settings: Vec<(&'static str, String)>) -> CommandError {
     let again = |program| Command::new(program).args(std::env::args_os().skip(1)).envs(settings).exec();
     let cause = std::env::current_exe().map_or_else(|cause| cause, again);
     Error::system("cannot start over with the settings that flags stand for", cause).into()

@@ -3,11 +3,12 @@
 //! Owns their names, defaults and meaning. Must not know how anything is measured.
 
 use super::collective;
-use crate::flags;
+use super::redop::RedOp;
+use crate::settings;
 use clap::Args;
+use flexring::DType;
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering, Size, TransportChoice};
-use flexring::{DType, ReduceOp};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -25,7 +26,7 @@ use std::path::PathBuf;
 /// With --ranks N it starts N ranks on this machine (with --topology as many as that has); otherwise it joins the job
 /// of torchrun, mpirun or srun that it finds itself in, or the one that FLEXRING_RANK and its siblings describe.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct PerfOptions {
     /// Start N ranks on this machine
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
@@ -69,11 +70,11 @@ pub struct Options {
     /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16,
     /// float8e4m3, float8e5m2 or all
     #[arg(short = 'd', long, value_name = "TYPE", default_value = "float", value_parser = dtypes)]
-    pub datatype: Choice<DType>,
+    pub datatype: Selection<DType>,
 
     /// Operation: sum, prod, min, max, avg, mulsum (a sum with a factor for each rank) or all
-    #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = ops)]
-    pub op: Choice<Op>,
+    #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = redops)]
+    pub op: Selection<RedOp>,
 
     /// Which schedule is used, as FLEXRING_ALGO
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
@@ -97,11 +98,11 @@ pub struct Options {
 
     /// Where vectors are: on the host, or on GPUs, where rank r of a node takes GPU r modulo those that there are
     #[arg(long, value_name = "DEVICE", default_value = "host")]
-    pub device: Device,
+    pub device: VectorDevice,
 
     /// Where the host's vectors lie: in the communicator's pool, which peers read directly, or on the heap [default: pool]
     #[arg(long, value_name = "WHERE")]
-    pub memory: Option<Memory>,
+    pub memory: Option<HostMemory>,
 
     /// Write everything that was measured to this file too, as JSON
     #[arg(long, value_name = "FILE")]
@@ -118,7 +119,7 @@ pub struct Options {
 
 /// Whose memory vectors are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Device {
+pub enum VectorDevice {
     /// The host's.
     Host,
     /// A GPU's. Calls are enqueued, so that only all of them together have a time, as in nccl-tests.
@@ -127,7 +128,7 @@ pub enum Device {
 
 /// Where vectors lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Memory {
+pub enum HostMemory {
     /// [`Communicator::alloc`](flexring::Communicator::alloc).
     Pool,
     /// An ordinary vector.
@@ -136,54 +137,9 @@ pub enum Memory {
 
 /// One of a kind, or all of them.
 #[derive(Clone, Debug)]
-pub struct Choice<T>(pub Vec<T>);
+pub struct Selection<T>(pub Vec<T>);
 
-/// An operation, without the factors that only a rank and a type know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// The sum.
-    Sum,
-    /// The product.
-    Prod,
-    /// The smallest element.
-    Min,
-    /// The largest element.
-    Max,
-    /// The average.
-    Avg,
-    /// The sum with a factor for each rank.
-    PreMulSum,
-}
-
-impl Op {
-    const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum];
-
-    /// The name that nccl-tests gives it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Prod => "prod",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Avg => "avg",
-            Self::PreMulSum => "mulsum",
-        }
-    }
-
-    /// The operation as a rank with this factor calls it.
-    pub fn with_factor(self, factor: f64) -> ReduceOp {
-        match self {
-            Self::Sum => ReduceOp::Sum,
-            Self::Prod => ReduceOp::Prod,
-            Self::Min => ReduceOp::Min,
-            Self::Max => ReduceOp::Max,
-            Self::Avg => ReduceOp::Avg,
-            Self::PreMulSum => ReduceOp::PreMulSum(factor),
-        }
-    }
-}
-
-impl Options {
+impl PerfOptions {
     /// The sizes to measure, in bytes, smallest first.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
         let (last, add, factor) = (self.maxbytes.0, self.stepbytes, self.stepfactor.get());
@@ -198,7 +154,7 @@ impl Options {
     }
 
     /// The operations to measure: any, but only one, where nothing is reduced.
-    pub fn ops(&self) -> &[Op] {
+    pub fn ops(&self) -> &[RedOp] {
         if self.collective.reduces() { &self.op.0 } else { &self.op.0[..1] }
     }
 
@@ -207,7 +163,7 @@ impl Options {
         if let Some(ranks) = self.ranks.filter(|ranks| self.root >= ranks.get()) {
             return Some(format!("--root {} is not a rank: there are {ranks}, from 0", self.root));
         }
-        if self.device == Device::Cuda && self.memory.is_some() {
+        if self.device == VectorDevice::Cuda && self.memory.is_some() {
             return Some("--memory is about the host's vectors: leave it out with --device cuda".to_owned());
         }
         (self.minbytes > self.maxbytes)
@@ -231,44 +187,44 @@ fn size(text: &str) -> Result<Size, String> {
     Size::parse(text).ok_or_else(|| "expected a number of bytes such as 4096, 512K or 1M".to_owned())
 }
 
-fn dtypes(text: &str) -> Result<Choice<DType>, String> {
-    choice(text, &DType::ALL, DType::name, |_| None)
+fn dtypes(text: &str) -> Result<Selection<DType>, String> {
+    selection(text, &DType::ALL, DType::name, |_| None)
 }
 
-fn ops(text: &str) -> Result<Choice<Op>, String> {
-    choice(text, &Op::ALL, Op::name, |op| (op == Op::PreMulSum).then_some("premulsum"))
+fn redops(text: &str) -> Result<Selection<RedOp>, String> {
+    selection(text, &RedOp::ALL, RedOp::name, |op| (op == RedOp::PreMulSum).then_some("premulsum"))
 }
 
-fn choice<T: Copy>(
+fn selection<T: Copy>(
     text: &str,
     all: &[T],
     name: fn(T) -> &'static str,
     alias: fn(T) -> Option<&'static str>,
-) -> Result<Choice<T>, String> {
+) -> Result<Selection<T>, String> {
     if text == "all" {
-        return Ok(Choice(all.to_vec()));
+        return Ok(Selection(all.to_vec()));
     }
     let named = all.iter().find(|one| name(**one) == text || alias(**one) == Some(text));
-    named.map(|one| Choice(vec![*one])).ok_or_else(|| {
+    named.map(|one| Selection(vec![*one])).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|one| name(*one)).collect();
         format!("expected {} or all", names.join(", "))
     })
 }
 
 fn algorithm(text: &str) -> Result<Algorithm, String> {
-    Algorithm::parse(text).ok_or_else(|| flags::expected("FLEXRING_ALGO"))
+    Algorithm::parse(text).ok_or_else(|| settings::expected("FLEXRING_ALGO"))
 }
 
 fn lowering(text: &str) -> Result<Lowering, String> {
-    Lowering::parse(text).ok_or_else(|| flags::expected("FLEXRING_LOWERING"))
+    Lowering::parse(text).ok_or_else(|| settings::expected("FLEXRING_LOWERING"))
 }
 
 fn transport(text: &str) -> Result<TransportChoice, String> {
-    TransportChoice::parse(text).ok_or_else(|| flags::expected("FLEXRING_TRANSPORT"))
+    TransportChoice::parse(text).ok_or_else(|| settings::expected("FLEXRING_TRANSPORT"))
 }
 
 #[cfg(test)]
-impl Options {
+impl PerfOptions {
     /// The options that these flags mean.
     pub fn parse(flags: &str) -> Result<Self, clap::Error> {
         use clap::FromArgMatches;
@@ -282,8 +238,8 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn parse(flags: &str) -> Result<Options, clap::Error> {
-        Options::parse(flags)
+    fn parse(flags: &str) -> Result<PerfOptions, clap::Error> {
+        PerfOptions::parse(flags)
     }
 
     fn sizes(flags: &str) -> Vec<usize> {
@@ -308,9 +264,9 @@ mod tests {
         )
         .expect("all known");
         assert_eq!(options.datatype.0, DType::ALL);
-        assert_eq!(options.op.0, [Op::Avg]);
+        assert_eq!(options.op.0, [RedOp::Avg]);
         assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
-        assert_eq!(parse("-o premulsum").expect("an alias").op.0, [Op::PreMulSum]);
+        assert_eq!(parse("-o premulsum").expect("an alias").op.0, [RedOp::PreMulSum]);
     }
 
     #[test]
@@ -335,7 +291,7 @@ mod tests {
         let options = parse("--device cuda --memory heap").expect("each is fine");
         assert!(options.contradiction().is_some_and(|words| words.contains("--device cuda")));
         assert_eq!(parse("--device cuda").expect("valid").contradiction(), None);
-        assert_eq!(parse("").expect("valid").device, Device::Host);
+        assert_eq!(parse("").expect("valid").device, VectorDevice::Host);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The parent of `--ranks N`: starts the ranks, passes on what they say, and sees all of them to their end.
 //!
 //! Owns the processes: when this is over, none is left. If the parent itself is killed, the system ends them (see
-//! `die_with` in `rank`). Must not know what the ranks do.
+//! `die_with_parent` in `rank`). Must not know what the ranks do.
 
-use super::options::Options;
-use super::report::File;
-use crate::Failure;
+use super::options::PerfOptions;
+use super::report::ReportFile;
+use crate::error::{CommandError, ERROR_PREFIX};
 use flexring::bootstrap::Hub;
 use flexring::config::Config;
 use flexring::{Error, Result};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long ranks have to end by themselves after the first one failed: they learn of it and say so.
 const GRACE: Duration = Duration::from_secs(5);
 /// How often a rank that has closed its standard error is asked whether it has ended.
-const PATIENCE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Launchers' variables, which would confuse ranks that those launchers did not start: the beginnings of names...
 const FOREIGN_KINDS: [&str; 8] =
     ["OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_", "TORCHELASTIC_", "LOCAL_"];
@@ -28,7 +28,7 @@ const FOREIGN: [&str; 6] =
     ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
 
 /// How a rank ended.
-struct End {
+struct RankExit {
     rank: usize,
     pid: u32,
     status: ExitStatus,
@@ -37,31 +37,31 @@ struct End {
 }
 
 /// Starts `ranks` ranks and waits for all of them.
-pub fn run(options: &Options, config: &Config, ranks: usize) -> std::result::Result<(), Failure> {
+pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result::Result<(), CommandError> {
     // The hub serves the ranks for as long as this function runs.
     let (_hub, id) = Hub::create(config)?;
     let (tell, told) = channel();
-    let mut family = Family::default();
+    let mut family = RankProcesses::default();
     for rank in 0..ranks {
         let mut command = command(options, rank, ranks)?;
         command.env("FLEXRING_UNIQUE_ID", id.to_hex());
         family.start(rank, command, tell.clone())?;
     }
     drop(tell);
-    let failures = family.see_off(&told);
+    let failures = family.wait_all(&told);
     if failures.is_empty() {
         return Ok(());
     }
     let lines = summary(&failures);
     lines.iter().for_each(|line| say(line));
     if let Some(path) = &options.json {
-        File::new(path).amend(&lines.join("; "))?;
+        ReportFile::new(path).amend(&lines.join("; "))?;
     }
-    Err(Failure::Told)
+    Err(CommandError::Reported)
 }
 
 /// This very command, as one rank of the world.
-fn command(options: &Options, rank: usize, world: usize) -> Result<Command> {
+fn command(options: &PerfOptions, rank: usize, world: usize) -> Result<Command> {
     let program = std::env::current_exe()
         .map_err(|cause| Error::system("cannot find this program's own file", cause))?;
     let mut command = Command::new(program);
@@ -89,20 +89,20 @@ fn command(options: &Options, rank: usize, world: usize) -> Result<Command> {
 ///
 /// They must be started by the main thread: the system ends a rank with the thread that started it.
 #[derive(Default)]
-struct Family(Vec<Arc<Mutex<Child>>>);
+struct RankProcesses(Vec<Arc<Mutex<Child>>>);
 
-impl Family {
-    fn start(&mut self, rank: usize, mut command: Command, tell: Sender<End>) -> Result<()> {
+impl RankProcesses {
+    fn start(&mut self, rank: usize, mut command: Command, tell: Sender<RankExit>) -> Result<()> {
         let mut child =
             command.spawn().map_err(|cause| Error::system(format!("cannot start rank {rank}"), cause))?;
         let (pid, stderr) = (child.id(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
         self.0.push(Arc::clone(&child));
         let listen = move || {
-            let error = stderr.and_then(|stderr| pass_on(rank, stderr));
+            let error = stderr.and_then(|stderr| forward_stderr(rank, stderr));
             // Nobody else waits for it, and nobody is interested any more if the channel is closed.
-            if let Some(status) = end_of(&child) {
-                let _ = tell.send(End { rank, pid, status, error });
+            if let Some(status) = wait_for_exit(&child) {
+                let _ = tell.send(RankExit { rank, pid, status, error });
             }
         };
         std::thread::Builder::new().name(format!("listen-{rank}")).spawn(listen).map_err(|cause| {
@@ -113,7 +113,7 @@ impl Family {
 
     /// Waits until every rank has ended, but not for ever once one has failed. Returns those that failed, first
     /// come first.
-    fn see_off(&self, told: &Receiver<End>) -> Vec<End> {
+    fn wait_all(&self, told: &Receiver<RankExit>) -> Vec<RankExit> {
         let mut failures = Vec::new();
         let mut deadline: Option<Instant> = None;
         loop {
@@ -145,7 +145,7 @@ impl Family {
     }
 }
 
-impl Drop for Family {
+impl Drop for RankProcesses {
     fn drop(&mut self) {
         self.kill();
         for child in &self.0 {
@@ -159,25 +159,25 @@ fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
 }
 
 /// Waits for a rank, without keeping others from killing it.
-fn end_of(child: &Mutex<Child>) -> Option<ExitStatus> {
+fn wait_for_exit(child: &Mutex<Child>) -> Option<ExitStatus> {
     loop {
         let status = lock(child).try_wait();
         match status {
             Ok(Some(status)) => return Some(status),
-            Ok(None) => std::thread::sleep(PATIENCE),
+            Ok(None) => std::thread::sleep(POLL_INTERVAL),
             Err(_) => return None,
         }
     }
 }
 
 /// Passes on what a rank says, line by line, until it says no more; returns its error, which is told in the end.
-fn pass_on(rank: usize, stderr: ChildStderr) -> Option<String> {
+fn forward_stderr(rank: usize, stderr: ChildStderr) -> Option<String> {
     let mut error = None;
     let mut lines = BufReader::new(stderr);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
         let text = String::from_utf8_lossy(&line);
-        match text.trim_end().strip_prefix(crate::ERROR) {
+        match text.trim_end().strip_prefix(ERROR_PREFIX) {
             Some(sentence) => error = Some(sentence.to_owned()),
             None => say(&format!("[rank {rank}] {}", text.trim_end())),
         }
@@ -195,10 +195,10 @@ fn say(line: &str) {
 }
 
 /// One line for each way in which ranks ended: those that died first, then what the others said of it.
-fn summary(failures: &[End]) -> Vec<String> {
+fn summary(failures: &[RankExit]) -> Vec<String> {
     let mut said: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut lines = Vec::new();
-    for End { rank, pid, status, error } in failures {
+    for RankExit { rank, pid, status, error } in failures {
         match (status.signal(), status.code(), error) {
             (Some(signal), _, _) => {
                 lines.push(format!(
@@ -248,9 +248,9 @@ fn signal_name(signal: i32) -> &'static str {
 mod tests {
     use super::*;
 
-    fn end(rank: usize, status: i32, error: Option<&str>) -> End {
+    fn end(rank: usize, status: i32, error: Option<&str>) -> RankExit {
         let status = ExitStatus::from_raw(status);
-        End { rank, pid: 100 + rank as u32, status, error: error.map(str::to_owned) }
+        RankExit { rank, pid: 100 + rank as u32, status, error: error.map(str::to_owned) }
     }
 
     #[test]

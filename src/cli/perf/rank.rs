@@ -2,13 +2,14 @@
 //!
 //! Owns the order of rows, which is the same on all ranks. Must not know who started it.
 
-use super::bench::{Bench, Measured};
-use super::board::Board;
+use super::bench::{Bench, MeasuredRow};
 use super::collective;
+use super::exact_element::ExactElement;
 use super::gpu;
-use super::number::Number;
-use super::options::{Device, Op, Options};
-use super::report::{Seat, SeatGpu};
+use super::options::{PerfOptions, VectorDevice};
+use super::progress_output::ProgressOutput;
+use super::redop::RedOp;
+use super::report::{RankGpu, RankInfo};
 use flexring::bootstrap::{Identity, host_name, identity};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
@@ -23,72 +24,73 @@ const NAME: usize = 64;
 ///
 /// # Errors
 /// Whatever joining or a call fails with; `System` if rank 0 cannot write what it measured.
-pub fn run(options: &Options) -> Result<u64> {
+pub fn run(options: &PerfOptions) -> Result<u64> {
     if let Some(parent) = options.rank_of {
-        die_with(parent)?;
+        die_with_parent(parent)?;
     }
     let mut config = Config::from_env()?;
     let identity = identity(&config, environment)?;
     // So that it is ready when the communicator is.
     config.gpu = gpu::of_rank(options, &config, identity.rank)?.or(config.gpu);
-    let mut board = (identity.rank == 0).then(|| Board::new(options, &config, identity.world)).transpose()?;
-    let outcome = take_part(options, &config, &identity, board.as_mut());
-    if let Some(board) = board {
+    let mut output =
+        (identity.rank == 0).then(|| ProgressOutput::new(options, &config, identity.world)).transpose()?;
+    let outcome = take_part(options, &config, &identity, output.as_mut());
+    if let Some(output) = output {
         let error = match &outcome {
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
         };
-        let closed = board.close(error);
+        let closed = output.close(error);
         return outcome.and_then(|wrong| closed.map(|()| wrong));
     }
     outcome
 }
 
 fn take_part(
-    options: &Options,
+    options: &PerfOptions,
     config: &Config,
     identity: &Identity,
-    mut board: Option<&mut Board>,
+    mut output: Option<&mut ProgressOutput>,
 ) -> Result<u64> {
     let comm = Communicator::with_config(config, identity)?;
-    let gpu = config.gpu.filter(|_| options.device == Device::Cuda);
-    let ranks = roll_call(&comm, gpu.map(gpu::facts).transpose()?)?;
-    if let Some(board) = board.as_mut() {
-        board.open(options, comm.summary(), ranks)?;
+    let gpu = config.gpu.filter(|_| options.device == VectorDevice::Cuda);
+    let ranks = gather_ranks(&comm, gpu.map(gpu::facts).transpose()?)?;
+    if let Some(output) = output.as_mut() {
+        output.open(options, comm.summary(), ranks)?;
     }
-    let mut session = Session { comm: &comm, options, gpu, board, wrong: 0 };
+    let mut measurement = Measurement { comm: &comm, options, gpu, output, wrong: 0 };
     for dtype in &options.datatype.0 {
         match dtype {
-            DType::I8 => session.rows::<i8>(),
-            DType::U8 => session.rows::<u8>(),
-            DType::I32 => session.rows::<i32>(),
-            DType::U32 => session.rows::<u32>(),
-            DType::I64 => session.rows::<i64>(),
-            DType::U64 => session.rows::<u64>(),
-            DType::F16 => session.rows::<f16>(),
-            DType::F32 => session.rows::<f32>(),
-            DType::F64 => session.rows::<f64>(),
-            DType::BF16 => session.rows::<bf16>(),
-            DType::F8E4M3 => session.rows::<F8E4M3>(),
-            DType::F8E5M2 => session.rows::<F8E5M2>(),
+            DType::I8 => measurement.rows::<i8>(),
+            DType::U8 => measurement.rows::<u8>(),
+            DType::I32 => measurement.rows::<i32>(),
+            DType::U32 => measurement.rows::<u32>(),
+            DType::I64 => measurement.rows::<i64>(),
+            DType::U64 => measurement.rows::<u64>(),
+            DType::F16 => measurement.rows::<f16>(),
+            DType::F32 => measurement.rows::<f32>(),
+            DType::F64 => measurement.rows::<f64>(),
+            DType::BF16 => measurement.rows::<bf16>(),
+            DType::F8E4M3 => measurement.rows::<F8E4M3>(),
+            DType::F8E5M2 => measurement.rows::<F8E5M2>(),
         }?;
     }
-    Ok(session.wrong)
+    Ok(measurement.wrong)
 }
 
-struct Session<'a> {
+struct Measurement<'a> {
     comm: &'a Communicator,
-    options: &'a Options,
+    options: &'a PerfOptions,
     /// Where vectors are, if they are on a GPU.
     gpu: Option<usize>,
-    board: Option<&'a mut Board>,
+    output: Option<&'a mut ProgressOutput>,
     /// How many elements were wrong so far.
     wrong: u64,
 }
 
-impl Session<'_> {
+impl Measurement<'_> {
     /// All rows of one element type.
-    fn rows<T: Number>(&mut self) -> Result<()> {
+    fn rows<T: ExactElement>(&mut self) -> Result<()> {
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
         };
@@ -101,7 +103,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn row<T: Number>(&mut self, bench: &mut Bench<'_, T>, op: Op, bytes: usize) -> Result<()> {
+    fn row<T: ExactElement>(&mut self, bench: &mut Bench<'_, T>, op: RedOp, bytes: usize) -> Result<()> {
         let mut calls = 0;
         let redop = collective::redop(self.options.collective, op);
         let per_placement = self.options.warmup_iters + self.options.iters.get();
@@ -111,16 +113,16 @@ impl Session<'_> {
             let iteration = call % per_placement + 1;
             format!("{size} {} {} {placement}: call {iteration} of {per_placement}", T::DTYPE.name(), redop)
         };
-        let Measured { row, notes } = bench.measure(op, bytes, &mut |now| {
-            if let Some(board) = self.board.as_mut() {
-                board.step(now, || message(calls));
+        let MeasuredRow { row, notes } = bench.measure(op, bytes, &mut |now| {
+            if let Some(output) = self.output.as_mut() {
+                output.step(now, || message(calls));
             }
             calls += 1;
         })?;
         let wrong =
             [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
-        if let Some(board) = self.board.as_mut() {
-            board.row(row, &notes)?;
+        if let Some(output) = self.output.as_mut() {
+            output.row(row, &notes)?;
         } else if self.wrong == 0 {
             // The other ranks' story is most often that of rank 0, so they tell it once.
             let of = format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop);
@@ -132,24 +134,24 @@ impl Session<'_> {
 }
 
 /// Learns where every rank runs, by the means at hand: each adds its own entry to zeros.
-fn roll_call(comm: &Communicator, gpu: Option<SeatGpu>) -> Result<Vec<Seat>> {
+fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInfo>> {
     let numbers = [std::process::id(), gpu.as_ref().map_or(0, |gpu| gpu.number)];
     let mut all = vec![0u32; 2 * comm.world_size()];
     all[2 * comm.rank()..][..2].copy_from_slice(&numbers);
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
-    let hosts = texts(comm, &host_name())?;
+    let hosts = gather_texts(comm, &host_name())?;
     let (name, address) = gpu.as_ref().map_or(("", ""), |gpu| (&gpu.name, &gpu.address));
-    let (names, addresses) = (texts(comm, name)?, texts(comm, address)?);
+    let (names, addresses) = (gather_texts(comm, name)?, gather_texts(comm, address)?);
     let gpus = names.into_iter().zip(addresses).zip(all.chunks(2));
     let gpus = gpus.map(|((name, address), numbers)| {
-        (!address.is_empty()).then_some(SeatGpu { number: numbers[1], address, name })
+        (!address.is_empty()).then_some(RankGpu { number: numbers[1], address, name })
     });
-    let seats = all.chunks(2).zip(hosts).zip(gpus).enumerate();
-    Ok(seats.map(|(rank, ((numbers, host), gpu))| Seat { rank, pid: numbers[0], host, gpu }).collect())
+    let ranks = all.chunks(2).zip(hosts).zip(gpus).enumerate();
+    Ok(ranks.map(|(rank, ((numbers, host), gpu))| RankInfo { rank, pid: numbers[0], host, gpu }).collect())
 }
 
 /// Every rank's text, as far as there is room for it.
-fn texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
+fn gather_texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
     let mut all = vec![0u8; comm.world_size() * NAME];
     all[comm.rank() * NAME..].iter_mut().zip(text.bytes().take(NAME)).for_each(|(to, byte)| *to = byte);
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
@@ -158,7 +160,7 @@ fn texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
 }
 
 /// Lets the system end this process when the one that started it ends, however that happens.
-fn die_with(parent: i32) -> Result<()> {
+fn die_with_parent(parent: i32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|cause| Error::system("cannot ask to be ended with the parent", cause))?;
     // It may have ended before it was asked for.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Everything. What is not known yet is empty.
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub struct PerfReport {
     /// The version of flexring.
     pub version: &'static str,
     /// What was called.
@@ -19,13 +19,13 @@ pub struct Report {
     /// What the communicator says of itself.
     pub summary: String,
     /// The ranks, in order.
-    pub ranks: Vec<Seat>,
+    pub ranks: Vec<RankInfo>,
     /// The settings that are not the defaults.
     pub settings: BTreeMap<&'static str, String>,
     /// Where vectors lay: `pool`, `heap` or `gpu`.
     pub memory: &'static str,
     /// What was measured.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PerfRow>,
     /// The mean of all bus bandwidths, in GB/s.
     pub avg_busbw: f64,
     /// What ended it early.
@@ -35,7 +35,7 @@ pub struct Report {
 
 /// Where a rank runs.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Seat {
+pub struct RankInfo {
     /// The rank.
     pub rank: usize,
     /// Its process.
@@ -44,12 +44,12 @@ pub struct Seat {
     pub host: String,
     /// Its GPU, if vectors were on one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<SeatGpu>,
+    pub gpu: Option<RankGpu>,
 }
 
 /// The GPU of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct SeatGpu {
+pub struct RankGpu {
     /// Its number among those that the rank sees.
     pub number: u32,
     /// Its PCI address.
@@ -60,7 +60,7 @@ pub struct SeatGpu {
 
 /// A row of the table.
 #[derive(Debug, Serialize)]
-pub struct Row {
+pub struct PerfRow {
     /// Bytes; of all parts together.
     pub size: usize,
     /// Elements; of one part, where each rank has a part.
@@ -128,9 +128,9 @@ impl Timing {
     }
 }
 
-impl Report {
+impl PerfReport {
     /// Takes a row in.
-    pub fn add(&mut self, row: Row) {
+    pub fn add(&mut self, row: PerfRow) {
         self.rows.push(row);
         let sum: f64 = self.rows.iter().map(|row| row.out_of_place.busbw + row.in_place.busbw).sum();
         self.avg_busbw = sum / (2 * self.rows.len()) as f64;
@@ -145,13 +145,13 @@ impl Report {
 
 /// The file that a report is written to.
 #[derive(Debug)]
-pub struct File {
+pub struct ReportFile {
     path: PathBuf,
     /// Something like /dev/stdout, which is written once and not replaced.
     special: bool,
 }
 
-impl File {
+impl ReportFile {
     /// The file of this name.
     pub fn new(path: &Path) -> Self {
         let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn an_error_is_added_to_what_was_saved() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = File::new(&folder.path().join("report.json"));
-        let mut report = Report { version: "1", world: 2, ..Report::default() };
-        report.add(Row {
+        let file = ReportFile::new(&folder.path().join("report.json"));
+        let mut report = PerfReport { version: "1", world: 2, ..PerfReport::default() };
+        report.add(PerfRow {
             size: 8,
             count: 2,
             dtype: "float",

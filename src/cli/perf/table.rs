@@ -2,7 +2,7 @@
 //!
 //! Owns columns, units and rounding. Must not know where it is printed.
 
-use super::report::{Row, Timing};
+use super::report::{PerfRow, Timing};
 
 /// The lines above the first row.
 pub const HEAD: &str = "\
@@ -11,7 +11,7 @@ pub const HEAD: &str = "\
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       ";
 
 /// One row.
-pub fn row(row: &Row) -> String {
+pub fn row(row: &PerfRow) -> String {
     format!(
         "{:12}  {:12}  {:>8}  {:>6}  {:>6}{}{}",
         row.size,
@@ -52,7 +52,7 @@ mod tests {
     fn columns_stand_where_those_of_nccl_tests_stand() {
         let timing =
             |mean_us, wrong| Timing { mean_us, algbw: 53.171, busbw: 93.05, wrong, ..Timing::default() };
-        let example = Row {
+        let example = PerfRow {
             size: 33_554_432,
             count: 8_388_608,
             dtype: "float",

@@ -7,11 +7,11 @@ mod options;
 mod proof;
 mod table;
 
-pub use options::Options;
+pub use options::PlanOptions;
 
-use crate::Failure;
-use crate::env::warn_of_strangers;
+use crate::error::CommandError;
 use crate::output::{self, counted};
+use crate::settings::warn_about_unknown_settings;
 use flexring::config::{Algorithm, Config, environment};
 use flexring::description;
 use flexring::plan::choice::{self, Choice};
@@ -49,7 +49,7 @@ impl Planned {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
     let planned = planned(options)?;
     if let Some(path) = &options.write {
         write(path, &(file::write(&planned.schedule, None) + "\n"))?;
@@ -74,8 +74,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Plans, or reads a plan, as flags and settings say.
-fn planned(options: &Options) -> Result<Planned, Failure> {
-    warn_of_strangers();
+fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
+    warn_about_unknown_settings();
     let settings = options.settings();
     let mut config = Config::read(|name| {
         let flag = settings.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value.clone());
@@ -96,7 +96,7 @@ fn planned(options: &Options) -> Result<Planned, Failure> {
         (None, None) => {
             let words = "give --topology, such as --topology 2+3 for a node of two ranks and one of three, or the \
                          name of a file; or set FLEXRING_TOPOLOGY";
-            return Err(Failure::Usage(words.to_owned()));
+            return Err(CommandError::Usage(words.to_owned()));
         }
     };
     let details = Details::of(&config);
@@ -109,7 +109,7 @@ fn planned(options: &Options) -> Result<Planned, Failure> {
                     "{path}: the plan is for {}, but the topology {called} has {world}",
                     counted(planned, "rank")
                 );
-                return Err(Failure::Usage(words));
+                return Err(CommandError::Usage(words));
             }
             (schedule, Choice { algorithm: Algorithm::Auto, why: format!("the plan {path} was given") })
         }
@@ -131,11 +131,11 @@ fn name(text: &str) -> String {
     file.map_or_else(|| text.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn draw(planned: &Planned) -> Result<String, Failure> {
+fn draw(planned: &Planned) -> Result<String, CommandError> {
     let world = planned.schedule.world();
     if world > drawing::MOST_RANKS {
         let most = drawing::MOST_RANKS;
-        return Err(Failure::Usage(format!(
+        return Err(CommandError::Usage(format!(
             "{world} ranks are too many for a drawing: expected at most {most}"
         )));
     }

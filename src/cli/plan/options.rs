@@ -2,7 +2,7 @@
 //!
 //! Owns their names and meaning. Must not know what a plan is made of.
 
-use crate::flags;
+use crate::settings;
 use clap::Args;
 use flexring::config::Size;
 use std::path::PathBuf;
@@ -14,25 +14,25 @@ use std::path::PathBuf;
 ///
 /// Where a topology or an algorithm is not given, the settings count (see flexring env).
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct PlanOptions {
     /// Where the ranks are: a short form such as 2+3 or 1@1G+1@500M, or a file; as FLEXRING_TOPOLOGY
     #[arg(long, value_name = "TOPOLOGY")]
     pub topology: Option<String>,
 
     /// Which planner makes the schedule, as FLEXRING_ALGO
-    #[arg(long, value_name = "NAME", value_parser = |text: &str| flags::checked("FLEXRING_ALGO", text))]
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| settings::checked("FLEXRING_ALGO", text))]
     pub algo: Option<String>,
 
     /// Dimensions of the hierarchical ring, such as 4x2, as FLEXRING_DIMENSIONS
-    #[arg(long, value_name = "DIMS", value_parser = |text: &str| flags::checked("FLEXRING_DIMENSIONS", text))]
+    #[arg(long, value_name = "DIMS", value_parser = |text: &str| settings::checked("FLEXRING_DIMENSIONS", text))]
     pub dims: Option<String>,
 
     /// Ranks that are parameter servers, such as 0,3, as FLEXRING_SERVERS
-    #[arg(long, value_name = "RANKS", value_parser = |text: &str| flags::checked("FLEXRING_SERVERS", text))]
+    #[arg(long, value_name = "RANKS", value_parser = |text: &str| settings::checked("FLEXRING_SERVERS", text))]
     pub servers: Option<String>,
 
     /// How groups become transfers, as FLEXRING_LOWERING
-    #[arg(long, value_name = "NAME", value_parser = |text: &str| flags::checked("FLEXRING_LOWERING", text))]
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| settings::checked("FLEXRING_LOWERING", text))]
     pub lowering: Option<String>,
 
     /// Read the plan from this file instead of planning, as FLEXRING_PLAN_FILE
@@ -64,7 +64,7 @@ pub struct Options {
     pub svg: Option<PathBuf>,
 }
 
-impl Options {
+impl PlanOptions {
     /// The settings that flags stand for, by the names of their variables.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
@@ -95,10 +95,10 @@ mod tests {
     use super::*;
     use clap::FromArgMatches;
 
-    fn parse(flags: &str) -> Result<Options, clap::Error> {
-        let command = Options::augment_args(clap::Command::new("plan"));
+    fn parse(flags: &str) -> Result<PlanOptions, clap::Error> {
+        let command = PlanOptions::augment_args(clap::Command::new("plan"));
         let words = std::iter::once("plan").chain(flags.split_whitespace());
-        command.try_get_matches_from(words).and_then(|matches| Options::from_arg_matches(&matches))
+        command.try_get_matches_from(words).and_then(|matches| PlanOptions::from_arg_matches(&matches))
     }
 
     #[test]

@@ -3,16 +3,16 @@
 //! Owns the words. What is proved is the verifier's business.
 
 use super::Planned;
-use crate::Failure;
+use crate::error::CommandError;
 use flexring::plan::verifier::Proven;
 
 /// What was proved, or as a failure what was refuted.
-pub fn text(planned: &Planned) -> Result<String, Failure> {
+pub fn text(planned: &Planned) -> Result<String, CommandError> {
     let Planned { schedule, topology, called, file, .. } = planned;
     let world = topology.world();
     if let Err(error) = Proven::for_all(planned.lowered()) {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{file}: "));
-        return Err(Failure::Failed(format!("{file}{}", error.message())));
+        return Err(CommandError::Failed(format!("{file}{}", error.message())));
     }
     Ok(format!(
         "the {} plan on {called} holds, for vectors of any length, cut into sub-chunks of any size, in any number of \

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use std::fmt::Display;
 
 /// An element type whose results can be foretold.
-pub trait Number: Element + PartialEq + PartialOrd + Display {
+pub trait ExactElement: Element + PartialEq + PartialOrd + Display {
     /// How many base-4 digits a sum holds exactly, whichever digits they are.
     const SUM_DIGITS: usize;
     /// How many base-4 digits an average over `world` ranks shows apart, one rounding error or not.
@@ -26,7 +26,7 @@ pub trait Number: Element + PartialEq + PartialOrd + Display {
     /// A whole number of this type, wrapped into its range.
     fn of(value: i64) -> Self;
     /// Different numbers for different places from -50 to 114, none of them 0 but that for 0.
-    fn rung(place: i64) -> Self {
+    fn distinct(place: i64) -> Self {
         Self::of(place)
     }
     /// A factor of a pre-multiplied sum for `rank`; neighbouring ranks have different ones.
@@ -47,7 +47,7 @@ pub trait Number: Element + PartialEq + PartialOrd + Display {
 
 macro_rules! integers {
     ($($ty:ident: $digits:literal, $product_digits:literal;)*) => {$(
-        impl Number for $ty {
+        impl ExactElement for $ty {
             const SUM_DIGITS: usize = $digits;
             const PRODUCT_DIGITS: usize = $product_digits;
             const BASE: i64 = 3;
@@ -110,7 +110,7 @@ integers! {
 
 macro_rules! floats {
     ($($ty:ident: $digits:literal, $average_digits:literal, $product_digits:literal, $from:expr, $to:expr;)*) => {$(
-        impl Number for $ty {
+        impl ExactElement for $ty {
             const SUM_DIGITS: usize = $digits;
             const PRODUCT_DIGITS: usize = $product_digits;
             const BASE: i64 = 2;
@@ -167,7 +167,7 @@ floats! {
 // nobody's.
 macro_rules! eight_bits {
     ($($ty:ident),*) => {$(
-        impl Number for $ty {
+        impl ExactElement for $ty {
             const SUM_DIGITS: usize = 2;
             // Far from the subnormals, divided by any number of ranks that is tried.
             const AVERAGE_UNIT: i64 = 16;
@@ -183,7 +183,7 @@ macro_rules! eight_bits {
                 Self::from_f32(value as f32)
             }
 
-            fn rung(place: i64) -> Self {
+            fn distinct(place: i64) -> Self {
                 // One step of the type for one place: whole numbers are soon too far apart.
                 Self::from_bits(place.unsigned_abs() as u8 | if place < 0 { 0x80 } else { 0 })
             }
@@ -225,7 +225,7 @@ eight_bits!(F8E4M3, F8E5M2);
 mod tests {
     use super::*;
 
-    fn factors_can_be_undone<T: Number>() {
+    fn factors_can_be_undone<T: ExactElement>() {
         for rank in 0..200 {
             let factor = T::factor(rank);
             let product = T::inverse(factor).times(T::of_factor(factor));

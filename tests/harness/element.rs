@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 /// An element type: whole numbers are exact in all of them up to 8, and up to 127 in all but floats of
 /// eight bits.
-pub trait Number: Element + PartialEq + std::fmt::Debug {
+pub trait TestElement: Element + PartialEq + std::fmt::Debug {
     /// A small whole number.
     fn of(value: i64) -> Self;
     /// `base` to the power of `exponent`; wrapped, as integers are.
@@ -15,7 +15,7 @@ pub trait Number: Element + PartialEq + std::fmt::Debug {
 
 macro_rules! integers {
     ($($ty:ident),*) => {$(
-        impl Number for $ty {
+        impl TestElement for $ty {
             fn of(value: i64) -> Self {
                 value as $ty
             }
@@ -28,7 +28,7 @@ macro_rules! integers {
 
 macro_rules! floats {
     ($($ty:ident: $of:expr),*) => {$(
-        impl Number for $ty {
+        impl TestElement for $ty {
             fn of(value: i64) -> Self {
                 ($of)(value as f64)
             }

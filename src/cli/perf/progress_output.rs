@@ -4,9 +4,9 @@
 //! table. Must not know how anything is measured.
 
 use super::gpu;
-use super::options::{Device, Memory, Options};
-use super::progress::Progress;
-use super::report::{File, Report, Row, Seat};
+use super::options::{HostMemory, PerfOptions, VectorDevice};
+use super::progress_bar::Progress;
+use super::report::{PerfReport, PerfRow, RankInfo, ReportFile};
 use super::table;
 use flexring::config::{Config, environment};
 use flexring::{Error, Result};
@@ -19,34 +19,34 @@ const IDENTITY: [&str; 5] =
 
 /// What rank 0 shows.
 #[derive(Debug)]
-pub struct Board {
-    report: Report,
-    file: Option<File>,
+pub struct ProgressOutput {
+    report: PerfReport,
+    file: Option<ReportFile>,
     progress: Progress,
 }
 
-impl Board {
-    /// An empty board for a world of `world` ranks. Its report is on disk already, so a path that cannot be written
+impl ProgressOutput {
+    /// An empty output for a world of `world` ranks. Its report is on disk already, so a path that cannot be written
     /// is told before anything is measured.
     ///
     /// # Errors
     /// `System` if the report cannot be written.
-    pub fn new(options: &Options, config: &Config, world: usize) -> Result<Self> {
+    pub fn new(options: &PerfOptions, config: &Config, world: usize) -> Result<Self> {
         let rows = config.table(environment).into_iter();
         let settings = rows.filter(|row| row.value != row.default && !IDENTITY.contains(&row.name));
-        let report = Report {
+        let report = PerfReport {
             version: env!("CARGO_PKG_VERSION"),
             collective: options.collective.name(),
             world,
             settings: settings.map(|row| (row.name, row.value)).collect(),
             memory: match (options.device, options.memory) {
-                (Device::Cuda, _) => "gpu",
-                (Device::Host, Some(Memory::Heap)) => "heap",
-                (Device::Host, _) => "pool",
+                (VectorDevice::Cuda, _) => "gpu",
+                (VectorDevice::Host, Some(HostMemory::Heap)) => "heap",
+                (VectorDevice::Host, _) => "pool",
             },
-            ..Report::default()
+            ..PerfReport::default()
         };
-        let file = options.json.as_deref().map(File::new);
+        let file = options.json.as_deref().map(ReportFile::new);
         if let Some(file) = &file {
             file.save(&report)?;
         }
@@ -65,7 +65,7 @@ impl Board {
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
-    pub fn open(&mut self, options: &Options, summary: &str, ranks: Vec<Seat>) -> Result<()> {
+    pub fn open(&mut self, options: &PerfOptions, summary: &str, ranks: Vec<RankInfo>) -> Result<()> {
         summary.clone_into(&mut self.report.summary);
         self.report.ranks = ranks;
         let report = &self.report;
@@ -87,7 +87,7 @@ impl Board {
             options.check,
             report.memory,
         );
-        for Seat { rank, pid, host, gpu } in &report.ranks {
+        for RankInfo { rank, pid, host, gpu } in &report.ranks {
             head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}");
             if let Some(gpu) = gpu {
                 head += &format!(" device {:2} [{}] {}", gpu.number, gpu.address, gpu.name);
@@ -115,7 +115,7 @@ impl Board {
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
-    pub fn row(&mut self, row: Row, notes: &[String]) -> Result<()> {
+    pub fn row(&mut self, row: PerfRow, notes: &[String]) -> Result<()> {
         let mut lines = table::row(&row);
         notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
         self.report.add(row);
@@ -144,6 +144,6 @@ impl Board {
             let mut stdout = std::io::stdout().lock();
             writeln!(stdout, "{lines}").and_then(|()| stdout.flush())
         };
-        self.progress.aside(say).map_err(|cause| Error::system("cannot write to standard output", cause))
+        self.progress.suspend(say).map_err(|cause| Error::system("cannot write to standard output", cause))
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-const OPS: [Op; 6] = [Op::Sum, Op::Prod, Op::Min, Op::Max, Op::Avg, Op::PreMulSum];
+const OPS: [RedOp; 6] = [RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Avg, RedOp::PreMulSum];
 
 macro_rules! every_type {
     ($body:ident) => {
@@ -21,18 +21,18 @@ macro_rules! every_type {
     };
 }
 
-fn combine<T: Number>(op: Op, a: T, b: T) -> T {
+fn combine<T: ExactElement>(op: RedOp, a: T, b: T) -> T {
     match op {
-        Op::Sum | Op::PreMulSum | Op::Avg => a.plus(b),
-        Op::Prod => a.times(b),
-        Op::Min => {
+        RedOp::Sum | RedOp::PreMulSum | RedOp::Avg => a.plus(b),
+        RedOp::Prod => a.times(b),
+        RedOp::Min => {
             if b < a {
                 b
             } else {
                 a
             }
         }
-        Op::Max => {
+        RedOp::Max => {
             if b > a {
                 b
             } else {
@@ -42,17 +42,21 @@ fn combine<T: Number>(op: Op, a: T, b: T) -> T {
     }
 }
 
-fn scaled<T: Number>(pattern: &Pattern<T>, rank: usize, value: T) -> T {
-    if pattern.op == Op::PreMulSum { value.times(T::of_factor(T::factor(rank))) } else { value }
+fn scaled<T: ExactElement>(pattern: &Pattern<T>, rank: usize, value: T) -> T {
+    if pattern.op == RedOp::PreMulSum { value.times(T::of_factor(T::factor(rank))) } else { value }
 }
 
-fn finish<T: Number>(pattern: &Pattern<T>, sum: Option<T>) -> T {
+fn finish<T: ExactElement>(pattern: &Pattern<T>, sum: Option<T>) -> T {
     let sum = sum.unwrap_or_else(|| pattern.nothing());
-    if pattern.op == Op::Avg { sum.over(pattern.world) } else { sum }
+    if pattern.op == RedOp::Avg { sum.over(pattern.world) } else { sum }
 }
 
 /// The reduction of what ranks really contribute, if it counts each rank so many times.
-fn reduce<T: Number>(pattern: &Pattern<T>, vectors: &[Vec<T>], times: impl Fn(usize) -> usize) -> Vec<T> {
+fn reduce<T: ExactElement>(
+    pattern: &Pattern<T>,
+    vectors: &[Vec<T>],
+    times: impl Fn(usize) -> usize,
+) -> Vec<T> {
     let ranks: Vec<usize> =
         (0..vectors.len()).flat_map(|rank| std::iter::repeat_n(rank, times(rank))).collect();
     let reduced = |index: usize| {
@@ -65,7 +69,7 @@ fn reduce<T: Number>(pattern: &Pattern<T>, vectors: &[Vec<T>], times: impl Fn(us
 
 /// For each rank, the reduction without it and the one that counts it twice. All at once, from the reductions of
 /// those before and of those behind each rank: there are millions to be tried.
-fn altered<T: Number>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
+fn altered<T: ExactElement>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
     let add = |a: Option<T>, b: Option<T>| match (a, b) {
         (Some(a), Some(b)) => Some(combine(pattern.op, a, b)),
         (a, b) => a.or(b),
@@ -91,7 +95,7 @@ fn altered<T: Number>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 
     altered
 }
 
-fn vectors<T: Number>(pattern: &Pattern<T>, count: usize, round: usize) -> Vec<Vec<T>> {
+fn vectors<T: ExactElement>(pattern: &Pattern<T>, count: usize, round: usize) -> Vec<Vec<T>> {
     let fill = |rank| {
         let mut vector = vec![T::default(); count];
         pattern.fill(rank, round * count, &mut vector);
@@ -100,13 +104,13 @@ fn vectors<T: Number>(pattern: &Pattern<T>, count: usize, round: usize) -> Vec<V
     (0..pattern.world).map(fill).collect()
 }
 
-fn a_right_result_passes<T: Number>() {
+fn a_right_result_passes<T: ExactElement>() {
     for op in OPS {
         for world in (1..=70).chain([300]) {
             let pattern = Pattern::<T>::new(op, world);
             let vectors = vectors(&pattern, 280, 0);
             let finding = pattern.verify(0, &reduce(&pattern, &vectors, |_| 1));
-            assert_eq!(finding, Finding::default(), "{op:?} {} {world}", T::DTYPE.name());
+            assert_eq!(finding, CheckResult::default(), "{op:?} {} {world}", T::DTYPE.name());
         }
     }
 }
@@ -116,9 +120,9 @@ fn right_results_pass_in_every_world() {
     every_type!(a_right_result_passes);
 }
 
-fn a_lost_or_doubled_rank_is_named<T: Number>() {
+fn a_lost_or_doubled_rank_is_named<T: ExactElement>() {
     for op in OPS {
-        let idempotent = matches!(op, Op::Min | Op::Max);
+        let idempotent = matches!(op, RedOp::Min | RedOp::Max);
         for world in 1..=70 {
             let pattern = Pattern::<T>::new(op, world);
             let vectors = vectors(&pattern, pattern.turns, 0);
@@ -148,7 +152,7 @@ fn a_rank_that_is_lost_or_counted_twice_is_named_in_every_world() {
     every_type!(a_lost_or_doubled_rank_is_named);
 }
 
-fn a_short_vector_is_checked_in_rounds<T: Number>() {
+fn a_short_vector_is_checked_in_rounds<T: ExactElement>() {
     for op in OPS {
         for (world, count) in [(5, 1), (70, 1), (70, 3), (33, 8)] {
             let pattern = Pattern::<T>::new(op, world);
@@ -173,7 +177,7 @@ fn even_one_element_gives_every_rank_its_turn() {
     every_type!(a_short_vector_is_checked_in_rounds);
 }
 
-fn a_misplaced_result_is_noticed<T: Number>() {
+fn a_misplaced_result_is_noticed<T: ExactElement>() {
     for op in OPS {
         for world in [2, 4, 7] {
             let pattern = Pattern::<T>::new(op, world);
@@ -193,7 +197,7 @@ fn data_from_another_place_is_noticed() {
 
 #[test]
 fn stories_are_told_in_words() {
-    let pattern = Pattern::<i32>::new(Op::Sum, 4);
+    let pattern = Pattern::<i32>::new(RedOp::Sum, 4);
     let vectors = vectors(&pattern, 100, 0);
     let told = |times: [usize; 4]| {
         pattern.verify(0, &reduce(&pattern, &vectors, |rank| times[rank])).sentence.unwrap_or_default()

@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// How often the bar moves.
-const PACE: Duration = Duration::from_millis(100);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A bar, or nothing where nobody would see it.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Progress {
     /// One more step is done, at this time, as `message` says.
     pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
         self.done += 1;
-        if let Some(bar) = self.bar.as_ref().filter(|_| now.duration_since(self.drawn) >= PACE) {
+        if let Some(bar) = self.bar.as_ref().filter(|_| now.duration_since(self.drawn) >= REDRAW_INTERVAL) {
             bar.set_position(self.done);
             bar.set_message(message());
             self.drawn = now;
@@ -53,7 +53,7 @@ impl Progress {
     }
 
     /// Does something with the terminal that the bar must not be in the way of.
-    pub fn aside<R>(&self, act: impl FnOnce() -> R) -> R {
+    pub fn suspend<R>(&self, act: impl FnOnce() -> R) -> R {
         match &self.bar {
             Some(bar) => bar.suspend(act),
             None => act(),

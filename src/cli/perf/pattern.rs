@@ -13,17 +13,17 @@
 //! From one position to the next the turn, the digit of each rank, the digit that nobody has, and the sign change
 //! with a prime period, so that data from another place is noticed too.
 
-use super::number::Number;
-use super::options::Op;
+use super::exact_element::ExactElement;
+use super::redop::RedOp;
 use std::fmt;
 use std::marker::PhantomData;
 
 /// Contributions and results of one operation over one element type in one world.
 #[derive(Clone, Debug)]
 pub struct Pattern<T> {
-    op: Op,
+    op: RedOp,
     world: usize,
-    roles: Roles<T>,
+    roles: Encoding<T>,
     /// After so many positions each rank had its turn.
     turns: usize,
     period: usize,
@@ -31,30 +31,30 @@ pub struct Pattern<T> {
 
 /// How the ranks share a position.
 #[derive(Clone, Debug)]
-enum Roles<T> {
+enum Encoding<T> {
     /// A group of ranks has a digit each, counted in `unit`s.
     Digits { weights: Vec<T>, group: usize },
     /// The ranks stand on the rungs of a ladder.
-    Ladder(PhantomData<T>),
+    Ranking(PhantomData<T>),
 }
 
 /// The rungs of a ladder, as many as the smallest types have room for; all ranks further behind share the last one.
-const RUNGS: usize = 100;
+const STEPS: usize = 100;
 /// In how many places a ladder stands.
-const PLACES: usize = 8;
+const OFFSETS: usize = 8;
 /// Vectors are seldom cut in multiples of this or a larger prime.
 const LEAST_PERIOD: usize = 251;
 
 /// What verifying a vector found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Finding {
+pub struct CheckResult {
     /// How many elements are wrong.
     pub wrong: u64,
     /// What the first of them tells.
     pub sentence: Option<String>,
 }
 
-impl Finding {
+impl CheckResult {
     /// Both findings in one.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -62,9 +62,9 @@ impl Finding {
     }
 }
 
-impl<T: Number> Pattern<T> {
+impl<T: ExactElement> Pattern<T> {
     /// The pattern for `op` in a world of `world` ranks, which is at least 1.
-    pub fn new(op: Op, world: usize) -> Self {
+    pub fn new(op: RedOp, world: usize) -> Self {
         let powers = |base: T, digits: usize| {
             // base^(4^0), base^(4^1), base^(4^2), …
             let fourth = |power: &T| Some(power.times(*power).times(power.times(*power)));
@@ -74,24 +74,24 @@ impl<T: Number> Pattern<T> {
             std::iter::successors(Some(unit), |weight| Some(weight.times(T::of(4)))).take(digits).collect()
         };
         let weights = match op {
-            Op::Sum | Op::PreMulSum => digits(T::of(1), T::SUM_DIGITS),
-            Op::Prod => powers(T::of(T::BASE), T::PRODUCT_DIGITS),
-            Op::Avg if T::DTYPE.is_float() => digits(T::of(T::AVERAGE_UNIT), T::average_digits(world)),
-            Op::Avg => match T::average_digits(world) {
-                0 => vec![telling_unit(world)],
+            RedOp::Sum | RedOp::PreMulSum => digits(T::of(1), T::SUM_DIGITS),
+            RedOp::Prod => powers(T::of(T::BASE), T::PRODUCT_DIGITS),
+            RedOp::Avg if T::DTYPE.is_float() => digits(T::of(T::AVERAGE_UNIT), T::average_digits(world)),
+            RedOp::Avg => match T::average_digits(world) {
+                0 => vec![distinguishing_unit(world)],
                 fitting => digits(T::of(world as i64), fitting),
             },
-            Op::Min | Op::Max => Vec::new(),
+            RedOp::Min | RedOp::Max => Vec::new(),
         };
         if weights.is_empty() {
-            let roles = Roles::Ladder(PhantomData);
-            return Self { op, world, roles, turns: world, period: prime_from(PLACES * world) };
+            let roles = Encoding::Ranking(PhantomData);
+            return Self { op, world, roles, turns: world, period: prime_from(OFFSETS * world) };
         }
         // One digit is nobody's, so that the sum is not the same everywhere.
         let group = (weights.len() - 1).max(1);
         let turns = world.div_ceil(group);
         let period = prime_from(2 * turns * weights.len());
-        Self { op, world, roles: Roles::Digits { weights, group }, turns, period }
+        Self { op, world, roles: Encoding::Digits { weights, group }, turns, period }
     }
 
     /// How many checks of `count` elements it takes until each rank had its turn at some position.
@@ -109,7 +109,7 @@ impl<T: Number> Pattern<T> {
     }
 
     /// Compares `vector` with what must come out from position `first` on.
-    pub fn verify(&self, first: usize, vector: &[T]) -> Finding {
+    pub fn verify(&self, first: usize, vector: &[T]) -> CheckResult {
         let table = self.table(first, vector.len(), |position| self.expected(position));
         compare(
             vector,
@@ -126,7 +126,7 @@ impl<T: Number> Pattern<T> {
     }
 
     /// Compares what `rank` contributed with what [`fill`](Self::fill) gave it.
-    pub fn verify_input(&self, rank: usize, first: usize, vector: &[T]) -> Finding {
+    pub fn verify_input(&self, rank: usize, first: usize, vector: &[T]) -> CheckResult {
         let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         compare(
             vector,
@@ -143,13 +143,13 @@ impl<T: Number> Pattern<T> {
     }
 
     fn is_right(&self, got: T, expected: T) -> bool {
-        if self.op == Op::Avg { got.is_near(expected) } else { got == expected }
+        if self.op == RedOp::Avg { got.is_near(expected) } else { got == expected }
     }
 
     fn contribution(&self, rank: usize, position: usize) -> T {
         let value = self.share(rank, position);
         match self.op {
-            Op::PreMulSum => value.times(T::inverse(T::factor(rank))),
+            RedOp::PreMulSum => value.times(T::inverse(T::factor(rank))),
             _ => value,
         }
     }
@@ -158,19 +158,19 @@ impl<T: Number> Pattern<T> {
     fn share(&self, rank: usize, position: usize) -> T {
         let (turn, round) = (position % self.turns, position / self.turns);
         match &self.roles {
-            Roles::Digits { weights, group } => {
+            Encoding::Digits { weights, group } => {
                 if rank / group != turn {
                     return self.nothing();
                 }
                 let weight = weights[(rank % group + round) % weights.len()];
-                let negative = T::SIGNED && self.op != Op::Prod && round / weights.len() % 2 == 1;
+                let negative = T::SIGNED && self.op != RedOp::Prod && round / weights.len() % 2 == 1;
                 if negative { weight.times(T::of(-1)) } else { weight }
             }
-            Roles::Ladder(_) => {
-                let behind = self.behind(rank, position).min(RUNGS) as i64;
-                let place = (round % PLACES) as i64 - if T::SIGNED { RUNGS as i64 / 2 } else { 0 };
-                let rungs = if self.op == Op::Max { RUNGS as i64 - behind } else { behind };
-                T::rung(place + rungs)
+            Encoding::Ranking(_) => {
+                let behind = self.behind(rank, position).min(STEPS) as i64;
+                let place = (round % OFFSETS) as i64 - if T::SIGNED { STEPS as i64 / 2 } else { 0 };
+                let rungs = if self.op == RedOp::Max { STEPS as i64 - behind } else { behind };
+                T::distinct(place + rungs)
             }
         }
     }
@@ -182,7 +182,7 @@ impl<T: Number> Pattern<T> {
 
     /// What changes no result.
     fn nothing(&self) -> T {
-        T::of(i64::from(self.op == Op::Prod))
+        T::of(i64::from(self.op == RedOp::Prod))
     }
 
     fn expected(&self, position: usize) -> T {
@@ -196,54 +196,55 @@ impl<T: Number> Pattern<T> {
             .flat_map(|rank| std::iter::repeat_n(rank, times(rank)))
             .map(|rank| self.share(rank, position));
         match self.op {
-            Op::Sum | Op::PreMulSum => shares.fold(self.nothing(), T::plus),
-            Op::Avg => shares.fold(self.nothing(), T::plus).over(self.world),
-            Op::Prod => shares.fold(self.nothing(), T::times),
-            Op::Min => shares.reduce(|a, b| if b < a { b } else { a }).unwrap_or_default(),
-            Op::Max => shares.reduce(|a, b| if b > a { b } else { a }).unwrap_or_default(),
+            RedOp::Sum | RedOp::PreMulSum => shares.fold(self.nothing(), T::plus),
+            RedOp::Avg => shares.fold(self.nothing(), T::plus).over(self.world),
+            RedOp::Prod => shares.fold(self.nothing(), T::times),
+            RedOp::Min => shares.reduce(|a, b| if b < a { b } else { a }).unwrap_or_default(),
+            RedOp::Max => shares.reduce(|a, b| if b > a { b } else { a }).unwrap_or_default(),
         }
     }
 
     /// The ranks whose share counts at this position.
     fn concerned(&self, position: usize) -> std::ops::Range<usize> {
         match self.roles {
-            Roles::Digits { group, .. } => {
+            Encoding::Digits { group, .. } => {
                 let first = position % self.turns * group;
                 first..(first + group).min(self.world)
             }
-            Roles::Ladder(_) => 0..self.world,
+            Encoding::Ranking(_) => 0..self.world,
         }
     }
 
     /// The simplest story that ends with `got`.
-    fn explain(&self, position: usize, got: T) -> Option<Story> {
+    fn explain(&self, position: usize, got: T) -> Option<Explanation> {
         // On a ladder only those in front can be missed.
         let suspects: Vec<usize> = match self.roles {
-            Roles::Digits { .. } => self.concerned(position).collect(),
-            Roles::Ladder(_) => {
-                self.concerned(position).filter(|rank| self.behind(*rank, position) < PLACES).collect()
+            Encoding::Digits { .. } => self.concerned(position).collect(),
+            Encoding::Ranking(_) => {
+                self.concerned(position).filter(|rank| self.behind(*rank, position) < OFFSETS).collect()
             }
         };
-        let changes = suspects.iter().flat_map(|rank| [Change::Lost(*rank), Change::Twice(*rank)]);
-        let singles = changes.clone().map(Story::One);
+        let changes = suspects.iter().flat_map(|rank| [Miscount::Lost(*rank), Miscount::Twice(*rank)]);
+        let singles = changes.clone().map(Explanation::One);
         let pairs = changes.clone().flat_map(|first| {
             let later = changes.clone().filter(move |second| second.rank() > first.rank());
-            later.map(move |second| Story::Two(first, second))
+            later.map(move |second| Explanation::Two(first, second))
         });
-        let only = suspects.iter().copied().map(Story::Only);
-        let ends_so = |story: &Story| self.is_right(got, self.result(position, |rank| story.times(rank)));
-        singles.chain(pairs).chain(only).chain([Story::Nobody]).find(ends_so)
+        let only = suspects.iter().copied().map(Explanation::Only);
+        let ends_so =
+            |story: &Explanation| self.is_right(got, self.result(position, |rank| story.times(rank)));
+        singles.chain(pairs).chain(only).chain([Explanation::Nobody]).find(ends_so)
     }
 }
 
 /// Compares a vector with a table that repeats.
-pub fn compare<T: Number>(
+pub fn compare<T: ExactElement>(
     vector: &[T],
     table: &[T],
     is_right: impl Fn(T, T) -> bool,
     sentence: impl Fn(usize, T, T) -> String,
-) -> Finding {
-    let mut finding = Finding::default();
+) -> CheckResult {
+    let mut finding = CheckResult::default();
     for (nth, part) in vector.chunks(table.len()).enumerate() {
         // Nearly always, and at the speed of memory.
         if part == &table[..part.len()] {
@@ -262,7 +263,7 @@ pub fn compare<T: Number>(
 
 /// A unit for averages of a type that is too narrow for the world: alone, lost and doubled it gives three different
 /// quotients. If there is none, the largest: then only what is left of it is checked.
-fn telling_unit<T: Number>(world: usize) -> T {
+fn distinguishing_unit<T: ExactElement>(world: usize) -> T {
     let tells = |unit: T| {
         let (lost, once, twice) = (T::of(0), unit.over(world), unit.plus(unit).over(world));
         lost != once && once != twice && twice != lost
@@ -283,12 +284,12 @@ fn prime_from(least: usize) -> usize {
 
 /// What may have happened to one rank's contribution.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum Miscount {
     Lost(usize),
     Twice(usize),
 }
 
-impl Change {
+impl Miscount {
     fn rank(self) -> usize {
         let (Self::Lost(rank) | Self::Twice(rank)) = self;
         rank
@@ -299,7 +300,7 @@ impl Change {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for Miscount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost(rank) => write!(f, "rank {rank} is missing"),
@@ -310,16 +311,16 @@ impl fmt::Display for Change {
 
 /// What may have happened to a result.
 #[derive(Clone, Copy, Debug)]
-enum Story {
-    One(Change),
-    Two(Change, Change),
+enum Explanation {
+    One(Miscount),
+    Two(Miscount, Miscount),
     Only(usize),
     Nobody,
 }
 
-impl Story {
+impl Explanation {
     fn times(self, rank: usize) -> usize {
-        let changed = |change: Change| (change.rank() == rank).then(|| change.times());
+        let changed = |change: Miscount| (change.rank() == rank).then(|| change.times());
         match self {
             Self::One(change) => changed(change).unwrap_or(1),
             Self::Two(first, second) => changed(first).or_else(|| changed(second)).unwrap_or(1),
@@ -329,7 +330,7 @@ impl Story {
     }
 }
 
-impl fmt::Display for Story {
+impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::One(change) => change.fmt(f),
@@ -341,10 +342,10 @@ impl fmt::Display for Story {
 }
 
 #[cfg(test)]
-impl<T: Number> Pattern<T> {
+impl<T: ExactElement> Pattern<T> {
     /// The same with zeros for every digit.
     pub fn muted(mut self) -> Self {
-        if let Roles::Digits { weights, .. } = &mut self.roles {
+        if let Encoding::Digits { weights, .. } = &mut self.roles {
             weights.fill(T::of(0));
         }
         self
