@@ -59,7 +59,7 @@ $(CUST):
 
 # Every interleaving of the shared-memory ring that the memory model allows.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom lane
+	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom transport::shm
 
 # On RDMA devices, which virtual machines bring along.
 test-verbs: setup-verbs

@@ -92,7 +92,7 @@ mod present {
     use crate::error::{Error, ErrorKind, Result};
     use crate::executor::{Executor, GpuParts};
     use crate::memory::{Arena, Memory, Piece, Registrar, Sharing};
-    use crate::transport::shm::Layout;
+    use crate::transport::shm::ArenaLayout;
     use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
     pub(in crate::communicator) use order::Gate;
@@ -106,7 +106,7 @@ mod present {
     pub(in crate::communicator) struct GpuState {
         requested: Option<u32>,
         ipc: bool,
-        layout: Layout,
+        layout: ArenaLayout,
         arena: Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
         ready: OnceLock<OpenedGpu>,
@@ -125,7 +125,7 @@ mod present {
         pub(in crate::communicator) fn new(
             requested: Option<usize>,
             ipc: bool,
-            layout: Layout,
+            layout: ArenaLayout,
             arena: &Arc<Arena>,
             registrar: Option<Arc<dyn Registrar>>,
         ) -> Self {
@@ -260,7 +260,7 @@ mod absent {
     use crate::executor::Executor;
     use crate::fault::Fault;
     use crate::memory::{Arena, Memory, Piece, Registrar};
-    use crate::transport::shm::Layout;
+    use crate::transport::shm::ArenaLayout;
     use std::sync::Arc;
 
     const WHY: &str = "this build of flexring has no CUDA";
@@ -286,7 +286,7 @@ mod absent {
         pub(in crate::communicator) fn new(
             _requested: Option<usize>,
             _ipc: bool,
-            _layout: Layout,
+            _layout: ArenaLayout,
             _arena: &Arc<Arena>,
             _registrar: Option<Arc<dyn Registrar>>,
         ) -> Self {

@@ -16,7 +16,7 @@ use crate::executor::{Executor, Parts};
 use crate::fault::Fault;
 use crate::memory::{Arena, Registrar};
 use crate::plan::topology::Topology;
-use crate::transport::shm::{Growth, Invitation, Layout, Mailbox, Neighbours, Shm};
+use crate::transport::shm::{ArenaLayout, DescriptorExchange, Mailbox, Neighbours, RemotePrefault, Shm};
 use crate::transport::tcp::Listener;
 use crate::transport::{Transport, local};
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ impl Communicator {
         let deadline = Instant::now() + config.connect_timeout;
 
         let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
-        let invitation = shares.then(Invitation::new).transpose()?;
+        let descriptor_exchange = shares.then(DescriptorExchange::new).transpose()?;
         let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
         let listener = listens.then(|| Listener::bind(&inter_node::addresses(config)?)).transpose()?;
         let token = getrandom::u64().map_err(|cause| {
@@ -65,7 +65,7 @@ impl Communicator {
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
-            secret: invitation.as_ref().map(Invitation::secret),
+            secret: descriptor_exchange.as_ref().map(DescriptorExchange::secret),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
             rails: inter_node::offer(config, world),
         };
@@ -92,15 +92,15 @@ impl Communicator {
         let arena = Arc::new(Arena::near(layout.bytes(), gpu::node(config.gpu))?);
         let mut transports: Vec<Box<dyn Transport>> = Vec::new();
         let mut routes = vec![0; world];
-        let (mut mailbox, mut growth, mut registrar) = (None, None, None);
-        if let Some(invitation) = invitation.filter(|_| intra_node.len() > 1) {
+        let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
+        if let Some(descriptor_exchange) = descriptor_exchange.filter(|_| intra_node.len() > 1) {
             let secret = |rank: &Rank| {
                 infos[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
             };
             let node = intra_node.iter().map(secret).collect::<Result<Vec<_>>>()?;
-            let neighbours = invitation.meet(me, &node, &arena, layout.bytes(), deadline, &fault)?;
+            let neighbours = descriptor_exchange.run(me, &node, &arena, layout.bytes(), deadline, &fault)?;
             transports.push(Box::new(Shm::new("shm", world, &arena, layout, &neighbours)?));
-            growth = Some(Growth::new(&arena, &neighbours)?);
+            prefault = Some(RemotePrefault::new(&arena, &neighbours)?);
             if inter_node.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             }
@@ -134,7 +134,7 @@ impl Communicator {
             transports,
             routes,
             mailbox,
-            growth,
+            prefault,
             registrar,
             crowded,
             fault,
@@ -169,7 +169,7 @@ impl Communicator {
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
             let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
-            let growth = Some(Growth::new(&arena, &neighbours)?);
+            let prefault = Some(RemotePrefault::new(&arena, &neighbours)?);
             let assembly = CoreParts {
                 config,
                 nodes: topology.nodes(),
@@ -181,7 +181,7 @@ impl Communicator {
                 transports: vec![Box::new(shm)],
                 routes: vec![0; world],
                 mailbox,
-                growth,
+                prefault,
                 registrar: None,
                 crowded: crowded(world),
                 fault: Arc::clone(&fault),
@@ -194,10 +194,10 @@ impl Communicator {
 }
 
 /// Where everything lies in a rank's arena.
-fn layout(config: &Config, neighbours: usize, world: usize) -> Layout {
+fn layout(config: &Config, neighbours: usize, world: usize) -> ArenaLayout {
     // One slot more is the executor's own.
     let slots = config.slots_for(world) + 1;
-    Layout::new(neighbours, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
+    ArenaLayout::new(neighbours, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
 }
 
 /// Everything a rank has when its links are made.
@@ -208,11 +208,11 @@ struct CoreParts<'a> {
     me: Rank,
     plans: Plans,
     arena: Arc<Arena>,
-    layout: Layout,
+    layout: ArenaLayout,
     transports: Vec<Box<dyn Transport>>,
     routes: Vec<usize>,
     mailbox: Option<Mailbox>,
-    growth: Option<Growth>,
+    prefault: Option<RemotePrefault>,
     registrar: Option<Arc<dyn Registrar>>,
     crowded: bool,
     fault: Arc<Fault>,
@@ -266,7 +266,7 @@ impl CoreParts<'_> {
             gpu_state,
             user_memory: UserMemory {
                 arena: self.arena,
-                growth: self.growth,
+                prefault: self.prefault,
                 registrar: self.registrar,
                 registered: Mutex::default(),
             },

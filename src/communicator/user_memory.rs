@@ -5,7 +5,7 @@
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
-use crate::transport::shm::Growth;
+use crate::transport::shm::RemotePrefault;
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct UserMemory {
     pub arena: Arc<Arena>,
     /// Tells the neighbours of new buffers, if there are neighbours.
-    pub growth: Option<Growth>,
+    pub prefault: Option<RemotePrefault>,
     /// Tells the devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
     /// What users have registered, by address and length, and how often: told wrong the same with and without devices.
@@ -54,8 +54,8 @@ impl UserMemory {
     }
 
     fn announce(&self, offset: usize, bytes: usize) {
-        if let Some(growth) = &self.growth {
-            growth.announce(offset, bytes);
+        if let Some(prefault) = &self.prefault {
+            prefault.announce(offset, bytes);
         }
     }
 

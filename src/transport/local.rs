@@ -17,18 +17,18 @@ use std::sync::Arc;
 /// `System` if the process has no descriptor left or an arena cannot be mapped.
 pub fn introduce(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
     let wakes = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
-    let growths = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
+    let prefaults = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
     let neighbour = |rank: Rank| -> Result<Neighbour> {
         let arena = Arc::new(PeerArena::map(arenas[rank].file(), fixed)?);
-        let (wake, growth) = (wakes[rank].try_clone()?, growths[rank].try_clone()?);
-        Ok(Neighbour { rank, place: rank, arena, wake, growth })
+        let (wake, prefault) = (wakes[rank].try_clone()?, prefaults[rank].try_clone()?);
+        Ok(Neighbour { rank, place: rank, arena, wake, prefault })
     };
     (0..arenas.len())
         .map(|place| {
             let others =
                 (0..arenas.len()).filter(|rank| *rank != place).map(neighbour).collect::<Result<_>>()?;
-            let (wake, growth) = (wakes[place].try_clone()?, growths[place].try_clone()?);
-            Ok(Neighbours { place, wake, growth, others })
+            let (wake, prefault) = (wakes[place].try_clone()?, prefaults[place].try_clone()?);
+            Ok(Neighbours { place, wake, prefault, others })
         })
         .collect()
 }

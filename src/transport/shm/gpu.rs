@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 const NEIGHBOURS: usize = 256;
 
 /// How long a rank that ends waits for neighbours to close its memory; they do when they end.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What a rank shows its neighbours. Consists of zeros before there is any.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Notice {
+pub(super) struct GpuNotice {
     /// 1 once the rest is there.
     given: AtomicU64,
     /// Process and GPU, address, length, handle.
@@ -27,7 +27,7 @@ pub(super) struct Notice {
     opened: [AtomicU64; NEIGHBOURS / 64],
 }
 
-impl Notice {
+impl GpuNotice {
     pub(super) fn give(&self, export: &Export) {
         let head = [export.process, export.gpu.into(), export.address, export.len];
         for (place, word) in self.words.iter().zip(head.into_iter().chain(export.handle)) {
@@ -69,7 +69,7 @@ impl Notice {
 
 /// What a rank has of a neighbour's GPU.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Theirs {
+pub(super) enum PeerGpu {
     /// It has given no notice yet.
     #[default]
     Unknown,
@@ -78,7 +78,7 @@ pub(super) enum Theirs {
     Closed,
 }
 
-impl Theirs {
+impl PeerGpu {
     /// A range of it, if it lies within. What the peer says is not trusted to do so.
     pub(super) fn piece(self, offset: u64, len: u64) -> Option<Piece> {
         let Self::Open(all) = self else { return None };
@@ -89,18 +89,18 @@ impl Theirs {
 
 impl Shm {
     /// Opens what neighbours have given notice of, and looks who has opened this rank's.
-    pub(super) fn meet_gpus(&mut self) {
+    pub(super) fn open_peer_gpus(&mut self) {
         let Some(sharing) = &mut self.sharing else { return };
         if self.links.len() >= NEIGHBOURS {
             return;
         }
         for link in &mut self.links {
-            let Theirs::Unknown = link.on_gpu else { continue };
-            let Some(export) = link.board.gpu.read() else { continue };
+            let PeerGpu::Unknown = link.on_gpu else { continue };
+            let Some(export) = link.control.gpu.read() else { continue };
             link.on_gpu = match sharing.open(&export) {
                 Ok(piece) => {
-                    self.board.gpu.set_open(link.place);
-                    Theirs::Open(piece)
+                    self.control.gpu.set_open(link.place);
+                    PeerGpu::Open(piece)
                 }
                 Err(error) => {
                     log::info!(
@@ -108,11 +108,11 @@ impl Shm {
                         link.rank,
                         error.message()
                     );
-                    Theirs::Closed
+                    PeerGpu::Closed
                 }
             };
         }
-        self.shared = self.links.iter().all(|link| link.board.gpu.has_open(self.place));
+        self.shared = self.links.iter().all(|link| link.control.gpu.has_open(self.place));
     }
 
     /// Where a piece lies in what this rank shares of its GPU, if it does.
@@ -127,12 +127,12 @@ impl Drop for Shm {
     fn drop(&mut self) {
         let Some(sharing) = &mut self.sharing else { return };
         if sharing.close() {
-            self.board.gpu.close_all();
+            self.control.gpu.close_all();
         }
-        let until = Instant::now() + PATIENCE;
-        while self.links.iter().any(|link| link.board.gpu.has_open(self.place)) {
+        let until = Instant::now() + TIMEOUT;
+        while self.links.iter().any(|link| link.control.gpu.has_open(self.place)) {
             if Instant::now() > until {
-                log::debug!("a neighbour still has this rank's GPU memory open after {PATIENCE:?}");
+                log::debug!("a neighbour still has this rank's GPU memory open after {TIMEOUT:?}");
                 sharing.abandon();
                 return;
             }

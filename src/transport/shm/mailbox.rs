@@ -5,7 +5,7 @@
 //! box of call n-1, and nobody fills that one before having read all boxes of call n-2: so the box that is
 //! overwritten is one that everybody has read.
 
-use super::{Board, Layout, Neighbours, Placed};
+use super::{ArenaLayout, ArenaRef, ControlPage, Neighbours};
 use crate::call::{Call, CallWords};
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
@@ -35,18 +35,18 @@ fn box_bytes(small: usize) -> usize {
 /// The two boxes of one rank.
 #[derive(Debug)]
 struct Boxes {
-    heads: [Placed<Head>; 2],
+    heads: [ArenaRef<Head>; 2],
     bytes: [Piece; 2],
 }
 
 impl Boxes {
     fn new(
-        layout: Layout,
+        layout: ArenaLayout,
         piece: impl Fn(usize, usize) -> Option<Piece>,
         held: &Arc<dyn std::any::Any + Send + Sync>,
     ) -> Result<Self> {
         let at = |which| layout.mailbox() + which * box_bytes(layout.small);
-        let head = |which| Placed::new(piece(at(which), size_of::<Head>()), Arc::clone(held));
+        let head = |which| ArenaRef::new(piece(at(which), size_of::<Head>()), Arc::clone(held));
         let bytes = |which| {
             piece(at(which) + size_of::<Head>(), layout.small).expect("the mailbox lies within the arena")
         };
@@ -54,9 +54,9 @@ impl Boxes {
     }
 }
 
-struct Neighbour {
+struct PeerMailbox {
     boxes: Boxes,
-    board: Placed<Board>,
+    control: ArenaRef<ControlPage>,
     wake: WakeFd,
 }
 
@@ -65,7 +65,7 @@ pub struct Mailbox {
     mine: Boxes,
     place: usize,
     /// By place on the node; `None` for this rank.
-    others: Vec<Option<Neighbour>>,
+    others: Vec<Option<PeerMailbox>>,
     ranks: Vec<Rank>,
     number: u64,
 }
@@ -75,17 +75,17 @@ impl Mailbox {
     ///
     /// # Errors
     /// `Internal` if the layout does not fit; `System` if a descriptor cannot be kept.
-    pub fn new(arena: &Arc<Arena>, layout: Layout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
+    pub fn new(arena: &Arc<Arena>, layout: ArenaLayout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
         let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(arena) as _;
         let mine = Boxes::new(layout, |offset, len| arena.piece(offset, len), &held)?;
-        let mut others: Vec<Option<Neighbour>> = (0..=neighbours.others.len()).map(|_| None).collect();
+        let mut others: Vec<Option<PeerMailbox>> = (0..=neighbours.others.len()).map(|_| None).collect();
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
             let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&other.arena) as _;
             ranks[other.place] = other.rank;
-            others[other.place] = Some(Neighbour {
+            others[other.place] = Some(PeerMailbox {
                 boxes: Boxes::new(layout, |offset, len| other.arena.piece(offset, len), &held)?,
-                board: Placed::new(other.arena.piece(0, size_of::<Board>()), held)?,
+                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), held)?,
                 wake: other.wake.try_clone()?,
             });
         }
@@ -118,7 +118,7 @@ impl Mailbox {
         }
         head.number.store(self.number, Ordering::Release);
         for other in self.others.iter().flatten() {
-            if other.board.doze.must_wake() {
+            if other.control.need_wakeup.is_set() {
                 other.wake.notify();
             }
         }

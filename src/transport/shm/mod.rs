@@ -8,21 +8,21 @@
 //! A rank writes to its own arena only. Peers map it for reading, so no peer can harm another's memory.
 
 mod gpu;
-mod growth;
-mod lane;
 mod mailbox;
 mod neighbours;
+mod prefault;
+mod spsc_queue;
 
-pub use growth::Growth;
 pub use mailbox::Mailbox;
-pub use neighbours::{Invitation, Neighbour, Neighbours};
+pub use neighbours::{DescriptorExchange, Neighbour, Neighbours};
+pub use prefault::RemotePrefault;
 
 use super::{Delivery, Event, Events, Rank, Transport};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, PeerArena, Piece, Sharing};
 use crate::wake::WakeFd;
-use lane::{Doze, Duplex, ENTRIES, Lane, Nonsense};
+use spsc_queue::{Duplex, ENTRIES, InvalidCounter, NeedWakeup, SpscQueue};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,7 +37,7 @@ const WINDOW: usize = ENTRIES - 2;
 
 /// How long a rank that gives up waits for peers that are reading its memory. They read one sub-chunk at a
 /// time, so this only passes if one of them was stopped; its own check then tells it that it read too late.
-const GIVE_UP_PATIENCE: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// First words of an entry.
 const CALL: u64 = 1;
@@ -48,19 +48,19 @@ const ON_GPU: u64 = 3;
 /// The words that a rank shows its neighbours besides the lanes, each on a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(4096))]
-struct Board {
-    doze: crossbeam_utils::CachePadded<Doze>,
+struct ControlPage {
+    need_wakeup: crossbeam_utils::CachePadded<NeedWakeup>,
     /// 1 while the rank reads views of others.
     reading: crossbeam_utils::CachePadded<AtomicU32>,
     /// 1 once the rank has given up: what its messages point at may change at any time.
-    given_up: crossbeam_utils::CachePadded<AtomicU32>,
-    announcements: crossbeam_utils::CachePadded<growth::Announcements>,
-    gpu: crossbeam_utils::CachePadded<gpu::Notice>,
+    aborted: crossbeam_utils::CachePadded<AtomicU32>,
+    prefault: crossbeam_utils::CachePadded<prefault::Prefault>,
+    gpu: crossbeam_utils::CachePadded<gpu::GpuNotice>,
 }
 
 /// Where everything is in an arena, given how many ranks share the node and how large a small message may be.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct ArenaLayout {
     neighbours: usize,
     small: usize,
     slots: usize,
@@ -70,13 +70,13 @@ pub struct Layout {
 
 /// Slots of one size, side by side in an arena.
 #[derive(Clone, Copy, Debug)]
-pub struct Pool {
+pub struct PoolLayout {
     at: usize,
     slots: usize,
     slot_bytes: usize,
 }
 
-impl Pool {
+impl PoolLayout {
     /// How many slots there are, and bytes of each.
     #[must_use]
     pub fn slots(self) -> (usize, usize) {
@@ -100,7 +100,7 @@ impl Pool {
     }
 }
 
-impl Layout {
+impl ArenaLayout {
     /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
     /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in that for vectors on GPUs. Equal on all ranks of the
     /// node but for the pools, which come last.
@@ -116,7 +116,7 @@ impl Layout {
     }
 
     fn lane(self, neighbour: usize) -> usize {
-        size_of::<Board>() + neighbour * size_of::<Lane>()
+        size_of::<ControlPage>() + neighbour * size_of::<SpscQueue>()
     }
 
     fn mailbox(self) -> usize {
@@ -125,16 +125,16 @@ impl Layout {
 
     /// The pool.
     #[must_use]
-    pub fn pool(self) -> Pool {
+    pub fn pool(self) -> PoolLayout {
         let at = (self.mailbox() + mailbox::bytes(self.small)).next_multiple_of(4096);
-        Pool { at, slots: self.slots, slot_bytes: self.slot_bytes }
+        PoolLayout { at, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 
     /// The pool for vectors on GPUs, which takes no memory before there are any.
     #[must_use]
-    pub fn gpu_pool(self) -> Pool {
+    pub fn gpu_pool(self) -> PoolLayout {
         let before = self.pool();
-        Pool { at: before.at + before.bytes(), slots: self.slots, slot_bytes: self.gpu_slot_bytes }
+        PoolLayout { at: before.at + before.bytes(), slots: self.slots, slot_bytes: self.gpu_slot_bytes }
     }
 
     /// Bytes in front of an arena that this layout takes.
@@ -147,17 +147,17 @@ impl Layout {
 
 /// Something in an arena that lives as long as the arena is held.
 #[derive(Debug)]
-struct Placed<T> {
+struct ArenaRef<T> {
     at: NonNull<T>,
     _held: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 // SAFETY: what is placed in arenas consists of atomics, which any thread may use.
-unsafe impl<T: Sync> Send for Placed<T> {}
+unsafe impl<T: Sync> Send for ArenaRef<T> {}
 // SAFETY: as above.
-unsafe impl<T: Sync> Sync for Placed<T> {}
+unsafe impl<T: Sync> Sync for ArenaRef<T> {}
 
-impl<T> Placed<T> {
+impl<T> ArenaRef<T> {
     /// Something that consists of atomics, in the memory of `piece`, which lies in the arena behind `held`.
     fn new(piece: Option<Piece>, held: Arc<dyn std::any::Any + Send + Sync>) -> Result<Self> {
         let fits = |piece: &Piece| piece.len() >= size_of::<T>() && piece.as_ptr().cast::<T>().is_aligned();
@@ -169,7 +169,7 @@ impl<T> Placed<T> {
     }
 }
 
-impl<T> Deref for Placed<T> {
+impl<T> Deref for ArenaRef<T> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: the memory holds a T for as long as `_held` does: zeros are a valid T, since it consists of
@@ -181,19 +181,19 @@ impl<T> Deref for Placed<T> {
 /// The link to one neighbour.
 struct Link {
     rank: Rank,
-    duplex: Duplex<Placed<Lane>>,
-    board: Placed<Board>,
+    duplex: Duplex<ArenaRef<SpscQueue>>,
+    control: ArenaRef<ControlPage>,
     wake: WakeFd,
     arena: Arc<PeerArena>,
     /// Its place on the node.
     place: usize,
     /// What it shares of its GPU, if this rank reaches it.
-    on_gpu: gpu::Theirs,
+    on_gpu: gpu::PeerGpu,
     /// Of my entries that are not acknowledged yet, oldest first: whether it is a message.
     under_way: VecDeque<bool>,
     acknowledged: u64,
-    /// Whether the peer's call of this sequence was heard.
-    heard: bool,
+    /// Whether the peer's call of this sequence was peer_entered.
+    peer_entered: bool,
     /// The call that this rank is in, and whether it goes over this link.
     sequence: u64,
     announced: bool,
@@ -203,13 +203,13 @@ struct Link {
 pub struct Shm {
     name: &'static str,
     arena: Arc<Arena>,
-    board: Placed<Board>,
+    control: ArenaRef<ControlPage>,
     wake: WakeFd,
     links: Vec<Link>,
     /// By rank, the index of its link.
     of_rank: Vec<Option<usize>>,
     /// Where an arena has what GPUs read.
-    gpu_pool: Pool,
+    gpu_pool: PoolLayout,
     /// This rank's place on the node.
     place: usize,
     /// What is shared of a GPU, if there is one, and whether all neighbours reach it.
@@ -226,38 +226,39 @@ impl Shm {
         name: &'static str,
         world: usize,
         arena: &Arc<Arena>,
-        layout: Layout,
+        layout: ArenaLayout,
         neighbours: &Neighbours,
     ) -> Result<Self> {
         let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(arena) as _;
-        let board = Placed::new(arena.piece(0, size_of::<Board>()), Arc::clone(&held))?;
+        let control = ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(&held))?;
         let mut links = Vec::new();
         let mut of_rank = vec![None; world];
         for neighbour in &neighbours.others {
             let theirs: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&neighbour.arena) as _;
-            let lane_bytes = size_of::<Lane>();
-            let mine = Placed::new(arena.piece(layout.lane(neighbour.place), lane_bytes), Arc::clone(&held))?;
-            let lane = neighbour.arena.piece(layout.lane(neighbours.place), lane_bytes);
+            let queue_bytes = size_of::<SpscQueue>();
+            let mine =
+                ArenaRef::new(arena.piece(layout.lane(neighbour.place), queue_bytes), Arc::clone(&held))?;
+            let lane = neighbour.arena.piece(layout.lane(neighbours.place), queue_bytes);
             of_rank[neighbour.rank] = Some(links.len());
             links.push(Link {
                 rank: neighbour.rank,
-                duplex: Duplex::new(mine, Placed::new(lane, Arc::clone(&theirs))?),
-                board: Placed::new(neighbour.arena.piece(0, size_of::<Board>()), theirs)?,
+                duplex: Duplex::new(mine, ArenaRef::new(lane, Arc::clone(&theirs))?),
+                control: ArenaRef::new(neighbour.arena.piece(0, size_of::<ControlPage>()), theirs)?,
                 wake: neighbour.wake.try_clone()?,
                 arena: Arc::clone(&neighbour.arena),
                 place: neighbour.place,
-                on_gpu: gpu::Theirs::default(),
+                on_gpu: gpu::PeerGpu::default(),
                 under_way: VecDeque::with_capacity(ENTRIES),
                 acknowledged: 0,
                 sequence: 0,
                 announced: false,
-                heard: true,
+                peer_entered: true,
             });
         }
         Ok(Self {
             name,
             arena: Arc::clone(arena),
-            board,
+            control,
             wake: neighbours.wake.try_clone()?,
             links,
             of_rank,
@@ -275,7 +276,7 @@ impl Shm {
 
     fn check_given_up(&self) -> Result<()> {
         for link in &self.links {
-            if link.board.given_up.load(Ordering::Acquire) != 0 {
+            if link.control.aborted.load(Ordering::Acquire) != 0 {
                 let words = format!("rank {} gave up this call", link.rank);
                 return Err(Error::new(ErrorKind::PeerLost, words).blaming(link.rank));
             }
@@ -285,50 +286,50 @@ impl Shm {
 }
 
 impl Link {
-    fn write(&mut self, words: lane::Words, is_message: bool) {
+    fn write(&mut self, words: spsc_queue::Entry, is_message: bool) {
         self.duplex.write(words);
         self.under_way.push_back(is_message);
         self.wake();
     }
 
     fn wake(&self) {
-        if self.board.doze.must_wake() {
+        if self.control.need_wakeup.is_set() {
             self.wake.notify();
         }
     }
 
     /// Whether the peer's call is left for when this rank is there too. If the call that this rank is in goes
     /// over this link, and the peer makes a later one without it, that must be told instead.
-    fn is_ahead(&self, call: &lane::Words) -> bool {
-        self.heard || (!self.announced && call[1] > self.sequence)
+    fn is_ahead(&self, call: &spsc_queue::Entry) -> bool {
+        self.peer_entered || (!self.announced && call[1] > self.sequence)
     }
 
     fn has_news(&self) -> bool {
-        let heard = match self.duplex.peek() {
+        let peer_entered = match self.duplex.peek() {
             // A call that is ahead of this rank's is no news.
             Ok(Some(words)) => words[0] != CALL || !self.is_ahead(&words),
             Ok(None) => false,
-            Err(Nonsense) => true,
+            Err(InvalidCounter) => true,
         };
-        heard || self.duplex.acknowledged() != Ok(self.acknowledged)
+        peer_entered || self.duplex.acknowledged() != Ok(self.acknowledged)
     }
 
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         let before = events.len();
-        let acknowledged = self.duplex.acknowledged().map_err(|Nonsense| self.nonsense())?;
+        let acknowledged = self.duplex.acknowledged().map_err(|InvalidCounter| self.invalid())?;
         while self.acknowledged < acknowledged {
             self.acknowledged += 1;
             if self.under_way.pop_front() == Some(true) {
                 events.push_back(Event::SendComplete { peer: self.rank });
             }
         }
-        while let Some(words) = self.duplex.peek().map_err(|Nonsense| self.nonsense())? {
+        while let Some(words) = self.duplex.peek().map_err(|InvalidCounter| self.invalid())? {
             match words[0] {
                 CALL if self.is_ahead(&words) => break,
                 CALL => {
                     let call: CallWords = std::array::from_fn(|word| words[word + 1]);
-                    let call = Call::from_words(call).ok_or_else(|| self.nonsense())?;
-                    self.heard = true;
+                    let call = Call::from_words(call).ok_or_else(|| self.invalid())?;
+                    self.peer_entered = true;
                     self.duplex.advance();
                     // All messages before it were given back, or this rank would not be in a new call.
                     self.duplex.consume();
@@ -337,22 +338,22 @@ impl Link {
                 }
                 MESSAGE => {
                     let view = self.arena.piece(words[1] as usize, words[2] as usize);
-                    let view = view.ok_or_else(|| self.nonsense())?;
+                    let view = view.ok_or_else(|| self.invalid())?;
                     self.duplex.advance();
                     events.push_back(Event::RecvReady { peer: self.rank, view });
                 }
                 ON_GPU => {
-                    let view = self.on_gpu.piece(words[1], words[2]).ok_or_else(|| self.nonsense())?;
+                    let view = self.on_gpu.piece(words[1], words[2]).ok_or_else(|| self.invalid())?;
                     self.duplex.advance();
                     events.push_back(Event::RecvReady { peer: self.rank, view });
                 }
-                _ => return Err(self.nonsense()),
+                _ => return Err(self.invalid()),
             }
         }
         Ok(events.len() > before)
     }
 
-    fn nonsense(&self) -> Error {
+    fn invalid(&self) -> Error {
         Error::new(
             ErrorKind::Disagreement,
             format!(
@@ -385,13 +386,13 @@ impl Transport for Shm {
 
     fn begin(&mut self, sequence: u64) {
         for link in &mut self.links {
-            (link.sequence, link.announced, link.heard) = (sequence, false, false);
+            (link.sequence, link.announced, link.peer_entered) = (sequence, false, false);
         }
     }
 
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         if call.on_gpu && !self.shared {
-            self.meet_gpus();
+            self.open_peer_gpus();
         }
         let call = call.to_words();
         let mut words = [0; 8];
@@ -426,17 +427,17 @@ impl Transport for Shm {
     }
 
     fn enter_views(&mut self) -> Result<()> {
-        self.board.reading.store(1, Ordering::Relaxed);
+        self.control.reading.store(1, Ordering::Relaxed);
         // Pairs with the fence in `abort`: either this rank sees that a peer gave up, or the peer sees that
         // this rank reads and waits for it.
         fence(Ordering::SeqCst);
-        self.check_given_up().inspect_err(|_| self.board.reading.store(0, Ordering::Release))
+        self.check_given_up().inspect_err(|_| self.control.reading.store(0, Ordering::Release))
     }
 
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
-        self.board.gpu.give(&sharing.export());
+        self.control.gpu.give(&sharing.export());
         self.sharing = Some(sharing);
-        self.meet_gpus();
+        self.open_peer_gpus();
     }
 
     fn check_views(&mut self) -> Result<()> {
@@ -449,7 +450,7 @@ impl Transport for Shm {
     }
 
     fn leave_views(&mut self) -> Result<()> {
-        self.board.reading.store(0, Ordering::Release);
+        self.control.reading.store(0, Ordering::Release);
         self.check_given_up()
     }
 
@@ -466,23 +467,23 @@ impl Transport for Shm {
     }
 
     fn set_need_wakeup(&mut self) -> bool {
-        self.board.doze.announce();
+        self.control.need_wakeup.set();
         !self.links.iter().any(Link::has_news)
     }
 
     fn clear_need_wakeup(&mut self) {
-        self.board.doze.end();
+        self.control.need_wakeup.clear();
         self.wake.drain();
     }
 
     fn abort(&mut self) {
-        self.board.reading.store(0, Ordering::Relaxed);
-        self.board.given_up.store(1, Ordering::Relaxed);
+        self.control.reading.store(0, Ordering::Relaxed);
+        self.control.aborted.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let patience = Instant::now() + GIVE_UP_PATIENCE;
-        while self.links.iter().any(|link| link.board.reading.load(Ordering::Acquire) != 0) {
+        let patience = Instant::now() + ABORT_TIMEOUT;
+        while self.links.iter().any(|link| link.control.reading.load(Ordering::Acquire) != 0) {
             if Instant::now() > patience {
-                log::debug!("a neighbour still reads this rank's memory after {GIVE_UP_PATIENCE:?}");
+                log::debug!("a neighbour still reads this rank's memory after {ABORT_TIMEOUT:?}");
                 return;
             }
             std::thread::yield_now();

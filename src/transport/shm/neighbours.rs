@@ -30,7 +30,7 @@ pub struct Neighbour {
     /// What wakes it.
     pub wake: WakeFd,
     /// What tells it that a neighbour has allocated memory.
-    pub growth: WakeFd,
+    pub prefault: WakeFd,
 }
 
 /// All ranks of a node, as one of them sees them.
@@ -40,21 +40,21 @@ pub struct Neighbours {
     /// What wakes this rank.
     pub wake: WakeFd,
     /// What tells this rank that a neighbour has allocated memory.
-    pub growth: WakeFd,
+    pub prefault: WakeFd,
     /// The others.
     pub others: Vec<Neighbour>,
 }
 
 /// A socket at which the neighbours hand in their descriptors. Made before the ranks tell each other its name.
-pub struct Invitation {
+pub struct DescriptorExchange {
     socket: OwnedFd,
     secret: [u8; 16],
 }
 
 /// A datagram: the secret of the invitation and the sender's place on the node.
-const GREETING: usize = 16 + 8;
+const DATAGRAM: usize = 16 + 8;
 
-impl Invitation {
+impl DescriptorExchange {
     /// Opens a socket under a name that nobody can guess.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Invitation {
     ///
     /// # Errors
     /// `Rendezvous` if they do not all come before `deadline`, or the error of `fault` if it is raised meanwhile.
-    pub fn meet(
+    pub fn run(
         self,
         me: Rank,
         node: &[(Rank, [u8; 16])],
@@ -92,14 +92,18 @@ impl Invitation {
         fault: &Fault,
     ) -> Result<Neighbours> {
         let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
-        let (wake, growth) = (WakeFd::new()?, WakeFd::new()?);
+        let (wake, prefault) = (WakeFd::new()?, WakeFd::new()?);
         let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
         while !unsent.is_empty() || others.len() + 1 < node.len() {
             fault.check()?;
             let mut blocked = Vec::new();
             for other in unsent.drain(..) {
-                match self.greet(place, &node[other].1, [arena.file(), wake.as_fd(), growth.as_fd()]) {
+                match self.send_descriptors(
+                    place,
+                    &node[other].1,
+                    [arena.file(), wake.as_fd(), prefault.as_fd()],
+                ) {
                     Ok(()) => {}
                     // Its queue is full: it reads as soon as it gets here.
                     Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
@@ -117,7 +121,7 @@ impl Invitation {
             }
             unsent = blocked;
             while let Some((from, descriptors)) = self.receive()? {
-                let [file, wake, growth] = descriptors;
+                let [file, wake, prefault] = descriptors;
                 let Some((rank, _)) =
                     node.get(from).filter(|_| others.iter().all(|other| other.place != from))
                 else {
@@ -129,7 +133,7 @@ impl Invitation {
                     place: from,
                     arena,
                     wake: wake.into(),
-                    growth: growth.into(),
+                    prefault: prefault.into(),
                 });
             }
             if Instant::now() >= deadline {
@@ -152,32 +156,32 @@ impl Invitation {
             }
         }
         others.sort_by_key(|other| other.place);
-        Ok(Neighbours { place, wake, growth, others })
+        Ok(Neighbours { place, wake, prefault, others })
     }
 
-    fn greet(
+    fn send_descriptors(
         &self,
         place: usize,
         secret: &[u8; 16],
         descriptors: [BorrowedFd<'_>; 3],
     ) -> rustix::io::Result<()> {
-        let mut greeting = [0; GREETING];
-        greeting[..16].copy_from_slice(secret);
-        greeting[16..].copy_from_slice(&(place as u64).to_le_bytes());
+        let mut datagram = [0; DATAGRAM];
+        datagram[..16].copy_from_slice(secret);
+        datagram[16..].copy_from_slice(&(place as u64).to_le_bytes());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        let bytes = [IoSlice::new(&greeting)];
+        let bytes = [IoSlice::new(&datagram)];
         sendmsg_addr(&self.socket, &address(secret)?, &bytes, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// The next greeting that knows the secret, if one is there. Others are dropped.
+    /// The next datagram that knows the secret, if one is there. Others are dropped.
     fn receive(&self) -> Result<Option<(usize, [OwnedFd; 3])>> {
         loop {
-            let mut greeting = [0; GREETING];
+            let mut datagram = [0; DATAGRAM];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut bytes = [IoSliceMut::new(&mut greeting)];
+            let mut bytes = [IoSliceMut::new(&mut datagram)];
             let received = match recvmsg(&self.socket, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(message) => message.bytes,
                 Err(Errno::AGAIN) => return Ok(None),
@@ -190,9 +194,9 @@ impl Invitation {
                     descriptors.extend(rights);
                 }
             }
-            let place = u64::from_le_bytes(std::array::from_fn(|byte| greeting[16 + byte]));
-            if received == GREETING
-                && greeting[..16] == self.secret
+            let place = u64::from_le_bytes(std::array::from_fn(|byte| datagram[16 + byte]));
+            if received == DATAGRAM
+                && datagram[..16] == self.secret
                 && let Ok(descriptors) = <[OwnedFd; 3]>::try_from(descriptors)
             {
                 return Ok(Some((place as usize, descriptors)));

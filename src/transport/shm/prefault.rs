@@ -1,9 +1,9 @@
-//! Growth: when a rank allocates a buffer in its arena, its neighbours make the pages ready for reading at
+//! RemotePrefault: when a rank allocates a buffer in its arena, its neighbours make the pages ready for reading at
 //! once, in a thread of their own, so that the first call that reads the buffer is as fast as the hundredth.
 //!
 //! All of this may come late or not at all: a page that is not ready is faulted in when it is read.
 
-use super::{Board, Neighbours, Placed};
+use super::{ArenaRef, ControlPage, Neighbours};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, PeerArena};
 use crate::wake::WakeFd;
@@ -12,25 +12,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// Ranges that the board remembers; whoever is further behind has missed some, which costs page faults only.
-const REMEMBERED: usize = 16;
+/// Ranges that the control remembers; whoever is further behind has missed some, which costs page faults only.
+const RANGES: usize = 16;
 
 /// Smaller buffers are faulted in about as fast as they are announced.
-const WORTH_IT: usize = 256 << 10;
+const MIN_BYTES: usize = 256 << 10;
 
-/// The part of a board on which a rank announces what it has allocated.
+/// The part of a control on which a rank announces what it has allocated.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Announcements {
+pub(super) struct Prefault {
     count: AtomicU64,
     /// Offset and length.
-    ranges: [[AtomicU64; 2]; REMEMBERED],
+    ranges: [[AtomicU64; 2]; RANGES],
 }
 
-impl Announcements {
+impl Prefault {
     fn add(&self, offset: usize, len: usize) {
         let count = self.count.load(Ordering::Relaxed);
-        let [at, size] = &self.ranges[count as usize % REMEMBERED];
+        let [at, size] = &self.ranges[count as usize % RANGES];
         at.store(offset as u64, Ordering::Relaxed);
         size.store(len as u64, Ordering::Relaxed);
         self.count.store(count + 1, Ordering::Release);
@@ -40,48 +40,49 @@ impl Announcements {
     /// is read comes out wrong, which the arena's bounds make harmless.
     fn since(&self, seen: &mut u64) -> impl Iterator<Item = (usize, usize)> {
         let count = self.count.load(Ordering::Acquire);
-        let from = (*seen).clamp(count.saturating_sub(REMEMBERED as u64), count);
+        let from = (*seen).clamp(count.saturating_sub(RANGES as u64), count);
         *seen = count;
         (from..count).map(|number| {
-            let [at, size] = &self.ranges[number as usize % REMEMBERED];
+            let [at, size] = &self.ranges[number as usize % RANGES];
             (at.load(Ordering::Relaxed) as usize, size.load(Ordering::Relaxed) as usize)
         })
     }
 }
 
 /// A rank's side of both: it announces what it allocates, and a thread follows what its neighbours announce.
-pub struct Growth {
-    board: Placed<Board>,
+pub struct RemotePrefault {
+    control: ArenaRef<ControlPage>,
     neighbours: Vec<WakeFd>,
     wake: WakeFd,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Growth {
+impl RemotePrefault {
     /// Starts to follow the neighbours.
     ///
     /// # Errors
     /// `System` if there is no thread or descriptor to be had.
     pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Self> {
-        let wake = neighbours.growth.try_clone()?;
+        let wake = neighbours.prefault.try_clone()?;
         let over = Arc::new(AtomicBool::new(false));
         let mut followed = Vec::new();
         for other in &neighbours.others {
-            let board = Placed::new(other.arena.piece(0, size_of::<Board>()), Arc::clone(&other.arena) as _)?;
-            followed.push((board, Arc::clone(&other.arena), 0));
+            let control =
+                ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), Arc::clone(&other.arena) as _)?;
+            followed.push((control, Arc::clone(&other.arena), 0));
         }
         let follower = Follower { wake: wake.try_clone()?, over: Arc::clone(&over), followed };
         let thread = std::thread::Builder::new()
-            .name("flexring-growth".to_owned())
+            .name("flexring-prefault".to_owned())
             .spawn(move || follower.run())
             .map_err(|cause| Error::system("cannot start a thread", cause))?;
         Ok(Self {
-            board: Placed::new(arena.piece(0, size_of::<Board>()), Arc::clone(arena) as _)?,
+            control: ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(arena) as _)?,
             neighbours: neighbours
                 .others
                 .iter()
-                .map(|other| other.growth.try_clone())
+                .map(|other| other.prefault.try_clone())
                 .collect::<Result<_>>()?,
             wake,
             over,
@@ -91,15 +92,15 @@ impl Growth {
 
     /// Tells the neighbours of `len` bytes at `offset` in this rank's arena.
     pub fn announce(&self, offset: usize, len: usize) {
-        if len < WORTH_IT {
+        if len < MIN_BYTES {
             return;
         }
-        self.board.announcements.add(offset, len);
+        self.control.prefault.add(offset, len);
         self.neighbours.iter().for_each(WakeFd::notify);
     }
 }
 
-impl Drop for Growth {
+impl Drop for RemotePrefault {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
         self.wake.notify();
@@ -113,15 +114,15 @@ impl Drop for Growth {
 struct Follower {
     wake: WakeFd,
     over: Arc<AtomicBool>,
-    /// Each neighbour's board and arena, and how many announcements were seen.
-    followed: Vec<(Placed<Board>, Arc<PeerArena>, u64)>,
+    /// Each neighbour's control and arena, and how many prefault were seen.
+    followed: Vec<(ArenaRef<ControlPage>, Arc<PeerArena>, u64)>,
 }
 
 impl Follower {
     fn run(mut self) {
         while !self.over.load(Ordering::Acquire) {
-            for (board, arena, seen) in &mut self.followed {
-                for (offset, len) in board.announcements.since(seen) {
+            for (control, arena, seen) in &mut self.followed {
+                for (offset, len) in control.prefault.since(seen) {
                     arena.make_ready(offset, len);
                 }
             }

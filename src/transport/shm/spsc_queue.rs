@@ -1,4 +1,4 @@
-//! The lane: the single-producer, single-consumer ring between two ranks that share memory, and the doze
+//! The lane: the single-producer, single-consumer ring between two ranks that share memory, and the need_wakeup
 //! through which a sleeper is woken.
 //!
 //! Each rank writes to its own memory only and reads its peer's. So a lane is one half of a pair: in mine I
@@ -17,12 +17,12 @@ use crossbeam_utils::CachePadded;
 pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// What one entry carries: one cache line.
-pub(super) type Words = [u64; 8];
+pub(super) type Entry = [u64; 8];
 
 /// One rank's half of the pair.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Lane {
+pub(super) struct SpscQueue {
     /// How many entries I have written.
     written: CachePadded<AtomicU64>,
     /// How many of the peer's entries I need no longer.
@@ -31,7 +31,7 @@ pub(super) struct Lane {
 }
 
 #[cfg(loom)]
-impl Default for Lane {
+impl Default for SpscQueue {
     fn default() -> Self {
         Self {
             written: CachePadded::new(AtomicU64::new(0)),
@@ -43,7 +43,7 @@ impl Default for Lane {
 
 /// A peer's counter is one that it cannot have come to by the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Nonsense;
+pub(super) struct InvalidCounter;
 
 /// Both halves as one of the two ranks sees them.
 #[derive(Debug)]
@@ -58,20 +58,20 @@ pub(super) struct Duplex<L> {
     consumed: u64,
 }
 
-impl<L: Deref<Target = Lane>> Duplex<L> {
+impl<L: Deref<Target = SpscQueue>> Duplex<L> {
     /// Two halves that nobody has used yet.
     pub(super) fn new(mine: L, theirs: L) -> Self {
         Self { mine, theirs, written: 0, read: 0, consumed: 0 }
     }
 
     /// How many of my entries the peer has given back.
-    pub(super) fn acknowledged(&self) -> Result<u64, Nonsense> {
+    pub(super) fn acknowledged(&self) -> Result<u64, InvalidCounter> {
         let acknowledged = self.theirs.consumed.load(Ordering::Acquire);
-        if acknowledged > self.written { Err(Nonsense) } else { Ok(acknowledged) }
+        if acknowledged > self.written { Err(InvalidCounter) } else { Ok(acknowledged) }
     }
 
     /// Writes the next entry. The caller keeps within [`ENTRIES`] beyond what was acknowledged.
-    pub(super) fn write(&mut self, words: Words) {
+    pub(super) fn write(&mut self, words: Entry) {
         let entry = &self.mine.entries[self.written as usize % ENTRIES];
         for (slot, word) in entry.iter().zip(words) {
             // Ordered by the release below, and not overwritten before the peer has given the entry back.
@@ -82,13 +82,13 @@ impl<L: Deref<Target = Lane>> Duplex<L> {
     }
 
     /// The peer's next entry, if it has written one. Looking does not take it.
-    pub(super) fn peek(&self) -> Result<Option<Words>, Nonsense> {
+    pub(super) fn peek(&self) -> Result<Option<Entry>, InvalidCounter> {
         let written = self.theirs.written.load(Ordering::Acquire);
         if written == self.read {
             return Ok(None);
         }
         if written < self.read || written - self.consumed > ENTRIES as u64 {
-            return Err(Nonsense);
+            return Err(InvalidCounter);
         }
         let entry = &self.theirs.entries[self.read as usize % ENTRIES];
         Ok(Some(std::array::from_fn(|word| entry[word].load(Ordering::Relaxed))))
@@ -111,27 +111,27 @@ impl<L: Deref<Target = Lane>> Duplex<L> {
 /// then looks at the word. The two fences make sure that at least one of them sees the other.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Doze(AtomicU32);
+pub(super) struct NeedWakeup(AtomicU32);
 
-impl Doze {
+impl NeedWakeup {
     #[cfg(loom)]
     pub(super) fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
     /// The owner is about to sleep and will look for news once more after this.
-    pub(super) fn announce(&self) {
+    pub(super) fn set(&self) {
         self.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// The owner is awake.
-    pub(super) fn end(&self) {
+    pub(super) fn clear(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
     /// Whether the owner must be woken for what the caller has published before.
-    pub(super) fn must_wake(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) != 0
     }
@@ -143,8 +143,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    fn pair() -> (Duplex<Arc<Lane>>, Duplex<Arc<Lane>>) {
-        let (left, right) = (Arc::new(Lane::default()), Arc::new(Lane::default()));
+    fn pair() -> (Duplex<Arc<SpscQueue>>, Duplex<Arc<SpscQueue>>) {
+        let (left, right) = (Arc::new(SpscQueue::default()), Arc::new(SpscQueue::default()));
         (Duplex::new(Arc::clone(&left), Arc::clone(&right)), Duplex::new(right, left))
     }
 
@@ -179,13 +179,13 @@ mod tests {
     fn a_sleeper_sees_the_entry_or_is_woken() {
         loom::model(|| {
             let (mut producer, consumer) = pair();
-            let doze = Arc::new(Doze::new());
-            let sleeper = Arc::clone(&doze);
+            let need_wakeup = Arc::new(NeedWakeup::new());
+            let sleeper = Arc::clone(&need_wakeup);
             let thread = thread::spawn(move || {
                 producer.write([1; 8]);
-                doze.must_wake()
+                need_wakeup.is_set()
             });
-            sleeper.announce();
+            sleeper.set();
             let seen = consumer.peek().unwrap().is_some();
             let woken = thread.join().unwrap();
             assert!(seen || woken, "the sleeper would sleep for ever");
