@@ -2,7 +2,7 @@
 //!
 //!     cargo bench --bench planning
 
-#[path = "../tests/trees/mod.rs"]
+#[path = "../tests/suite/trees/mod.rs"]
 mod trees;
 
 use flexring::config::Lowering;

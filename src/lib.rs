@@ -24,6 +24,8 @@ pub mod float8;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;
 pub mod plan;
+#[cfg(test)]
+mod test_effort;
 pub mod trace;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod transport;

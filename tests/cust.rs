@@ -2,6 +2,9 @@
 
 #![cfg(feature = "cust")]
 
+#[path = "../src/test_effort.rs"]
+mod effort;
+#[path = "suite/harness/mod.rs"]
 mod harness;
 
 use cust::memory::{CopyDestination, DeviceBuffer};

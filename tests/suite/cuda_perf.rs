@@ -1,7 +1,5 @@
 //! `flexring perf --device cuda`, `doctor` and `env` about GPUs, run as their users run them. Runs where `WORLDS=gpu`, but
 //! for what is told where there is no driver.
-#![cfg(all(feature = "cli", feature = "cuda"))]
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
 
 use flexring::device::cuda::{gpu_facts, gpus};
 use serde_json::Value;

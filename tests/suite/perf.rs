@@ -1,7 +1,5 @@
 //! The `flexring` command, run as its users run it: `perf` with local ranks, and `env`.
 
-#![cfg(feature = "cli")]
-
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

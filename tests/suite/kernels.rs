@@ -1,6 +1,5 @@
 //! The GPU kernels' very source, compiled for a processor: their bits are the host device's, for every type, operation,
 //! alignment and length. Only the payload and sign of a NaN may differ.
-#![cfg(feature = "cuda")]
 #![allow(
     unsafe_code,
     clippy::print_stderr,

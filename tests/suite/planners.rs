@@ -1,19 +1,15 @@
 //! Every planner on random trees: what it plans is proved by the verifier, and sums real vectors.
 
-mod harness;
-mod trees;
-
+use crate::effort::cases;
+use crate::harness::watched;
+use crate::trees::{self, Random};
 use flexring::config::{Algorithm, Config, Lowering};
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::flexreduce;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, ReduceOp};
-use harness::watched;
 use std::time::Duration;
-use trees::Random;
-
-const TREES: u64 = 10_000;
 
 /// The tree of a seed: up to 64 leaves, but most have fewer, and up to 4 levels deep.
 fn tree(seed: u64) -> (Random, Topology) {
@@ -67,9 +63,9 @@ fn contribution(rank: usize, at: usize) -> i64 {
 }
 
 #[test]
-fn every_plan_for_ten_thousand_trees_is_proved_and_sums_on_the_local_transport() {
+fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
     let mut by_world: Vec<Vec<u64>> = vec![Vec::new(); 65];
-    for seed in 0..TREES {
+    for seed in 0..cases(1_000) {
         by_world[tree(seed).1.world()].push(seed);
     }
     let mut config = Config::default();

@@ -1,13 +1,11 @@
 //! What the siblings of the all-reduce promise (reduce-scatter, all-gather, broadcast and reduce), over every
 //! transport, algorithm, lowering, operation, root and world size.
 
-mod harness;
-
+use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::{Error, ErrorKind, ReduceOp, Result};
 use half::bf16;
-use harness::{Rank, Setup, TestElement, World, cases, spawn};
 use proptest::prelude::*;
 use std::ops::DerefMut;
 use std::sync::Barrier;

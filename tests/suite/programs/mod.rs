@@ -1,9 +1,6 @@
 //! Programs that a test runs: where flexring's libraries are, and how to run something without ever hanging or
 //! leaving anything behind.
 
-#![allow(dead_code, reason = "each test binary uses a part of it")]
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
-
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,15 +1,9 @@
 //! cudarc's vectors in calls, over the simulated driver or, where WORLDS=gpu, the machine's.
 
-#![cfg(feature = "cuda")]
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
-
-mod harness;
-mod programs;
-
+use crate::harness::{Rank, Setup, World, spawn, spawn_processes, test_name};
+use crate::programs::with_cuda;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::ReduceOp;
-use harness::{Rank, Setup, World, spawn, spawn_processes};
-use programs::with_cuda;
 use std::sync::{Arc, Barrier};
 
 const COUNT: usize = 30_000;
@@ -38,7 +32,7 @@ fn reduces_slices(rank: &Rank, stream: &Arc<CudaStream>) {
 /// Two threads, with streams of their own. cudarc waits for all of the GPU when it makes one, so no rank calls before all
 /// have theirs.
 fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
-    with_cuda(name, &[], || {
+    with_cuda(&test_name(module_path!(), name), &[], || {
         let all = Barrier::new(2);
         spawn(&Setup::new(World::Gpu, 2), |rank| {
             let streams = [stream(), stream()];
@@ -50,9 +44,10 @@ fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
 
 /// Two processes, over a driver with these settings.
 fn processes_reduce_slices(name: &str, settings: &[(&str, &str)]) {
-    with_cuda(name, settings, || {
+    with_cuda(&test_name(module_path!(), name), settings, || {
         let setup = Setup::new(World::Gpu, 2);
-        for rank in spawn_processes(name, &setup, |rank| reduces_slices(&rank, &stream())) {
+        let name = test_name(module_path!(), name);
+        for rank in spawn_processes(&name, &setup, |rank| reduces_slices(&rank, &stream())) {
             assert!(rank.status.success(), "{}", String::from_utf8_lossy(&rank.stderr));
         }
     });

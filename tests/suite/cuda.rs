@@ -1,17 +1,13 @@
 //! What vectors on GPUs promise beyond what the other tests prove on them: the kernels' bits, calls in the order of
 //! streams that are busy, and what happens when something is wrong. Runs where `WORLDS=gpu`.
-#![cfg(feature = "cuda")]
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
 
-mod harness;
-
+use crate::harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, test_name};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::config::{Algorithm, Lowering, Size};
 use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
-use harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes};
 use std::any::Any;
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -367,7 +363,8 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_here() {
         return;
     }
-    let ended = spawn_processes(test, &Setup::new(world, 3), |comm| {
+    let name = test_name(module_path!(), test);
+    let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
         let gpu = comm.rank() % gpus().expect("a driver");
         let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
         vector.write(&vec![0f32; 100_000]).expect("a GPU that works");

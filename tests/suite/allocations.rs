@@ -1,10 +1,8 @@
 //! A call in the steady state allocates nothing.
 
-mod harness;
-
+use crate::harness::{Setup, World, spawn};
 use flexring::ReduceOp;
 use flexring::config::Lowering;
-use harness::{Setup, World, spawn};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,6 @@
 //! `include/flexring.h` is made from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test header`
 //! rewrites it.
 
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,10 +1,6 @@
 //! `flexring plan`, run as its users run it.
 
-#![cfg(feature = "cli")]
-
-mod command;
-
-use command::run;
+use crate::command::run;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -1,15 +1,13 @@
 //! Topologies and plans that users describe: good ones are used, and of bad ones every rank is told the same
 //! sentence before any data moves.
 
-mod harness;
-
+use crate::harness::{Setup, World, join, spawn, watched};
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::{Algorithm, Config, Dimensions, Servers};
 use flexring::plan::file;
 use flexring::plan::planner::{flexreduce, ring};
 use flexring::plan::topology::Topology;
 use flexring::{Error, ErrorKind, ReduceOp};
-use harness::{Setup, World, join, spawn, watched};
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,10 +1,6 @@
 //! `flexring doctor`, run as its users run it. The machine may have RDMA or not; what is told must agree with itself.
 
-#![cfg(feature = "cli")]
-
-mod command;
-
-use command::run;
+use crate::command::run;
 use serde_json::Value;
 
 #[test]

@@ -1,8 +1,6 @@
 //! The C ABI as C programs see it: compiled, linked by the documented lines, and run.
 
-mod programs;
-
-use programs::{libraries, present, program, root, simulated_cuda, succeed};
+use crate::programs::{libraries, present, program, root, simulated_cuda, succeed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;

@@ -1,8 +1,7 @@
 //! What happens when something goes wrong: every rank gets an error that names who and what, soon, and what
 //! remains can be freed.
 
-mod harness;
-
+use crate::harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, test_name, watched};
 use flexring::bootstrap::{Hub, Identity};
 use flexring::config::{Lowering, Size};
 use flexring::plan::lowering::Plan;
@@ -10,7 +9,6 @@ use flexring::plan::planner::tree;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::Proven;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
-use harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, watched};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -179,7 +177,8 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_here() {
         return;
     }
-    let ended = spawn_processes(test, &Setup::new(world, 3), |comm| {
+    let name = test_name(module_path!(), test);
+    let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
         comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
         if comm.rank() == 1 {
             die_soon();

@@ -1,12 +1,10 @@
 //! What an all-reduce promises, over every transport, lowering, type, operation and world size.
 
-mod harness;
-
+use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
 use flexring::config::Lowering;
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{DType, ReduceOp};
 use half::{bf16, f16};
-use harness::{Rank, Setup, TestElement, World, cases, spawn};
 use proptest::prelude::*;
 
 const OPS: [ReduceOp; 6] =

@@ -1,9 +1,7 @@
 //! The harness: `spawn(world, body)` runs the same body as every rank of a world, over any transport, under a
 //! watchdog.
 
-#![allow(dead_code, reason = "each test binary uses a part of it")]
-#![allow(unused_imports, reason = "each test binary uses a part of it")]
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
+#![allow(dead_code, unused_imports, reason = "the tests of the feature `cust` use a part of it")]
 
 mod element;
 mod rank;
@@ -154,9 +152,11 @@ impl Setup {
     }
 }
 
-/// How many random cases a property is tried with: fewer where a processor is emulated.
+/// Number of random cases of a property test: `usual` scaled by `FLEXRING_TEST_EFFORT`, and a third of it on an emulated
+/// processor or a simulated GPU.
 pub fn cases(usual: u32) -> u32 {
-    if World::here()[0].is_simulated() { usual / 3 } else { usual }
+    let usual = if World::here()[0].is_simulated() { usual / 3 } else { usual };
+    crate::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
 }
 
 /// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.
@@ -221,8 +221,16 @@ pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `body` as every rank of a world of processes. The processes are this test binary once more, told to run
-/// the test called `name` alone, which must do nothing but call this. Returns how each of them ended, by rank.
+/// Full name of the test `name` in the module at `path` (`module_path!()`), as `--exact` expects it.
+pub fn test_name(path: &str, name: &str) -> String {
+    match path.split_once("::") {
+        Some((_, module)) => format!("{module}::{name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Runs `body` as every rank of a world of processes. Each process runs this test binary with the test whose full name
+/// is `name`, which must do nothing but call this function. Returns the output of each process, by rank.
 pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
@@ -256,7 +264,13 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
                     .expect("a process for the rank")
             })
             .collect();
-        children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect()
+        let outputs: Vec<std::process::Output> =
+            children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect();
+        for output in &outputs {
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert!(!stdout.contains("running 0 tests"), "there is no test called {name}");
+        }
+        outputs
     })
 }
 

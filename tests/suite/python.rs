@@ -1,10 +1,6 @@
 //! The Python bindings, by their own tests, and the training example on four ranks.
 
-#![allow(clippy::print_stderr, reason = "a test says what it skips")]
-
-mod programs;
-
-use programs::{libraries, program, root, simulated_cuda, succeed};
+use crate::programs::{libraries, program, root, simulated_cuda, succeed};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;

@@ -1,14 +1,10 @@
 //! The README tells the truth: its table of settings is the one that `flexring env --markdown` prints.
 
-#![cfg(feature = "cli")]
-
-mod command;
-
-use command::run;
+use crate::command::run;
 
 #[test]
 fn the_table_of_settings_is_current() {
-    let readme = include_str!("../README.md");
+    let readme = include_str!("../../README.md");
     let (_, rest) = readme.split_once("<!-- settings -->\n").expect("the table begins");
     let (table, _) = rest.split_once("<!-- /settings -->").expect("the table ends");
     let (_, printed, _) = run("env --markdown", &[]);

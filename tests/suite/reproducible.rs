@@ -1,15 +1,12 @@
 //! `FLEXRING_REPRODUCIBLE=1`: the bits of a sum are those of adding the ranks' contributions in rank order,
 //! whatever carries them, whoever adds them, and however the vector is cut.
 
-mod harness;
-mod trees;
-
+use crate::harness::{Setup, World, spawn};
+use crate::trees::{self, Random};
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Element, ReduceOp};
 use half::{bf16, f16};
-use harness::{Setup, World, spawn};
-use trees::Random;
 
 /// Numbers of all magnitudes, so that every other order of addition gives other bits.
 fn given(rank: usize, count: usize) -> Vec<f64> {

@@ -1,0 +1,45 @@
+//! The integration tests, in one binary: a module per subject, linked once.
+//!
+//! `cargo nextest run --test suite` runs each test in a process of its own, so that a test that hangs or breaks its
+//! process costs that test alone.
+
+#![allow(clippy::print_stderr, reason = "a test reports what it skips")]
+
+#[path = "../../src/test_effort.rs"]
+mod effort;
+mod harness;
+mod programs;
+mod trees;
+
+mod all_reduce;
+mod allocations;
+mod c_api;
+mod collectives;
+mod descriptions;
+mod failures;
+mod header;
+mod lives;
+mod pipeline;
+mod planners;
+mod python;
+mod reproducible;
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod cudarc;
+#[cfg(feature = "cuda")]
+mod kernels;
+
+#[cfg(feature = "cli")]
+mod command;
+#[cfg(all(feature = "cli", feature = "cuda"))]
+mod cuda_perf;
+#[cfg(feature = "cli")]
+mod doctor;
+#[cfg(feature = "cli")]
+mod perf;
+#[cfg(feature = "cli")]
+mod plan_command;
+#[cfg(feature = "cli")]
+mod readme;
