@@ -1,5 +1,7 @@
 //! Random numbers, and random trees for tests that plan on them.
 
+#![allow(dead_code, reason = "`bench/planning.rs` uses a part of it")]
+
 use flexring::config::Algorithm;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
