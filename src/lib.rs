@@ -21,12 +21,12 @@ pub mod error;
 pub mod executor;
 pub mod fault;
 pub mod float8;
+pub mod logging;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;
 pub mod plan;
 #[cfg(test)]
 mod test_effort;
-pub mod trace;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod transport;
 pub mod wake;

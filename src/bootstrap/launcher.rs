@@ -27,7 +27,7 @@ pub struct Identity {
     /// How many ranks there are, at least 1.
     pub world: usize,
     /// Where they meet.
-    pub meeting: Meeting,
+    pub rendezvous: RendezvousPoint,
     /// What tells this job from others that may meet at the same place; 0 if nothing is known of the job.
     pub token: u128,
     /// Who said so, for messages.
@@ -44,14 +44,14 @@ impl Identity {
             let words = format!("rank {rank} is not in a world of {world}: ranks count from 0");
             return Err(Error::new(ErrorKind::InvalidArgument, words));
         }
-        let meeting = Meeting::Id(*id);
-        Ok(Self { rank, world, token: id.token(), meeting, launcher: "a unique id" })
+        let rendezvous = RendezvousPoint::Id(*id);
+        Ok(Self { rank, world, token: id.token(), rendezvous, launcher: "a unique id" })
     }
 }
 
 /// Where the ranks of a world meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
+pub enum RendezvousPoint {
     /// Rank 0 listens there.
     Address {
         /// Host name or address of rank 0.
@@ -85,12 +85,18 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
         let id = UniqueId::from_hex(&text).map_err(|error| {
             Error::new(ErrorKind::InvalidSetting, format!("{name}=\"{text}\": {}", error.message()))
         })?;
-        return Ok(Identity { rank, world, token: id.token(), meeting: Meeting::Id(id), launcher });
+        return Ok(Identity {
+            rank,
+            world,
+            token: id.token(),
+            rendezvous: RendezvousPoint::Id(id),
+            launcher,
+        });
     }
     let token = launched.as_ref().map_or(0, Launched::token);
-    let meeting = if world == 1 {
+    let rendezvous = if world == 1 {
         // Nobody else has to find the way.
-        Meeting::Address { host: "127.0.0.1".to_owned(), port: 0 }
+        RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 }
     } else {
         let host = config
             .master_addr
@@ -101,9 +107,9 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
             .master_port
             .or_else(|| launched.as_ref().and_then(|launched| launched.port))
             .unwrap_or_else(|| derived_port(token));
-        Meeting::Address { host, port }
+        RendezvousPoint::Address { host, port }
     };
-    Ok(Identity { rank, world, meeting, token, launcher })
+    Ok(Identity { rank, world, rendezvous, token, launcher })
 }
 
 /// Whether nothing says that this process is a rank of some world.

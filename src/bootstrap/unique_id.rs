@@ -28,7 +28,7 @@ impl UniqueId {
     /// How many addresses fit.
     pub(super) const MAX_ADDRESSES: usize = (CHECKSUM_AT - ADDRESSES_AT) / ADDRESS_SIZE;
 
-    /// An id of a hub that listens on `addresses`, of which the first four count.
+    /// An id of a coordinator that listens on `addresses`, of which the first four count.
     pub(super) fn new(token: u128, addresses: &[SocketAddr]) -> Self {
         let addresses = &addresses[..addresses.len().min(Self::MAX_ADDRESSES)];
         let mut bytes = [0; Self::SIZE];
@@ -136,7 +136,7 @@ impl UniqueId {
         u128::from_le_bytes(token)
     }
 
-    /// Where the hub listens, best first.
+    /// Where the coordinator listens, best first.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.entries().filter_map(decode).collect()
     }

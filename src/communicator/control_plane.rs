@@ -1,7 +1,7 @@
-//! Who watches over the ranks of a communicator: the lifeline between processes, or the group that the
+//! Who watches over the ranks of a communicator: the control connection between processes, or the group that the
 //! threads of one process share.
 
-use crate::bootstrap::Lifeline;
+use crate::bootstrap::ControlConnection;
 use crate::call::{Call, Rank};
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What is told to the other ranks, and what they tell.
 pub(super) enum ControlPlane {
     /// Ranks that are processes.
-    Lifeline(Lifeline),
+    ControlConnection(ControlConnection),
     /// Ranks that are threads of this process.
     LocalGroup(LocalMember),
 }
@@ -19,7 +19,7 @@ impl ControlPlane {
     /// This rank enters a call.
     pub(super) fn enter(&self, call: &Call) {
         match self {
-            Self::Lifeline(lifeline) => lifeline.status().enter(call),
+            Self::ControlConnection(control) => control.call_state().enter(call),
             Self::LocalGroup(member) => member.enter(call),
         }
     }
@@ -27,7 +27,7 @@ impl ControlPlane {
     /// This rank has left the call that it entered last.
     pub(super) fn leave(&self) {
         match self {
-            Self::Lifeline(lifeline) => lifeline.status().leave(),
+            Self::ControlConnection(control) => control.call_state().leave(),
             Self::LocalGroup(member) => member.leave(),
         }
     }
@@ -35,9 +35,9 @@ impl ControlPlane {
     /// Tells everybody that this rank failed, and returns what everybody is told to be the cause.
     pub(super) fn report(&self, error: Error) -> Error {
         match self {
-            Self::Lifeline(lifeline) => {
+            Self::ControlConnection(control) => {
                 let suspect = error.suspect();
-                lifeline.report(error, suspect)
+                control.report(error, suspect)
             }
             Self::LocalGroup(member) => member.report(error),
         }
@@ -47,7 +47,7 @@ impl ControlPlane {
     pub(super) fn abort(&self, fault: &Fault, rank: Rank) {
         let words = "the communicator was aborted";
         match self {
-            Self::Lifeline(lifeline) => lifeline.abort(words),
+            Self::ControlConnection(control) => control.abort(words),
             Self::LocalGroup(_) => {
                 fault.raise(Error::new(ErrorKind::Aborted, format!("rank {rank}: {words}")));
             }

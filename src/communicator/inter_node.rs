@@ -4,7 +4,7 @@
 //! made, nor what is sent.
 
 use super::join::PeerInfo;
-use crate::bootstrap::{self, Lifeline};
+use crate::bootstrap::{self, ControlConnection};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, ErrorKind, Result};
@@ -67,7 +67,7 @@ pub(super) struct InterNodeSetup<'a> {
     /// The ranks to link to.
     pub inter_node: &'a [Rank],
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "tcp needs no steps taken together"))]
-    pub lifeline: &'a Lifeline,
+    pub control: &'a ControlConnection,
     pub deadline: Instant,
     pub fault: &'a Arc<Fault>,
 }
@@ -205,7 +205,7 @@ impl InterNodeSetup<'_> {
         let unreadable =
             |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read {what}: {cause}"));
         let mine = postcard::to_stdvec(mine).map_err(unreadable)?;
-        let results = self.lifeline.all_gather(what, &mine)?;
+        let results = self.control.all_gather(what, &mine)?;
         let results = results.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
         let results: Vec<Result<T>> = results.collect::<Result<_>>()?;
         let within = |(rank, result): (Rank, Result<T>)| {

@@ -6,7 +6,7 @@ use super::gpu::{self, GpuState};
 use super::inter_node::{self, InterNodeSetup, RailOffer};
 use super::user_memory::UserMemory;
 use super::{Communicator, Core, Engine, call_queue::CallQueue, plans::Plans};
-use crate::bootstrap::{self, Identity, Lifeline};
+use crate::bootstrap::{self, ControlConnection, Identity};
 use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
 use crate::description;
@@ -47,10 +47,10 @@ impl Communicator {
     /// # Errors
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
-        crate::trace::init(config.log);
+        crate::logging::init(config.log);
         let fault = Arc::new(Fault::new()?);
         let (me, world) = (identity.rank, identity.world);
-        let lifeline = Lifeline::join(identity, config, Arc::clone(&fault))?;
+        let control = ControlConnection::join(identity, config, Arc::clone(&fault))?;
         let deadline = Instant::now() + config.connect_timeout;
 
         let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
@@ -69,13 +69,13 @@ impl Communicator {
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
             rails: inter_node::offer(config, world),
         };
-        let infos = exchange(&lifeline, &info)?;
+        let infos = exchange(&control, &info)?;
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // A topology or a plan that cannot be used is everybody's business: all ranks get the same sentence.
-        let report_all = |error: Error| lifeline.report(error, None);
+        let report_all = |error: Error| control.report(error, None);
         let topology = topology(config, &infos).map_err(report_all)?;
         let plans = Plans::new(config, &topology, me).map_err(report_all)?;
-        agree(&lifeline.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report_all)?;
+        agree(&control.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report_all)?;
         let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
@@ -114,7 +114,7 @@ impl Communicator {
                 infos: &infos,
                 same_node: &same_node,
                 inter_node: &inter_node,
-                lifeline: &lifeline,
+                control: &control,
                 deadline,
                 fault: &fault,
             };
@@ -139,10 +139,10 @@ impl Communicator {
             crowded,
             fault,
         };
-        let core = assembly.finish(ControlPlane::Lifeline(lifeline))?;
-        if let ControlPlane::Lifeline(lifeline) = &core.control {
+        let core = assembly.finish(ControlPlane::ControlConnection(control))?;
+        if let ControlPlane::ControlConnection(control) = &core.control {
             // Nobody calls before everybody has all links.
-            lifeline.all_gather("links", &[])?;
+            control.all_gather("links", &[])?;
         }
         Self::start(core)
     }
@@ -152,7 +152,7 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` for a world of none; `System` if there is too little memory.
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
-        crate::trace::init(config.log);
+        crate::logging::init(config.log);
         if world == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "a world has at least one rank"));
         }
@@ -321,11 +321,11 @@ fn agree(digests: &[Vec<u8>]) -> Result<()> {
     }
 }
 
-fn exchange(lifeline: &Lifeline, info: &PeerInfo) -> Result<Vec<PeerInfo>> {
+fn exchange(control: &ControlConnection, info: &PeerInfo) -> Result<Vec<PeerInfo>> {
     let unreadable =
         |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read peer info: {cause}"));
     let mine = postcard::to_stdvec(info).map_err(unreadable)?;
-    let infos = lifeline.all_gather("peer info", &mine)?;
+    let infos = control.all_gather("peer info", &mine)?;
     infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()
 }
 

@@ -350,7 +350,7 @@ fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
     }
     let mut setup = Setup::new(World::Gpu, 1);
     setup.config.gpu = Some(99);
-    let (_hub, id) = flexring::bootstrap::Hub::create(&setup.config).expect("a hub");
+    let (_coordinator, id) = flexring::bootstrap::Coordinator::create(&setup.config).expect("a coordinator");
     let identity = flexring::bootstrap::Identity::from_unique_id(1, &id, 0).expect("an identity");
     let error = join(&setup.config, &identity).expect_err("there are fewer");
     assert!(error.message().contains("FLEXRING_GPU=99"), "{error}");

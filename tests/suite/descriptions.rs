@@ -2,7 +2,7 @@
 //! sentence before any data moves.
 
 use crate::harness::{Setup, World, join, spawn, watched};
-use flexring::bootstrap::{Hub, Identity};
+use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Algorithm, Config, Dimensions, Servers};
 use flexring::plan::file;
 use flexring::plan::planner::{flexreduce, ring};
@@ -34,7 +34,7 @@ impl File {
 fn refused(change: impl Fn(usize, &mut Config) + Sync) -> Vec<Error> {
     watched(Duration::from_secs(60), || {
         let setup = Setup::new(World::Shm, 3);
-        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         std::thread::scope(|scope| {
             let rank = |rank| {
                 let (setup, change, id) = (&setup, &change, &id);

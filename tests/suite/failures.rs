@@ -2,7 +2,7 @@
 //! remains can be freed.
 
 use crate::harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, test_name, watched};
-use flexring::bootstrap::{Hub, Identity};
+use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Lowering, Size};
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::tree;
@@ -226,7 +226,7 @@ fn processes_on_gpus_that_use_tcp_name_a_killed_rank() {
 fn ranks_with_other_settings_do_not_meet() {
     watched(Duration::from_secs(30), || {
         let setup = Setup::new(World::Shm, 3);
-        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..3)
                 .map(|rank| {

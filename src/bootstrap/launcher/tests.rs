@@ -19,12 +19,12 @@ fn identify(environment: &str) -> Result<Identity> {
 
 fn summary(environment: &str) -> String {
     let identity = identify(environment).unwrap_or_else(|error| panic!("{environment}: {error}"));
-    let place = match &identity.meeting {
-        Meeting::Address { host, port } if *port == derived_port(identity.token) && *port > 0 => {
+    let place = match &identity.rendezvous {
+        RendezvousPoint::Address { host, port } if *port == derived_port(identity.token) && *port > 0 => {
             format!("{host}:derived")
         }
-        Meeting::Address { host, port } => format!("{host}:{port}"),
-        Meeting::Id(_) => "id".to_owned(),
+        RendezvousPoint::Address { host, port } => format!("{host}:{port}"),
+        RendezvousPoint::Id(_) => "id".to_owned(),
     };
     let known = if identity.token == 0 { "anonymous" } else { "named" };
     format!("{} of {} at {place}, {known}, by {}", identity.rank, identity.world, identity.launcher)
@@ -108,7 +108,7 @@ fn a_unique_id_replaces_the_address() {
     let id = UniqueId::new(42, &["10.0.0.1:999".parse().expect("an address")]);
     let hex = id.to_hex();
     let identity = identify(&format!("{OMPI}=2 FLEXRING_UNIQUE_ID={hex}")).expect("no address is needed");
-    assert_eq!(identity.meeting, Meeting::Id(id));
+    assert_eq!(identity.rendezvous, RendezvousPoint::Id(id));
     assert_eq!((identity.rank, identity.token), (1, 42));
     let error = identify(&format!("{OMPI}=2 FLEXRING_UNIQUE_ID=00{hex}")).expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::InvalidSetting);

@@ -1,13 +1,13 @@
 //! The bootstrap as a whole: worlds of threads over real loopback sockets.
 
 mod failures;
-mod meetings;
+mod rendezvous;
 
-use super::connection::Connection;
-use super::frame::{Caller, Terms, VERSION};
-use super::meeting::{self, Way};
-use super::roster::Process;
-use super::{Identity, Lifeline, Meeting};
+use super::connect::{self, CoordinatorTarget};
+use super::framed_stream::FramedStream;
+use super::process::Process;
+use super::protocol::{Caller, Terms, VERSION};
+use super::{ControlConnection, Identity, RendezvousPoint};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -45,16 +45,16 @@ fn free_port() -> u16 {
     }
 }
 
-fn at(port: u16) -> Meeting {
-    Meeting::Address { host: "127.0.0.1".to_owned(), port }
+fn at(port: u16) -> RendezvousPoint {
+    RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port }
 }
 
-fn who(rank: Rank, world: usize, meeting: &Meeting) -> Identity {
+fn who(rank: Rank, world: usize, rendezvous: &RendezvousPoint) -> Identity {
     Identity {
         rank,
         world,
-        meeting: meeting.clone(),
-        token: if let Meeting::Id(id) = meeting { id.token() } else { 7 },
+        rendezvous: rendezvous.clone(),
+        token: if let RendezvousPoint::Id(id) = rendezvous { id.token() } else { 7 },
         launcher: "a test",
     }
 }
@@ -75,13 +75,18 @@ fn fault() -> Arc<Fault> {
     Arc::new(Fault::new().expect("an event descriptor"))
 }
 
-fn join(rank: Rank, world: usize, meeting: &Meeting, config: &Config) -> Result<Lifeline> {
-    Lifeline::join(&who(rank, world, meeting), config, fault())
+fn join(
+    rank: Rank,
+    world: usize,
+    rendezvous: &RendezvousPoint,
+    config: &Config,
+) -> Result<ControlConnection> {
+    ControlConnection::join(&who(rank, world, rendezvous), config, fault())
 }
 
 /// A member of a world and the fault that its failure raises.
 struct Member {
-    lifeline: Lifeline,
+    control: ControlConnection,
     fault: Arc<Fault>,
 }
 
@@ -95,7 +100,7 @@ impl Member {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        panic!("rank {} was never told", self.lifeline.rank());
+        panic!("rank {} was never told", self.control.rank());
     }
 }
 
@@ -103,7 +108,7 @@ impl Member {
 fn members(
     ranks: impl Iterator<Item = Rank>,
     size: usize,
-    meeting: &Meeting,
+    rendezvous: &RendezvousPoint,
     config: &Config,
 ) -> Vec<Member> {
     thread::scope(|scope| {
@@ -111,9 +116,10 @@ fn members(
             .map(|rank| {
                 scope.spawn(move || {
                     let fault = fault();
-                    let lifeline = Lifeline::join(&who(rank, size, meeting), config, fault.clone())
-                        .unwrap_or_else(|error| panic!("rank {rank}: {error}"));
-                    Member { lifeline, fault }
+                    let control =
+                        ControlConnection::join(&who(rank, size, rendezvous), config, fault.clone())
+                            .unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+                    Member { control, fault }
                 })
             })
             .collect();
@@ -126,12 +132,12 @@ fn world(size: usize) -> Vec<Member> {
 }
 
 /// Lets ranks join that will not succeed, and returns why, in their order.
-fn refused(ranks: &[(Rank, usize, Config)], meeting: &Meeting) -> Vec<Error> {
+fn refused(ranks: &[(Rank, usize, Config)], rendezvous: &RendezvousPoint) -> Vec<Error> {
     thread::scope(|scope| {
         let threads: Vec<_> = ranks
             .iter()
             .map(|(rank, size, config)| {
-                scope.spawn(move || join(*rank, *size, meeting, config).map(drop).expect_err("refused"))
+                scope.spawn(move || join(*rank, *size, rendezvous, config).map(drop).expect_err("refused"))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("refused")).collect()
@@ -166,15 +172,17 @@ fn stranger(rank: Rank, world: usize) -> (Caller, Terms) {
 }
 
 /// A world of `size` whose last rank is a mere connection, with a process of its own that does not live.
-fn world_with_a_puppet(size: usize) -> (Vec<Member>, Connection) {
-    let meeting = at(free_port());
+fn world_with_a_puppet(size: usize) -> (Vec<Member>, FramedStream) {
+    let rendezvous = at(free_port());
     thread::scope(|scope| {
         let puppet = scope.spawn(|| {
             let (caller, terms) = stranger(size - 1, size);
             let deadline = Instant::now() + terms.patience;
-            meeting::attend(&Way::Meeting(&meeting), &caller, &terms, deadline, &fault()).expect("welcome").0
+            connect::attend(&CoordinatorTarget::Remote(&rendezvous), &caller, &terms, deadline, &fault())
+                .expect("welcome")
+                .0
         });
-        let members = members(0..size - 1, size, &meeting, &config());
+        let members = members(0..size - 1, size, &rendezvous, &config());
         (members, puppet.join().expect("welcome"))
     })
 }

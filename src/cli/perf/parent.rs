@@ -6,7 +6,7 @@
 use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::{CommandError, ERROR_PREFIX};
-use flexring::bootstrap::Hub;
+use flexring::bootstrap::Coordinator;
 use flexring::config::Config;
 use flexring::{Error, Result};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -38,8 +38,8 @@ struct RankExit {
 
 /// Starts `ranks` ranks and waits for all of them.
 pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result::Result<(), CommandError> {
-    // The hub serves the ranks for as long as this function runs.
-    let (_hub, id) = Hub::create(config)?;
+    // The coordinator serves the ranks for as long as this function runs.
+    let (_coordinator, id) = Coordinator::create(config)?;
     let (tell, told) = channel();
     let mut family = RankProcesses::default();
     for rank in 0..ranks {

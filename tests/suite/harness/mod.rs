@@ -9,7 +9,7 @@ mod rank;
 pub use element::TestElement;
 pub use rank::{Kept, Rank};
 
-use flexring::bootstrap::{Hub, Identity};
+use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Result};
 use std::sync::mpsc;
@@ -163,7 +163,8 @@ pub fn cases(usual: u32) -> u32 {
 pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> {
     watched(Duration::from_secs(60), || {
         // Where the ranks of a world meet; alive until they are done.
-        let meeting = (setup.world != World::Local).then(|| Hub::create(&setup.config).expect("a hub"));
+        let meeting =
+            (setup.world != World::Local).then(|| Coordinator::create(&setup.config).expect("a coordinator"));
         let joiners: Vec<Box<dyn FnOnce() -> Communicator + Send>> = match setup.world {
             World::Local => Communicator::local_with(&setup.config, setup.ranks)
                 .expect("a local world")
@@ -244,7 +245,7 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
         std::process::exit(0);
     }
     watched(Duration::from_secs(60), || {
-        let (_hub, id) = Hub::create(&setup.config).expect("a hub");
+        let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         let binary = std::env::current_exe().expect("this binary");
         let transport = setup.config.transport.name();
         let children: Vec<_> = (0..setup.ranks)

@@ -1,4 +1,4 @@
-//! Silence: how long a peer has said nothing, counted so that the listener's own pauses are not held against it.
+//! HeartbeatMonitor: how long a peer has said nothing, counted so that the listener's own pauses are not held against it.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ const BEATS: u32 = 20;
 
 /// How long one peer has been silent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Silence {
+pub(super) struct HeartbeatMonitor {
     beat: Duration,
     total: Duration,
 }
 
-impl Silence {
+impl HeartbeatMonitor {
     /// A peer that is heard now and promises a word every `beat`.
     pub(super) fn new(beat: Duration) -> Self {
         Self { beat, total: Duration::ZERO }
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn twenty_heartbeats_are_too_long_and_a_word_starts_afresh() {
         let beat = Duration::from_millis(500);
-        let mut silence = Silence::new(beat);
+        let mut silence = HeartbeatMonitor::new(beat);
         for _ in 0..19 {
             silence.lasts(beat);
         }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_was_stopped_blames_nobody() {
-        let mut silence = Silence::new(Duration::from_millis(500));
+        let mut silence = HeartbeatMonitor::new(Duration::from_millis(500));
         silence.lasts(Duration::from_secs(3600));
         assert_eq!(silence.fatal(), None);
     }

@@ -1,18 +1,18 @@
-//! The lifeline: one rank's control connection, from the meeting to the goodbye.
+//! The control: one rank's control connection, from the meeting to the goodbye.
 //!
 //! Owns the thread that says "I live" and listens for verdicts, and the exchange of cards among ranks. Must
-//! not know what a call does: the executor writes a [`Status`] and reports what fails.
+//! not know what a call does: the executor writes a [`CallStateCell`] and reports what fails.
 //!
 //! Whatever ends one world ends as the same [`Fault`] on all its ranks, and touches no other world.
 
-use super::connection::Connection;
-use super::frame::{Caller, FRAME_LIMIT, Terms, ToHub, ToRank, VERSION, decode, encode};
-use super::hub::Hub;
-use super::launcher::{Identity, Meeting};
-use super::meeting::{self, Way};
-use super::roster::Process;
-use super::silence::{Silence, seconds};
-use super::status::{Standing, Status};
+use super::call_state::{CallState, CallStateCell};
+use super::connect::{self, CoordinatorTarget};
+use super::coordinator::Coordinator;
+use super::framed_stream::FramedStream;
+use super::heartbeat::{HeartbeatMonitor, seconds};
+use super::launcher::{Identity, RendezvousPoint};
+use super::process::Process;
+use super::protocol::{Caller, FRAME_LIMIT, Terms, ToCoordinator, ToRank, VERSION, decode, encode};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 const VERDICT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a goodbye may take.
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(800);
-/// How much longer than the hub a rank waits for an exchange, so that it hears who was missing.
+/// How much longer than the coordinator a rank waits for an exchange, so that it hears who was missing.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A rank's place among its world.
 #[derive(Debug)]
-pub struct Lifeline {
+pub struct ControlConnection {
     rank: Rank,
     world: usize,
     timeout: Duration,
@@ -41,31 +41,31 @@ pub struct Lifeline {
     exchanges: Mutex<u64>,
     thread: Option<JoinHandle<()>>,
     /// Rank 0's, if the ranks meet at an address. Dropped last: the others may still need it.
-    _hub: Option<Hub>,
+    _coordinator: Option<Coordinator>,
 }
 
-/// What the lifeline shares with its thread.
+/// What the control connection shares with its thread.
 #[derive(Debug)]
 struct Shared {
     fault: Arc<Fault>,
-    status: Arc<Status>,
-    desk: Mutex<Desk>,
+    call_state: Arc<CallStateCell>,
+    queue: Mutex<SendQueue>,
     changed: Condvar,
     wake: WakeFd,
 }
 
-/// What lies between the threads of a rank and its lifeline's thread.
+/// What lies between the threads of a rank and its control connection's thread.
 #[derive(Debug, Default)]
-struct Desk {
-    outgoing: Vec<ToHub>,
+struct SendQueue {
+    outgoing: Vec<ToCoordinator>,
     gathered: Option<(u64, Vec<Vec<u8>>)>,
-    verdict: Option<Error>,
+    root_cause: Option<Error>,
     leaving: bool,
     /// The thread has ended or is about to: nothing more comes or goes.
     over: bool,
 }
 
-impl Lifeline {
+impl ControlConnection {
     /// Meets the other ranks and begins to live: when this returns, all have come. As rank 0 of a meeting at
     /// an address, it is the host. `fault` is raised when this world fails.
     ///
@@ -74,14 +74,17 @@ impl Lifeline {
     /// differ in release, world size or settings; `PeerLost` if one dies meanwhile; `System`.
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
-        let hub = match &identity.meeting {
-            Meeting::Address { host, port } if identity.rank == 0 => {
-                let listeners = meeting::listen(host, *port)?;
-                Some(Hub::open(identity.token, listeners, format!("{host} port {port}"))?)
+        let coordinator = match &identity.rendezvous {
+            RendezvousPoint::Address { host, port } if identity.rank == 0 => {
+                let listeners = connect::listen(host, *port)?;
+                Some(Coordinator::open(identity.token, listeners, format!("{host} port {port}"))?)
             }
-            Meeting::Address { .. } | Meeting::Id(_) => None,
+            RendezvousPoint::Address { .. } | RendezvousPoint::Id(_) => None,
         };
-        let way = hub.as_ref().map_or(Way::Meeting(&identity.meeting), |hub| Way::Own(hub.addresses()));
+        let target =
+            coordinator.as_ref().map_or(CoordinatorTarget::Remote(&identity.rendezvous), |coordinator| {
+                CoordinatorTarget::Local(coordinator.addresses())
+            });
         let caller = Caller {
             version: VERSION.to_owned(),
             token: identity.token,
@@ -95,26 +98,26 @@ impl Lifeline {
             timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
         };
-        let (connection, keeper) = meeting::attend(&way, &caller, &terms, deadline, &fault)?;
+        let (connection, host) = connect::attend(&target, &caller, &terms, deadline, &fault)?;
         let shared = Arc::new(Shared {
             fault,
-            status: Arc::default(),
-            desk: Mutex::default(),
+            call_state: Arc::default(),
+            queue: Mutex::default(),
             changed: Condvar::new(),
             wake: WakeFd::new()?,
         });
-        let keeping = Keeping {
+        let control_thread = ControlThread {
             shared: shared.clone(),
             connection,
-            keeper,
+            host,
             heartbeat: config.heartbeat,
-            standing: Standing::Idle { finished: 0 },
+            standing: CallState::Idle { finished: 0 },
             closing: false,
         };
         let thread = std::thread::Builder::new()
-            .name("flexring-lifeline".to_owned())
-            .spawn(move || keeping.run())
-            .map_err(|cause| Error::system("cannot start the lifeline's thread", cause))?;
+            .name("flexring-control".to_owned())
+            .spawn(move || control_thread.run())
+            .map_err(|cause| Error::system("cannot start the control connection's thread", cause))?;
         Ok(Self {
             rank: identity.rank,
             world: identity.world,
@@ -122,7 +125,7 @@ impl Lifeline {
             shared,
             exchanges: Mutex::new(0),
             thread: Some(thread),
-            _hub: hub,
+            _coordinator: coordinator,
         })
     }
 
@@ -140,8 +143,8 @@ impl Lifeline {
 
     /// Where the executor says which call it is in; heartbeats tell the others.
     #[must_use]
-    pub fn status(&self) -> &Arc<Status> {
-        &self.shared.status
+    pub fn call_state(&self) -> &Arc<CallStateCell> {
+        &self.shared.call_state
     }
 
     /// Gives every rank's `mine` to every rank, in the order of ranks; `what` it is, for messages. All ranks
@@ -167,11 +170,15 @@ impl Lifeline {
         self.shared.fault.check()?;
         *exchanges += 1;
         let expected = *exchanges;
-        self.shared.say(ToHub::Gather { number: expected, what: what.to_owned(), part: mine.to_vec() });
+        self.shared.say(ToCoordinator::Gather {
+            number: expected,
+            what: what.to_owned(),
+            part: mine.to_vec(),
+        });
         let mut parts = None;
-        self.shared.wait(self.timeout + GRACE, |desk| {
-            parts = desk.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
-            parts.is_some() || desk.verdict.is_some() || desk.over
+        self.shared.wait(self.timeout + GRACE, |queue| {
+            parts = queue.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
+            parts.is_some() || queue.root_cause.is_some() || queue.over
         });
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
@@ -183,37 +190,40 @@ impl Lifeline {
                 self.shared.fault.check()?;
                 Err(Error::new(
                     ErrorKind::Timeout,
-                    format!("the hub did not answer an exchange of {what} within {}", seconds(self.timeout)),
+                    format!(
+                        "the coordinator did not answer an exchange of {what} within {}",
+                        seconds(self.timeout)
+                    ),
                 ))
             }
         }
     }
 
     /// Tells the world that this rank's call failed, while it still stands in that call, and gives back what
-    /// counts for all: a verdict of the hub, which knows of deaths and of who has not called, or `error` if
+    /// counts for all: a verdict of the coordinator, which knows of deaths and of who has not called, or `error` if
     /// none comes within a second. `suspect` is the rank that `error` blames, if any. Raises the fault.
     pub fn report(&self, error: Error, suspect: Option<Rank>) -> Error {
         // Seen from the thread that enters calls, this is always known.
-        let standing = self.shared.status.read();
-        self.shared.say(ToHub::Report {
+        let standing = self.shared.call_state.read();
+        self.shared.say(ToCoordinator::Report {
             error: error.clone(),
             suspect,
-            standing: standing.unwrap_or(Standing::Idle { finished: 0 }),
+            standing: standing.unwrap_or(CallState::Idle { finished: 0 }),
         });
-        let mut verdict = None;
-        self.shared.wait(VERDICT_PATIENCE, |desk| {
-            verdict.clone_from(&desk.verdict);
-            verdict.is_some() || desk.over
+        let mut root_cause = None;
+        self.shared.wait(VERDICT_PATIENCE, |queue| {
+            root_cause.clone_from(&queue.root_cause);
+            root_cause.is_some() || queue.over
         });
-        self.shared.fault.raise(verdict.unwrap_or(error))
+        self.shared.fault.raise(root_cause.unwrap_or(error))
     }
 
-    /// Ends this world for everybody, from any thread and at once: raises the fault here, and lets the hub
+    /// Ends this world for everybody, from any thread and at once: raises the fault here, and lets the coordinator
     /// tell the others.
     pub fn abort(&self, reason: &str) {
         let message = format!("rank {}: {reason}", self.rank);
         self.shared.fault.raise(Error::new(ErrorKind::Aborted, message));
-        self.shared.say(ToHub::Abort { reason: reason.to_owned() });
+        self.shared.say(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
     /// Says goodbye, as dropping does. Takes a second at most.
@@ -222,83 +232,83 @@ impl Lifeline {
     }
 }
 
-impl Drop for Lifeline {
+impl Drop for ControlConnection {
     fn drop(&mut self) {
-        self.shared.desk().leaving = true;
+        self.shared.queue().leaving = true;
         self.shared.ring();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the lifeline's thread of rank {} panicked", self.rank);
+            log::error!("the control connection's thread of rank {} panicked", self.rank);
         }
     }
 }
 
 impl Shared {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queue(&self) -> MutexGuard<'_, SendQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) {
         self.wake.notify();
     }
 
-    /// Lays something on the desk for the hub. Does not block.
-    fn say(&self, said: ToHub) {
-        self.desk().outgoing.push(said);
+    /// Lays something on the queue for the coordinator. Does not block.
+    fn say(&self, said: ToCoordinator) {
+        self.queue().outgoing.push(said);
         self.ring();
     }
 
     /// Waits until `done` says so, at most this long.
-    fn wait(&self, patience: Duration, mut done: impl FnMut(&mut Desk) -> bool) {
-        let desk = self.desk();
+    fn wait(&self, patience: Duration, mut done: impl FnMut(&mut SendQueue) -> bool) {
+        let queue = self.queue();
         // Whether it was done or late is seen by what `done` has taken.
-        let _ = self.changed.wait_timeout_while(desk, patience, |desk| !done(desk));
+        let _ = self.changed.wait_timeout_while(queue, patience, |queue| !done(queue));
     }
 }
 
-/// The lifeline's thread.
-struct Keeping {
+/// The control connection's thread.
+struct ControlThread {
     shared: Arc<Shared>,
-    connection: Connection,
-    /// What the hub's process is called.
-    keeper: String,
+    connection: FramedStream,
+    /// What the coordinator's process is called.
+    host: String,
     heartbeat: Duration,
     /// Where this rank was last seen to stand.
-    standing: Standing,
-    /// Whether the hub said that it may go away.
+    standing: CallState,
+    /// Whether the coordinator said that it may go away.
     closing: bool,
 }
 
 /// Why a connection is no more: "closed", or "has been silent for …".
 struct Gone(String);
 
-impl Keeping {
+impl ControlThread {
     fn run(mut self) {
         if let Err(Gone(cause)) = self.live()
             && !self.closing
         {
-            self.mourn(&cause);
+            self.on_coordinator_lost(&cause);
         }
-        self.shared.desk().over = true;
+        self.shared.queue().over = true;
         self.shared.changed.notify_all();
     }
 
     /// Until this rank leaves.
     fn live(&mut self) -> std::result::Result<(), Gone> {
-        let mut silence = Silence::new(self.heartbeat);
+        let mut silence = HeartbeatMonitor::new(self.heartbeat);
         let mut last = Instant::now();
         let mut next_beat = last;
         loop {
             let now = Instant::now();
             silence.lasts(now.saturating_duration_since(last));
             last = now;
-            let leaving = self.clear_desk();
+            let leaving = self.drain_queue();
             if leaving {
                 self.say_goodbye();
                 return Ok(());
             }
-            // A hub that does not read is not told more; its silence will tell.
+            // A coordinator that does not read is not told more; its silence will tell.
             if now >= next_beat {
                 if !self.connection.is_pending() {
                     self.beat();
@@ -316,11 +326,11 @@ impl Keeping {
         }
     }
 
-    /// Posts what lies on the desk. Whether this rank leaves.
-    fn clear_desk(&mut self) -> bool {
+    /// Posts what lies on the queue. Whether this rank leaves.
+    fn drain_queue(&mut self) -> bool {
         let (outgoing, leaving) = {
-            let mut desk = self.shared.desk();
-            (std::mem::take(&mut desk.outgoing), desk.leaving)
+            let mut queue = self.shared.queue();
+            (std::mem::take(&mut queue.outgoing), queue.leaving)
         };
         for said in &outgoing {
             self.post(said);
@@ -328,21 +338,21 @@ impl Keeping {
         leaving
     }
 
-    fn post(&mut self, said: &ToHub) {
+    fn post(&mut self, said: &ToCoordinator) {
         match encode(said) {
             Ok(bytes) => self.connection.post(bytes),
-            Err(error) => log::error!("a rank cannot speak to its hub: {error}"),
+            Err(error) => log::error!("a rank cannot speak to its coordinator: {error}"),
         }
     }
 
     fn beat(&mut self) {
         let standing = self.standing();
-        self.post(&ToHub::Beat(standing));
+        self.post(&ToCoordinator::Heartbeat(standing));
     }
 
     /// Where this rank stands; if that changes all the while, where it stood.
-    fn standing(&mut self) -> Standing {
-        if let Some(standing) = self.shared.status.read() {
+    fn standing(&mut self) -> CallState {
+        if let Some(standing) = self.shared.call_state.read() {
             self.standing = standing;
         }
         self.standing
@@ -363,7 +373,7 @@ impl Keeping {
         self.shared.wake.drain();
     }
 
-    /// Reads what the hub says. Whether it said anything.
+    /// Reads what the coordinator says. Whether it said anything.
     fn receive(&mut self) -> std::result::Result<bool, Gone> {
         let received = self.connection.receive(FRAME_LIMIT);
         for frame in &received.frames {
@@ -377,45 +387,45 @@ impl Keeping {
 
     fn hear(&mut self, said: ToRank) {
         match said {
-            ToRank::Verdict(error) | ToRank::Foreign(error) => {
+            ToRank::RootCause(error) | ToRank::WrongJob(error) => {
                 log::debug!("verdict: {error}");
                 self.judge(error);
             }
             ToRank::Gathered { number, parts } => {
-                self.shared.desk().gathered = Some((number, parts));
+                self.shared.queue().gathered = Some((number, parts));
                 self.shared.changed.notify_all();
             }
-            ToRank::Ask => self.beat(),
+            ToRank::RequestState => self.beat(),
             ToRank::Closing => self.closing = true,
-            ToRank::Heard | ToRank::Welcome { .. } | ToRank::Pulse => {}
+            ToRank::HelloAck | ToRank::Welcome { .. } | ToRank::HeartbeatAck => {}
         }
     }
 
     fn judge(&self, error: Error) {
-        // The fault first: whoever waits at the desk looks at it next.
+        // The fault first: whoever waits at the queue looks at it next.
         self.shared.fault.raise(error.clone());
-        self.shared.desk().verdict.get_or_insert(error);
+        self.shared.queue().root_cause.get_or_insert(error);
         self.shared.changed.notify_all();
     }
 
-    /// The hub is gone, and with it the process that it lived in.
-    fn mourn(&mut self, cause: &str) {
-        if self.shared.desk().verdict.is_some() {
+    /// The coordinator is gone, and with it the process that it lived in.
+    fn on_coordinator_lost(&mut self, cause: &str) {
+        if self.shared.queue().root_cause.is_some() {
             return;
         }
         let doing = match self.standing() {
-            Standing::Within(call) => format!("while this rank was in {call}"),
-            Standing::Idle { .. } => "while this rank was in no call".to_owned(),
+            CallState::Within(call) => format!("while this rank was in {call}"),
+            CallState::Idle { .. } => "while this rank was in no call".to_owned(),
         };
-        let message = format!("{} is gone: the control connection to it {cause} {doing}", self.keeper);
+        let message = format!("{} is gone: the control connection to it {cause} {doing}", self.host);
         self.judge(Error::new(ErrorKind::PeerLost, message));
     }
 
-    /// Says goodbye and waits until the hub hangs up, which it does when everybody it concerns has been told.
+    /// Says goodbye and waits until the coordinator hangs up, which it does when everybody it concerns has been told.
     fn say_goodbye(&mut self) {
         let until = Instant::now() + GOODBYE_PATIENCE;
         let standing = self.standing();
-        self.post(&ToHub::Goodbye(standing));
+        self.post(&ToCoordinator::Goodbye(standing));
         let mut finished = false;
         while Instant::now() < until {
             if self.flush().is_err() {
@@ -431,6 +441,6 @@ impl Keeping {
                 return;
             }
         }
-        log::debug!("the hub did not answer a goodbye");
+        log::debug!("the coordinator did not answer a goodbye");
     }
 }

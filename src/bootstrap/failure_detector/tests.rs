@@ -1,7 +1,7 @@
 //! Who is blamed for what, without a socket or a clock.
 
-use super::super::frame::Terms;
-use super::super::status::example;
+use super::super::call_state::example;
+use super::super::protocol::Terms;
 use super::*;
 
 const BEAT: Duration = Duration::from_millis(500);
@@ -11,14 +11,14 @@ fn process(rank: Rank) -> Process {
 }
 
 struct World {
-    watch: Watch,
+    detector: FailureDetector,
     now: Instant,
 }
 
 impl World {
     fn of(size: usize) -> Self {
-        let guests = (0..size)
-            .map(|rank| Guest {
+        let peers = (0..size)
+            .map(|rank| JoinedPeer {
                 process: process(rank),
                 terms: Terms {
                     settings: Vec::new(),
@@ -29,53 +29,53 @@ impl World {
             })
             .collect();
         let now = Instant::now();
-        let mut watch = Watch::new(guests, process(0), now);
-        let keeper = "rank 0 (pid 100 on host h)".to_owned();
-        assert_eq!(watch.orders(), [Order::All(ToRank::Welcome { keeper })]);
-        Self { watch, now }
+        let mut detector = FailureDetector::new(peers, process(0), now);
+        let host = "rank 0 (pid 100 on host h)".to_owned();
+        assert_eq!(detector.actions(), [DetectorAction::Broadcast(ToRank::Welcome { host })]);
+        Self { detector, now }
     }
 
-    fn says(&mut self, rank: Rank, said: ToHub) {
-        self.watch.hear(rank, said, self.now);
+    fn says(&mut self, rank: Rank, said: ToCoordinator) {
+        self.detector.hear(rank, said, self.now);
     }
 
     fn idles(&mut self, rank: Rank, finished: u64) {
-        self.says(rank, ToHub::Beat(Standing::Idle { finished }));
+        self.says(rank, ToCoordinator::Heartbeat(CallState::Idle { finished }));
     }
 
     fn calls(&mut self, rank: Rank, call: Call) {
-        self.says(rank, ToHub::Beat(Standing::Within(call)));
+        self.says(rank, ToCoordinator::Heartbeat(CallState::Within(call)));
     }
 
     fn reports(&mut self, rank: Rank, kind: ErrorKind, message: &str, suspect: Option<Rank>) {
         self.says(
             rank,
-            ToHub::Report {
+            ToCoordinator::Report {
                 error: Error::new(kind, message),
                 suspect,
-                standing: Standing::Within(example(17)),
+                standing: CallState::Within(example(17)),
             },
         );
     }
 
     fn passes(&mut self, time: Duration) {
         self.now += time;
-        self.watch.tick(self.now);
+        self.detector.tick(self.now);
     }
 
-    /// The one verdict among the orders so far, if there is any.
-    fn verdict(&mut self) -> Option<Error> {
-        let mut verdicts = self.watch.orders().into_iter().filter_map(|order| match order {
-            Order::All(ToRank::Verdict(error)) => Some(error),
+    /// The one verdict among the actions so far, if there is any.
+    fn root_cause(&mut self) -> Option<Error> {
+        let mut verdicts = self.detector.actions().into_iter().filter_map(|action| match action {
+            DetectorAction::Broadcast(ToRank::RootCause(error)) => Some(error),
             _ => None,
         });
-        let verdict = verdicts.next();
-        assert_eq!(verdicts.next(), None, "one verdict at most");
-        verdict
+        let root_cause = verdicts.next();
+        assert_eq!(verdicts.next(), None, "one root_cause at most");
+        root_cause
     }
 
     fn sentence(&mut self) -> String {
-        self.verdict().expect("a verdict").message().to_owned()
+        self.root_cause().expect("a root_cause").message().to_owned()
     }
 }
 
@@ -83,15 +83,15 @@ impl World {
 fn a_death_is_told_with_what_the_dead_was_doing() {
     let mut world = World::of(3);
     world.calls(2, example(17));
-    world.watch.lose(2, "closed");
-    let verdict = world.verdict().expect("a verdict");
-    assert_eq!(verdict.kind(), ErrorKind::PeerLost);
+    world.detector.lose(2, "closed");
+    let root_cause = world.root_cause().expect("a root_cause");
+    assert_eq!(root_cause.kind(), ErrorKind::PeerLost);
     assert_eq!(
-        verdict.message(),
+        root_cause.message(),
         "rank 2 (pid 102 on host h) died: its control connection closed while it was in all_reduce #17 (1024 x float, sum)"
     );
-    world.watch.lose(1, "closed");
-    assert_eq!(world.verdict(), None, "the first cause is the one");
+    world.detector.lose(1, "closed");
+    assert_eq!(world.root_cause(), None, "the first cause is the one");
 }
 
 #[test]
@@ -101,12 +101,12 @@ fn silence_for_twenty_heartbeats_is_a_death() {
         world.passes(BEAT);
         world.idles(0, 4);
     }
-    let verdict = world.sentence();
+    let root_cause = world.sentence();
     assert!(
-        verdict.starts_with(
+        root_cause.starts_with(
             "rank 1 (pid 101 on host h) has been silent for 10 s: stopped, swapped out, or its machine is gone"
         ),
-        "{verdict}"
+        "{root_cause}"
     );
 }
 
@@ -115,12 +115,12 @@ fn calls_of_one_number_must_agree() {
     let mut world = World::of(3);
     world.calls(0, example(17));
     world.calls(1, Call { count: 9, ..example(18) });
-    assert_eq!(world.verdict(), None, "another number is another call");
+    assert_eq!(world.root_cause(), None, "another number is another call");
     world.calls(2, Call { count: 9, ..example(17) });
-    let verdict = world.verdict().expect("a verdict");
-    assert_eq!(verdict.kind(), ErrorKind::Disagreement);
+    let root_cause = world.root_cause().expect("a root_cause");
+    assert_eq!(root_cause.kind(), ErrorKind::Disagreement);
     assert_eq!(
-        verdict.message(),
+        root_cause.message(),
         "rank 0 called all_reduce #17 (1024 x float, sum) and rank 2 called all_reduce #17 (9 x float, sum)"
     );
 }
@@ -129,22 +129,22 @@ fn calls_of_one_number_must_agree() {
 fn a_failure_of_its_own_is_told_at_once() {
     let mut world = World::of(2);
     world.reports(1, ErrorKind::System, "out of memory", None);
-    let verdict = world.verdict().expect("a verdict");
-    assert_eq!((verdict.kind(), verdict.message()), (ErrorKind::System, "rank 1: out of memory"));
+    let root_cause = world.root_cause().expect("a root_cause");
+    assert_eq!((root_cause.kind(), root_cause.message()), (ErrorKind::System, "rank 1: out of memory"));
 }
 
 #[test]
 fn a_suspicion_waits_for_the_suspects_death_or_word() {
     let mut world = World::of(3);
     world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
-    assert_eq!(world.verdict(), None);
-    world.watch.lose(1, "closed");
+    assert_eq!(world.root_cause(), None);
+    world.detector.lose(1, "closed");
     assert!(world.sentence().starts_with("rank 1 (pid 101 on host h) died"));
 
     let mut world = World::of(3);
     world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     world.reports(1, ErrorKind::PeerLost, "the link to rank 2 broke", Some(2));
-    assert_eq!(world.verdict(), None);
+    assert_eq!(world.root_cause(), None);
     world.reports(2, ErrorKind::System, "out of memory", None);
     assert_eq!(world.sentence(), "rank 2: out of memory");
 }
@@ -155,7 +155,7 @@ fn a_suspicion_that_nothing_confirms_is_told_as_it_is() {
     world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     world.reports(1, ErrorKind::PeerLost, "the link to rank 0 broke", Some(0));
     world.passes(CONSIDERATION - Duration::from_millis(1));
-    assert_eq!(world.verdict(), None);
+    assert_eq!(world.root_cause(), None);
     world.passes(Duration::from_millis(1));
     assert_eq!(world.sentence(), "rank 1: the link to rank 0 broke");
 }
@@ -170,10 +170,10 @@ fn a_timeout_names_who_has_not_called() {
     world.idles(4, 16);
     world.calls(5, example(12));
     world.passes(CONSIDERATION);
-    let verdict = world.verdict().expect("a verdict");
-    assert_eq!(verdict.kind(), ErrorKind::Timeout);
+    let root_cause = world.root_cause().expect("a root_cause");
+    assert_eq!(root_cause.kind(), ErrorKind::Timeout);
     assert_eq!(
-        verdict.message(),
+        root_cause.message(),
         "rank 0: all_reduce #17 took longer than 300 s (rank 2 has finished all_reduce #17; ranks 3 and 4 have not \
          called all_reduce #17: they finished #16; rank 5 is in all_reduce #12 (1024 x float, sum))"
     );
@@ -183,9 +183,9 @@ fn a_timeout_names_who_has_not_called() {
 fn a_timeout_is_told_as_soon_as_everybody_has_answered() {
     let mut world = World::of(2);
     world.idles(1, 3);
-    world.watch.orders();
+    world.detector.actions();
     world.reports(0, ErrorKind::Timeout, "too slow", None);
-    assert_eq!(world.watch.orders(), [Order::All(ToRank::Ask)]);
+    assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::RequestState)]);
     world.calls(1, example(17));
     assert_eq!(world.sentence(), "rank 0: too slow (every rank is in all_reduce #17)");
 }
@@ -193,8 +193,8 @@ fn a_timeout_is_told_as_soon_as_everybody_has_answered() {
 #[test]
 fn whoever_has_left_is_named_as_having_left() {
     let mut world = World::of(3);
-    world.says(2, ToHub::Goodbye(Standing::Idle { finished: 16 }));
-    assert_eq!(world.watch.orders(), [Order::Part(2)]);
+    world.says(2, ToCoordinator::Goodbye(CallState::Idle { finished: 16 }));
+    assert_eq!(world.detector.actions(), [DetectorAction::Close(2)]);
     world.reports(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
     assert_eq!(world.sentence(), "rank 0: rank 2 closed its link (rank 2 has left after call #16)");
 }
@@ -202,17 +202,20 @@ fn whoever_has_left_is_named_as_having_left() {
 #[test]
 fn the_hubs_process_says_when_it_may_end() {
     let mut world = World::of(2);
-    world.says(0, ToHub::Goodbye(Standing::Idle { finished: 0 }));
-    assert_eq!(world.watch.orders(), [Order::All(ToRank::Closing), Order::Part(0)]);
-    assert!(!world.watch.is_over());
-    world.says(1, ToHub::Abort { reason: "why".to_owned() });
+    world.says(0, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    assert_eq!(
+        world.detector.actions(),
+        [DetectorAction::Broadcast(ToRank::Closing), DetectorAction::Close(0)]
+    );
+    assert!(!world.detector.is_over());
+    world.says(1, ToCoordinator::Abort { reason: "why".to_owned() });
     assert_eq!(world.sentence(), "rank 1: why");
-    world.says(1, ToHub::Goodbye(Standing::Idle { finished: 0 }));
-    assert!(world.watch.is_over());
+    world.says(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    assert!(world.detector.is_over());
 }
 
-fn part(number: u64, what: &str) -> ToHub {
-    ToHub::Gather { number, what: what.to_owned(), part: vec![number as u8] }
+fn part(number: u64, what: &str) -> ToCoordinator {
+    ToCoordinator::Gather { number, what: what.to_owned(), part: vec![number as u8] }
 }
 
 #[test]
@@ -220,10 +223,10 @@ fn an_exchange_ends_when_all_have_come() {
     let mut world = World::of(2);
     for number in 1..=3 {
         world.says(1, part(number, "cards"));
-        assert_eq!(world.watch.orders(), []);
+        assert_eq!(world.detector.actions(), []);
         world.says(0, part(number, "cards"));
         let parts = vec![vec![number as u8]; 2];
-        assert_eq!(world.watch.orders(), [Order::All(ToRank::Gathered { number, parts })]);
+        assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::Gathered { number, parts })]);
     }
 }
 
@@ -247,6 +250,6 @@ fn an_exchange_that_cannot_end_names_who_is_missing() {
 
     let mut world = World::of(2);
     world.says(0, part(1, "cards"));
-    world.says(1, ToHub::Goodbye(Standing::Idle { finished: 0 }));
+    world.says(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert!(world.sentence().contains("rank 1 (pid 101 on host h) has left"));
 }

@@ -1,11 +1,11 @@
-//! The way to the hub: binding it where the ranks look for it, and getting there until the deadline.
+//! The way to the coordinator: binding it where the ranks look for it, and getting there until the deadline.
 //!
-//! Owns names, addresses, retries and what is said when they fail. Must not know what the hub decides.
+//! Owns names, addresses, retries and what is said when they fail. Must not know what the coordinator decides.
 
-use super::connection::Connection;
-use super::frame::{Caller, FRAME_LIMIT, Hello, Terms, ToRank, decode};
-use super::launcher::Meeting;
-use super::silence::seconds;
+use super::framed_stream::FramedStream;
+use super::heartbeat::seconds;
+use super::launcher::RendezvousPoint;
+use super::protocol::{Caller, FRAME_LIMIT, Hello, Terms, ToRank, decode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
 /// How long one attempt to connect may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
-/// How long a hub may take to answer a hello.
+/// How long a coordinator may take to answer a hello.
 const HEARD_PATIENCE: Duration = Duration::from_secs(5);
-/// How much longer than its own deadline a rank waits for the hub to say who was missing at it.
+/// How much longer than its own deadline a rank waits for the coordinator to say who was missing at it.
 const GRACE: Duration = Duration::from_secs(2);
 /// Connections that may wait to be taken; the system may allow fewer.
 const BACKLOG: i32 = 4096;
@@ -29,7 +29,7 @@ const RESOLVED_FOR: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Listens at exactly this address. Its port may have been a hub's a moment ago.
+/// Listens at exactly this address. Its port may have been a coordinator's a moment ago.
 pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -96,7 +96,7 @@ pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>>
     for listener in listeners {
         let mut address = listener
             .local_addr()
-            .map_err(|cause| Error::system("cannot tell where the hub listens", cause))?;
+            .map_err(|cause| Error::system("cannot tell where the coordinator listens", cause))?;
         if address.ip().is_unspecified() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -123,38 +123,38 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// Where a rank looks for its hub.
+/// Where a rank looks for its coordinator.
 #[derive(Debug)]
-pub(super) enum Way<'a> {
+pub(super) enum CoordinatorTarget<'a> {
     /// As its launcher says.
-    Meeting(&'a Meeting),
+    Remote(&'a RendezvousPoint),
     /// In its own process.
-    Own(&'a [SocketAddr]),
+    Local(&'a [SocketAddr]),
 }
 
-impl Way<'_> {
+impl CoordinatorTarget<'_> {
     fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
-            Self::Meeting(Meeting::Address { host, port }) => resolve(host, *port),
-            Self::Meeting(Meeting::Id(id)) => Ok(id.addresses()),
-            Self::Own(addresses) => Ok(addresses.to_vec()),
+            Self::Remote(RendezvousPoint::Address { host, port }) => resolve(host, *port),
+            Self::Remote(RendezvousPoint::Id(id)) => Ok(id.addresses()),
+            Self::Local(addresses) => Ok(addresses.to_vec()),
         }
     }
 
     /// What could not be reached, and what to look at.
     fn describe(&self) -> (String, &'static str) {
         match self {
-            Self::Meeting(Meeting::Address { host, port }) => (
+            Self::Remote(RendezvousPoint::Address { host, port }) => (
                 format!("rank 0 at {host} port {port}"),
                 "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) are \
                  its own on every rank, and that no firewall is in between",
             ),
-            Self::Meeting(Meeting::Id(id)) => (
+            Self::Remote(RendezvousPoint::Id(id)) => (
                 format!("the process that made the unique id, at {:?}", id.addresses()),
                 "check that it still runs, that the id is fresh (each serves one world), and that no firewall is in between",
             ),
-            Self::Own(addresses) => {
-                (format!("this process's own hub at {addresses:?}"), "check that the loopback is up")
+            Self::Local(addresses) => {
+                (format!("this process's own coordinator at {addresses:?}"), "check that the loopback is up")
             }
         }
     }
@@ -162,15 +162,15 @@ impl Way<'_> {
 
 /// Remembers addresses for a while, as a thousand ranks that retry would wear a name server out.
 #[derive(Default)]
-struct Guide {
+struct ResolverCache {
     known: Vec<SocketAddr>,
     since: Option<Instant>,
 }
 
-impl Guide {
-    fn addresses(&mut self, way: &Way<'_>) -> io::Result<&[SocketAddr]> {
+impl ResolverCache {
+    fn addresses(&mut self, target: &CoordinatorTarget<'_>) -> io::Result<&[SocketAddr]> {
         if self.since.is_none_or(|since| since.elapsed() >= RESOLVED_FOR) {
-            self.known = way.addresses()?;
+            self.known = target.addresses()?;
             self.since = Some(Instant::now());
         }
         Ok(&self.known)
@@ -181,31 +181,31 @@ impl Guide {
 enum Failure {
     /// Another may succeed.
     Retry(String),
-    /// Somebody else's hub answered.
-    Foreign(Error),
+    /// Somebody else's coordinator answered.
+    WrongJob(Error),
     /// There is no point.
     Final(Error),
 }
 
-/// Gets to the hub and waits until all have come: the connection, and what the hub's process is called.
+/// Gets to the coordinator and waits until all have come: the connection, and what the coordinator's process is called.
 pub(super) fn attend(
-    way: &Way<'_>,
+    target: &CoordinatorTarget<'_>,
     caller: &Caller,
     terms: &Terms,
     deadline: Instant,
     fault: &Fault,
-) -> Result<(Connection, String)> {
+) -> Result<(FramedStream, String)> {
     let mut pause = FIRST_PAUSE;
-    let mut guide = Guide::default();
+    let mut resolver = ResolverCache::default();
     loop {
-        let mut last = match attempt_all(&mut guide, way, caller, terms, deadline, fault) {
+        let mut last = match attempt_all(&mut resolver, target, caller, terms, deadline, fault) {
             Ok(welcome) => return Ok(welcome),
-            Err(Failure::Final(error) | Failure::Foreign(error)) => return Err(error),
+            Err(Failure::Final(error) | Failure::WrongJob(error)) => return Err(error),
             Err(Failure::Retry(cause)) => cause,
         };
         let now = Instant::now();
         if now >= deadline {
-            let (whom, advice) = way.describe();
+            let (whom, advice) = target.describe();
             if last.is_empty() {
                 last = "no time was left".to_owned();
             }
@@ -227,15 +227,15 @@ pub(super) fn attend(
 
 /// Tries every address once.
 fn attempt_all(
-    guide: &mut Guide,
-    way: &Way<'_>,
+    resolver: &mut ResolverCache,
+    target: &CoordinatorTarget<'_>,
     caller: &Caller,
     terms: &Terms,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<(Connection, String), Failure> {
-    let addresses = guide
-        .addresses(way)
+) -> std::result::Result<(FramedStream, String), Failure> {
+    let addresses = resolver
+        .addresses(target)
         .map_err(|cause| Failure::Retry(format!("its name cannot be resolved ({cause})")))?;
     let mut causes = Vec::new();
     let mut foreign = Vec::new();
@@ -243,13 +243,13 @@ fn attempt_all(
         match attempt(*address, caller, terms, deadline, fault) {
             Ok(welcome) => return Ok(welcome),
             Err(Failure::Retry(cause)) => causes.push(cause),
-            Err(Failure::Foreign(error)) => foreign.push(error),
+            Err(Failure::WrongJob(error)) => foreign.push(error),
             Err(last @ Failure::Final(_)) => return Err(last),
         }
     }
     match foreign.into_iter().next() {
-        // An id's loopback leads to a foreign hub on some nodes; only if all addresses do is the id wrong.
-        Some(error) if causes.is_empty() => Err(Failure::Foreign(error)),
+        // An id's loopback leads to a foreign coordinator on some nodes; only if all addresses do is the id wrong.
+        Some(error) if causes.is_empty() => Err(Failure::WrongJob(error)),
         Some(error) => Err(Failure::Retry(format!("{}, {}", causes.join(", "), error.message()))),
         None => Err(Failure::Retry(causes.join(", "))),
     }
@@ -261,7 +261,7 @@ fn attempt(
     terms: &Terms,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<(Connection, String), Failure> {
+) -> std::result::Result<(FramedStream, String), Failure> {
     let retry = |cause: String| Failure::Retry(format!("{address}: {cause}"));
     let left = deadline.saturating_duration_since(Instant::now());
     let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT_PATIENCE))
@@ -270,7 +270,7 @@ fn attempt(
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         return Err(retry("nobody listens".to_owned()));
     }
-    let mut connection = Connection::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
+    let mut connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
     let now = Instant::now();
     let terms = Terms { patience: deadline.saturating_duration_since(now), ..terms.clone() };
     connection.post(Hello::encode(caller, &terms).map_err(Failure::Final)?);
@@ -283,14 +283,16 @@ fn attempt(
                 let received = connection.receive(FRAME_LIMIT);
                 for frame in &received.frames {
                     match decode::<ToRank>(frame) {
-                        Some(ToRank::Heard) => {
+                        Some(ToRank::HelloAck) => {
                             heard = true;
                             until = deadline + GRACE;
                         }
-                        Some(ToRank::Welcome { keeper }) => return Ok((connection, keeper)),
-                        Some(ToRank::Verdict(error)) => return Err(Failure::Final(error)),
-                        Some(ToRank::Foreign(error)) => return Err(Failure::Foreign(error)),
-                        _ => return Err(retry("what listens there is no hub of flexring".to_owned())),
+                        Some(ToRank::Welcome { host }) => return Ok((connection, host)),
+                        Some(ToRank::RootCause(error)) => return Err(Failure::Final(error)),
+                        Some(ToRank::WrongJob(error)) => return Err(Failure::WrongJob(error)),
+                        _ => {
+                            return Err(retry("what listens there is no coordinator of flexring".to_owned()));
+                        }
                     }
                 }
                 received.end
@@ -298,7 +300,7 @@ fn attempt(
             Err(cause) => Some(format!("broke ({cause})")),
         };
         match end {
-            // A hub that has heard a rank does not close on it without a word while its process lives.
+            // A coordinator that has heard a rank does not close on it without a word while its process lives.
             Some(cause) if heard => {
                 return Err(Failure::Final(Error::new(
                     ErrorKind::PeerLost,
@@ -318,7 +320,7 @@ fn attempt(
 }
 
 /// Sleeps until the connection has something, the fault is raised, or it is `until`.
-fn sleep(connection: Option<&Connection>, until: Instant, fault: &Fault) {
+fn sleep(connection: Option<&FramedStream>, until: Instant, fault: &Fault) {
     let wake = fault.wake_fd();
     let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
     fds.extend(connection.map(|connection| PollFd::new(connection, connection.interest())));

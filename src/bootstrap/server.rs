@@ -1,13 +1,13 @@
-//! The hub's thread: its listeners and connections.
+//! The coordinator's thread: its listeners and connections.
 //!
-//! Owns every socket of one world's hub; the [`Assembly`] and then the [`Watch`] decide what is said on them.
+//! Owns every socket of one world's coordinator; the [`Rendezvous`] and then the [`FailureDetector`] decide what is said on them.
 //! Must not block on any of them: whoever is silent, slow or talks nonsense delays nobody else.
 
-use super::assembly::{Arrival, Assembly};
-use super::connection::Connection;
-use super::frame::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToHub, ToRank, decode, encode};
-use super::roster::Process;
-use super::watch::{Order, Watch};
+use super::failure_detector::{DetectorAction, FailureDetector};
+use super::framed_stream::FramedStream;
+use super::process::Process;
+use super::protocol::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToCoordinator, ToRank, decode, encode};
+use super::rendezvous::{JoinOutcome, Rendezvous};
 use crate::transport::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,69 +18,69 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take to say hello.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a rank that was told the end may take to hang up.
-const PARTING_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long ranks that come late are told why there is no world, if none said how patient it is.
-const OBITUARY: Duration = Duration::from_secs(60);
+const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
 /// Connections that have not said hello; beyond this the oldest gives way.
-const MAX_STRANGERS: usize = 4096;
+const MAX_UNAUTHENTICATED: usize = 4096;
 /// How many connections are taken before the others get their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
 /// How long no connection is taken when the system has none left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a connection is to the hub.
+/// What a connection is to the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum ClientState {
     /// It has not said hello yet.
-    Stranger { until: Instant },
+    Unauthenticated { until: Instant },
     /// It is this rank's.
-    Seated(Rank),
+    Joined(Rank),
     /// It has been told everything; `finished` once all of that is sent.
-    Parting { until: Instant, finished: bool },
+    Closing { until: Instant, finished: bool },
 }
 
 #[derive(Debug)]
-struct Peer {
-    connection: Connection,
-    role: Role,
+struct Client {
+    connection: FramedStream,
+    role: ClientState,
 }
 
-enum Stage {
-    Assembling(Assembly),
-    Watching(Watch),
+enum Phase {
+    Rendezvous(Rendezvous),
+    Monitoring(FailureDetector),
     /// Only what was said must still be sent.
-    Over,
+    Finished,
 }
 
 /// Connections are numbered in the order in which they came.
-type Id = u64;
+type ClientId = u64;
 
-/// The hub's thread.
-pub(super) struct Service {
+/// The coordinator's thread.
+pub(super) struct Server {
     wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
     listeners: Vec<TcpListener>,
     accept_again: Option<Instant>,
-    peers: BTreeMap<Id, Peer>,
-    seats: BTreeMap<Rank, Id>,
+    peers: BTreeMap<ClientId, Client>,
+    joined: BTreeMap<Rank, ClientId>,
     /// Connections that have ended, kept open until everybody was told.
-    ended: Vec<Connection>,
-    next: Id,
+    ended: Vec<FramedStream>,
+    next: ClientId,
     /// The ranks that know why there is no world, and since when there is none.
-    told: BTreeSet<Rank>,
-    condemned: Option<Instant>,
-    stage: Stage,
+    notified: BTreeSet<Rank>,
+    failed_at: Option<Instant>,
+    stage: Phase,
 }
 
-impl Service {
-    /// Serves `assembly` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
+impl Server {
+    /// Serves `rendezvous` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
     pub(super) fn new(
         wake: Arc<WakeFd>,
         abandoned: Arc<AtomicBool>,
         listeners: Vec<TcpListener>,
-        assembly: Assembly,
+        rendezvous: Rendezvous,
     ) -> Self {
         Self {
             wake,
@@ -88,18 +88,18 @@ impl Service {
             listeners,
             accept_again: None,
             peers: BTreeMap::new(),
-            seats: BTreeMap::new(),
+            joined: BTreeMap::new(),
             ended: Vec::new(),
             next: 0,
-            told: BTreeSet::new(),
-            condemned: None,
-            stage: Stage::Assembling(assembly),
+            notified: BTreeSet::new(),
+            failed_at: None,
+            stage: Phase::Rendezvous(rendezvous),
         }
     }
 
     /// Until nobody is left to serve.
     pub(super) fn run(mut self) {
-        while !(matches!(self.stage, Stage::Over) && self.peers.is_empty()) {
+        while !(matches!(self.stage, Phase::Finished) && self.peers.is_empty()) {
             let (knocking, ready) = self.wait();
             let now = Instant::now();
             self.check_abandoned();
@@ -113,11 +113,11 @@ impl Service {
             self.carry_out(now);
             self.flush(now);
         }
-        log::debug!("the hub's world is over");
+        log::debug!("the coordinator's world is over");
     }
 
     /// Sleeps until something happens: whether somebody knocks, and whose connections are ready.
-    fn wait(&self) -> (bool, Vec<Id>) {
+    fn wait(&self) -> (bool, Vec<ClientId>) {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         let listening = if self.accept_again.is_none() { self.listeners.as_slice() } else { &[] };
@@ -138,32 +138,32 @@ impl Service {
 
     fn deadline(&self) -> Option<Instant> {
         let stage = match &self.stage {
-            Stage::Assembling(assembly) => self.obituary_ends(assembly).or(assembly.deadline()),
-            Stage::Watching(watch) => watch.deadline(),
-            Stage::Over => None,
+            Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.deadline()),
+            Phase::Monitoring(detector) => detector.deadline(),
+            Phase::Finished => None,
         };
         let peers = self.peers.values().filter_map(|peer| match peer.role {
-            Role::Stranger { until } | Role::Parting { until, .. } => Some(until),
-            Role::Seated(_) => None,
+            ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => Some(until),
+            ClientState::Joined(_) => None,
         });
         peers.chain(stage).chain(self.accept_again).min()
     }
 
     /// Until when ranks that come late are told why there is no world.
-    fn obituary_ends(&self, assembly: &Assembly) -> Option<Instant> {
-        let condemned = self.condemned?;
-        Some(assembly.deadline().unwrap_or(condemned + OBITUARY))
+    fn late_join_deadline(&self, rendezvous: &Rendezvous) -> Option<Instant> {
+        let failed_at = self.failed_at?;
+        Some(rendezvous.deadline().unwrap_or(failed_at + LATE_JOIN_NOTICE))
     }
 
     fn check_abandoned(&mut self) {
         if !self.wake.drain() || !self.abandoned.load(Ordering::Acquire) {
             return;
         }
-        if let Stage::Assembling(assembly) = &mut self.stage
-            && assembly.verdict().is_none()
+        if let Phase::Rendezvous(rendezvous) = &mut self.stage
+            && rendezvous.root_cause().is_none()
         {
-            assembly.give_up();
-            if assembly.world().is_none() {
+            rendezvous.give_up();
+            if rendezvous.world().is_none() {
                 // Nobody has come, and nobody will be missed.
                 self.end();
             }
@@ -179,88 +179,88 @@ impl Service {
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {
                         // Out of descriptors, mostly: the listener stays readable, so waiting on it would spin.
-                        log::debug!("the hub cannot take a connection: {cause}");
+                        log::debug!("the coordinator cannot take a connection: {cause}");
                         self.accept_again = Some(now + ACCEPT_PAUSE);
                         crowded = true;
                         break;
                     }
                 };
-                let connection = match Connection::new(stream, true) {
+                let connection = match FramedStream::new(stream, true) {
                     Ok(connection) => connection,
                     Err(cause) => {
-                        log::debug!("the hub cannot use a connection: {cause}");
+                        log::debug!("the coordinator cannot use a connection: {cause}");
                         continue;
                     }
                 };
-                let role = Role::Stranger { until: now + STRANGER_PATIENCE };
-                self.peers.insert(self.next, Peer { connection, role });
+                let role = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
+                self.peers.insert(self.next, Client { connection, role });
                 self.next += 1;
             }
         }
-        let strangers: Vec<Id> = self
+        let unauthenticated: Vec<ClientId> = self
             .peers
             .iter()
-            .filter(|(_, peer)| matches!(peer.role, Role::Stranger { .. }))
+            .filter(|(_, peer)| matches!(peer.role, ClientState::Unauthenticated { .. }))
             .map(|(id, _)| *id)
             .collect();
-        let surplus = strangers.len().saturating_sub(MAX_STRANGERS);
-        let surplus = surplus.max(usize::from(crowded)).min(strangers.len());
-        for id in &strangers[..surplus] {
+        let surplus = unauthenticated.len().saturating_sub(MAX_UNAUTHENTICATED);
+        let surplus = surplus.max(usize::from(crowded)).min(unauthenticated.len());
+        for id in &unauthenticated[..surplus] {
             self.peers.remove(id);
         }
     }
 
-    fn receive(&mut self, id: Id, now: Instant) {
+    fn receive(&mut self, id: ClientId, now: Instant) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
         };
         let limit = match peer.role {
-            Role::Stranger { .. } => HELLO_LIMIT,
-            Role::Seated(_) | Role::Parting { .. } => FRAME_LIMIT,
+            ClientState::Unauthenticated { .. } => HELLO_LIMIT,
+            ClientState::Joined(_) | ClientState::Closing { .. } => FRAME_LIMIT,
         };
         let received = peer.connection.receive(limit);
         for frame in received.frames {
             // The role may change from one frame to the next.
             match self.peers.get(&id).map(|peer| peer.role) {
-                Some(Role::Stranger { .. }) => self.admit(id, &frame, now),
-                Some(Role::Seated(rank)) => self.hear(rank, &frame, now),
-                Some(Role::Parting { .. }) | None => {}
+                Some(ClientState::Unauthenticated { .. }) => self.admit(id, &frame, now),
+                Some(ClientState::Joined(rank)) => self.hear(rank, &frame, now),
+                Some(ClientState::Closing { .. }) | None => {}
             }
         }
         if let Some(cause) = received.end
-            && let Some(Peer { connection, role }) = self.peers.remove(&id)
+            && let Some(Client { connection, role }) = self.peers.remove(&id)
         {
             self.ended.push(connection);
-            if let Role::Seated(rank) = role {
+            if let ClientState::Joined(rank) = role {
                 self.lose(rank, &cause);
             }
         }
     }
 
     /// A stranger says hello.
-    fn admit(&mut self, id: Id, frame: &[u8], now: Instant) {
-        let (Stage::Assembling(assembly), Some(hello)) = (&mut self.stage, Hello::decode(frame)) else {
+    fn admit(&mut self, id: ClientId, frame: &[u8], now: Instant) {
+        let (Phase::Rendezvous(rendezvous), Some(hello)) = (&mut self.stage, Hello::decode(frame)) else {
             self.peers.remove(&id);
             return;
         };
         let rank = hello.caller.rank;
-        let (role, answer) = match assembly.arrive(hello, now) {
-            arrival @ (Arrival::Seated | Arrival::Complete) => {
-                self.seats.insert(rank, id);
-                if arrival == Arrival::Complete {
+        let (role, answer) = match rendezvous.arrive(hello, now) {
+            arrival @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
+                self.joined.insert(rank, id);
+                if arrival == JoinOutcome::Complete {
                     self.begin_watch(now);
                 }
-                (Role::Seated(rank), ToRank::Heard)
+                (ClientState::Joined(rank), ToRank::HelloAck)
             }
-            Arrival::Foreign(error) => (parting(now), ToRank::Foreign(error)),
-            Arrival::Doomed => {
-                let Some(verdict) = assembly.verdict().cloned() else {
+            JoinOutcome::WrongJob(error) => (closing(now), ToRank::WrongJob(error)),
+            JoinOutcome::Failed => {
+                let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
-                self.told.insert(rank);
-                (parting(now), ToRank::Verdict(verdict))
+                self.notified.insert(rank);
+                (closing(now), ToRank::RootCause(root_cause))
             }
-            Arrival::Garbled => {
+            JoinOutcome::Malformed => {
                 self.peers.remove(&id);
                 return;
             }
@@ -275,36 +275,36 @@ impl Service {
     /// communicator can meet at the same port.
     fn begin_watch(&mut self, now: Instant) {
         self.listeners.clear();
-        let seated: BTreeSet<Id> = self.seats.values().copied().collect();
+        let seated: BTreeSet<ClientId> = self.joined.values().copied().collect();
         self.peers.retain(|id, _| seated.contains(id));
-        if let Stage::Assembling(assembly) = std::mem::replace(&mut self.stage, Stage::Over) {
-            let watch = Watch::new(assembly.into_guests(), Process::this(), now);
-            self.stage = Stage::Watching(watch);
+        if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.stage, Phase::Finished) {
+            let detector = FailureDetector::new(rendezvous.into_peers(), Process::this(), now);
+            self.stage = Phase::Monitoring(detector);
         }
     }
 
     /// A rank says something.
     fn hear(&mut self, rank: Rank, frame: &[u8], now: Instant) {
-        let said = decode::<ToHub>(frame);
+        let said = decode::<ToCoordinator>(frame);
         match (&mut self.stage, said) {
-            (Stage::Watching(watch), Some(said)) => watch.hear(rank, said, now),
-            (Stage::Watching(_) | Stage::Assembling(_), _) => {
-                if let Some(id) = self.seats.get(&rank) {
+            (Phase::Monitoring(detector), Some(said)) => detector.hear(rank, said, now),
+            (Phase::Monitoring(_) | Phase::Rendezvous(_), _) => {
+                if let Some(id) = self.joined.get(&rank) {
                     self.peers.remove(id);
                 }
                 self.lose(rank, "carried a frame that makes no sense");
             }
-            (Stage::Over, _) => {}
+            (Phase::Finished, _) => {}
         }
     }
 
     /// A rank's connection is gone.
     fn lose(&mut self, rank: Rank, cause: &str) {
-        self.seats.remove(&rank);
+        self.joined.remove(&rank);
         match &mut self.stage {
-            Stage::Assembling(assembly) => assembly.depart(rank, cause),
-            Stage::Watching(watch) => watch.lose(rank, cause),
-            Stage::Over => {}
+            Phase::Rendezvous(rendezvous) => rendezvous.depart(rank, cause),
+            Phase::Monitoring(detector) => detector.lose(rank, cause),
+            Phase::Finished => {}
         }
     }
 
@@ -313,75 +313,75 @@ impl Service {
             self.accept_again = None;
         }
         self.peers.retain(|_, peer| match peer.role {
-            Role::Stranger { until } | Role::Parting { until, .. } => now < until,
-            Role::Seated(_) => true,
+            ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => now < until,
+            ClientState::Joined(_) => true,
         });
         match &mut self.stage {
-            Stage::Assembling(assembly) => assembly.tick(now),
-            Stage::Watching(watch) => watch.tick(now),
-            Stage::Over => {}
+            Phase::Rendezvous(rendezvous) => rendezvous.tick(now),
+            Phase::Monitoring(detector) => detector.tick(now),
+            Phase::Finished => {}
         }
     }
 
-    /// Does what the assembly or the watch have decided.
+    /// Does what the rendezvous or the watch have decided.
     fn carry_out(&mut self, now: Instant) {
         match &mut self.stage {
-            Stage::Assembling(assembly) => {
-                let Some(verdict) = assembly.verdict().cloned() else {
+            Phase::Rendezvous(rendezvous) => {
+                let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
-                self.condemned.get_or_insert(now);
-                for (rank, id) in std::mem::take(&mut self.seats) {
+                self.failed_at.get_or_insert(now);
+                for (rank, id) in std::mem::take(&mut self.joined) {
                     if let Some(peer) = self.peers.get_mut(&id) {
-                        post(peer, &ToRank::Verdict(verdict.clone()));
-                        peer.role = parting(now);
-                        self.told.insert(rank);
+                        post(peer, &ToRank::RootCause(root_cause.clone()));
+                        peer.role = closing(now);
+                        self.notified.insert(rank);
                     }
                 }
-                let Stage::Assembling(assembly) = &self.stage else {
+                let Phase::Rendezvous(rendezvous) = &self.stage else {
                     return;
                 };
-                let all_told = assembly.world().is_some_and(|world| self.told.len() >= world);
-                if all_told || self.obituary_ends(assembly).is_some_and(|at| now >= at) {
+                let all_notified = rendezvous.world().is_some_and(|world| self.notified.len() >= world);
+                if all_notified || self.late_join_deadline(rendezvous).is_some_and(|at| now >= at) {
                     self.end();
                 }
             }
-            Stage::Watching(watch) => {
-                let orders = watch.orders();
-                if watch.is_over() {
+            Phase::Monitoring(detector) => {
+                let actions = detector.actions();
+                if detector.is_over() {
                     self.end();
                 }
-                for order in orders {
-                    self.obey(order, now);
+                for action in actions {
+                    self.execute(action, now);
                 }
             }
-            Stage::Over => {}
+            Phase::Finished => {}
         }
     }
 
-    fn obey(&mut self, order: Order, now: Instant) {
-        match order {
-            Order::All(frame) => {
+    fn execute(&mut self, action: DetectorAction, now: Instant) {
+        match action {
+            DetectorAction::Broadcast(frame) => {
                 let Some(bytes) = encoded(&frame) else {
                     return;
                 };
-                for id in self.seats.values() {
+                for id in self.joined.values() {
                     if let Some(peer) = self.peers.get_mut(id) {
                         peer.connection.post(bytes.clone());
                     }
                 }
             }
-            Order::One(rank, frame) => {
-                if let Some(peer) = self.seats.get(&rank).and_then(|id| self.peers.get_mut(id))
+            DetectorAction::Send(rank, frame) => {
+                if let Some(peer) = self.joined.get(&rank).and_then(|id| self.peers.get_mut(id))
                     // Whoever does not read what it was told need not be told that it is heard.
-                    && !(frame == ToRank::Pulse && peer.connection.is_pending())
+                    && !(frame == ToRank::HeartbeatAck && peer.connection.is_pending())
                 {
                     post(peer, &frame);
                 }
             }
-            Order::Part(rank) => {
-                if let Some(peer) = self.seats.remove(&rank).and_then(|id| self.peers.get_mut(&id)) {
-                    peer.role = parting(now);
+            DetectorAction::Close(rank) => {
+                if let Some(peer) = self.joined.remove(&rank).and_then(|id| self.peers.get_mut(&id)) {
+                    peer.role = closing(now);
                 }
             }
         }
@@ -397,13 +397,13 @@ impl Service {
             }
         }
         for (id, cause) in broken {
-            if let Some(Peer { role: Role::Seated(rank), .. }) = self.peers.remove(&id) {
+            if let Some(Client { role: ClientState::Joined(rank), .. }) = self.peers.remove(&id) {
                 self.lose(rank, &format!("broke ({cause})"));
                 self.carry_out(now);
             }
         }
         for peer in self.peers.values_mut() {
-            if let Role::Parting { finished, .. } = &mut peer.role
+            if let ClientState::Closing { finished, .. } = &mut peer.role
                 && !*finished
                 && !peer.connection.is_pending()
             {
@@ -416,21 +416,21 @@ impl Service {
 
     /// Nothing is left but to send what was said.
     fn end(&mut self) {
-        self.stage = Stage::Over;
+        self.stage = Phase::Finished;
         self.listeners.clear();
-        self.peers.retain(|_, peer| !matches!(peer.role, Role::Stranger { .. }));
+        self.peers.retain(|_, peer| !matches!(peer.role, ClientState::Unauthenticated { .. }));
     }
 }
 
-fn parting(now: Instant) -> Role {
-    Role::Parting { until: now + PARTING_PATIENCE, finished: false }
+fn closing(now: Instant) -> ClientState {
+    ClientState::Closing { until: now + CLOSE_TIMEOUT, finished: false }
 }
 
 fn encoded(frame: &ToRank) -> Option<Bytes> {
-    encode(frame).inspect_err(|error| log::error!("the hub cannot speak: {error}")).ok()
+    encode(frame).inspect_err(|error| log::error!("the coordinator cannot speak: {error}")).ok()
 }
 
-fn post(peer: &mut Peer, frame: &ToRank) {
+fn post(peer: &mut Client, frame: &ToRank) {
     if let Some(bytes) = encoded(frame) {
         peer.connection.post(bytes);
     }

@@ -1,11 +1,11 @@
-//! The assembly: ranks come, show who they are, and wait until all are there.
+//! The rendezvous: ranks come, show who they are, and wait until all are there.
 //!
 //! Owns the decision whether a world comes about. Does no I/O: it is told who comes and goes and what time it
 //! is. Whatever goes wrong becomes one verdict, the same for every rank that is there or comes later.
 
-use super::frame::{Caller, Hello, Terms, VERSION};
-use super::roster::{Process, ranks};
-use super::silence::seconds;
+use super::heartbeat::seconds;
+use super::process::{Process, ranks};
+use super::protocol::{Caller, Hello, Terms, VERSION};
 use crate::error::{Error, ErrorKind};
 use crate::transport::Rank;
 use std::collections::BTreeMap;
@@ -16,47 +16,47 @@ const MAX_WORLD: usize = 1 << 16;
 
 /// A rank that has come.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct JoinedPeer {
     pub(super) process: Process,
     pub(super) terms: Terms,
 }
 
 /// What becomes of a caller.
 #[derive(Debug, PartialEq)]
-pub(super) enum Arrival {
+pub(super) enum JoinOutcome {
     /// It is one of us and waits.
-    Seated,
+    Waiting,
     /// It is one of us, and the last: the world is there.
     Complete,
     /// It belongs to another job, which concerns nobody else.
-    Foreign(Error),
+    WrongJob(Error),
     /// There is a verdict, and it is the caller's too.
-    Doomed,
+    Failed,
     /// It speaks nonsense.
-    Garbled,
+    Malformed,
 }
 
 /// Ranks on their way to a world.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(super) struct Rendezvous {
     token: u128,
     place: String,
     world: Option<usize>,
-    guests: BTreeMap<Rank, Guest>,
-    /// When the least patient guest gives up, and how long it will have waited.
+    peers: BTreeMap<Rank, JoinedPeer>,
+    /// When the least patient peer gives up, and how long it will have waited.
     deadline: Option<(Instant, Duration)>,
-    verdict: Option<Error>,
+    root_cause: Option<Error>,
 }
 
-impl Assembly {
+impl Rendezvous {
     /// Waits at `place` for the job of `token`; the first rank to come tells how many there are.
     pub(super) fn new(token: u128, place: String) -> Self {
-        Self { token, place, world: None, guests: BTreeMap::new(), deadline: None, verdict: None }
+        Self { token, place, world: None, peers: BTreeMap::new(), deadline: None, root_cause: None }
     }
 
     /// Why no world comes about, if so.
-    pub(super) fn verdict(&self) -> Option<&Error> {
-        self.verdict.as_ref()
+    pub(super) fn root_cause(&self) -> Option<&Error> {
+        self.root_cause.as_ref()
     }
 
     /// How many ranks are expected, once one has told.
@@ -69,19 +69,19 @@ impl Assembly {
         self.deadline.map(|(at, _)| at)
     }
 
-    /// The guests, in the order of their ranks.
-    pub(super) fn into_guests(self) -> Vec<Guest> {
-        self.guests.into_values().collect()
+    /// The peers, in the order of their ranks.
+    pub(super) fn into_peers(self) -> Vec<JoinedPeer> {
+        self.peers.into_values().collect()
     }
 
     /// Somebody comes.
-    pub(super) fn arrive(&mut self, hello: Hello, now: Instant) -> Arrival {
+    pub(super) fn arrive(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
         let Hello { caller, terms } = hello;
         if caller.token != self.token {
-            return Arrival::Foreign(self.foreign(&caller));
+            return JoinOutcome::WrongJob(self.foreign(&caller));
         }
-        if self.verdict.is_none() {
-            self.verdict = self.objection(&caller, terms.as_ref());
+        if self.root_cause.is_none() {
+            self.root_cause = self.objection(&caller, terms.as_ref());
         }
         self.world.get_or_insert(caller.world);
         if let Some(terms) = &terms {
@@ -90,28 +90,28 @@ impl Assembly {
                 self.deadline = Some((until, terms.patience));
             }
         }
-        if self.verdict.is_some() {
-            return Arrival::Doomed;
+        if self.root_cause.is_some() {
+            return JoinOutcome::Failed;
         }
         // Only another release's terms are unreadable, and those were objected to.
         let Some(terms) = terms else {
-            return Arrival::Garbled;
+            return JoinOutcome::Malformed;
         };
         let process = caller.process;
-        self.guests.insert(caller.rank, Guest { process, terms });
-        if self.guests.len() == caller.world { Arrival::Complete } else { Arrival::Seated }
+        self.peers.insert(caller.rank, JoinedPeer { process, terms });
+        if self.peers.len() == caller.world { JoinOutcome::Complete } else { JoinOutcome::Waiting }
     }
 
-    /// A guest's connection ended.
+    /// A peer's connection ended.
     pub(super) fn depart(&mut self, rank: Rank, cause: &str) {
-        let Some(guest) = self.guests.remove(&rank) else {
+        let Some(peer) = self.peers.remove(&rank) else {
             return;
         };
-        self.condemn(
+        self.fail(
             ErrorKind::PeerLost,
             format!(
                 "rank {rank} ({}) died or gave up before all ranks had come: its control connection {cause}",
-                guest.process
+                peer.process
             ),
         );
     }
@@ -121,11 +121,11 @@ impl Assembly {
         let Some((_, patience)) = self.deadline.filter(|(at, _)| now >= *at) else {
             return;
         };
-        let (None, Some(world)) = (&self.verdict, self.world) else {
+        let (None, Some(world)) = (&self.root_cause, self.world) else {
             return;
         };
-        let missing: Vec<Rank> = (0..world).filter(|rank| !self.guests.contains_key(rank)).collect();
-        self.condemn(
+        let missing: Vec<Rank> = (0..world).filter(|rank| !self.peers.contains_key(rank)).collect();
+        self.fail(
             ErrorKind::Rendezvous,
             format!(
                 "{} of {world} did not come within {} (met at {}: are they running, and do they look for rank 0 there?)",
@@ -136,23 +136,23 @@ impl Assembly {
         );
     }
 
-    /// Whoever opened the assembly has no use for it any more.
+    /// Whoever opened the rendezvous has no use for it any more.
     pub(super) fn give_up(&mut self) {
-        self.condemn(
+        self.fail(
             ErrorKind::Rendezvous,
             format!("the meeting at {} was called off by its host before all ranks had come", self.place),
         );
     }
 
-    fn condemn(&mut self, kind: ErrorKind, message: String) {
-        self.verdict.get_or_insert_with(|| Error::new(kind, message));
+    fn fail(&mut self, kind: ErrorKind, message: String) {
+        self.root_cause.get_or_insert_with(|| Error::new(kind, message));
     }
 
     fn foreign(&self, caller: &Caller) -> Error {
         Error::new(
             ErrorKind::Rendezvous,
             format!(
-                "at {} another job is meeting, not that of rank {} ({}): give each job a port of its own with \
+                "at {} another job is rendezvous, not that of rank {} ({}): give each job a port of its own with \
                  FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
                 self.place, caller.rank, caller.process
             ),
@@ -164,10 +164,10 @@ impl Assembly {
         let Caller { version, rank, world, process, .. } = caller;
         let disagree = |message| Some(Error::new(ErrorKind::Disagreement, message));
         // The lowest rank so far speaks for all: they agree.
-        let first = self.guests.first_key_value();
+        let first = self.peers.first_key_value();
         if version != VERSION {
             return disagree(format!(
-                "rank {rank} ({process}) runs flexring {version}, and the meeting at {} runs {VERSION}: all ranks must \
+                "rank {rank} ({process}) runs flexring {version}, and the rendezvous at {} runs {VERSION}: all ranks must \
                  run the same release",
                 self.place
             ));
@@ -186,7 +186,7 @@ impl Assembly {
                 first.process
             ));
         }
-        if let Some(twin) = self.guests.get(rank) {
+        if let Some(twin) = self.peers.get(rank) {
             return Some(Error::new(
                 ErrorKind::Rendezvous,
                 format!(
@@ -243,64 +243,64 @@ mod tests {
         }
     }
 
-    fn assembly() -> Assembly {
-        Assembly::new(1, "here:1".to_owned())
+    fn rendezvous() -> Rendezvous {
+        Rendezvous::new(1, "here:1".to_owned())
     }
 
     /// Lets two ranks of four come and then `third`, and returns the verdict.
     fn third(change: impl FnOnce(&mut Hello)) -> Error {
-        let mut assembly = assembly();
+        let mut rendezvous = rendezvous();
         let now = Instant::now();
-        assert_eq!(assembly.arrive(hello(2, 4), now), Arrival::Seated);
-        assert_eq!(assembly.arrive(hello(0, 4), now), Arrival::Seated);
+        assert_eq!(rendezvous.arrive(hello(2, 4), now), JoinOutcome::Waiting);
+        assert_eq!(rendezvous.arrive(hello(0, 4), now), JoinOutcome::Waiting);
         let mut third = hello(3, 4);
         change(&mut third);
-        assert_eq!(assembly.arrive(third, now), Arrival::Doomed);
+        assert_eq!(rendezvous.arrive(third, now), JoinOutcome::Failed);
         // Whoever comes later shares the fate.
-        assert_eq!(assembly.arrive(hello(1, 4), now), Arrival::Doomed);
-        assembly.verdict().expect("a verdict").clone()
+        assert_eq!(rendezvous.arrive(hello(1, 4), now), JoinOutcome::Failed);
+        rendezvous.root_cause().expect("a root_cause").clone()
     }
 
     #[test]
     fn a_world_comes_about_in_any_order() {
-        let mut assembly = assembly();
+        let mut rendezvous = rendezvous();
         let now = Instant::now();
         for rank in [3, 0, 2] {
-            assert_eq!(assembly.arrive(hello(rank, 4), now), Arrival::Seated);
+            assert_eq!(rendezvous.arrive(hello(rank, 4), now), JoinOutcome::Waiting);
         }
-        assert_eq!(assembly.arrive(hello(1, 4), now), Arrival::Complete);
-        let pids: Vec<u32> = assembly.into_guests().iter().map(|guest| guest.process.pid).collect();
+        assert_eq!(rendezvous.arrive(hello(1, 4), now), JoinOutcome::Complete);
+        let pids: Vec<u32> = rendezvous.into_peers().iter().map(|peer| peer.process.pid).collect();
         assert_eq!(pids, [100, 101, 102, 103]);
     }
 
     #[test]
     fn whoever_differs_is_named_with_what_differs() {
-        let verdict = third(|hello| {
+        let root_cause = third(|hello| {
             hello.terms.as_mut().expect("terms").settings[0].1 = "1M".to_owned();
         });
         assert_eq!(
-            verdict.message(),
+            root_cause.message(),
             "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it alike on all ranks"
         );
-        let verdict = third(|hello| hello.caller.world = 5);
+        let root_cause = third(|hello| hello.caller.world = 5);
         assert_eq!(
-            verdict.message(),
+            root_cause.message(),
             "rank 3 (pid 103 on host h) expects a world of 5, rank 0 (pid 100 on host h) one of 4"
         );
-        let verdict = third(|hello| {
+        let root_cause = third(|hello| {
             hello.caller.version = "0.0.9".to_owned();
             hello.terms = None;
         });
-        assert!(verdict.message().contains("runs flexring 0.0.9"), "{verdict}");
-        let verdict = third(|hello| hello.caller.rank = 4);
-        assert!(verdict.message().contains("rank 4 of a world of 4"), "{verdict}");
+        assert!(root_cause.message().contains("runs flexring 0.0.9"), "{root_cause}");
+        let root_cause = third(|hello| hello.caller.rank = 4);
+        assert!(root_cause.message().contains("rank 4 of a world of 4"), "{root_cause}");
     }
 
     #[test]
     fn two_of_the_same_rank_are_both_named() {
-        let verdict = third(|hello| hello.caller.rank = 2);
+        let root_cause = third(|hello| hello.caller.rank = 2);
         assert_eq!(
-            verdict.message(),
+            root_cause.message(),
             "two processes call themselves rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
              of its own"
         );
@@ -308,47 +308,47 @@ mod tests {
 
     #[test]
     fn the_least_patient_rank_sets_the_deadline_and_the_missing_are_named() {
-        let mut assembly = assembly();
+        let mut rendezvous = rendezvous();
         let start = Instant::now();
         for rank in [0, 1, 3, 4, 6, 7] {
-            assembly.arrive(hello(rank, 8), start);
+            rendezvous.arrive(hello(rank, 8), start);
         }
-        let deadline = assembly.deadline().expect("a deadline");
+        let deadline = rendezvous.deadline().expect("a deadline");
         assert_eq!(deadline, start + Duration::from_secs(60));
-        assembly.tick(deadline - Duration::from_millis(1));
-        assert_eq!(assembly.verdict(), None);
-        assembly.tick(deadline);
-        let verdict = assembly.verdict().expect("a verdict");
-        assert_eq!(verdict.kind(), ErrorKind::Rendezvous);
+        rendezvous.tick(deadline - Duration::from_millis(1));
+        assert_eq!(rendezvous.root_cause(), None);
+        rendezvous.tick(deadline);
+        let root_cause = rendezvous.root_cause().expect("a root_cause");
+        assert_eq!(root_cause.kind(), ErrorKind::Rendezvous);
         assert!(
-            verdict.message().starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
-            "{verdict}"
+            root_cause.message().starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
+            "{root_cause}"
         );
     }
 
     #[test]
     fn a_foreigner_is_refused_alone() {
-        let mut assembly = assembly();
+        let mut rendezvous = rendezvous();
         let now = Instant::now();
         let mut foreigner = hello(0, 9);
         foreigner.caller.token = 2;
-        assert!(matches!(assembly.arrive(foreigner, now), Arrival::Foreign(_)));
-        assert_eq!(assembly.verdict(), None);
-        assert_eq!(assembly.arrive(hello(0, 1), now), Arrival::Complete);
+        assert!(matches!(rendezvous.arrive(foreigner, now), JoinOutcome::WrongJob(_)));
+        assert_eq!(rendezvous.root_cause(), None);
+        assert_eq!(rendezvous.arrive(hello(0, 1), now), JoinOutcome::Complete);
     }
 
     #[test]
     fn whoever_goes_before_the_others_came_ends_it_for_all() {
-        let mut assembly = assembly();
+        let mut rendezvous = rendezvous();
         let now = Instant::now();
-        assembly.arrive(hello(1, 3), now);
-        assembly.depart(0, "closed");
-        assert_eq!(assembly.verdict(), None);
-        assembly.depart(1, "closed");
+        rendezvous.arrive(hello(1, 3), now);
+        rendezvous.depart(0, "closed");
+        assert_eq!(rendezvous.root_cause(), None);
+        rendezvous.depart(1, "closed");
         assert!(
-            assembly
-                .verdict()
-                .is_some_and(|verdict| verdict.message().contains("rank 1 (pid 101 on host h) died"))
+            rendezvous
+                .root_cause()
+                .is_some_and(|root_cause| root_cause.message().contains("rank 1 (pid 101 on host h) died"))
         );
     }
 }

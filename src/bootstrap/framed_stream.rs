@@ -2,7 +2,7 @@
 //!
 //! Owns one socket and what is on its way through it. Must not know what the frames say.
 
-use super::frame::{Bytes, Cutter};
+use super::protocol::{Bytes, FrameDecoder};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,9 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// One end of a control connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct FramedStream {
     stream: TcpStream,
-    cutter: Cutter,
+    cutter: FrameDecoder,
     outgoing: VecDeque<Bytes>,
     /// How much of the first outgoing frame is gone.
     sent: usize,
@@ -30,12 +30,12 @@ pub(super) struct Received {
     pub(super) end: Option<String>,
 }
 
-impl Connection {
+impl FramedStream {
     /// Takes a connected socket over. `magic` if the peer's first bytes must be the magic word.
     pub(super) fn new(stream: TcpStream, magic: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, cutter: Cutter::new(magic), outgoing: VecDeque::new(), sent: 0 })
+        Ok(Self { stream, cutter: FrameDecoder::new(magic), outgoing: VecDeque::new(), sent: 0 })
     }
 
     /// Reads once, a bounded amount, so that no peer takes more than its turn.
@@ -104,7 +104,7 @@ impl Connection {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for FramedStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

@@ -1,7 +1,7 @@
 //! What a rank is doing, for its heartbeat to tell.
 //!
 //! Owns the shared words that the executor writes on every call, without lock, allocation or system call, and
-//! that the lifeline's thread reads now and then. Must not know what becomes of them.
+//! that the control connection's thread reads now and then. Must not know what becomes of them.
 
 use crate::call::{Call, CallWords};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Where a rank stands.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub enum Standing {
+pub enum CallState {
     /// Between calls.
     Idle {
         /// The sequence of the last call it left; 0 before its first.
@@ -19,7 +19,7 @@ pub enum Standing {
     Within(Call),
 }
 
-impl Standing {
+impl CallState {
     /// The call that the rank is in.
     #[must_use]
     pub fn call(&self) -> Option<&Call> {
@@ -30,7 +30,7 @@ impl Standing {
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for CallState {
     /// Finishes a sentence on what happened to the rank: `while it was in all_reduce #17 (…)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,18 +46,18 @@ pub(super) fn short(call: &Call) -> String {
     format!("{} #{}", call.collective.name(), call.sequence)
 }
 
-/// The standing of this rank, shared between the executor and the lifeline.
+/// The standing of this rank, shared between the executor and the control.
 ///
 /// A sequence lock: the version is odd while the words change, so a reader that sees the same even version
 /// before and after has read one call and not parts of two.
 #[derive(Debug, Default)]
-pub struct Status {
+pub struct CallStateCell {
     version: AtomicU64,
     inside: AtomicBool,
     words: [AtomicU64; size_of::<CallWords>() / size_of::<u64>()],
 }
 
-impl Status {
+impl CallStateCell {
     /// This rank enters a call. Only one thread may enter and leave at a time: the one that executes.
     pub fn enter(&self, call: &Call) {
         self.change(|| {
@@ -84,7 +84,7 @@ impl Status {
 
     /// Where the rank stands. `None` if the executor changed it all the while: then it is not stuck anyway.
     #[must_use]
-    pub fn read(&self) -> Option<Standing> {
+    pub fn read(&self) -> Option<CallState> {
         const ATTEMPTS: usize = 100;
         for _ in 0..ATTEMPTS {
             let version = self.version.load(Ordering::Acquire);
@@ -95,8 +95,8 @@ impl Status {
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
                 let [finished, ..] = words;
                 return match Call::from_words(words) {
-                    Some(call) if inside => Some(Standing::Within(call)),
-                    _ => Some(Standing::Idle { finished }),
+                    Some(call) if inside => Some(CallState::Within(call)),
+                    _ => Some(CallState::Idle { finished }),
                 };
             }
             std::hint::spin_loop();
@@ -126,22 +126,22 @@ mod tests {
 
     #[test]
     fn a_rank_stands_between_calls_or_in_one() {
-        let status = Status::default();
-        assert_eq!(status.read(), Some(Standing::Idle { finished: 0 }));
+        let status = CallStateCell::default();
+        assert_eq!(status.read(), Some(CallState::Idle { finished: 0 }));
         status.enter(&example(17));
-        assert_eq!(status.read(), Some(Standing::Within(example(17))));
+        assert_eq!(status.read(), Some(CallState::Within(example(17))));
         assert_eq!(
             status.read().map(|standing| standing.to_string()).as_deref(),
             Some("while it was in all_reduce #17 (1024 x float, sum)")
         );
         status.leave();
-        assert_eq!(status.read(), Some(Standing::Idle { finished: 17 }));
+        assert_eq!(status.read(), Some(CallState::Idle { finished: 17 }));
         assert_eq!(short(&example(17)), "all_reduce #17");
     }
 
     #[test]
     fn no_reader_sees_parts_of_two_calls() {
-        let status = Status::default();
+        let status = CallStateCell::default();
         let writing = AtomicBool::new(true);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -154,12 +154,12 @@ mod tests {
             let mut seen = 0;
             while writing.load(Ordering::Relaxed) {
                 match status.read() {
-                    Some(Standing::Within(call)) => {
+                    Some(CallState::Within(call)) => {
                         assert_eq!((call.count, call.program), (call.sequence, call.sequence));
                         assert!(call.sequence >= seen);
                         seen = call.sequence;
                     }
-                    Some(Standing::Idle { finished }) => {
+                    Some(CallState::Idle { finished }) => {
                         assert!(finished >= seen);
                         seen = finished;
                     }

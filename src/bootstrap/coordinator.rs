@@ -1,14 +1,14 @@
-//! The hub: where all control connections of one world end, seen from outside.
+//! The coordinator: where all control connections of one world end, seen from outside.
 //!
 //! Owns the handle on it and the making of unique ids. Must not know what its thread does.
 //!
 //! The thread lives until all ranks have left, or as long as its process. It can be given up before its world
 //! has come; after that it serves on even if nobody holds it any more.
 
-use super::assembly::Assembly;
+use super::connect;
 use super::interfaces;
-use super::meeting;
-use super::service::Service;
+use super::rendezvous::Rendezvous;
+use super::server::Server;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,22 +23,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// # Errors
 /// `InvalidSetting` if no interface qualifies; `System` if no socket, thread or random number can be had.
 pub fn create_unique_id(config: &Config) -> Result<UniqueId> {
-    let (mut hub, id) = Hub::create(config)?;
-    hub.abandon_on_drop = false;
+    let (mut coordinator, id) = Coordinator::create(config)?;
+    coordinator.abandon_on_drop = false;
     Ok(id)
 }
 
-/// A handle on a hub. Dropping it gives a world up that has not come together yet, and does not wait.
+/// A handle on a coordinator. Dropping it gives a world up that has not come together yet, and does not wait.
 #[derive(Debug)]
-pub struct Hub {
+pub struct Coordinator {
     wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
     abandon_on_drop: bool,
     addresses: Vec<SocketAddr>,
 }
 
-impl Hub {
-    /// Makes a hub at any free port of the chosen interface and of the loopback, and the id that leads there.
+impl Coordinator {
+    /// Makes a coordinator at any free port of the chosen interface and of the loopback, and the id that leads there.
     ///
     /// # Errors
     /// As [`create_unique_id`].
@@ -51,7 +51,7 @@ impl Hub {
         let mut listeners = Vec::new();
         // The loopback comes second: elsewhere it leads to somebody else's door.
         for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
-            let listener = meeting::listen_at(SocketAddr::new(ip, 0))
+            let listener = connect::listen_at(SocketAddr::new(ip, 0))
                 .map_err(|cause| Error::system(format!("cannot listen on {ip}"), cause))?;
             listeners.push(listener);
         }
@@ -59,7 +59,7 @@ impl Hub {
         getrandom::fill(&mut token)
             .map_err(|cause| Error::new(ErrorKind::System, format!("cannot get random bytes: {cause}")))?;
         let token = u128::from_le_bytes(token);
-        let addresses = meeting::addresses_of(&listeners)?;
+        let addresses = connect::addresses_of(&listeners)?;
         let place = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
         let id = UniqueId::new(token, &addresses);
         Ok((Self::open(token, listeners, place)?, id))
@@ -67,21 +67,25 @@ impl Hub {
 
     /// Serves the job of `token` at `listeners`, which messages call `place`.
     pub(super) fn open(token: u128, listeners: Vec<TcpListener>, place: String) -> Result<Self> {
-        let addresses = meeting::addresses_of(&listeners)?;
+        let addresses = connect::addresses_of(&listeners)?;
         for listener in &listeners {
             listener
                 .set_nonblocking(true)
                 .map_err(|cause| Error::system("cannot prepare the control port", cause))?;
         }
         let wake = Arc::new(WakeFd::new()?);
-        let hub = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
-        let service =
-            Service::new(hub.wake.clone(), hub.abandoned.clone(), listeners, Assembly::new(token, place));
+        let coordinator = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
+        let service = Server::new(
+            coordinator.wake.clone(),
+            coordinator.abandoned.clone(),
+            listeners,
+            Rendezvous::new(token, place),
+        );
         std::thread::Builder::new()
-            .name("flexring-hub".to_owned())
+            .name("flexring-coord".to_owned())
             .spawn(move || service.run())
-            .map_err(|cause| Error::system("cannot start the hub's thread", cause))?;
-        Ok(hub)
+            .map_err(|cause| Error::system("cannot start the coordinator's thread", cause))?;
+        Ok(coordinator)
     }
 
     /// Where it can be reached from this node.
@@ -90,7 +94,7 @@ impl Hub {
     }
 }
 
-impl Drop for Hub {
+impl Drop for Coordinator {
     fn drop(&mut self) {
         if self.abandon_on_drop {
             self.abandoned.store(true, Ordering::Release);

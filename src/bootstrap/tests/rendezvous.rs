@@ -1,12 +1,12 @@
 //! How ranks meet, or are told why they do not.
 
-use super::super::frame::{FRAME_LIMIT, Hello, MAGIC, ToRank, decode};
-use super::super::{Hub, UniqueId, create_unique_id};
+use super::super::protocol::{FRAME_LIMIT, Hello, MAGIC, ToRank, decode};
+use super::super::{Coordinator, UniqueId, create_unique_id};
 use super::*;
 use crate::config::Size;
 use std::io::{Read, Write};
 
-/// A connection to a hub that may not listen yet.
+/// A connection to a coordinator that may not listen yet.
 fn knock(port: u16) -> TcpStream {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     loop {
@@ -25,16 +25,16 @@ fn ranks_meet_and_exchange() {
             thread::scope(|scope| {
                 for member in &members {
                     scope.spawn(move || {
-                        let rank = member.lifeline.rank();
+                        let rank = member.control.rank();
                         for round in 0..5u8 {
                             let mine = vec![round; rank * 1000];
-                            let all = member.lifeline.all_gather("cards", &mine).expect("all cards");
+                            let all = member.control.all_gather("cards", &mine).expect("all cards");
                             assert_eq!(all.len(), size);
                             for (other, card) in all.iter().enumerate() {
                                 assert_eq!(*card, vec![round; other * 1000]);
                             }
                         }
-                        member.lifeline.all_gather("a barrier", &[]).expect("a barrier");
+                        member.control.all_gather("a barrier", &[]).expect("a barrier");
                     });
                 }
             });
@@ -49,10 +49,10 @@ fn ranks_meet_by_a_unique_id() {
         for size in [1, 4] {
             let id = create_unique_id(&config()).expect("an id");
             let id = UniqueId::from_hex(&id.to_hex()).expect("the same id");
-            let members = members(0..size, size, &Meeting::Id(id), &config());
+            let members = members(0..size, size, &RendezvousPoint::Id(id), &config());
             thread::scope(|scope| {
                 for member in &members {
-                    scope.spawn(|| member.lifeline.all_gather("cards", b"x").expect("all cards"));
+                    scope.spawn(|| member.control.all_gather("cards", b"x").expect("all cards"));
                 }
             });
         }
@@ -63,9 +63,9 @@ fn ranks_meet_by_a_unique_id() {
 fn exchanges_are_bounded() {
     watched(|| {
         let members = world(1);
-        let lifeline = &members[0].lifeline;
-        assert!(lifeline.all_gather("much", &vec![0; FRAME_LIMIT / 2]).is_ok());
-        let error = lifeline.all_gather("much", &vec![0; FRAME_LIMIT / 2 + 1]).expect_err("too much");
+        let control = &members[0].control;
+        assert!(control.all_gather("much", &vec![0; FRAME_LIMIT / 2]).is_ok());
+        let error = control.all_gather("much", &vec![0; FRAME_LIMIT / 2 + 1]).expect_err("too much");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     });
 }
@@ -74,14 +74,14 @@ fn exchanges_are_bounded() {
 fn garbage_and_silence_delay_nobody() {
     watched(|| {
         let port = free_port();
-        // Less than the hub's patience with those who say nothing.
+        // Less than the coordinator's patience with those who say nothing.
         let config = Config { connect_timeout: Duration::from_secs(4), ..config() };
         thread::scope(|scope| {
             let first = scope.spawn(|| members(0..1, 2, &at(port), &config));
             let mut knocking = Vec::new();
             for number in 0..100 {
                 let mut stream = knock(port);
-                // A hub that refuses garbage may have hung up already.
+                // A coordinator that refuses garbage may have hung up already.
                 let _ = match number % 4 {
                     0 => Ok(()),
                     1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"),
@@ -151,7 +151,7 @@ fn another_release_is_refused_with_everybody() {
             stream.write_all(&Hello::encode(&caller, &terms).expect("short")).expect("sent");
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).expect("an answer");
-            let Some(ToRank::Verdict(error)) = decode(&answer[4..]) else {
+            let Some(ToRank::RootCause(error)) = decode(&answer[4..]) else {
                 panic!("no verdict");
             };
             assert_eq!(error.kind(), ErrorKind::Disagreement);
@@ -167,14 +167,14 @@ fn another_release_is_refused_with_everybody() {
 #[test]
 fn a_foreign_job_is_refused_alone() {
     watched(|| {
-        let meeting = at(free_port());
+        let rendezvous = at(free_port());
         thread::scope(|scope| {
-            let first = scope.spawn(|| members(0..1, 2, &meeting, &config()));
-            let foreigner = Identity { token: 8, ..who(1, 2, &meeting) };
-            let error = Lifeline::join(&foreigner, &config(), fault()).expect_err("foreign");
+            let first = scope.spawn(|| members(0..1, 2, &rendezvous, &config()));
+            let foreigner = Identity { token: 8, ..who(1, 2, &rendezvous) };
+            let error = ControlConnection::join(&foreigner, &config(), fault()).expect_err("foreign");
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
             assert!(error.message().contains("another job"), "{error}");
-            let second = members(1..2, 2, &meeting, &config());
+            let second = members(1..2, 2, &rendezvous, &config());
             assert_eq!(first.join().expect("joined").len() + second.len(), 2);
         });
     });
@@ -214,10 +214,10 @@ fn one_port_serves_one_communicator_after_the_other() {
                 scope.spawn(move || {
                     let mut kept = Vec::new();
                     for round in 0..20 {
-                        let lifeline = join(rank, 4, &at(port), &config()).expect("another communicator");
+                        let control = join(rank, 4, &at(port), &config()).expect("another communicator");
                         // Some live on beside the next, some do not.
                         if round % 2 == 0 {
-                            kept.push(lifeline);
+                            kept.push(control);
                         }
                     }
                 });
@@ -229,12 +229,12 @@ fn one_port_serves_one_communicator_after_the_other() {
 #[test]
 fn a_meeting_that_is_called_off_ends_for_all() {
     watched(|| {
-        let (hub, id) = Hub::create(&config()).expect("a hub");
-        let meeting = Meeting::Id(id);
+        let (coordinator, id) = Coordinator::create(&config()).expect("a coordinator");
+        let rendezvous = RendezvousPoint::Id(id);
         thread::scope(|scope| {
-            let first = scope.spawn(|| refused(&[(0, 2, config())], &meeting));
+            let first = scope.spawn(|| refused(&[(0, 2, config())], &rendezvous));
             thread::sleep(Duration::from_millis(200));
-            drop(hub);
+            drop(coordinator);
             let errors = first.join().expect("refused");
             assert!(errors[0].message().contains("called off"), "{}", errors[0]);
         });
@@ -267,11 +267,12 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
 #[test]
 fn whoever_waits_for_a_meeting_can_be_woken() {
     watched(|| {
-        let meeting = at(free_port());
+        let rendezvous = at(free_port());
         let fault = fault();
         thread::scope(|scope| {
-            let waiting =
-                scope.spawn(|| Lifeline::join(&who(1, 2, &meeting), &config(), fault.clone()).map(drop));
+            let waiting = scope.spawn(|| {
+                ControlConnection::join(&who(1, 2, &rendezvous), &config(), fault.clone()).map(drop)
+            });
             thread::sleep(Duration::from_millis(50));
             fault.raise(Error::new(ErrorKind::Aborted, "never mind"));
             let error = waiting.join().expect("woken").expect_err("aborted");

@@ -2,13 +2,13 @@
 //!
 //! Owns the decision who is to blame: it hears heartbeats, reports and goodbyes, and comes to at most one
 //! verdict, the same sentence for every rank. Does no I/O: it is told what comes and what time it is, and
-//! gives orders.
+//! gives actions.
 
-use super::assembly::Guest;
-use super::frame::{ToHub, ToRank};
-use super::roster::{Process, ranks};
-use super::silence::{Silence, seconds};
-use super::status::{Standing, short};
+use super::call_state::{CallState, short};
+use super::heartbeat::{HeartbeatMonitor, seconds};
+use super::process::{Process, ranks};
+use super::protocol::{ToCoordinator, ToRank};
+use super::rendezvous::JoinedPeer;
 use crate::call::Call;
 use crate::error::{Error, ErrorKind};
 use crate::transport::Rank;
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 /// How long a report waits for a better cause than its reporter's.
 const CONSIDERATION: Duration = Duration::from_millis(300);
 
-/// What the hub must do.
+/// What the coordinator must do.
 #[derive(Debug, PartialEq)]
-pub(super) enum Order {
+pub(super) enum DetectorAction {
     /// Tell every rank that is there.
-    All(ToRank),
+    Broadcast(ToRank),
     /// Tell one.
-    One(Rank, ToRank),
+    Send(Rank, ToRank),
     /// Close a rank's connection once it has been told everything.
-    Part(Rank),
+    Close(Rank),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+enum Membership {
     Here,
     Left,
     Lost,
@@ -41,9 +41,9 @@ struct Member {
     process: Process,
     timeout: Duration,
     heartbeat: Duration,
-    presence: Presence,
-    silence: Silence,
-    standing: Standing,
+    membership: Membership,
+    silence: HeartbeatMonitor,
+    standing: CallState,
     /// Whether the standing is newer than the last time everybody was asked.
     fresh: bool,
 }
@@ -59,7 +59,7 @@ struct Gathering {
 
 /// A failure whose cause is being looked for.
 #[derive(Debug)]
-struct Case {
+struct FailureReport {
     reporter: Rank,
     error: Error,
     suspect: Option<Rank>,
@@ -70,92 +70,92 @@ struct Case {
 
 /// A world under watch.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct FailureDetector {
     members: Vec<Member>,
-    keeper: Process,
+    host: Process,
     gathering: Option<Gathering>,
     gathered: u64,
-    case: Option<Case>,
-    verdict: Option<Error>,
+    report: Option<FailureReport>,
+    root_cause: Option<Error>,
     closing: bool,
     last_tick: Instant,
-    orders: Vec<Order>,
+    actions: Vec<DetectorAction>,
 }
 
-impl Watch {
-    /// Begins to watch over `guests`, in the order of their ranks, from within the process `keeper`.
-    pub(super) fn new(guests: Vec<Guest>, keeper: Process, now: Instant) -> Self {
-        let members: Vec<Member> = guests
+impl FailureDetector {
+    /// Begins to watch over `peers`, in the order of their ranks, from within the process `host`.
+    pub(super) fn new(peers: Vec<JoinedPeer>, host: Process, now: Instant) -> Self {
+        let members: Vec<Member> = peers
             .into_iter()
-            .map(|guest| Member {
-                process: guest.process,
-                timeout: guest.terms.timeout,
-                heartbeat: guest.terms.heartbeat,
-                presence: Presence::Here,
-                silence: Silence::new(guest.terms.heartbeat),
-                standing: Standing::Idle { finished: 0 },
+            .map(|peer| Member {
+                process: peer.process,
+                timeout: peer.terms.timeout,
+                heartbeat: peer.terms.heartbeat,
+                membership: Membership::Here,
+                silence: HeartbeatMonitor::new(peer.terms.heartbeat),
+                standing: CallState::Idle { finished: 0 },
                 fresh: false,
             })
             .collect();
-        let described = match members.iter().position(|member| member.process == keeper) {
-            Some(rank) => format!("rank {rank} ({keeper})"),
-            None => format!("the process that made the unique id ({keeper})"),
+        let described = match members.iter().position(|member| member.process == host) {
+            Some(rank) => format!("rank {rank} ({host})"),
+            None => format!("the process that made the unique id ({host})"),
         };
         Self {
             members,
-            keeper,
+            host,
             gathering: None,
             gathered: 0,
-            case: None,
-            verdict: None,
+            report: None,
+            root_cause: None,
             closing: false,
             last_tick: now,
-            orders: vec![Order::All(ToRank::Welcome { keeper: described })],
+            actions: vec![DetectorAction::Broadcast(ToRank::Welcome { host: described })],
         }
     }
 
     /// What is to be done since the last time.
-    pub(super) fn orders(&mut self) -> Vec<Order> {
-        std::mem::take(&mut self.orders)
+    pub(super) fn actions(&mut self) -> Vec<DetectorAction> {
+        std::mem::take(&mut self.actions)
     }
 
     /// Whether nobody is left.
     pub(super) fn is_over(&self) -> bool {
-        self.members.iter().all(|member| member.presence != Presence::Here)
+        self.members.iter().all(|member| member.membership != Membership::Here)
     }
 
     /// When to look at the clock again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let beat = self.here().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
         let gathering = self.gathering.as_ref().map(|gathering| gathering.due);
-        let case = self.case.as_ref().map(|case| case.due);
-        beat.into_iter().chain(gathering).chain(case).min()
+        let report = self.report.as_ref().map(|report| report.due);
+        beat.into_iter().chain(gathering).chain(report).min()
     }
 
     /// A rank says something.
-    pub(super) fn hear(&mut self, rank: Rank, said: ToHub, now: Instant) {
+    pub(super) fn hear(&mut self, rank: Rank, said: ToCoordinator, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.presence != Presence::Here {
+        if member.membership != Membership::Here {
             return;
         }
         member.silence.broken();
         match said {
-            ToHub::Beat(standing) => {
-                self.orders.push(Order::One(rank, ToRank::Pulse));
+            ToCoordinator::Heartbeat(standing) => {
+                self.actions.push(DetectorAction::Send(rank, ToRank::HeartbeatAck));
                 self.stands(rank, standing);
                 self.consider(now);
             }
-            ToHub::Gather { number, what, part } => self.gather(rank, number, what, part, now),
-            ToHub::Report { error, suspect, standing } => {
+            ToCoordinator::Gather { number, what, part } => self.gather(rank, number, what, part, now),
+            ToCoordinator::Report { error, suspect, standing } => {
                 self.stands(rank, standing);
                 self.report(rank, error, suspect, now);
             }
-            ToHub::Abort { reason } => {
-                self.condemn(Error::new(ErrorKind::Aborted, format!("rank {rank}: {reason}")));
+            ToCoordinator::Abort { reason } => {
+                self.fail(Error::new(ErrorKind::Aborted, format!("rank {rank}: {reason}")));
             }
-            ToHub::Goodbye(standing) => {
+            ToCoordinator::Goodbye(standing) => {
                 self.stands(rank, standing);
                 self.leave(rank, now);
             }
@@ -167,15 +167,15 @@ impl Watch {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.presence != Presence::Here {
+        if member.membership != Membership::Here {
             return;
         }
-        member.presence = Presence::Lost;
+        member.membership = Membership::Lost;
         let message = format!(
             "rank {rank} ({}) died: its control connection {cause} {}",
             member.process, member.standing
         );
-        self.condemn(Error::new(ErrorKind::PeerLost, message));
+        self.fail(Error::new(ErrorKind::PeerLost, message));
     }
 
     /// Time has passed.
@@ -188,23 +188,23 @@ impl Watch {
             let Some(silent) = member.silence.fatal() else {
                 continue;
             };
-            if member.presence != Presence::Here {
+            if member.membership != Membership::Here {
                 continue;
             }
-            member.presence = Presence::Lost;
+            member.membership = Membership::Lost;
             let message = format!(
                 "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; it was last heard {}",
                 member.process,
                 seconds(silent),
                 member.standing
             );
-            self.condemn(Error::new(ErrorKind::PeerLost, message));
-            self.orders.push(Order::Part(rank));
+            self.fail(Error::new(ErrorKind::PeerLost, message));
+            self.actions.push(DetectorAction::Close(rank));
         }
         if let Some(gathering) = self.gathering.take_if(|gathering| now >= gathering.due) {
             let missing: Vec<Rank> =
                 (0..self.members.len()).filter(|rank| !gathering.parts.contains_key(rank)).collect();
-            self.condemn(Error::new(
+            self.fail(Error::new(
                 ErrorKind::Timeout,
                 format!(
                     "{} of {} did not come to exchange {} within {}",
@@ -219,28 +219,28 @@ impl Watch {
     }
 
     fn here(&self) -> impl Iterator<Item = (Rank, &Member)> {
-        self.members.iter().enumerate().filter(|(_, member)| member.presence == Presence::Here)
+        self.members.iter().enumerate().filter(|(_, member)| member.membership == Membership::Here)
     }
 
     /// The verdict falls, unless it has fallen before.
-    fn condemn(&mut self, error: Error) {
-        if self.verdict.is_some() {
+    fn fail(&mut self, error: Error) {
+        if self.root_cause.is_some() {
             return;
         }
-        self.verdict = Some(error.clone());
-        self.case = None;
+        self.root_cause = Some(error.clone());
+        self.report = None;
         self.gathering = None;
-        self.orders.push(Order::All(ToRank::Verdict(error)));
+        self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
     /// Notes where a rank stands, and compares its call with what the others call.
-    fn stands(&mut self, rank: Rank, standing: Standing) {
+    fn stands(&mut self, rank: Rank, standing: CallState) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
         member.standing = standing;
         member.fresh = true;
-        let Standing::Within(call) = standing else {
+        let CallState::Within(call) = standing else {
             return;
         };
         let other = self.members.iter().enumerate().find_map(|(them, member)| {
@@ -253,12 +253,12 @@ impl Watch {
             } else {
                 theirs.difference(them, &call, rank)
             };
-            self.condemn(Error::new(ErrorKind::Disagreement, difference));
+            self.fail(Error::new(ErrorKind::Disagreement, difference));
         }
     }
 
     fn gather(&mut self, rank: Rank, number: u64, what: String, part: Vec<u8>, now: Instant) {
-        if self.verdict.is_some() {
+        if self.root_cause.is_some() {
             return;
         }
         let patience = self.members[rank].timeout;
@@ -274,7 +274,7 @@ impl Watch {
                 gathering.what,
                 self.gathered + 1
             );
-            self.condemn(Error::new(ErrorKind::Disagreement, message));
+            self.fail(Error::new(ErrorKind::Disagreement, message));
             return;
         }
         if now + patience < gathering.due {
@@ -289,7 +289,7 @@ impl Watch {
                 .take()
                 .map(|gathering| gathering.parts.into_values().collect())
                 .unwrap_or_default();
-            self.orders.push(Order::All(ToRank::Gathered { number, parts }));
+            self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
         } else {
             self.check_for_leavers();
         }
@@ -300,54 +300,58 @@ impl Watch {
         let Some(gathering) = &self.gathering else {
             return;
         };
-        let leaver =
-            self.members.iter().enumerate().find(|(rank, member)| {
-                member.presence != Presence::Here && !gathering.parts.contains_key(rank)
-            });
+        let leaver = self.members.iter().enumerate().find(|(rank, member)| {
+            member.membership != Membership::Here && !gathering.parts.contains_key(rank)
+        });
         if let Some((rank, member)) = leaver {
             let message =
                 format!("rank {rank} ({}) has left while others exchange {}", member.process, gathering.what);
-            self.condemn(Error::new(ErrorKind::PeerLost, message));
+            self.fail(Error::new(ErrorKind::PeerLost, message));
         }
     }
 
     fn leave(&mut self, rank: Rank, now: Instant) {
-        self.members[rank].presence = Presence::Left;
-        let at_home = |member: &Member| member.process == self.keeper;
-        // The process that the hub lives in may end as soon as its last rank has left, and the hub with it.
+        self.members[rank].membership = Membership::Left;
+        let at_home = |member: &Member| member.process == self.host;
+        // The process that the coordinator lives in may end as soon as its last rank has left, and the coordinator with it.
         if !self.closing && at_home(&self.members[rank]) && !self.here().any(|(_, member)| at_home(member)) {
             self.closing = true;
-            self.orders.push(Order::All(ToRank::Closing));
+            self.actions.push(DetectorAction::Broadcast(ToRank::Closing));
         }
-        self.orders.push(Order::Part(rank));
+        self.actions.push(DetectorAction::Close(rank));
         self.check_for_leavers();
         self.consider(now);
     }
 
     fn report(&mut self, reporter: Rank, error: Error, suspect: Option<Rank>, now: Instant) {
-        if self.verdict.is_some() {
+        if self.root_cause.is_some() {
             return;
         }
         let suspect = suspect.filter(|suspect| *suspect != reporter && *suspect < self.members.len());
         let own_fault = suspect.is_none() && error.kind() != ErrorKind::Timeout;
-        match &mut self.case {
+        match &mut self.report {
             None => {
-                self.case =
-                    Some(Case { reporter, error, suspect, due: now + CONSIDERATION, heard: vec![reporter] });
+                self.report = Some(FailureReport {
+                    reporter,
+                    error,
+                    suspect,
+                    due: now + CONSIDERATION,
+                    heard: vec![reporter],
+                });
                 for member in &mut self.members {
                     member.fresh = false;
                 }
                 self.members[reporter].fresh = true;
-                self.orders.push(Order::All(ToRank::Ask));
+                self.actions.push(DetectorAction::Broadcast(ToRank::RequestState));
             }
             // Whoever the first accused knows better; so does a rank that blames nobody else.
-            Some(case)
-                if own_fault || (case.suspect == Some(reporter) && !case.heard.contains(&reporter)) =>
+            Some(report)
+                if own_fault || (report.suspect == Some(reporter) && !report.heard.contains(&reporter)) =>
             {
-                case.reporter = reporter;
-                case.error = error;
-                case.suspect = suspect;
-                case.heard.push(reporter);
+                report.reporter = reporter;
+                report.error = error;
+                report.suspect = suspect;
+                report.heard.push(reporter);
             }
             Some(_) => {}
         }
@@ -356,29 +360,29 @@ impl Watch {
 
     /// Closes the case if nothing better can be hoped for.
     fn consider(&mut self, now: Instant) {
-        let Some(case) = &self.case else {
+        let Some(report) = &self.report else {
             return;
         };
-        let hopeless = match case.suspect {
-            Some(suspect) => self.members[suspect].presence != Presence::Here,
+        let hopeless = match report.suspect {
+            Some(suspect) => self.members[suspect].membership != Membership::Here,
             // A rank's own failure needs no further cause; a timeout wants to know where the others are.
-            None => case.error.kind() != ErrorKind::Timeout || self.here().all(|(_, member)| member.fresh),
+            None => report.error.kind() != ErrorKind::Timeout || self.here().all(|(_, member)| member.fresh),
         };
-        if !hopeless && now < case.due {
+        if !hopeless && now < report.due {
             return;
         }
-        let mut message = format!("rank {}: {}", case.reporter, case.error.message());
-        if let Some(call) = self.members[case.reporter].standing.call() {
-            if case.error.kind() == ErrorKind::Timeout {
+        let mut message = format!("rank {}: {}", report.reporter, report.error.message());
+        if let Some(call) = self.members[report.reporter].standing.call() {
+            if report.error.kind() == ErrorKind::Timeout {
                 message = format!("{message} ({})", self.whereabouts(call));
-            } else if let Some(suspect) = case.suspect
-                && self.members[suspect].presence == Presence::Left
+            } else if let Some(suspect) = report.suspect
+                && self.members[suspect].membership == Membership::Left
             {
                 message = format!("{message} ({})", absence(&self.members[suspect], call, &[suspect]));
             }
         }
-        let error = Error::new(case.error.kind(), message);
-        self.condemn(error);
+        let error = Error::new(report.error.kind(), message);
+        self.fail(error);
     }
 
     /// Says which ranks are not in `call`, and where they are instead.
@@ -386,14 +390,14 @@ impl Watch {
         // Ranks that are missing in the same way are named together.
         let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
         for (rank, member) in self.members.iter().enumerate() {
-            if member.presence == Presence::Here
+            if member.membership == Membership::Here
                 && member.standing.call().map(|c| c.sequence) == Some(call.sequence)
             {
                 continue;
             }
             match absent
                 .iter_mut()
-                .find(|(other, _)| other.presence == member.presence && other.standing == member.standing)
+                .find(|(other, _)| other.membership == member.membership && other.standing == member.standing)
             {
                 Some((_, together)) => together.push(rank),
                 None => absent.push((member, vec![rank])),
@@ -413,21 +417,23 @@ fn absence(member: &Member, call: &Call, together: &[Rank]) -> String {
     let who = ranks(together);
     let (has, it, is) = if together.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
     let call_name = short(call);
-    if member.presence == Presence::Left {
+    if member.membership == Membership::Left {
         return match member.standing {
-            Standing::Idle { finished } if finished > 0 => format!("{who} {has} left after call #{finished}"),
+            CallState::Idle { finished } if finished > 0 => {
+                format!("{who} {has} left after call #{finished}")
+            }
             _ => format!("{who} {has} left {}", member.standing),
         };
     }
     match member.standing {
-        Standing::Idle { finished: 0 } => {
+        CallState::Idle { finished: 0 } => {
             format!("{who} {has} not called {call_name}: {it} {has} called nothing yet")
         }
-        Standing::Idle { finished } if finished < call.sequence => {
+        CallState::Idle { finished } if finished < call.sequence => {
             format!("{who} {has} not called {call_name}: {it} finished #{finished}")
         }
-        Standing::Idle { .. } => format!("{who} {has} finished {call_name}"),
-        Standing::Within(other) => format!("{who} {is} in {other}"),
+        CallState::Idle { .. } => format!("{who} {has} finished {call_name}"),
+        CallState::Within(other) => format!("{who} {is} in {other}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Frames: what ranks and their hub say to each other, and how it is cut out of a stream of bytes.
+//! Frames: what ranks and their coordinator say to each other, and how it is cut out of a stream of bytes.
 //!
 //! Owns the control protocol's words and their bounds. Must not know sockets or what follows from a frame.
 //!
@@ -6,8 +6,8 @@
 //! the magic word; its first frame is a [`Hello`], whose beginning never changes between releases, so that a
 //! rank of another one is refused in words.
 
-use super::roster::Process;
-use super::status::Standing;
+use super::call_state::CallState;
+use super::process::Process;
 use crate::error::{Error, ErrorKind, Result};
 use crate::transport::Rank;
 use std::sync::Arc;
@@ -84,38 +84,38 @@ impl Hello {
     }
 }
 
-/// What a rank says to its hub after the hello.
+/// What a rank says to its coordinator after the hello.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub(super) enum ToHub {
+pub(super) enum ToCoordinator {
     /// I live, and this is what I do.
-    Beat(Standing),
+    Heartbeat(CallState),
     /// My part of the `number`-th exchange.
     Gather { number: u64, what: String, part: Vec<u8> },
     /// My call failed; I suspect that it was because of somebody else.
-    Report { error: Error, suspect: Option<Rank>, standing: Standing },
+    Report { error: Error, suspect: Option<Rank>, standing: CallState },
     /// I give up.
     Abort { reason: String },
     /// I leave in peace.
-    Goodbye(Standing),
+    Goodbye(CallState),
 }
 
-/// What a hub says to a rank. The first two keep their places for ever: other releases must read them.
+/// What a coordinator says to a rank. The first two keep their places for ever: other releases must read them.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ToRank {
     /// It is over, for this reason.
-    Verdict(Error),
+    RootCause(Error),
     /// You belong to another job.
-    Foreign(Error),
+    WrongJob(Error),
     /// Your hello was read; wait for the others.
-    Heard,
-    /// All have come. The hub lives in this process.
-    Welcome { keeper: String },
+    HelloAck,
+    /// All have come. The coordinator lives in this process.
+    Welcome { host: String },
     /// Everybody's part of the `number`-th exchange.
     Gathered { number: u64, parts: Vec<Vec<u8>> },
     /// I heard you.
-    Pulse,
+    HeartbeatAck,
     /// Say at once what you do.
-    Ask,
+    RequestState,
     /// From now on I may go away at any time; it means nothing.
     Closing,
 }
@@ -145,7 +145,7 @@ pub(super) fn decode<'a, T: serde::Deserialize<'a>>(frame: &'a [u8]) -> Option<T
 
 /// Cuts frames out of a stream.
 #[derive(Debug)]
-pub(super) struct Cutter {
+pub(super) struct FrameDecoder {
     bytes: Vec<u8>,
     magic: bool,
 }
@@ -154,7 +154,7 @@ pub(super) struct Cutter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-impl Cutter {
+impl FrameDecoder {
     /// For a stream that begins with the magic word, or with a frame.
     pub(super) fn new(magic: bool) -> Self {
         Self { bytes: Vec::new(), magic }
@@ -216,10 +216,10 @@ mod tests {
     fn frames_are_cut_wherever_the_stream_breaks() {
         let (caller, terms) = hello(VERSION);
         let mut stream = Hello::encode(&caller, &terms).expect("short").to_vec();
-        let beat = ToHub::Beat(Standing::Idle { finished: 3 });
+        let beat = ToCoordinator::Heartbeat(CallState::Idle { finished: 3 });
         stream.extend_from_slice(&encode(&beat).expect("short"));
         for step in 1..stream.len() {
-            let mut cutter = Cutter::new(true);
+            let mut cutter = FrameDecoder::new(true);
             let mut frames = Vec::new();
             for bytes in stream.chunks(step) {
                 cutter.append(bytes);
@@ -234,7 +234,7 @@ mod tests {
                 Hello::decode(first),
                 Some(Hello { caller: caller.clone(), terms: Some(terms.clone()) })
             );
-            assert_eq!(decode::<ToHub>(second), Some(beat.clone()));
+            assert_eq!(decode::<ToCoordinator>(second), Some(beat.clone()));
         }
     }
 
@@ -258,10 +258,10 @@ mod tests {
 
     #[test]
     fn what_is_too_long_or_not_ours_is_refused_at_once() {
-        let mut cutter = Cutter::new(true);
+        let mut cutter = FrameDecoder::new(true);
         cutter.append(b"GET / HTTP/1.1");
         assert_eq!(cutter.next(HELLO_LIMIT), Err(Malformed));
-        let mut cutter = Cutter::new(false);
+        let mut cutter = FrameDecoder::new(false);
         cutter.append(&(HELLO_LIMIT as u32 + 1).to_le_bytes());
         assert_eq!(cutter.next(HELLO_LIMIT), Err(Malformed));
         assert_eq!(cutter.next(FRAME_LIMIT), Ok(None));
@@ -271,7 +271,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_the_parsers_panic(magic: bool, pieces: Vec<Vec<u8>>, frame: Vec<u8>) {
-            let mut cutter = Cutter::new(magic);
+            let mut cutter = FrameDecoder::new(magic);
             for piece in pieces {
                 cutter.append(&piece);
                 while let Ok(Some(frame)) = cutter.next(HELLO_LIMIT) {
@@ -279,7 +279,7 @@ mod tests {
                 }
             }
             let _ = Hello::decode(&frame);
-            let _ = decode::<ToHub>(&frame);
+            let _ = decode::<ToCoordinator>(&frame);
             let _ = decode::<ToRank>(&frame);
         }
 
