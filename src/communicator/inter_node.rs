@@ -12,7 +12,7 @@ use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::transport::Transport;
 use crate::transport::tcp::{Listener, Tcp};
-use crate::transport::verbs::select::Rail;
+use crate::transport::verbs::port_selection::Rail;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,9 +40,9 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
 
 #[cfg(feature = "verbs")]
 fn survey(config: &Config) -> Result<Vec<Rail>> {
-    use crate::transport::verbs::select::select;
-    use crate::transport::verbs::survey::{Standpoint, Survey};
-    let selection = select(&Survey::here(), config, &Standpoint::here(None))?;
+    use crate::transport::verbs::inventory::{Affinity, Inventory};
+    use crate::transport::verbs::port_selection::select;
+    let selection = select(&Inventory::local(), config, &Affinity::local(None))?;
     for rail in &selection.rails {
         log::debug!("verbs: {}:{} is a rail, as {}", rail.device, rail.port, rail.network);
     }
@@ -122,7 +122,7 @@ impl InterNodeSetup<'_> {
 
     /// Why not all ranks that must can be linked over RDMA devices, if so. All ranks find the same.
     fn obstacle(&self) -> Option<Error> {
-        use crate::transport::verbs::select::{describe_mismatch, pair};
+        use crate::transport::verbs::port_selection::{describe_mismatch, pair_rails};
         let infos = self.infos;
         if let Some((rank, error)) =
             (0..).zip(infos).find_map(|(rank, info)| Some((rank, info.rails.why_not.as_ref()?)))
@@ -134,7 +134,7 @@ impl InterNodeSetup<'_> {
             for other in one + 1..infos.len() {
                 let (mine, theirs) = (&infos[one].rails.rails, &infos[other].rails.rails);
                 let linked = !(shared && infos[one].node == infos[other].node);
-                if linked && pair(mine, theirs).is_empty() {
+                if linked && pair_rails(mine, theirs).is_empty() {
                     let words = describe_mismatch((one, mine), (other, theirs));
                     return Some(Error::new(ErrorKind::Disagreement, words));
                 }
@@ -192,7 +192,7 @@ impl InterNodeSetup<'_> {
     fn pairs(&self, peer: Rank) -> Vec<(usize, usize)> {
         let (low, high) = (self.me.min(peer), self.me.max(peer));
         let rails = |rank: Rank| &self.infos[rank].rails.rails;
-        let pairs = crate::transport::verbs::select::pair(rails(low), rails(high));
+        let pairs = crate::transport::verbs::port_selection::pair_rails(rails(low), rails(high));
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
 

@@ -16,7 +16,7 @@ fn this_machine_is_told_in_words() {
     if !std::path::Path::new("/sys/class/infiniband").exists() {
         assert!(out.contains("\nRDMA       no device; "), "{out}");
         assert!(out.contains("\nnote       there is no RDMA device: TCP connects nodes\n"), "{out}");
-        assert!(out.contains("mend: load the driver of one: modprobe mlx5_ib;"), "{out}");
+        assert!(out.contains("fix: load the driver of one: modprobe mlx5_ib;"), "{out}");
         assert!(out.contains("rdma link add rxe0 type rxe netdev eth0\n"), "{out}");
     }
 }
@@ -41,7 +41,7 @@ fn json_has_the_same_facts() {
     let chosen = report["sockets"]["chosen"].as_str().expect("an address");
     assert!(words.lines().any(|line| line.contains(chosen) && line.contains("used: ")), "{words}");
     for finding in report["findings"].as_array().expect("findings") {
-        assert!(words.contains(finding["words"].as_str().expect("text")), "{finding} in\n{words}");
+        assert!(words.contains(finding["message"].as_str().expect("text")), "{finding} in\n{words}");
     }
 }
 
@@ -75,7 +75,7 @@ fn settings_that_are_wrong_are_all_told() {
     for words in [
         "\nerror      FLEXRING_ALGO=\"rign\" cannot be used: expected auto, ring,",
         "\nerror      FLEXRING_SLOTS=\"1\" cannot be used: expected a whole number from 2 to 65536\n",
-        "\nproblem    FLEXRING_RNAK is no setting of flexring\n           mend: if FLEXRING_RANK is meant, rename it",
+        "\nproblem    FLEXRING_RNAK is no setting of flexring\n           fix: if FLEXRING_RANK is meant, rename it",
         "\nsettings   FLEXRING_LOG=info\n",
     ] {
         assert!(out.contains(words), "{words:?} in\n{out}");

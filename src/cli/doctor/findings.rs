@@ -1,10 +1,10 @@
-//! What follows from the facts: what is wrong, how much that matters, and what mends it.
+//! What follows from the facts: what is wrong, how much that matters, and what fixes it.
 //!
 //! Owns the rules. Pure: the facts are all it knows.
 
-use super::report::{DoctorReport, Rdma};
-use super::words::size;
-use flexring::transport::verbs::select::{Outcome, Verdict};
+use super::report::{DoctorReport, RdmaReport};
+use super::text::size;
+use flexring::transport::verbs::port_selection::{PortDecision, PortUse};
 use serde::Serialize;
 
 /// How much a finding matters.
@@ -23,13 +23,13 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    pub words: String,
-    /// What mends it: a command, or what to do.
-    pub mend: Option<String>,
+    pub message: String,
+    /// What fixes it: a command, or what to do.
+    pub fix: Option<String>,
 }
 
 /// All that follows, the worst first.
-pub fn of(report: &DoctorReport) -> Vec<Finding> {
+pub fn diagnose(report: &DoctorReport) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     settings(report, &mut findings);
     processor(report, &mut findings);
@@ -45,8 +45,8 @@ pub fn of(report: &DoctorReport) -> Vec<Finding> {
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, severity: Severity, words: impl Into<String>, mend: Option<&str>) {
-        self.0.push(Finding { severity, words: words.into(), mend: mend.map(str::to_owned) });
+    fn add(&mut self, severity: Severity, message: impl Into<String>, fix: Option<&str>) {
+        self.0.push(Finding { severity, message: message.into(), fix: fix.map(str::to_owned) });
     }
 }
 
@@ -54,9 +54,9 @@ fn settings(report: &DoctorReport, findings: &mut Findings) {
     for words in report.settings.unusable.iter().chain(&report.settings.launcher) {
         findings.add(Severity::Error, words, None);
     }
-    for (name, meant) in &report.settings.strangers {
-        let mend = format!("if {meant} is meant, rename it; if not, unset {name}");
-        findings.add(Severity::Problem, format!("{name} is no setting of flexring"), Some(&mend));
+    for (name, meant) in &report.settings.unknown {
+        let fix = format!("if {meant} is meant, rename it; if not, unset {name}");
+        findings.add(Severity::Problem, format!("{name} is no setting of flexring"), Some(&fix));
     }
 }
 
@@ -72,7 +72,7 @@ fn transports(report: &DoctorReport, findings: &mut Findings) {
     for transport in report.transports.iter().filter(|one| !one.usable && needed.contains(&one.name)) {
         let asked = report.settings.transport.name();
         let words = format!("FLEXRING_TRANSPORT={asked} needs {}, but {}", transport.name, transport.why);
-        let mend = match transport.name {
+        let fix = match transport.name {
             "verbs" if !report.build.verbs => Some(WITH_VERBS),
             "verbs" => None,
             "tcp" => {
@@ -80,7 +80,7 @@ fn transports(report: &DoctorReport, findings: &mut Findings) {
             }
             _ => Some("FLEXRING_TRANSPORT=tcp"),
         };
-        findings.add(Severity::Error, words, mend);
+        findings.add(Severity::Error, words, fix);
     }
 }
 
@@ -89,32 +89,32 @@ const WITH_VERBS: &str = "cargo build --release --features verbs";
 fn sockets(report: &DoctorReport, findings: &mut Findings) {
     let elsewhere = report.sockets.chosen.is_some_and(|chosen| !chosen.is_loopback());
     if report.needed().contains(&"tcp") && report.sockets.chosen.is_some() && !elsewhere {
-        let mend = "ip link set <interface> up, or name one in FLEXRING_SOCKET_IFNAME";
+        let fix = "ip link set <interface> up, or name one in FLEXRING_SOCKET_IFNAME";
         findings.add(
             Severity::Note,
             "other nodes cannot reach this one by TCP: only the loopback is up",
-            Some(mend),
+            Some(fix),
         );
     }
 }
 
 fn rdma(report: &DoctorReport, findings: &mut Findings) {
-    let Rdma { survey, selection, failure, distances, .. } = &report.rdma;
-    if survey.devices.is_empty() {
-        let mend = "load the driver of one: modprobe mlx5_ib; or make one of software: rdma link add rxe0 type rxe \
+    let RdmaReport { inventory, selection, failure, distances, .. } = &report.rdma;
+    if inventory.devices.is_empty() {
+        let fix = "load the driver of one: modprobe mlx5_ib; or make one of software: rdma link add rxe0 type rxe \
                     netdev eth0";
-        findings.add(Severity::Note, "there is no RDMA device: TCP connects nodes", Some(mend));
+        findings.add(Severity::Note, "there is no RDMA device: TCP connects nodes", Some(fix));
         return;
     }
     // With devices of which none can be used somebody has had a mind to.
     let severity = if failure.is_some() { Severity::Problem } else { Severity::Note };
     let before = findings.0.len();
-    for Verdict { device, port, outcome, .. } in &selection.verdicts {
-        if let Outcome::Left(reason) = outcome
+    for PortDecision { device, port, port_use, .. } in &selection.decisions {
+        if let PortUse::Rejected(reason) = port_use
             && !reason.spare
-            && !(reason.by_setting && (failure.is_none() || reason.mend.is_none()))
+            && !(reason.by_setting && (failure.is_none() || reason.fix.is_none()))
         {
-            findings.add(severity, format!("{device}:{port} {}", reason.words), reason.mend.as_deref());
+            findings.add(severity, format!("{device}:{port} {}", reason.message), reason.fix.as_deref());
         }
     }
     if let Some(words) = failure {
@@ -123,26 +123,26 @@ fn rdma(report: &DoctorReport, findings: &mut Findings) {
         }
         return;
     }
-    for answer in report.rdma.answers.iter().filter(|answer| report.rdma.has_rail(&answer.device)) {
-        if let Some(failure) = &answer.failure {
+    for probe in report.rdma.probes.iter().filter(|probe| report.rdma.has_rail(&probe.device)) {
+        if let Some(failure) = &probe.failure {
             findings.add(Severity::Problem, failure, None);
         }
     }
     if !report.build.verbs {
         findings.add(Severity::Problem, "there is RDMA here, but this build cannot use it", Some(WITH_VERBS));
     }
-    for netdev in survey.netdevs.iter().filter(|netdev| carries_rail(report, &netdev.name)) {
+    for netdev in inventory.netdevs.iter().filter(|netdev| carries_rail(report, &netdev.name)) {
         if let (Some(mtu), Some(room)) = (netdev.mtu, netdev.rdma_mtu().filter(|room| *room < 4096)) {
             let name = &netdev.name;
             let words =
                 format!("the MTU of {name}, {mtu}, lets RDMA packets carry {room} bytes and not 4096");
-            let mend = format!("ip link set {name} mtu 9000, on all nodes, if the switches let it pass");
-            findings.add(Severity::Note, words, Some(&mend));
+            let fix = format!("ip link set {name} mtu 9000, on all nodes, if the switches let it pass");
+            findings.add(Severity::Note, words, Some(&fix));
         }
     }
     // The first rail is the nearest.
     if let Some(rail) = selection.rails.first()
-        && let Some(at) = survey.devices.iter().position(|device| device.name == rail.device)
+        && let Some(at) = inventory.devices.iter().position(|device| device.name == rail.device)
         && let Some(numa) = rail.numa.filter(|_| distances[at] > 10)
     {
         let device = &rail.device;
@@ -155,8 +155,9 @@ fn rdma(report: &DoctorReport, findings: &mut Findings) {
 
 /// Whether a rail's GID is of this interface.
 fn carries_rail(report: &DoctorReport, netdev: &str) -> bool {
-    let Rdma { survey, selection, .. } = &report.rdma;
-    let ports = survey.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let RdmaReport { inventory, selection, .. } = &report.rdma;
+    let ports =
+        inventory.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     ports.filter(|(_, port)| port.netdev.as_deref() == Some(netdev)).any(|(device, port)| {
         selection.rails.iter().any(|rail| rail.device == device.name && rail.port == port.number)
     })
@@ -169,7 +170,7 @@ fn memory(report: &DoctorReport, findings: &mut Findings) {
         return;
     };
     // Who is exempt, or has nothing to register with, need not care.
-    if memory.memlock_exempt || report.rdma.survey.devices.is_empty() {
+    if memory.memlock_exempt || report.rdma.inventory.devices.is_empty() {
         return;
     }
     let words = format!(
@@ -177,9 +178,9 @@ fn memory(report: &DoctorReport, findings: &mut Findings) {
         size(limit),
         size(memory.needed_bytes)
     );
-    let mend = "ulimit -l unlimited; or memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd \
+    let fix = "ulimit -l unlimited; or memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd \
                 unit, docker run --ulimit memlock=-1";
-    findings.add(Severity::Problem, words, Some(mend));
+    findings.add(Severity::Problem, words, Some(fix));
 }
 
 /// GPUs that flexring cannot use, and a better way to their memory than the one that is expected.
@@ -189,20 +190,20 @@ fn gpus(report: &DoctorReport, findings: &mut Findings) {
     }
     let failure = report.gpus.cuda.as_ref().and_then(|cuda| cuda.failure.as_ref());
     if !report.build.cuda {
-        let mend = "cargo build --release, without --no-default-features or with --features cuda";
-        findings.add(Severity::Problem, "there are GPUs here, but this build cannot use them", Some(mend));
+        let fix = "cargo build --release, without --no-default-features or with --features cuda";
+        findings.add(Severity::Problem, "there are GPUs here, but this build cannot use them", Some(fix));
     } else if let Some(failure) = failure {
-        let mend = "install NVIDIA's driver, or let this process see it (in a container: --gpus all); nvidia-smi tells";
+        let fix = "install NVIDIA's driver, or let this process see it (in a container: --gpus all); nvidia-smi tells";
         let words = format!("there are GPUs here, but this process cannot use them: {failure}");
-        findings.add(Severity::Problem, words, Some(mend));
+        findings.add(Severity::Problem, words, Some(fix));
     }
     let Some(expected) = report.gpus.expected().filter(|_| !report.rdma.selection.rails.is_empty()) else {
         return;
     };
     if expected.name == "pinned host memory" {
-        for rung in report.gpus.ladder.iter().filter(|rung| rung.mend.is_some()) {
-            let words = format!("RDMA to GPU memory by {} is not possible: {}", rung.name, rung.why);
-            findings.add(Severity::Note, words, rung.mend);
+        for mode in report.gpus.gdr_modes.iter().filter(|mode| mode.fix.is_some()) {
+            let words = format!("RDMA to GPU memory by {} is not possible: {}", mode.name, mode.why);
+            findings.add(Severity::Note, words, mode.fix);
         }
     }
 }

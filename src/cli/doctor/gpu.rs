@@ -3,36 +3,36 @@
 //! Owns what the ladder to GPU memory is told here: by the kernel's files, by the RDMA devices' answers and by CUDA's
 //! driver, as far as there are such. Memory itself is not tried, so it tells what is to be expected.
 
-use super::answers::Answer;
+use super::device_probe::DeviceProbe;
 use flexring::config::GpuDirect;
-use flexring::transport::verbs::gpu::ladder::{self, Prospects, Reason};
+use flexring::transport::verbs::gpu::gdr_mode::{self, GdrSupport, GdrUnavailable};
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
 
 /// What there is.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Gpus {
+pub struct GpuReport {
     /// The driver that is loaded.
-    pub driver: Option<Driver>,
-    pub devices: Vec<Gpu>,
+    pub driver: Option<NvidiaDriver>,
+    pub devices: Vec<PciGpu>,
     /// What CUDA's driver says, if this build asks it.
-    pub cuda: Option<Cuda>,
-    /// The rungs, the best first; none without a GPU.
-    pub ladder: Vec<Rung>,
+    pub cuda: Option<CudaReport>,
+    /// The modes, the best first; none without a GPU.
+    pub gdr_modes: Vec<GdrModeReport>,
 }
 
 /// What a process sees by CUDA's driver, which may be less than the machine has.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Cuda {
-    pub devices: Vec<Visible>,
+pub struct CudaReport {
+    pub devices: Vec<CudaDevice>,
     /// Why there are none.
     pub failure: Option<String>,
 }
 
 /// A GPU that a process may use.
 #[derive(Clone, Debug, Serialize)]
-pub struct Visible {
+pub struct CudaDevice {
     /// What `FLEXRING_GPU` calls it.
     pub number: usize,
     pub name: String,
@@ -45,7 +45,7 @@ pub struct Visible {
 
 /// NVIDIA's driver.
 #[derive(Clone, Debug, Serialize)]
-pub struct Driver {
+pub struct NvidiaDriver {
     pub version: String,
     /// Whether its kernel module is the open one.
     pub open: bool,
@@ -53,7 +53,7 @@ pub struct Driver {
 
 /// A GPU.
 #[derive(Clone, Debug, Serialize)]
-pub struct Gpu {
+pub struct PciGpu {
     /// Its PCI address.
     pub address: String,
     pub model: Option<String>,
@@ -61,19 +61,19 @@ pub struct Gpu {
 
 /// A way to a GPU's memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Rung {
+pub struct GdrModeReport {
     pub name: &'static str,
     pub possible: bool,
     /// Why it is possible, or why not.
     pub why: String,
     /// What would make it possible.
-    pub mend: Option<&'static str>,
+    pub fix: Option<&'static str>,
 }
 
-impl Gpus {
+impl GpuReport {
     /// What is below `root`. `software` are the rails, if all are made of software; `answers` are what their devices say,
     /// as far as they were asked.
-    pub fn read(root: &Path, allowed: GpuDirect, software: &[String], answers: &[Answer]) -> Self {
+    pub fn read(root: &Path, allowed: GpuDirect, software: &[String], probes: &[DeviceProbe]) -> Self {
         let driver = driver(&text(&root.join("proc/driver/nvidia/version")));
         let mut devices = of_driver(root);
         if devices.is_empty() {
@@ -81,53 +81,54 @@ impl Gpus {
         }
         // The driver is this machine's and not that of files.
         let cuda = if root == Path::new("/") { visible() } else { None };
-        let mut gpus = Self { driver, devices, cuda, ladder: Vec::new() };
+        let mut gpus = Self { driver, devices, cuda, gdr_modes: Vec::new() };
         if !gpus.devices.is_empty() {
-            let known = Known {
+            let known = LocalGdrSupport {
                 driver: gpus.driver.as_ref(),
-                kernel: Kernel::read(root),
+                kernel: KernelInfo::read(root),
                 software,
-                answers,
+                probes,
                 live: root == Path::new("/"),
             };
-            gpus.ladder = ladder::Rung::ALL.into_iter().map(|rung| known.rung(rung, allowed)).collect();
+            gpus.gdr_modes =
+                gdr_mode::GdrMode::ALL.into_iter().map(|mode| known.mode(mode, allowed)).collect();
         }
         gpus
     }
 
-    /// The rung that is expected to be taken.
-    pub fn expected(&self) -> Option<&Rung> {
-        self.ladder.iter().find(|rung| rung.possible)
+    /// The mode that is expected to be taken.
+    pub fn expected(&self) -> Option<&GdrModeReport> {
+        self.gdr_modes.iter().find(|mode| mode.possible)
     }
 }
 
 /// What the ladder asks, answered by the kernel's files and by whoever else can be asked.
-struct Known<'a> {
-    driver: Option<&'a Driver>,
-    kernel: Kernel,
+struct LocalGdrSupport<'a> {
+    driver: Option<&'a NvidiaDriver>,
+    kernel: KernelInfo,
     software: &'a [String],
     /// Of the rails' devices.
-    answers: &'a [Answer],
+    probes: &'a [DeviceProbe],
     /// Whether this is the machine itself, so that CUDA's driver can be asked, too.
     live: bool,
 }
 
-impl Known<'_> {
-    /// How likely a rung is.
-    fn rung(&self, rung: ladder::Rung, allowed: GpuDirect) -> Rung {
-        let name = rung.name();
-        match rung.prospect(allowed, self) {
-            Err(reason) => Rung { name, possible: false, why: reason.words, mend: reason.mend },
-            Ok(()) => Rung { name, possible: true, why: self.why(rung), mend: None },
+impl LocalGdrSupport<'_> {
+    /// How likely a mode is.
+    fn mode(&self, mode: gdr_mode::GdrMode, allowed: GpuDirect) -> GdrModeReport {
+        let name = mode.name();
+        match mode.availability(allowed, self) {
+            Err(reason) => GdrModeReport { name, possible: false, why: reason.message, fix: reason.fix },
+            Ok(()) => GdrModeReport { name, possible: true, why: self.why(mode), fix: None },
         }
     }
 
-    /// Why a rung is possible.
-    fn why(&self, rung: ladder::Rung) -> String {
-        match rung {
-            ladder::Rung::Dmabuf => {
+    /// Why a mode is possible.
+    fn why(&self, mode: gdr_mode::GdrMode) -> String {
+        match mode {
+            gdr_mode::GdrMode::DmaBuf => {
                 let version = self.driver.map_or("", |driver| &driver.version);
-                let devices: Vec<&str> = self.answers.iter().map(|answer| &*answer.device).collect();
+                let devices: Vec<&str> = self.probes.iter().map(|probe| &*probe.device).collect();
                 let taken = if devices.is_empty() {
                     String::new()
                 } else {
@@ -135,56 +136,58 @@ impl Known<'_> {
                 };
                 format!("open kernel module {version}{taken}")
             }
-            ladder::Rung::Peer => format!("{} is loaded", self.kernel.peer_module.unwrap_or_default()),
-            ladder::Rung::Host => "works everywhere".to_owned(),
+            gdr_mode::GdrMode::PeerMem => {
+                format!("{} is loaded", self.kernel.peer_module.unwrap_or_default())
+            }
+            gdr_mode::GdrMode::HostStaging => "works everywhere".to_owned(),
         }
     }
 }
 
-impl Prospects for Known<'_> {
-    fn exports(&self) -> Result<(), Reason> {
+impl GdrSupport for LocalGdrSupport<'_> {
+    fn exports_dmabuf(&self) -> Result<(), GdrUnavailable> {
         let Some(driver) = self.driver else {
-            return Err(Reason::of("no NVIDIA driver is loaded").mended("modprobe nvidia"));
+            return Err(GdrUnavailable::new("no NVIDIA driver is loaded").with_fix("modprobe nvidia"));
         };
         if !driver.open {
-            let mend = "install the driver's open kernel modules (nvidia-open)";
-            return Err(Reason::of("the driver's kernel module is not the open one").mended(mend));
+            let fix = "install the driver's open kernel modules (nvidia-open)";
+            return Err(GdrUnavailable::new("the driver's kernel module is not the open one").with_fix(fix));
         }
         if self.kernel.version.is_some_and(|version| version < (5, 12)) {
-            return Err(Reason::of("the kernel is older than 5.12").mended("boot a newer kernel"));
+            return Err(GdrUnavailable::new("the kernel is older than 5.12").with_fix("boot a newer kernel"));
         }
         if self.live { cuda() } else { Ok(()) }
     }
 
-    fn takes_dmabufs(&self) -> Result<(), Reason> {
-        if let Some(why) = self.answers.iter().find_map(|answer| answer.why_not.as_ref()) {
+    fn nic_imports_dmabuf(&self) -> Result<(), GdrUnavailable> {
+        if let Some(why) = self.probes.iter().find_map(|probe| probe.why_not.as_ref()) {
             return Err(why.clone());
         }
         if self.kernel.knows("ib_umem_dmabuf_get") == Some(false) {
             let words = "the kernel's RDMA core is not loaded or knows no DMA-BUF";
-            return Err(Reason::of(words).mended("modprobe ib_uverbs"));
+            return Err(GdrUnavailable::new(words).with_fix("modprobe ib_uverbs"));
         }
         if !self.software.is_empty() {
             let devices = self.software.join(", ");
-            return Err(Reason::of(format!("{devices} is made of software and does no DMA")));
+            return Err(GdrUnavailable::new(format!("{devices} is made of software and does no DMA")));
         }
         Ok(())
     }
 
-    fn takes_addresses(&self) -> Result<(), Reason> {
+    fn nic_supports_peermem(&self) -> Result<(), GdrUnavailable> {
         if self.kernel.knows("ib_register_peer_memory_client") == Some(false) {
-            let mend = "install NVIDIA's RDMA drivers (DOCA or MLNX_OFED), then modprobe nvidia-peermem";
-            return Err(Reason::of("the kernel's RDMA core takes no peer memory").mended(mend));
+            let fix = "install NVIDIA's RDMA drivers (DOCA or MLNX_OFED), then modprobe nvidia-peermem";
+            return Err(GdrUnavailable::new("the kernel's RDMA core takes no peer memory").with_fix(fix));
         }
         match self.kernel.peer_module {
             Some(_) => Ok(()),
-            None => Err(Reason::of("its module is not loaded").mended("modprobe nvidia-peermem")),
+            None => Err(GdrUnavailable::new("its module is not loaded").with_fix("modprobe nvidia-peermem")),
         }
     }
 }
 
 /// What CUDA's driver says, where this build can ask it.
-fn cuda() -> Result<(), Reason> {
+fn cuda() -> Result<(), GdrUnavailable> {
     #[cfg(all(feature = "verbs", feature = "cuda"))]
     return flexring::transport::verbs::gpu::exports();
     #[cfg(not(all(feature = "verbs", feature = "cuda")))]
@@ -193,39 +196,39 @@ fn cuda() -> Result<(), Reason> {
 
 /// The GPUs that this process sees.
 #[cfg(feature = "cuda")]
-fn visible() -> Option<Cuda> {
+fn visible() -> Option<CudaReport> {
     use flexring::device::cuda::{gpu_facts, gpus};
     let devices = gpus().and_then(|count| (0..count).map(gpu_facts).collect::<flexring::Result<Vec<_>>>());
     Some(match devices {
-        Err(error) => Cuda { failure: Some(error.message().to_owned()), ..Cuda::default() },
+        Err(error) => CudaReport { failure: Some(error.message().to_owned()), ..CudaReport::default() },
         Ok(devices) => {
-            let devices = devices.into_iter().map(|gpu| Visible {
+            let devices = devices.into_iter().map(|gpu| CudaDevice {
                 number: gpu.number,
                 name: gpu.name,
                 address: gpu.address,
                 capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
                 memory_bytes: gpu.memory,
             });
-            Cuda { devices: devices.collect(), failure: None }
+            CudaReport { devices: devices.collect(), failure: None }
         }
     })
 }
 
 /// Nobody is asked.
 #[cfg(not(feature = "cuda"))]
-fn visible() -> Option<Cuda> {
+fn visible() -> Option<CudaReport> {
     None
 }
 
 /// What the kernel can.
-struct Kernel {
+struct KernelInfo {
     version: Option<(u32, u32)>,
     peer_module: Option<&'static str>,
     /// Its functions, if it tells.
     symbols: Option<String>,
 }
 
-impl Kernel {
+impl KernelInfo {
     fn read(root: &Path) -> Self {
         let mut modules = ["nvidia_peermem", "nv_peer_mem"].into_iter();
         let release = text(&root.join("proc/sys/kernel/osrelease"));
@@ -245,32 +248,32 @@ impl Kernel {
 }
 
 /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build ...`
-fn driver(text: &str) -> Option<Driver> {
+fn driver(text: &str) -> Option<NvidiaDriver> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     let version = line.split_whitespace().find(is_version)?.to_owned();
-    Some(Driver { version, open: line.contains("Open Kernel Module") })
+    Some(NvidiaDriver { version, open: line.contains("Open Kernel Module") })
 }
 
 /// What the driver tells.
-fn of_driver(root: &Path) -> Vec<Gpu> {
+fn of_driver(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("proc/driver/nvidia/gpus");
     let gpu = |address: String| {
         let information = text(&folder.join(&address).join("information"));
         let model = information.lines().find_map(|line| line.strip_prefix("Model:"));
-        Gpu { model: model.map(|model| model.trim().to_owned()), address }
+        PciGpu { model: model.map(|model| model.trim().to_owned()), address }
     };
     names(&folder).into_iter().map(gpu).collect()
 }
 
 /// What the PCI bus tells where no driver does.
-fn of_pci(root: &Path) -> Vec<Gpu> {
+fn of_pci(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("sys/bus/pci/devices");
     let is_gpu = |address: &String| {
         let device = folder.join(address);
         text(&device.join("vendor")).trim() == "0x10de" && text(&device.join("class")).starts_with("0x03")
     };
-    names(&folder).into_iter().filter(is_gpu).map(|address| Gpu { address, model: None }).collect()
+    names(&folder).into_iter().filter(is_gpu).map(|address| PciGpu { address, model: None }).collect()
 }
 
 fn text(file: &Path) -> String {

@@ -7,14 +7,14 @@ use crate::settings;
 use flexring::bootstrap;
 use flexring::config::{Config, Origin, TransportChoice};
 use flexring::device::host::Host;
-use flexring::transport::verbs::survey::{NumaNode, Standpoint};
+use flexring::transport::verbs::inventory::{Affinity, NumaNode};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::path::Path;
 
 /// The processors.
 #[derive(Clone, Debug, Serialize)]
-pub struct Processor {
+pub struct ProcessorReport {
     /// How many this process may use at a time.
     pub cores: usize,
     /// The instruction set of the host reductions, if there is one that the settings allow.
@@ -24,20 +24,20 @@ pub struct Processor {
     pub nodes: Vec<NumaNode>,
 }
 
-impl Processor {
-    pub fn read(config: &Config, standpoint: Standpoint) -> Self {
+impl ProcessorReport {
+    pub fn read(config: &Config, affinity: Affinity) -> Self {
         let (simd, simd_failure) = match Host::new(config.simd) {
             Ok(host) => (Some(host.simd().name()), None),
             Err(error) => (None, Some(error.message().to_owned())),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { cores, simd, simd_failure, nodes: standpoint.nodes }
+        Self { cores, simd, simd_failure, nodes: affinity.nodes }
     }
 }
 
 /// The memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Memory {
+pub struct MemoryReport {
     /// Bytes that may be locked, as registering memory does; none if there is no limit.
     pub memlock_bytes: Option<u64>,
     /// Whether the limit does not count for this process, as it has `CAP_IPC_LOCK`.
@@ -53,7 +53,7 @@ pub struct Memory {
     pub memfd_failure: Option<String>,
 }
 
-impl Memory {
+impl MemoryReport {
     /// What queues take: reckoned, not measured.
     const QUEUES: u64 = 1 << 20;
 
@@ -90,13 +90,13 @@ fn exempt(root: &Path) -> bool {
 
 /// The settings.
 #[derive(Clone, Debug, Serialize)]
-pub struct Settings {
+pub struct SettingsReport {
     /// Those that are set: name and value.
     pub set: Vec<(&'static str, String)>,
     /// Those that cannot be used, in words.
     pub unusable: Vec<String>,
     /// Variables that look like settings and are none, and what they are like.
-    pub strangers: Vec<(String, &'static str)>,
+    pub unknown: Vec<(String, &'static str)>,
     /// What is wrong with what the launcher says, if anything.
     pub launcher: Option<String>,
     #[serde(serialize_with = "named")]
@@ -107,7 +107,7 @@ fn named<S: serde::Serializer>(choice: &TransportChoice, serializer: S) -> Resul
     serializer.serialize_str(choice.name())
 }
 
-impl Settings {
+impl SettingsReport {
     /// The settings, and what they are. Those that cannot be used count as not set.
     pub fn read(variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
@@ -119,7 +119,7 @@ impl Settings {
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
             unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
-            strangers: Config::unknown_variables(variables.keys().cloned())
+            unknown: Config::unknown_variables(variables.keys().cloned())
                 .into_iter()
                 .map(|name| (name.clone(), settings::closest(&name)))
                 .collect(),
@@ -132,13 +132,13 @@ impl Settings {
 
 /// A rank of a job.
 #[derive(Clone, Debug, Serialize)]
-pub struct Rank {
+pub struct JobRank {
     pub rank: usize,
     pub world: usize,
     pub launcher: &'static str,
 }
 
-impl Rank {
+impl JobRank {
     /// Which rank this process is, or what is wrong with what the launcher says.
     pub fn read(config: &Config, variables: &Variables) -> (Option<Self>, Option<String>) {
         let lookup = |name: &str| variables.get(name).cloned();

@@ -2,15 +2,15 @@
 //!
 //! Owns what is told and what it is called in JSON. Must not know how it reads.
 
-use super::answers::{self, Answer};
+use super::device_probe::{self, DeviceProbe};
 use super::findings::{self, Finding, Severity};
-use super::gpu::Gpus;
-use super::process::{Memory, Processor, Rank, Settings};
+use super::gpu::GpuReport;
+use super::process::{JobRank, MemoryReport, ProcessorReport, SettingsReport};
 use crate::env;
 use flexring::bootstrap::{self, Interface};
 use flexring::config::{Config, TransportChoice};
-use flexring::transport::verbs::select::{self, Selection};
-use flexring::transport::verbs::survey::{self, Standpoint, Survey};
+use flexring::transport::verbs::inventory::{self, Affinity, Inventory};
+use flexring::transport::verbs::port_selection::{self, PortSelection};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,30 +26,30 @@ pub struct DoctorReport {
     pub host: String,
     /// Name, release and machine, as `uname -srm` prints them.
     pub system: String,
-    pub build: Build,
+    pub build: BuildInfo,
     /// Which rank of a job this process is, if it is one.
-    pub rank: Option<Rank>,
-    pub processor: Processor,
-    pub memory: Memory,
-    pub sockets: Sockets,
-    pub rdma: Rdma,
-    pub gpus: Gpus,
-    pub settings: Settings,
-    pub transports: Vec<Transport>,
+    pub rank: Option<JobRank>,
+    pub processor: ProcessorReport,
+    pub memory: MemoryReport,
+    pub sockets: SocketReport,
+    pub rdma: RdmaReport,
+    pub gpus: GpuReport,
+    pub settings: SettingsReport,
+    pub transports: Vec<TransportReport>,
     /// What follows, the worst first.
     pub findings: Vec<Finding>,
 }
 
 /// What is compiled into this command.
 #[derive(Clone, Debug, Serialize)]
-pub struct Build {
+pub struct BuildInfo {
     pub verbs: bool,
     pub cuda: bool,
     /// Where the GPU kernels come from, if there are any.
     pub kernels: Option<String>,
 }
 
-impl Build {
+impl BuildInfo {
     /// What this command was built with.
     fn this() -> Self {
         Self { verbs: cfg!(feature = "verbs"), cuda: cfg!(feature = "cuda"), kernels: env::kernels() }
@@ -58,8 +58,8 @@ impl Build {
 
 /// What TCP has.
 #[derive(Clone, Debug, Serialize)]
-pub struct Sockets {
-    pub interfaces: Vec<Socket>,
+pub struct SocketReport {
+    pub interfaces: Vec<InterfaceReport>,
     /// The address that other ranks connect to, if there is one.
     pub chosen: Option<IpAddr>,
     /// Why this one, or why none.
@@ -68,7 +68,7 @@ pub struct Sockets {
 
 /// An address of an interface.
 #[derive(Clone, Debug, Serialize)]
-pub struct Socket {
+pub struct InterfaceReport {
     pub name: String,
     pub address: IpAddr,
     pub up: bool,
@@ -76,24 +76,24 @@ pub struct Socket {
 
 /// What verbs has.
 #[derive(Clone, Debug, Serialize)]
-pub struct Rdma {
+pub struct RdmaReport {
     /// Kernel modules about RDMA that are loaded.
     pub modules: Vec<String>,
     #[serde(flatten)]
-    pub survey: Survey,
+    pub inventory: Inventory,
     #[serde(flatten)]
-    pub selection: Selection,
+    pub selection: PortSelection,
     /// Why there is no rail, if there is none.
     pub failure: Option<String>,
     /// How far each device is from this process, by NUMA nodes: 10 is near.
     pub distances: Vec<u32>,
     /// What devices say of themselves, if they are asked.
-    pub answers: Vec<Answer>,
+    pub probes: Vec<DeviceProbe>,
 }
 
 /// Whether a transport can be used.
 #[derive(Clone, Debug, Serialize)]
-pub struct Transport {
+pub struct TransportReport {
     pub name: &'static str,
     pub usable: bool,
     pub why: String,
@@ -102,11 +102,11 @@ pub struct Transport {
 impl DoctorReport {
     /// The facts about this process on the machine whose `/sys`, `/proc` and `/dev` are below `root`.
     pub fn gather(root: &Path, variables: &Variables) -> Self {
-        let (config, settings) = Settings::read(variables);
-        let (rank, told) = Rank::read(&config, variables);
-        let standpoint = Standpoint::read(root, None);
-        let rdma = Rdma::read(root, &config, &standpoint);
-        let gpus = Gpus::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rails_answers());
+        let (config, settings) = SettingsReport::read(variables);
+        let (rank, told) = JobRank::read(&config, variables);
+        let affinity = Affinity::read(root, None);
+        let rdma = RdmaReport::read(root, &config, &affinity);
+        let gpus = GpuReport::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rails_answers());
         let world = rank.as_ref().map_or(1, |rank| rank.world);
         let name = rustix::system::uname();
         let parts = [name.sysname(), name.release(), name.machine()].map(|part| part.to_string_lossy());
@@ -114,14 +114,14 @@ impl DoctorReport {
             version: env!("CARGO_PKG_VERSION"),
             host: bootstrap::host_name(),
             system: parts.join(" "),
-            build: Build::this(),
-            processor: Processor::read(&config, standpoint),
-            memory: Memory::read(root, &config, world, !gpus.devices.is_empty()),
+            build: BuildInfo::this(),
+            processor: ProcessorReport::read(&config, affinity),
+            memory: MemoryReport::read(root, &config, world, !gpus.devices.is_empty()),
             rank,
-            sockets: Sockets::here(&config),
+            sockets: SocketReport::here(&config),
             gpus,
             rdma,
-            settings: Settings { launcher: told, ..settings },
+            settings: SettingsReport { launcher: told, ..settings },
             transports: Vec::new(),
             findings: Vec::new(),
         };
@@ -132,7 +132,7 @@ impl DoctorReport {
     /// Draws the conclusions from the facts.
     pub fn conclude(&mut self) {
         self.transports = vec![self.shm(), self.tcp(), self.verbs()];
-        self.findings = findings::of(self);
+        self.findings = findings::diagnose(self);
     }
 
     /// Whether a communicator with these settings can be made here.
@@ -150,24 +150,24 @@ impl DoctorReport {
         }
     }
 
-    fn shm(&self) -> Transport {
+    fn shm(&self) -> TransportReport {
         let why = match &self.memory.memfd_failure {
             None => "memfd works; /dev/shm is not needed".to_owned(),
             Some(cause) => format!("the kernel refuses memfd_create: {cause}"),
         };
-        Transport { name: "shm", usable: self.memory.memfd_failure.is_none(), why }
+        TransportReport { name: "shm", usable: self.memory.memfd_failure.is_none(), why }
     }
 
-    fn tcp(&self) -> Transport {
-        let Sockets { chosen, why, .. } = &self.sockets;
+    fn tcp(&self) -> TransportReport {
+        let SocketReport { chosen, why, .. } = &self.sockets;
         let why = chosen.map_or_else(|| why.clone(), |address| format!("at {address}"));
-        Transport { name: "tcp", usable: chosen.is_some(), why }
+        TransportReport { name: "tcp", usable: chosen.is_some(), why }
     }
 
-    fn verbs(&self) -> Transport {
+    fn verbs(&self) -> TransportReport {
         let rails: Vec<String> =
             self.rdma.selection.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect();
-        let missing = match (&self.rdma.failure, self.rdma.survey.devices.len()) {
+        let missing = match (&self.rdma.failure, self.rdma.inventory.devices.len()) {
             (None, _) => None,
             (Some(_), 0) => Some("there is no RDMA device"),
             (Some(_), _) => Some("no RDMA port can be used"),
@@ -178,18 +178,19 @@ impl DoctorReport {
             (false, None) => "this build has no verbs".to_owned(),
             (false, Some(missing)) => format!("this build has no verbs, and {missing}"),
         };
-        Transport { name: "verbs", usable: self.build.verbs && self.rdma.failure.is_none(), why }
+        TransportReport { name: "verbs", usable: self.build.verbs && self.rdma.failure.is_none(), why }
     }
 }
 
-impl Sockets {
+impl SocketReport {
     fn here(config: &Config) -> Self {
-        let socket = |interface: Interface| Socket {
+        let socket = |interface: Interface| InterfaceReport {
             name: interface.name,
             address: interface.address,
             up: interface.up,
         };
-        let interfaces: Vec<Socket> = bootstrap::list().unwrap_or_default().into_iter().map(socket).collect();
+        let interfaces: Vec<InterfaceReport> =
+            bootstrap::list().unwrap_or_default().into_iter().map(socket).collect();
         let (chosen, why) = match bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family) {
             Ok(address) => (Some(address), Self::reason(config, address)),
             Err(error) => (None, error.message().to_owned()),
@@ -206,8 +207,8 @@ impl Sockets {
     }
 }
 
-impl Rdma {
-    fn read(root: &Path, config: &Config, standpoint: &Standpoint) -> Self {
+impl RdmaReport {
+    fn read(root: &Path, config: &Config, affinity: &Affinity) -> Self {
         /// The core, the drivers of devices, and devices made of software.
         const MODULES: [&str; 12] = [
             "ib_core",
@@ -223,19 +224,19 @@ impl Rdma {
             "rdma_rxe",
             "siw",
         ];
-        let survey = Survey::read(root, survey::addresses());
+        let inventory = Inventory::read(root, inventory::addresses());
         let loaded = |name: &&str| root.join("sys/module").join(name).exists();
-        let judged = select::judge(&survey, config, standpoint);
-        let failure = select::select(&survey, config, standpoint).err();
-        let selection = judged.unwrap_or_default();
-        let distance = |device: &survey::Device| standpoint.distance(&device.place).1;
+        let decided = port_selection::decide(&inventory, config, affinity);
+        let failure = port_selection::select(&inventory, config, affinity).err();
+        let selection = decided.unwrap_or_default();
+        let distance = |device: &inventory::RdmaDevice| affinity.distance(&device.pci).1;
         Self {
             modules: MODULES.iter().filter(|name| loaded(name)).map(ToString::to_string).collect(),
-            distances: survey.devices.iter().map(distance).collect(),
-            answers: answers::of(root, &survey),
+            distances: inventory.devices.iter().map(distance).collect(),
+            probes: device_probe::probe_all(root, &inventory),
             failure: failure.map(|error| error.message().to_owned()),
             selection,
-            survey,
+            inventory,
         }
     }
 
@@ -245,15 +246,15 @@ impl Rdma {
     }
 
     /// What the rails' devices say of themselves, as far as they were asked.
-    fn rails_answers(&self) -> Vec<Answer> {
-        let told = |answer: &&Answer| self.has_rail(&answer.device) && answer.failure.is_none();
-        self.answers.iter().filter(told).cloned().collect()
+    fn rails_answers(&self) -> Vec<DeviceProbe> {
+        let told = |probe: &&DeviceProbe| self.has_rail(&probe.device) && probe.failure.is_none();
+        self.probes.iter().filter(told).cloned().collect()
     }
 
     /// The rails, if all of them are made of software.
     fn software_only(&self) -> Vec<String> {
         let devices: Vec<_> =
-            self.survey.devices.iter().filter(|device| self.has_rail(&device.name)).collect();
+            self.inventory.devices.iter().filter(|device| self.has_rail(&device.name)).collect();
         let software = devices.iter().all(|device| device.driver.is_none());
         if software { devices.iter().map(|device| device.name.clone()).collect() } else { Vec::new() }
     }

@@ -1,26 +1,26 @@
 //! Reports about machines that are trees of files, and what follows from facts.
 
-use super::answers::Answer;
+use super::device_probe::DeviceProbe;
 use super::findings::{Finding, Severity};
-use super::gpu::Gpus;
+use super::gpu::GpuReport;
 use super::report::{DoctorReport, Variables};
-use super::words::{size, text};
-use fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port};
+use super::text::{render, size};
+use fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
 use flexring::config::GpuDirect;
-use flexring::transport::verbs::gpu::ladder::Reason;
+use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
 
-#[path = "../../transport/verbs/survey/fake.rs"]
-#[allow(dead_code, reason = "made for the tests of the survey, too")]
+#[path = "../../transport/verbs/inventory/fake.rs"]
+#[allow(dead_code, reason = "made for the tests of the inventory, too")]
 mod fake;
 
-const ROCE: Port<'_> = Port { gids: GIDS_OF_ETH0, ..ETHERNET };
+const ROCE: FakePort<'_> = FakePort { gids: GIDS_OF_ETH0, ..ETHERNET };
 
 fn variables(pairs: &[(&str, &str)]) -> Variables {
     pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 
 /// The report about a machine, by a build that has everything, for a process that may lock all memory.
-fn report(machine: &Machine, pairs: &[(&str, &str)]) -> DoctorReport {
+fn report(machine: &FakeMachine, pairs: &[(&str, &str)]) -> DoctorReport {
     let mut report = DoctorReport::gather(machine.root(), &variables(pairs));
     report.build.verbs = true;
     report.build.cuda = true;
@@ -29,9 +29,9 @@ fn report(machine: &Machine, pairs: &[(&str, &str)]) -> DoctorReport {
     report
 }
 
-fn found(report: &DoctorReport, words: &str) -> Finding {
-    let found = report.findings.iter().find(|finding| finding.words.contains(words));
-    found.unwrap_or_else(|| panic!("{words:?} in {:#?}", report.findings)).clone()
+fn found(report: &DoctorReport, message: &str) -> Finding {
+    let found = report.findings.iter().find(|finding| finding.message.contains(message));
+    found.unwrap_or_else(|| panic!("{message:?} in {:#?}", report.findings)).clone()
 }
 
 fn contains(text: &str, lines: &[&str]) {
@@ -42,25 +42,25 @@ fn contains(text: &str, lines: &[&str]) {
 
 #[test]
 fn a_machine_that_has_nothing_runs() {
-    let report = report(&Machine::new(), &[]);
+    let report = report(&FakeMachine::new(), &[]);
     assert!(report.runs());
     let note = found(&report, "there is no RDMA device");
     assert_eq!(note.severity, Severity::Note);
-    assert!(note.mend.expect("a mend").contains("rdma link add rxe0 type rxe netdev eth0"));
+    assert!(note.fix.expect("a fix").contains("rdma link add rxe0 type rxe netdev eth0"));
     contains(
-        &text(&report),
+        &render(&report),
         &["RDMA       no device; no module of it is loaded\n", "GPU        no device\n"],
     );
 }
 
 #[test]
 fn roce_is_told_with_ports_addresses_and_mtu() {
-    let machine = Machine::new();
-    let down = Port { state: "1: DOWN", gids: &[], ..ETHERNET };
+    let machine = FakeMachine::new();
+    let down = FakePort { state: "1: DOWN", gids: &[], ..ETHERNET };
     machine.device("rxe0", &[ROCE, down]).netdev("eth0", 1500);
     machine.file("sys/module/rdma_rxe/refcnt", "1").file("sys/module/ib_core/refcnt", "3");
     let report = report(&machine, &[]);
-    let words = text(&report);
+    let words = render(&report);
     contains(
         &words,
         &[
@@ -73,7 +73,7 @@ fn roce_is_told_with_ports_addresses_and_mtu() {
             "    not used: it is down\n",
             "\nverbs      yes  over rxe0:1\n",
             "\nnote       the MTU of eth0, 1500, lets RDMA packets carry 1024 bytes and not 4096\n",
-            "           mend: ip link set eth0 mtu 9000",
+            "           fix: ip link set eth0 mtu 9000",
         ],
     );
     assert_eq!(found(&report, "rxe0:2 is down").severity, Severity::Note);
@@ -81,21 +81,21 @@ fn roce_is_told_with_ports_addresses_and_mtu() {
     assert_eq!(words.matches("chosen:").count(), 1);
     machine.file("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN");
     contains(
-        &text(&self::report(&machine, &[])),
+        &render(&self::report(&machine, &[])),
         &["RoCE v2  eth0  would be chosen: RoCE v2, IPv4 10.1.0.5"],
     );
 }
 
 #[test]
 fn a_port_that_is_far_or_down_has_its_mend() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "0-3");
     machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 1, &[INFINIBAND]);
     let far = report(&machine, &[]);
     let note = found(&far, "even the nearest rail, mlx5_0, is on NUMA node 1");
-    assert_eq!(note.mend.as_deref(), Some("numactl --cpunodebind=1 --membind=1"));
+    assert_eq!(note.fix.as_deref(), Some("numactl --cpunodebind=1 --membind=1"));
     contains(
-        &text(&far),
+        &render(&far),
         &[
             "mlx5_0: mlx5_core at 0000:3b:00.0, NUMA node 1 (distance 21), firmware 28.39.1002\n",
             "  port 1: InfiniBand, active, 400 Gbit/s, LID 31\n",
@@ -116,20 +116,20 @@ fn a_port_that_is_far_or_down_has_its_mend() {
 
 #[test]
 fn a_build_without_verbs_says_how_to_have_them() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let mut report = report(&machine, &[("FLEXRING_TRANSPORT", "verbs")]);
     report.build.verbs = false;
     report.conclude();
     assert!(!report.runs());
-    let mend = found(&report, "needs verbs, but this build has no verbs").mend;
-    assert_eq!(mend.as_deref(), Some("cargo build --release --features verbs"));
+    let fix = found(&report, "needs verbs, but this build has no verbs").fix;
+    assert_eq!(fix.as_deref(), Some("cargo build --release --features verbs"));
     assert_eq!(found(&report, "there is RDMA here").severity, Severity::Problem);
 }
 
 #[test]
 fn too_little_memory_to_lock_matters_where_there_is_rdma() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let mut report = report(&machine, &[("FLEXRING_SLOTS", "16")]);
     assert_eq!(report.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
@@ -142,36 +142,37 @@ fn too_little_memory_to_lock_matters_where_there_is_rdma() {
     report.conclude();
     let problem = found(&report, "64K may be locked, but RDMA needs 3.1M for its pool and queues");
     assert_eq!(problem.severity, Severity::Problem);
-    assert!(problem.mend.expect("a mend").starts_with("ulimit -l unlimited; "));
-    assert!(text(&report).ends_with("but not as well as it could\n"));
+    assert!(problem.fix.expect("a fix").starts_with("ulimit -l unlimited; "));
+    assert!(render(&report).ends_with("but not as well as it could\n"));
     report.memory.memlock_exempt = true;
     report.conclude();
-    assert!(report.findings.iter().all(|finding| !finding.words.contains("locked")));
+    assert!(report.findings.iter().all(|finding| !finding.message.contains("locked")));
 }
 
 #[test]
 fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
     const VERSION: &str = "proc/driver/nvidia/version";
-    const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build";
+    const OPEN: &str =
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release BuildInfo";
     const CLOSED: &str =
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024";
     const SYMBOLS: &str = "0 t ib_umem_dmabuf_get [ib_uverbs]\n0 T ib_register_peer_memory_client [ib_core]";
     let machine = || {
-        let machine = Machine::new();
+        let machine = FakeMachine::new();
         machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
         machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\nIRQ: 7");
         machine.file("proc/sys/kernel/osrelease", "6.8.0-45-generic").file("proc/kallsyms", SYMBOLS);
         machine
     };
-    let expected = |machine: &Machine, pairs: &[(&str, &str)]| {
+    let expected = |machine: &FakeMachine, pairs: &[(&str, &str)]| {
         let report = report(machine, pairs);
-        report.gpus.expected().map(|rung| (rung.name, rung.why.clone())).expect("a GPU")
+        report.gpus.expected().map(|mode| (mode.name, mode.why.clone())).expect("a GPU")
     };
     let open = machine();
     open.file(VERSION, OPEN);
     assert_eq!(expected(&open, &[]), ("DMA-BUF", "open kernel module 560.35.03".to_owned()));
     assert_eq!(expected(&open, &[("FLEXRING_GPU_DIRECT", "off")]).0, "pinned host memory");
-    let words = text(&report(&open, &[]));
+    let words = render(&report(&open, &[]));
     contains(
         &words,
         &[
@@ -183,56 +184,60 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
     let closed = machine();
     closed.file(VERSION, CLOSED);
     let report = report(&closed, &[]);
-    assert_eq!(report.gpus.expected().map(|rung| rung.name), Some("pinned host memory"));
+    assert_eq!(report.gpus.expected().map(|mode| mode.name), Some("pinned host memory"));
     found(&report, "by DMA-BUF is not possible: the driver's kernel module is not the open one");
-    let mend = found(&report, "by peer memory is not possible: its module is not loaded").mend;
-    assert_eq!(mend.as_deref(), Some("modprobe nvidia-peermem"));
+    let fix = found(&report, "by peer memory is not possible: its module is not loaded").fix;
+    assert_eq!(fix.as_deref(), Some("modprobe nvidia-peermem"));
     closed.file("sys/module/nvidia_peermem/refcnt", "0");
     assert_eq!(expected(&closed, &[]), ("peer memory", "nvidia_peermem is loaded".to_owned()));
     let old = machine();
     old.file(VERSION, OPEN)
         .file("proc/sys/kernel/osrelease", "5.4.0-1-generic")
         .file("proc/kallsyms", "0 T x");
-    let rungs: Vec<String> =
-        self::report(&old, &[]).gpus.ladder.iter().map(|rung| rung.why.clone()).collect();
+    let modes: Vec<String> =
+        self::report(&old, &[]).gpus.gdr_modes.iter().map(|mode| mode.why.clone()).collect();
     assert_eq!(
-        rungs,
+        modes,
         ["the kernel is older than 5.12", "the kernel's RDMA core takes no peer memory", "works everywhere"]
     );
-    let bare = Machine::new();
+    let bare = FakeMachine::new();
     bare.file("sys/bus/pci/devices/0000:1b:00.0/vendor", "0x10de");
     bare.file("sys/bus/pci/devices/0000:1b:00.0/class", "0x030200");
     bare.file("sys/bus/pci/devices/0000:1c:00.0/vendor", "0x10de");
     bare.file("sys/bus/pci/devices/0000:1c:00.0/class", "0x068000");
-    contains(&text(&self::report(&bare, &[])), &["1 device; no driver\n           NVIDIA at 0000:1b:00.0\n"]);
+    contains(
+        &render(&self::report(&bare, &[])),
+        &["1 device; no driver\n           NVIDIA at 0000:1b:00.0\n"],
+    );
 }
 
 #[test]
 fn what_devices_say_of_themselves_comes_before_what_files_say() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
     machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: NVIDIA H200");
-    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build";
+    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release BuildInfo";
     machine.file("proc/driver/nvidia/version", version);
     let mut report = report(&machine, &[]);
-    assert!(report.rdma.answers.is_empty(), "files answer nothing");
-    let no = Answer {
+    assert!(report.rdma.probes.is_empty(), "files probe nothing");
+    let no = DeviceProbe {
         device: "mlx5_0".to_owned(),
         failure: None,
         active_mtus: vec![(1, 4096)],
-        takes_dmabufs: Some(false),
-        why_not: Some(Reason::of("the driver of mlx5_0 takes no DMA-BUF").mended("use another")),
+        imports_dmabuf: Some(false),
+        why_not: Some(GdrUnavailable::new("the driver of mlx5_0 takes no DMA-BUF").with_fix("use another")),
     };
-    let yes = Answer { takes_dmabufs: Some(true), why_not: None, ..no.clone() };
-    let ladder =
-        |answers: &[Answer]| Gpus::read(machine.root(), GpuDirect::Auto, &[], answers).ladder.swap_remove(0);
+    let yes = DeviceProbe { imports_dmabuf: Some(true), why_not: None, ..no.clone() };
+    let ladder = |probes: &[DeviceProbe]| {
+        GpuReport::read(machine.root(), GpuDirect::Auto, &[], probes).gdr_modes.swap_remove(0)
+    };
     let why = "open kernel module 560.35.03, and the driver of mlx5_0 takes them";
     assert_eq!(ladder(&[yes]).why, why);
-    report.gpus.ladder[0] = ladder(std::slice::from_ref(&no));
-    report.rdma.answers = vec![no];
+    report.gpus.gdr_modes[0] = ladder(std::slice::from_ref(&no));
+    report.rdma.probes = vec![no];
     report.conclude();
     contains(
-        &text(&report),
+        &render(&report),
         &[
             "           mlx5_0: mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002\n             \
              GPU memory by DMA-BUF: no, the driver of mlx5_0 takes no DMA-BUF\n",
@@ -240,12 +245,12 @@ fn what_devices_say_of_themselves_comes_before_what_files_say() {
             "RDMA by DMA-BUF             no   the driver of mlx5_0 takes no DMA-BUF\n",
         ],
     );
-    let mend = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 takes no DMA-BUF").mend;
-    assert_eq!(mend.as_deref(), Some("use another"));
-    report.rdma.answers[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
+    let fix = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 takes no DMA-BUF").fix;
+    assert_eq!(fix.as_deref(), Some("use another"));
+    report.rdma.probes[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
     report.conclude();
     assert_eq!(found(&report, "ibv_open_device failed on mlx5_0").severity, Severity::Problem);
-    contains(&text(&report), &["  cannot be asked: ibv_open_device failed on mlx5_0\n"]);
+    contains(&render(&report), &["  cannot be asked: ibv_open_device failed on mlx5_0\n"]);
 }
 
 #[test]

@@ -6,14 +6,14 @@
 //! next: [`Prepared::open`] and the invitations, [`Prepared::connect`], and [`Verbs::greet`].
 
 use super::board::Board;
+use super::inventory::LinkLayer;
 use super::link::{Link, RECEIVES, SENDS};
 use super::objects::{
     CompletionQueue, Context, Depth, Fresh, PathAttributes, PortAttributes, ProtectionDomain, QueuePair, Shim,
 };
 use super::peer::{Boards, Invitation, Peer};
+use super::port_selection::Rail;
 use super::regions::Regions;
-use super::select::Rail;
-use super::survey::LinkLayer;
 use super::transport::{Device, Verbs};
 use super::wire::{Layout, RAILS};
 use crate::call::Rank;

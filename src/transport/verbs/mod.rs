@@ -5,8 +5,8 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `survey` | what RDMA devices there are, as the kernel's files tell |
-//! | `select` | which of their ports become rails, why the others do not, and which rails of two ranks are connected |
+//! | `inventory` | what RDMA devices there are, as the kernel's files tell |
+//! | `port_selection` | which of their ports become rails, why the others do not, and which rails of two ranks are connected |
 //! | `objects` | owners of devices, domains, queues, queue pairs and registered memory |
 //! | `regions` | what memory is registered, and for how long |
 //! | `gpu` | which way devices take to a GPU's memory, and what must be known of it |
@@ -26,18 +26,18 @@ mod connect;
     allow(dead_code, reason = "called by the device that runs on a GPU")
 )]
 pub mod gpu;
+pub mod inventory;
 #[cfg(feature = "verbs")]
 mod link;
 #[cfg(feature = "verbs")]
 mod objects;
 #[cfg(feature = "verbs")]
 mod peer;
+pub mod port_selection;
 #[cfg(feature = "verbs")]
 pub mod probe;
 #[cfg(feature = "verbs")]
 mod regions;
-pub mod select;
-pub mod survey;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
 #[cfg(feature = "verbs")]

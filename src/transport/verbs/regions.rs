@@ -4,8 +4,8 @@
 //! beyond that, so no region can outlive the memory that it is about without somebody breaking their word. Must not
 //! know what the memory holds.
 
-use super::gpu::ladder::Rung;
-use super::gpu::{Gpus, Span};
+use super::gpu::gdr_mode::GdrMode;
+use super::gpu::{AddressRange, GpuRegistrar};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use super::wire::RAILS;
 use crate::config::{GpuDirect, Registration};
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 enum Memory {
     Host(Piece),
     /// At all rails from the beginning. The worst way is this rung; it is never touched here.
-    Gpu(Span, Rung),
+    Gpu(AddressRange, GdrMode),
 }
 
 impl Memory {
-    fn span(self) -> Span {
+    fn span(self) -> AddressRange {
         match self {
-            Self::Host(piece) => Span::of(piece),
+            Self::Host(piece) => AddressRange::of(piece),
             Self::Gpu(span, _) => span,
         }
     }
@@ -42,7 +42,7 @@ pub(super) struct Region {
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Span { address, len } = self.memory.span();
+        let AddressRange { address, len } = self.memory.span();
         write!(f, "Region({address:#x}+{len})")
     }
 }
@@ -93,7 +93,7 @@ impl Region {
     }
 
     fn contains(&self, piece: Piece) -> bool {
-        let Span { address, len } = self.memory.span();
+        let AddressRange { address, len } = self.memory.span();
         let from = piece.as_ptr() as u64;
         from >= address && from + piece.len() as u64 <= address + len as u64
     }
@@ -117,7 +117,7 @@ pub(super) struct Regions {
     stages: bool,
     /// How memory of GPUs is reached, and the GPUs once there was any.
     gpu_direct: GpuDirect,
-    gpus: OnceLock<Gpus>,
+    gpus: OnceLock<GpuRegistrar>,
     /// The first region on a GPU that must not read what devices wrote before a flush.
     flushed: OnceLock<Arc<Region>>,
 }
@@ -168,7 +168,7 @@ impl Regions {
 
     /// Takes what is registered as a GPU's for memory of these.
     #[cfg(test)]
-    pub(super) fn pretend(&self, gpus: Gpus) {
+    pub(super) fn pretend(&self, gpus: GpuRegistrar) {
         assert!(self.gpus.set(gpus).is_ok(), "before any GPU was asked for");
     }
 
@@ -219,25 +219,25 @@ impl Regions {
     }
 
     /// Registers memory of a GPU, as [`register`](Registrar::register) does that of the host, and tells by which rung
-    /// of the ladder devices reach it. On [`Rung::Host`] they do not: nothing is registered, and nothing is to be taken
+    /// of the ladder devices reach it. On [`GdrMode::HostStaging`] they do not: nothing is registered, and nothing is to be taken
     /// back.
     ///
     /// # Errors
     /// `InvalidArgument` if it is no memory of a GPU; `Unsupported` if the setting names a rung that cannot be had.
-    pub(super) fn register_gpu(&self, gpus: &Gpus, span: Span) -> Result<Rung> {
+    pub(super) fn register_gpu(&self, gpus: &GpuRegistrar, span: AddressRange) -> Result<GdrMode> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
-            let Memory::Gpu(_, rung) = entry.region.memory else {
+            let Memory::Gpu(_, mode) = entry.region.memory else {
                 let words = "this memory is registered as the host's already";
                 return Err(Error::new(ErrorKind::InvalidArgument, words));
             };
             entry.count += 1;
-            return Ok(rung);
+            return Ok(mode);
         }
         let access = AccessFlags { remote_read: true, ..self.writable() };
-        let (rung, by_rail) = gpus.register(&self.pds, span, access)?;
-        if rung != Rung::Host {
-            let region = Region::of(&self.pds, Memory::Gpu(span, rung), access);
+        let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
+        if mode != GdrMode::HostStaging {
+            let region = Region::of(&self.pds, Memory::Gpu(span, mode), access);
             for (place, registered) in region.by_rail.iter().zip(by_rail) {
                 place.get_or_init(|| registered);
             }
@@ -247,7 +247,7 @@ impl Regions {
             }
             known.push(Entry { region, count: 1 });
         }
-        Ok(rung)
+        Ok(mode)
     }
 
     /// What is read so that all that was written to the GPU before has arrived there, if that is needed: an address, and
@@ -262,16 +262,16 @@ impl Regions {
     /// # Errors
     /// `InvalidArgument` if it is not registered.
     #[cfg(test)]
-    pub(super) fn deregister_gpu(&self, span: Span) -> Result<()> {
+    pub(super) fn deregister_gpu(&self, span: AddressRange) -> Result<()> {
         self.take_back(span)
     }
 
-    fn is_known(&self, span: Span) -> bool {
+    fn is_known(&self, span: AddressRange) -> bool {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known.iter().any(|entry| entry.region.memory.span() == span)
     }
 
-    fn take_back(&self, span: Span) -> Result<()> {
+    fn take_back(&self, span: AddressRange) -> Result<()> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = known.iter().position(|entry| entry.region.memory.span() == span) else {
             return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
@@ -292,8 +292,8 @@ impl Registrar for Regions {
         }
         if !piece.is_host() {
             // The driver is opened when it is first needed.
-            let gpus = self.gpus.get_or_init(|| Gpus::new(self.gpu_direct));
-            return self.register_gpu(gpus, Span::of(piece)).map(drop);
+            let gpus = self.gpus.get_or_init(|| GpuRegistrar::new(self.gpu_direct));
+            return self.register_gpu(gpus, AddressRange::of(piece)).map(drop);
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let span = Memory::Host(piece).span();
@@ -311,7 +311,7 @@ impl Registrar for Regions {
         if piece.is_empty() {
             return Ok(());
         }
-        let span = Span::of(piece);
+        let span = AddressRange::of(piece);
         if !piece.is_host() && !self.is_known(span) {
             // No device reaches it, so that it was not registered in truth.
             return Ok(());

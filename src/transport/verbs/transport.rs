@@ -1,11 +1,11 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
 
 use super::connect::Options;
-use super::gpu::{Flusher, Flushes};
+use super::gpu::{FlushQueue, Flusher};
 use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
 use super::peer::{Peer, place_of};
+use super::port_selection::Rail;
 use super::regions::Regions;
-use super::select::Rail;
 use super::wire::{RAILS, WINDOW};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,7 +46,7 @@ pub(crate) struct Verbs {
     rails: Vec<(Rail, PortAttributes)>,
     regions: Arc<Regions>,
     /// What has landed on a GPU that must not read it yet, where there is such a GPU.
-    flushes: Option<Flushes>,
+    flushes: Option<FlushQueue>,
     /// Whether the call that this rank is in is on a GPU.
     on_gpu: bool,
     epoll: OwnedFd,
@@ -149,18 +149,18 @@ impl Verbs {
     }
 
     /// What flushes what is written to a GPU, if there is one that needs it.
-    fn make_flushes(&self) -> Result<Option<Flushes>> {
+    fn make_flushes(&self) -> Result<Option<FlushQueue>> {
         let Some((from, keys)) = self.regions.to_flush()? else { return Ok(None) };
         let flusher = |(device, (rail, port)): (&Device, &(Rail, PortAttributes))| {
             Flusher::new(&device.pd, rail, *port, &self.options)
         };
         let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
-        Ok(Some(Flushes::new(flushers, from, &keys)))
+        Ok(Some(FlushQueue::new(flushers, from, &keys)))
     }
 
     /// Takes what is registered as a GPU's for memory of these.
     #[cfg(test)]
-    pub(super) fn pretend(&self, gpus: super::gpu::Gpus) {
+    pub(super) fn pretend(&self, gpus: super::gpu::GpuRegistrar) {
         self.regions.pretend(gpus);
     }
 
@@ -408,7 +408,7 @@ impl Transport for Verbs {
     /// once more before it sleeps.
     fn set_need_wakeup(&mut self) -> bool {
         // No bell rings when a flush is over; it soon is.
-        let flushes = self.flushes.as_ref().is_some_and(Flushes::is_busy);
+        let flushes = self.flushes.as_ref().is_some_and(FlushQueue::is_busy);
         if self.given_up || flushes || !self.list.is_empty() {
             return false;
         }

@@ -2,9 +2,9 @@
 //!
 //! Owns those questions. Must not know RDMA devices.
 
-use super::flush::Writes;
-use super::ladder::Reason;
-use super::register::{Driver, Span};
+use super::flush::WriteOrdering;
+use super::gdr_mode::GdrUnavailable;
+use super::register::{AddressRange, GpuDriver};
 use crate::device::cuda::driver::{self, Failure, Handle};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUmemRangeHandleType as HandleType, CUmemorytype,
@@ -15,13 +15,13 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
 /// CUDA's driver.
-pub(super) struct Cuda(&'static driver::Driver);
+pub(super) struct CudaQueries(&'static driver::Driver);
 
 fn words(failure: Failure) -> String {
     failure.to_string()
 }
 
-impl Cuda {
+impl CudaQueries {
     /// The driver, ready for questions.
     pub(super) fn open() -> Result<Self, String> {
         driver::driver().map(Self)
@@ -53,7 +53,7 @@ impl Cuda {
     }
 }
 
-impl Driver for Cuda {
+impl GpuDriver for CudaQueries {
     fn gpu_of(&self, address: u64) -> Result<usize, String> {
         // SAFETY: it is an enum, written as an unsigned integer.
         let kind =
@@ -91,20 +91,20 @@ impl Driver for Cuda {
         }
     }
 
-    fn exports(&self, gpu: usize) -> Result<(), Reason> {
+    fn exports(&self, gpu: usize) -> Result<(), GdrUnavailable> {
         if !self.0.has_memory_export() {
             let words = "the CUDA driver is too old: it has no cuMemGetHandleForAddressRange";
-            return Err(Reason::of(words).mended("install a driver of CUDA 11.7 or newer"));
+            return Err(GdrUnavailable::new(words).with_fix("install a driver of CUDA 11.7 or newer"));
         }
         match self.0.attribute(gpu, Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) {
-            Ok(0) => Err(Reason::of(format!("the driver of GPU {gpu} exports no DMA-BUF"))
-                .mended("install the driver's open kernel modules (nvidia-open), on Linux 5.12 or newer")),
+            Ok(0) => Err(GdrUnavailable::new(format!("the driver of GPU {gpu} exports no DMA-BUF"))
+                .with_fix("install the driver's open kernel modules (nvidia-open), on Linux 5.12 or newer")),
             Ok(_) => Ok(()),
-            Err(failure) => Err(Reason::of(words(failure))),
+            Err(failure) => Err(GdrUnavailable::new(words(failure))),
         }
     }
 
-    fn export(&self, pages: Span) -> Result<OwnedFd, String> {
+    fn export(&self, pages: AddressRange) -> Result<OwnedFd, String> {
         let mut dmabuf: RawFd = -1;
         let kind = HandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as c_uint;
         let told = self.within(pages.address, || {
@@ -119,13 +119,13 @@ impl Driver for Cuda {
         Ok(unsafe { OwnedFd::from_raw_fd(dmabuf) })
     }
 
-    fn writes(&self, gpu: usize) -> Result<Writes, String> {
+    fn writes(&self, gpu: usize) -> Result<WriteOrdering, String> {
         let attribute = |attribute| self.0.attribute(gpu, attribute);
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).map_err(words)?;
         // Drivers before CUDA 11.3 do not know it.
         let ordering = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).ok();
         let tables = attribute(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
-        Ok(Writes { ordering, generation: major, coherent: tables.map_err(words)? != 0 })
+        Ok(WriteOrdering { ordering, compute_major: major, coherent: tables.map_err(words)? != 0 })
     }
 }
 
@@ -134,8 +134,8 @@ mod tests {
     use super::*;
 
     /// The driver, or `None` with a word about it.
-    fn driver() -> Option<Cuda> {
-        match Cuda::open() {
+    fn driver() -> Option<CudaQueries> {
+        match CudaQueries::open() {
             Ok(cuda) => Some(cuda),
             Err(why) => {
                 println!("skipped: {why}");
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_the_answer_is_no_in_words() {
-        if let Err(why) = Cuda::open() {
+        if let Err(why) = CudaQueries::open() {
             let absent = why == "there is no CUDA driver: libcuda.so.1 is not found";
             assert!(absent || why.starts_with("cuInit failed: "), "{why}");
         }

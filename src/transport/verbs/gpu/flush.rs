@@ -14,23 +14,23 @@ use crate::transport::verbs::objects::{
     AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
     QueuePair, ReadRequest,
 };
-use crate::transport::verbs::select::Rail;
+use crate::transport::verbs::port_selection::Rail;
 use crate::transport::{Event, Events};
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Flushes that can be under way at once.
+/// FlushQueue that can be under way at once.
 const DEPTH: u32 = 16;
 
 /// How a GPU sees what other devices write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::transport::verbs) struct Writes {
+pub(in crate::transport::verbs) struct WriteOrdering {
     /// Whom writes reach in order, as CUDA numbers it, if the driver knows.
     pub ordering: Option<i32>,
     /// The first number of its compute capability.
-    pub generation: i32,
+    pub compute_major: i32,
     /// Whether it uses the processor's page tables, so that a link of their own joins the two.
     pub coherent: bool,
 }
@@ -39,7 +39,7 @@ pub(in crate::transport::verbs) struct Writes {
 const OWNER: i32 = 100;
 
 /// Whether a GPU must not read what an RDMA device has written to it before a flush.
-pub(in crate::transport::verbs) fn needs_flush(gpu: Writes) -> bool {
+pub(in crate::transport::verbs) fn needs_flush(gpu: WriteOrdering) -> bool {
     if gpu.coherent {
         // Word of a completion then takes that link and data the PCI bus, which the driver's answer is not about.
         return true;
@@ -47,7 +47,7 @@ pub(in crate::transport::verbs) fn needs_flush(gpu: Writes) -> bool {
     match gpu.ordering {
         Some(ordering) => ordering < OWNER,
         // What the driver would say if it could: from Hopper on it is the GPU that keeps order.
-        None => gpu.generation < 9,
+        None => gpu.compute_major < 9,
     }
 }
 
@@ -135,7 +135,7 @@ impl Flusher {
 /// Events that say that something has landed on a GPU, until it has arrived there.
 ///
 /// One flush at each rail serves all that came before it was begun; what comes meanwhile waits for the next.
-pub(in crate::transport::verbs) struct Flushes {
+pub(in crate::transport::verbs) struct FlushQueue {
     flushers: Vec<Flusher>,
     /// What is read: an address on the GPU, and its key by rail.
     from: u64,
@@ -146,8 +146,8 @@ pub(in crate::transport::verbs) struct Flushes {
     waiting: VecDeque<Event>,
 }
 
-impl Flushes {
-    /// Flushes of the GPU that has the memory at `from`, by every rail.
+impl FlushQueue {
+    /// FlushQueue of the GPU that has the memory at `from`, by every rail.
     pub(in crate::transport::verbs) fn new(flushers: Vec<Flusher>, from: u64, keys: &[u32]) -> Self {
         let (keys, targets) = (keys[..flushers.len()].to_vec(), vec![0; flushers.len()]);
         Self { flushers, from, keys, targets, flushing: VecDeque::new(), waiting: VecDeque::new() }
@@ -194,22 +194,22 @@ impl Flushes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::inventory::{GidKind, LinkLayer};
     use super::super::super::objects::{Context, Shim, Verb};
-    use super::super::super::survey::{GidKind, LinkLayer};
     use super::*;
 
     #[test]
     fn a_flush_is_needed_where_the_gpu_itself_keeps_no_order() {
-        let gpu = Writes { ordering: Some(0), generation: 8, coherent: false };
+        let gpu = WriteOrdering { ordering: Some(0), compute_major: 8, coherent: false };
         let cases = [
             (gpu, true),
-            (Writes { ordering: Some(OWNER), ..gpu }, false),
-            (Writes { ordering: Some(200), ..gpu }, false),
+            (WriteOrdering { ordering: Some(OWNER), ..gpu }, false),
+            (WriteOrdering { ordering: Some(200), ..gpu }, false),
             // The driver says nothing.
-            (Writes { ordering: None, ..gpu }, true),
-            (Writes { ordering: None, generation: 9, ..gpu }, false),
+            (WriteOrdering { ordering: None, ..gpu }, true),
+            (WriteOrdering { ordering: None, compute_major: 9, ..gpu }, false),
             // It says no, and has more than one way in mind.
-            (Writes { ordering: Some(200), generation: 9, coherent: true }, true),
+            (WriteOrdering { ordering: Some(200), compute_major: 9, coherent: true }, true),
         ];
         for (gpu, needed) in cases {
             assert_eq!(needs_flush(gpu), needed, "{gpu:?}");

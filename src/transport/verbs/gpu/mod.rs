@@ -5,12 +5,12 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `ladder` | which way is taken: pure |
+//! | `gdr_mode` | which way is taken: pure |
 //! | `register` | taking it: ranges of GPU memory, registered |
 //! | `cuda` | what CUDA's driver answers, if there is one |
 //! | `flush` | making sure that what a device wrote has arrived |
 
-pub mod ladder;
+pub mod gdr_mode;
 
 #[cfg(all(feature = "verbs", feature = "cuda"))]
 mod cuda;
@@ -22,18 +22,18 @@ mod register;
 mod tests;
 
 #[cfg(feature = "verbs")]
-pub(super) use flush::{Flusher, Flushes};
+pub(super) use flush::{FlushQueue, Flusher};
 #[cfg(feature = "verbs")]
-pub(super) use register::{Gpus, Span};
+pub(super) use register::{AddressRange, GpuRegistrar};
 
 /// Whether CUDA's driver exports the memory of every GPU that this process sees as DMA-BUFs, as it says itself.
 ///
 /// # Errors
 /// Why not, be it that there is no driver.
 #[cfg(all(feature = "verbs", feature = "cuda"))]
-pub fn exports() -> Result<(), ladder::Reason> {
-    use register::Driver;
-    let cuda = cuda::Cuda::open().map_err(ladder::Reason::of)?;
-    let count = cuda.count().map_err(ladder::Reason::of)?;
+pub fn exports() -> Result<(), gdr_mode::GdrUnavailable> {
+    use register::GpuDriver;
+    let cuda = cuda::CudaQueries::open().map_err(gdr_mode::GdrUnavailable::new)?;
+    let count = cuda.count().map_err(gdr_mode::GdrUnavailable::new)?;
     (0..count).try_for_each(|gpu| cuda.exports(gpu))
 }

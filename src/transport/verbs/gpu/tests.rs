@@ -1,18 +1,18 @@
 //! GPU memory, registered: on devices that do nothing, and on whatever RDMA device there is, with memory of the host that
 //! a driver made for tests takes for a GPU's.
 
-use super::flush::{Flusher, Writes};
-use super::ladder::{Left, Reason, Rung, Taken};
-use super::register::{Driver, Gpus, Span};
+use super::flush::{Flusher, WriteOrdering};
+use super::gdr_mode::{GdrMode, GdrRegistration, GdrUnavailable, RejectedMode};
+use super::register::{AddressRange, GpuDriver, GpuRegistrar};
 use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
 use crate::memory::{Piece, Registrar};
 use crate::transport::verbs::connect::Options;
+use crate::transport::verbs::inventory::{Affinity, Inventory};
 use crate::transport::verbs::objects::{AccessFlags, Context, ProtectionDomain, Shim, Verb};
+use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
 use crate::transport::verbs::regions::Regions;
-use crate::transport::verbs::select::{self, Rail};
-use crate::transport::verbs::survey::{Standpoint, Survey};
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -22,41 +22,41 @@ use std::time::{Duration, Instant};
 
 /// A driver with one GPU, which has all memory there is and exports a file in place of it.
 #[derive(Clone, Default)]
-struct Pretender {
-    exported: Arc<Mutex<Vec<Span>>>,
+struct FakeGpuDriver {
+    exported: Arc<Mutex<Vec<AddressRange>>>,
 }
 
-impl Driver for Pretender {
+impl GpuDriver for FakeGpuDriver {
     fn gpu_of(&self, address: u64) -> Result<usize, String> {
         if address < 4096 { Err("nothing is there".to_owned()) } else { Ok(0) }
     }
 
     fn synchronize(&self, _address: u64) {}
 
-    fn writes(&self, _gpu: usize) -> Result<Writes, String> {
-        Ok(Writes { ordering: Some(0), generation: 8, coherent: false })
+    fn writes(&self, _gpu: usize) -> Result<WriteOrdering, String> {
+        Ok(WriteOrdering { ordering: Some(0), compute_major: 8, coherent: false })
     }
 
-    fn exports(&self, _gpu: usize) -> Result<(), Reason> {
+    fn exports(&self, _gpu: usize) -> Result<(), GdrUnavailable> {
         Ok(())
     }
 
-    fn export(&self, pages: Span) -> Result<OwnedFd, String> {
+    fn export(&self, pages: AddressRange) -> Result<OwnedFd, String> {
         self.exported.lock().expect("no test panics with it").push(pages);
         rustix::fs::memfd_create("pretender", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|cause| cause.to_string())
     }
 }
 
-impl Gpus {
+impl GpuRegistrar {
     /// Those of the driver made for tests.
     pub(in crate::transport::verbs) fn pretended() -> Self {
         gpus(GpuDirect::Auto)
     }
 }
 
-fn gpus(asked: GpuDirect) -> Gpus {
-    Gpus::of(asked, Box::new(Pretender::default()))
+fn gpus(asked: GpuDirect) -> GpuRegistrar {
+    GpuRegistrar::of(asked, Box::new(FakeGpuDriver::default()))
 }
 
 /// A domain of no device, whose first verb of this sort fails so.
@@ -80,9 +80,9 @@ fn regions(pds: Vec<Arc<ProtectionDomain>>) -> Regions {
 }
 
 /// Some bytes of an imaginary GPU.
-const SPAN: Span = Span { address: 0x7f00_0001_1200, len: 0x3000 };
+const SPAN: AddressRange = AddressRange { address: 0x7f00_0001_1200, len: 0x3000 };
 
-fn piece(span: Span) -> Piece {
+fn piece(span: AddressRange) -> Piece {
     let start = NonNull::new(span.address as *mut u8).expect("not at zero");
     // SAFETY: nothing reads or writes it.
     unsafe { Piece::new(start, span.len) }
@@ -90,10 +90,10 @@ fn piece(span: Span) -> Piece {
 
 #[test]
 fn whole_pages_are_exported_once_for_all_rails() {
-    let driver = Pretender::default();
-    let gpus = Gpus::of(GpuDirect::Auto, Box::new(driver.clone()));
+    let driver = FakeGpuDriver::default();
+    let gpus = GpuRegistrar::of(GpuDirect::Auto, Box::new(driver.clone()));
     let regions = regions(vec![modern("a"), modern("b")]);
-    assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), Rung::Dmabuf);
+    assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), GdrMode::DmaBuf);
     let page = rustix::param::page_size() as u64;
     let exported = driver.exported.lock().expect("no other thread").clone();
     let [pages] = exported[..] else { panic!("{exported:?}") };
@@ -107,7 +107,7 @@ fn whole_pages_are_exported_once_for_all_rails() {
 fn gpu_memory_is_found_until_it_was_deregistered_as_often() {
     let (gpus, regions) = (gpus(GpuDirect::Auto), regions(vec![modern("a")]));
     for _ in 0..2 {
-        assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), Rung::Dmabuf);
+        assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), GdrMode::DmaBuf);
     }
     let all = piece(SPAN);
     let region = regions.find(all.narrow(1, 100)).expect("it is registered");
@@ -126,28 +126,31 @@ fn gpu_memory_is_found_until_it_was_deregistered_as_often() {
 fn each_rail_has_its_own_rung_and_the_worst_is_told() {
     let auto = gpus(GpuDirect::Auto);
     let mixed = regions(vec![modern("a"), old("b")]);
-    assert_eq!(mixed.register_gpu(&auto, SPAN).expect("inert"), Rung::Peer);
+    assert_eq!(mixed.register_gpu(&auto, SPAN).expect("inert"), GdrMode::PeerMem);
     assert!(mixed.find(piece(SPAN)).is_some());
     // A message may take any rail, so what one cannot reach is copied for all.
     let lame = regions(vec![modern("a"), inert("b", Verb::RegMr, Errno::FAULT)]);
-    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), Rung::Host);
+    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), GdrMode::HostStaging);
     assert!(lame.find(piece(SPAN)).is_none(), "and nothing is kept");
     // The next range is tried again, and only the first refusal was of the shim.
-    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), Rung::Peer);
+    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), GdrMode::PeerMem);
 }
 
 #[test]
 fn settings_are_obeyed_or_an_error_names_gpu_device_and_mend() {
     let off = regions(vec![modern("a")]);
-    assert_eq!(off.register_gpu(&gpus(GpuDirect::Off), SPAN).expect("it needs nothing"), Rung::Host);
+    assert_eq!(
+        off.register_gpu(&gpus(GpuDirect::Off), SPAN).expect("it needs nothing"),
+        GdrMode::HostStaging
+    );
     let peer = regions(vec![modern("a")]);
-    assert_eq!(peer.register_gpu(&gpus(GpuDirect::Peer), SPAN).expect("inert"), Rung::Peer);
+    assert_eq!(peer.register_gpu(&gpus(GpuDirect::Peer), SPAN).expect("inert"), GdrMode::PeerMem);
     let error = regions(vec![modern("a"), old("b")])
         .register_gpu(&gpus(GpuDirect::Dmabuf), SPAN)
         .expect_err("b takes none");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let words =
-        "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b takes no DMA-BUF; mend: ";
+        "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b takes no DMA-BUF; fix: ";
     assert!(error.message().starts_with(words), "{error}");
 }
 
@@ -155,9 +158,9 @@ fn settings_are_obeyed_or_an_error_names_gpu_device_and_mend() {
 fn what_is_no_memory_of_a_gpu_is_refused_in_words() {
     let regions = regions(vec![modern("a")]);
     for span in [
-        Span { address: 64, len: 64 },
-        Span { address: u64::MAX - 10, len: 100 },
-        Span { address: 1 << 40, len: 0 },
+        AddressRange { address: 64, len: 64 },
+        AddressRange { address: u64::MAX - 10, len: 100 },
+        AddressRange { address: 1 << 40, len: 0 },
     ] {
         let error = regions.register_gpu(&gpus(GpuDirect::Auto), span).expect_err("it is none");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
@@ -169,22 +172,26 @@ fn what_is_no_memory_of_a_gpu_is_refused_in_words() {
 fn a_step_down_is_told_once_for_each_gpu_device_and_reason() {
     let gpus = gpus(GpuDirect::Auto);
     let taken = |words: &str, by_setting| {
-        let reason = Reason { words: words.to_owned(), mend: Some("modprobe it"), by_setting };
-        Taken::<()> { rung: Rung::Peer, left: vec![Left { rung: Rung::Dmabuf, reason }], region: None }
+        let reason = GdrUnavailable { message: words.to_owned(), fix: Some("modprobe it"), by_setting };
+        GdrRegistration::<()> {
+            mode: GdrMode::PeerMem,
+            rejected: vec![RejectedMode { mode: GdrMode::DmaBuf, reason }],
+            region: None,
+        }
     };
-    let first = gpus.news(0, "a", &taken("it is old", false));
-    assert_eq!(first, ["a does not reach memory of GPU 0 by DMA-BUF: it is old; mend: modprobe it"]);
-    assert!(gpus.news(0, "a", &taken("it is old", false)).is_empty());
-    assert_eq!(gpus.news(1, "a", &taken("it is old", false)).len(), 1);
-    assert_eq!(gpus.news(0, "b", &taken("it is old", false)).len(), 1);
-    assert_eq!(gpus.news(0, "a", &taken("it is small", false)).len(), 1);
-    assert!(gpus.news(0, "a", &taken("it is unwanted", true)).is_empty(), "who set that knows");
+    let first = gpus.new_warnings(0, "a", &taken("it is old", false));
+    assert_eq!(first, ["a does not reach memory of GPU 0 by DMA-BUF: it is old; fix: modprobe it"]);
+    assert!(gpus.new_warnings(0, "a", &taken("it is old", false)).is_empty());
+    assert_eq!(gpus.new_warnings(1, "a", &taken("it is old", false)).len(), 1);
+    assert_eq!(gpus.new_warnings(0, "b", &taken("it is old", false)).len(), 1);
+    assert_eq!(gpus.new_warnings(0, "a", &taken("it is small", false)).len(), 1);
+    assert!(gpus.new_warnings(0, "a", &taken("it is unwanted", true)).is_empty(), "who set that knows");
 }
 
 #[test]
 fn with_or_without_a_driver_nothing_panics() {
     let regions = regions(vec![modern("a")]);
-    let error = regions.register_gpu(&Gpus::new(GpuDirect::Auto), SPAN).expect_err("no GPU has it");
+    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), SPAN).expect_err("no GPU has it");
     let words = "the 12288 bytes at 0x7f0000011200 are no memory of a GPU: ";
     assert!(error.message().starts_with(words), "{error}");
     #[cfg(not(feature = "cuda"))]
@@ -197,22 +204,23 @@ fn rail() -> Option<(Rail, Arc<ProtectionDomain>)> {
 }
 
 fn rail_with(shim: Shim) -> Option<(Rail, Arc<ProtectionDomain>)> {
-    let survey = Survey::here();
-    if survey.devices.is_empty() {
+    let inventory = Inventory::local();
+    if inventory.devices.is_empty() {
         println!("skipped: no RDMA device here");
         return None;
     }
-    let standpoint = Standpoint::read(std::path::Path::new("/"), None);
-    let rails = select::select(&survey, &Config::default(), &standpoint).expect("a usable port").rails;
+    let affinity = Affinity::read(std::path::Path::new("/"), None);
+    let rails =
+        port_selection::select(&inventory, &Config::default(), &affinity).expect("a usable port").rails;
     let context = Context::open(&rails[0].device, shim).expect("it can be opened");
     Some((rails[0].clone(), ProtectionDomain::new(&context).expect("a domain")))
 }
 
 /// Memory of the host, and where it is: not at the beginning of a page.
-fn memory() -> (MmapMut, Span) {
+fn memory() -> (MmapMut, AddressRange) {
     let memory = MmapMut::map_anon(1 << 16).expect("memory");
     let address = memory.as_ptr() as u64 + 512;
-    (memory, Span { address, len: 40_000 })
+    (memory, AddressRange { address, len: 40_000 })
 }
 
 fn flusher(rail: &Rail, pd: &Arc<ProtectionDomain>) -> Flusher {
@@ -233,16 +241,16 @@ fn wait(flusher: &mut Flusher, count: u64) -> crate::error::Result<()> {
 #[test]
 fn a_real_device_says_whether_it_takes_dmabufs() {
     let Some((rail, pd)) = rail() else { return };
-    let errno = Errno::from_raw_os_error(pd.dmabuf_answer());
+    let errno = Errno::from_raw_os_error(pd.probe_dmabuf());
     println!("{} answers {errno:?}", rail.device);
-    let answers = probe::ask(&rail.device, &[rail.port, 99]).expect("it can be opened");
+    let answers = probe::probe(&rail.device, &[rail.port, 99]).expect("it can be opened");
     let mtu = answers.mtus[0].expect("it knows");
     assert!(mtu.is_power_of_two() && (256..=4096).contains(&mtu), "{mtu}");
     assert_eq!(answers.mtus[1], None, "there is no such port");
     if rail.device.starts_with("rxe") {
         assert!(matches!(errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT), "{errno:?}");
         let why = answers.dmabufs.expect_err("devices made of software take none");
-        assert!(why.words.contains("DMA-BUF"), "{why:?}");
+        assert!(why.message.contains("DMA-BUF"), "{why:?}");
         // What is no DMA-BUF at all is refused the same way.
         let file = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
         let refused = pd.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, AccessFlags::SEND);
@@ -261,7 +269,7 @@ fn a_real_device_steps_down_from_dmabufs_and_flushes() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
     // A file is no DMA-BUF for any driver; memory of the host is registered by its address.
-    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory"), Rung::Peer);
+    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory"), GdrMode::PeerMem);
     let region = regions.find(piece(span)).expect("it is registered");
     let rkey = region.rkeys().expect("at once")[0];
 
@@ -303,10 +311,10 @@ fn a_real_device_refuses_to_flush_what_may_not_be_read() {
         assert!(error.message().starts_with(&words), "{error}");
     }
     // And what is nowhere cannot be registered, which for a GPU's memory means a module is missing.
-    let nowhere = Span { address: 1 << 46, len: 4096 };
-    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), nowhere).expect("auto"), Rung::Host);
+    let nowhere = AddressRange { address: 1 << 46, len: 4096 };
+    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), nowhere).expect("auto"), GdrMode::HostStaging);
     let error = regions.register_gpu(&gpus(GpuDirect::Peer), nowhere).expect_err("it is nowhere");
-    assert!(error.message().ends_with("mend: modprobe nvidia-peermem"), "{error}");
+    assert!(error.message().ends_with("fix: modprobe nvidia-peermem"), "{error}");
 }
 
 #[test]

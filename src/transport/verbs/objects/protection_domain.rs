@@ -134,7 +134,7 @@ impl ProtectionDomain {
     }
 
     /// Asks whether the driver could register a dmabuf: it is given none, and answers with an errno.
-    pub(crate) fn dmabuf_answer(&self) -> i32 {
+    pub(crate) fn probe_dmabuf(&self) -> i32 {
         match (self.raw(), self.context.shim.injected_errno(Verb::RegDmabufMr)) {
             (_, Some(errno)) => errno,
             (None, _) => rustix::io::Errno::OPNOTSUPP.raw_os_error(),

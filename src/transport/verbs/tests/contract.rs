@@ -61,7 +61,7 @@ fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
     on_rails(LIMIT, |rails| {
         let setup = Setup { on_gpu: true, ..Setup::over(rails, rails.len()) };
         let act = |linked: &mut Linked| {
-            linked.verbs.pretend(Gpus::pretended());
+            linked.verbs.pretend(GpuRegistrar::pretended());
             let mut pool = Pool::on_gpu(2 * WINDOW);
             assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_recv_into(pool.whole));
             linked.registrar.register(pool.whole)?;

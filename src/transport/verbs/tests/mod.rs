@@ -6,10 +6,10 @@ mod contract;
 mod faults;
 
 use super::connect::{Options, Prepared};
-use super::gpu::Gpus;
+use super::gpu::GpuRegistrar;
+use super::inventory::{Affinity, Inventory};
 use super::objects::Shim;
-use super::select::{Rail, pair, select};
-use super::survey::{Standpoint, Survey};
+use super::port_selection::{Rail, pair_rails, select};
 use super::transport::Verbs;
 use crate::call::{Call, Rank};
 use crate::config::{Config, Registration};
@@ -31,7 +31,7 @@ const SUBCHUNK: usize = 64 << 10;
 #[allow(clippy::print_stderr, reason = "a skipped test says so")]
 fn on_rails(limit: Duration, test: impl FnOnce(&[Rail]) + Send + 'static) {
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-        let selection = select(&Survey::here(), &Config::default(), &Standpoint::here(None));
+        let selection = select(&Inventory::local(), &Config::default(), &Affinity::local(None));
         let rails = selection.expect("some device can be used").rails;
         watched(limit, move || test(&rails));
     } else {
@@ -94,7 +94,7 @@ impl Setup {
         let faults: Vec<_> = (0..self.ranks).map(|_| Fault::new().map(Arc::new)).collect::<Result<_>>()?;
         let open = |me: Rank| {
             let peers = (0..self.ranks).filter(|peer| *peer != me);
-            let peers: Vec<_> = peers.map(|peer| (peer, pair(&self.rails, &self.rails))).collect();
+            let peers: Vec<_> = peers.map(|peer| (peer, pair_rails(&self.rails, &self.rails))).collect();
             Prepared::open(me, &self.rails, &peers, self.options(me))
         };
         let prepared: Vec<_> = (0..self.ranks).map(open).collect::<Result<_>>()?;

@@ -2,13 +2,13 @@
 //!
 //! Owns what is near and what is far on one machine. Must not know what is looked at.
 
-use super::reading::{names, number, text};
+use super::sysfs::{names, number, text};
 use serde::Serialize;
 use std::path::Path;
 
 /// Where a PCI device is plugged in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct PciLocation {
     /// The root, the bridges and switches on the way, and the device itself: `pci0000:3a`, `0000:3a:00.0`,
     /// `0000:3b:00.0`. Empty if there is no such device.
     pub path: Vec<String>,
@@ -22,7 +22,7 @@ pub struct NumaNode {
     /// Its number.
     pub number: u32,
     /// Whether this process may run on one of its processors.
-    pub ours: bool,
+    pub local: bool,
     /// How many processors it has.
     pub processors: usize,
     /// How far it is to each node that there is, as the firmware says: 10 to itself.
@@ -31,17 +31,17 @@ pub struct NumaNode {
 
 /// From where a rank looks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Standpoint {
+pub struct Affinity {
     /// The NUMA nodes, by number; empty where the kernel tells of none.
     pub nodes: Vec<NumaNode>,
     /// Where the GPU is, if the rank has one.
-    pub gpu: Option<Place>,
+    pub gpu: Option<PciLocation>,
 }
 
 /// The distance of a node to itself.
 const HERE: u32 = 10;
 
-impl Place {
+impl PciLocation {
     /// The place of the device whose folder in `/sys` this is, or links to.
     #[must_use]
     pub fn read(folder: &Path) -> Self {
@@ -63,10 +63,10 @@ impl Place {
     }
 }
 
-impl Standpoint {
+impl Affinity {
     /// This process on this machine, with the GPU at this PCI address.
     #[must_use]
-    pub fn here(gpu: Option<&str>) -> Self {
+    pub fn local(gpu: Option<&str>) -> Self {
         Self::read(Path::new("/"), gpu)
     }
 
@@ -84,14 +84,14 @@ impl Standpoint {
             let ours = |processor: &usize| allowed.as_ref().is_none_or(|all| all.contains(processor));
             Some(NumaNode {
                 number,
-                ours: processors.iter().any(ours),
+                local: processors.iter().any(ours),
                 processors: processors.len(),
                 distances: distances.split_whitespace().flat_map(str::parse).collect(),
             })
         };
         let gpu = gpu.map(|address| {
             // CUDA writes addresses in capitals.
-            Place::read(&root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()))
+            PciLocation::read(&root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()))
         });
         Self { nodes: names(&folder).iter().filter_map(node).collect(), gpu }
     }
@@ -99,13 +99,13 @@ impl Standpoint {
     /// How far `place` is from here, the nearest first: by the PCI bridges that it shares with the GPU if there is
     /// one, then by the distance of NUMA nodes. What is nowhere counts as near.
     #[must_use]
-    pub fn distance(&self, place: &Place) -> (usize, u32) {
+    pub fn distance(&self, location: &PciLocation) -> (usize, u32) {
         let Some(gpu) = self.gpu.as_ref().filter(|gpu| !gpu.path.is_empty()) else {
-            let ours = self.nodes.iter().filter(|node| node.ours).map(|node| Some(node.number));
-            return (0, ours.map(|node| self.between(node, place.numa)).min().unwrap_or(HERE));
+            let ours = self.nodes.iter().filter(|node| node.local).map(|node| Some(node.number));
+            return (0, ours.map(|node| self.between(node, location.numa)).min().unwrap_or(HERE));
         };
-        let shared = gpu.path.iter().zip(&place.path).take_while(|(one, other)| one == other).count();
-        (gpu.path.len() - shared, self.between(gpu.numa, place.numa))
+        let shared = gpu.path.iter().zip(&location.path).take_while(|(one, other)| one == other).count();
+        (gpu.path.len() - shared, self.between(gpu.numa, location.numa))
     }
 
     fn between(&self, one: Option<u32>, other: Option<u32>) -> u32 {

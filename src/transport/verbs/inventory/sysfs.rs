@@ -2,45 +2,48 @@
 //!
 //! Owns where they are and how they are written.
 
-use super::{Access, Address, Device, Gid, GidKind, LinkLayer, Netdev, Place, Port, PortState, Survey};
+use super::{
+    DeviceAccess, Gid, GidKind, InterfaceAddress, Inventory, LinkLayer, Netdev, PciLocation, PortState,
+    RdmaDevice, RdmaPort,
+};
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 use std::path::Path;
 use std::str::FromStr;
 
-pub(super) fn survey(root: &Path, addresses: Vec<Address>) -> Survey {
-    let devices: Vec<Device> =
+pub(super) fn survey(root: &Path, addresses: Vec<InterfaceAddress>) -> Inventory {
+    let devices: Vec<RdmaDevice> =
         names(&root.join("sys/class/infiniband")).iter().map(|name| device(root, name)).collect();
     let ports = devices.iter().flat_map(|device| &device.ports);
-    let named = |port: &Port| {
+    let named = |port: &RdmaPort| {
         let of_gids = port.gids.iter().filter_map(|gid| gid.netdev.clone());
         of_gids.chain(port.netdev.clone()).collect::<Vec<_>>()
     };
     let netdevs: BTreeSet<String> = ports.flat_map(named).collect();
     let netdevs = netdevs.into_iter().map(|name| netdev(root, name)).collect();
-    Survey { devices, netdevs, addresses }
+    Inventory { devices, netdevs, addresses }
 }
 
-fn device(root: &Path, name: &str) -> Device {
+fn device(root: &Path, name: &str) -> RdmaDevice {
     let folder = root.join("sys/class/infiniband").join(name);
     let uverbs = uverbs(root, name);
     let numbers = names(&folder.join("ports"));
     let ports = numbers.iter().filter_map(|number| Some(port(&folder, number.parse().ok()?))).collect();
-    Device {
+    RdmaDevice {
         name: name.to_owned(),
         // `1: CA`
         kind: text(&folder.join("node_type")).map_or_else(String::new, |kind| after_colon(&kind).to_owned()),
         node_guid: text(&folder.join("node_guid")).unwrap_or_default(),
         firmware: text(&folder.join("fw_ver")),
         driver: target(&folder.join("device/driver")),
-        place: Place::read(&folder.join("device")),
+        pci: PciLocation::read(&folder.join("device")),
         access: access(root, uverbs.as_deref()),
         uverbs,
         ports,
     }
 }
 
-fn port(device: &Path, number: u8) -> Port {
+fn port(device: &Path, number: u8) -> RdmaPort {
     let folder = device.join("ports").join(number.to_string());
     let word = |name: &str| text(&folder.join(name)).unwrap_or_default();
     let layer = match &*word("link_layer") {
@@ -49,7 +52,7 @@ fn port(device: &Path, number: u8) -> Port {
         _ => LinkLayer::Other,
     };
     let gids = gids(&folder, layer);
-    Port {
+    RdmaPort {
         number,
         state: state(&word("state")),
         physical_state: after_colon(&word("phys_state")).to_owned(),
@@ -103,16 +106,16 @@ fn uverbs(root: &Path, device: &str) -> Option<String> {
     names(&folder).into_iter().find(belongs).map(|name| format!("/dev/infiniband/{name}"))
 }
 
-fn access(root: &Path, file: Option<&str>) -> Access {
+fn access(root: &Path, file: Option<&str>) -> DeviceAccess {
     use rustix::fs::Access as Mode;
     use rustix::io::Errno;
     let Some(file) = file else {
-        return Access::Unknown;
+        return DeviceAccess::Unknown;
     };
     match rustix::fs::access(root.join(file.trim_start_matches('/')), Mode::READ_OK | Mode::WRITE_OK) {
-        Ok(()) => Access::Granted,
-        Err(Errno::NOENT) => Access::Missing,
-        Err(_) => Access::Denied,
+        Ok(()) => DeviceAccess::Granted,
+        Err(Errno::NOENT) => DeviceAccess::Missing,
+        Err(_) => DeviceAccess::Denied,
     }
 }
 

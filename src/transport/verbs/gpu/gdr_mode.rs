@@ -1,6 +1,6 @@
 //! The ladder to a GPU's memory: which way an RDMA device takes to it, and why none that is better.
 //!
-//! Owns the decision and its words. Pure: what drivers and devices answer comes through [`Prospects`] and [`Range`], and
+//! Owns the decision and its words. Pure: what drivers and devices answer comes through [`GdrSupport`] and [`GdrTarget`], and
 //! nothing is asked before its answer matters. Must not know CUDA or verbs.
 //!
 //! | rung | how | what it needs |
@@ -22,77 +22,77 @@ use rustix::io::Errno;
 
 /// A way from an RDMA device to a GPU's memory. Those that are better come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rung {
+pub enum GdrMode {
     /// The GPU's driver exports a DMA-BUF, which the RDMA device's driver imports.
-    Dmabuf,
+    DmaBuf,
     /// The RDMA core asks the GPU's driver about an address, through a module that knows both.
-    Peer,
+    PeerMem,
     /// The device reaches host memory only, and bytes are copied between that and the GPU.
-    Host,
+    HostStaging,
 }
 
 /// Why a rung cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reason {
+pub struct GdrUnavailable {
     /// As a clause: `the driver's kernel module is not the open one`.
-    pub words: String,
-    /// What mends it, if anything does: a command, or what to do.
-    pub mend: Option<&'static str>,
+    pub message: String,
+    /// What fixes it, if anything does: a command, or what to do.
+    pub fix: Option<&'static str>,
     /// Whether it could perhaps be had with other settings.
     pub by_setting: bool,
 }
 
 /// A rung that was left for the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct RejectedMode {
     /// Which.
-    pub rung: Rung,
+    pub mode: GdrMode,
     /// Why.
-    pub reason: Reason,
+    pub reason: GdrUnavailable,
 }
 
 /// What can be known of a GPU and an RDMA device before any memory is registered.
-pub trait Prospects {
+pub trait GdrSupport {
     /// Whether the GPU's driver exports memory as DMA-BUFs.
     ///
     /// # Errors
     /// Why not.
-    fn exports(&self) -> Result<(), Reason>;
+    fn exports_dmabuf(&self) -> Result<(), GdrUnavailable>;
 
     /// Whether the RDMA device's driver takes DMA-BUFs.
     ///
     /// # Errors
     /// Why not.
-    fn takes_dmabufs(&self) -> Result<(), Reason>;
+    fn nic_imports_dmabuf(&self) -> Result<(), GdrUnavailable>;
 
     /// Whether the RDMA device takes addresses of GPU memory.
     ///
     /// # Errors
     /// Why not.
-    fn takes_addresses(&self) -> Result<(), Reason>;
+    fn nic_supports_peermem(&self) -> Result<(), GdrUnavailable>;
 }
 
 /// A range of a GPU's memory that an RDMA device shall reach.
-pub trait Range: Prospects {
+pub trait GdrTarget: GdrSupport {
     /// What a range is once it is registered.
-    type Region;
+    type Registered;
 
     /// Exports the range and registers what comes of it.
     ///
     /// # Errors
     /// Who refused, and how.
-    fn by_dmabuf(&self) -> Result<Self::Region, Refusal>;
+    fn register_dmabuf(&self) -> Result<Self::Registered, DmabufError>;
 
     /// Registers the range by its address.
     ///
     /// # Errors
     /// The errno of the RDMA device's driver.
-    fn by_address(&self) -> Result<Self::Region, i32>;
+    fn register_peermem(&self) -> Result<Self::Registered, i32>;
 }
 
 /// Who refused a DMA-BUF of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DmabufError {
     /// The GPU's driver, in these words.
     Export(String),
     /// The RDMA device's driver, with this errno.
@@ -101,26 +101,26 @@ pub enum Refusal {
 
 /// How a range is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken<R> {
+pub struct GdrRegistration<R> {
     /// The rung.
-    pub rung: Rung,
+    pub mode: GdrMode,
     /// Those above it, the best first.
-    pub left: Vec<Left>,
+    pub rejected: Vec<RejectedMode>,
     /// The range, registered; not on the last rung, which has nothing to register.
     pub region: Option<R>,
 }
 
-impl Rung {
+impl GdrMode {
     /// All of them, the best first.
-    pub const ALL: [Self; 3] = [Self::Dmabuf, Self::Peer, Self::Host];
+    pub const ALL: [Self; 3] = [Self::DmaBuf, Self::PeerMem, Self::HostStaging];
 
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Dmabuf => "DMA-BUF",
-            Self::Peer => "peer memory",
-            Self::Host => "pinned host memory",
+            Self::DmaBuf => "DMA-BUF",
+            Self::PeerMem => "peer memory",
+            Self::HostStaging => "pinned host memory",
         }
     }
 
@@ -128,44 +128,44 @@ impl Rung {
     ///
     /// # Errors
     /// Why not.
-    pub fn prospect(self, asked: GpuDirect, of: &impl Prospects) -> Result<(), Reason> {
+    pub fn availability(self, asked: GpuDirect, of: &impl GdrSupport) -> Result<(), GdrUnavailable> {
         let allowed = match self {
-            Self::Dmabuf => matches!(asked, GpuDirect::Auto | GpuDirect::Dmabuf),
-            Self::Peer => matches!(asked, GpuDirect::Auto | GpuDirect::Peer),
-            Self::Host => return Ok(()),
+            Self::DmaBuf => matches!(asked, GpuDirect::Auto | GpuDirect::Dmabuf),
+            Self::PeerMem => matches!(asked, GpuDirect::Auto | GpuDirect::Peer),
+            Self::HostStaging => return Ok(()),
         };
         if !allowed {
-            let words = format!("FLEXRING_GPU_DIRECT={} rules it out", asked.name());
-            return Err(Reason { words, mend: None, by_setting: true });
+            let message = format!("FLEXRING_GPU_DIRECT={} rules it out", asked.name());
+            return Err(GdrUnavailable { message, fix: None, by_setting: true });
         }
         match self {
-            Self::Dmabuf => of.exports().and_then(|()| of.takes_dmabufs()),
-            _ => of.takes_addresses(),
+            Self::DmaBuf => of.exports_dmabuf().and_then(|()| of.nic_imports_dmabuf()),
+            _ => of.nic_supports_peermem(),
         }
     }
 
     fn is_named_by(self, asked: GpuDirect) -> bool {
-        matches!((self, asked), (Self::Dmabuf, GpuDirect::Dmabuf) | (Self::Peer, GpuDirect::Peer))
+        matches!((self, asked), (Self::DmaBuf, GpuDirect::Dmabuf) | (Self::PeerMem, GpuDirect::Peer))
     }
 }
 
-impl Reason {
-    /// A reason with nothing to mend it.
-    pub fn of(words: impl Into<String>) -> Self {
-        Self { words: words.into(), mend: None, by_setting: false }
+impl GdrUnavailable {
+    /// A reason with nothing to fix it.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), fix: None, by_setting: false }
     }
 
-    /// The same with what mends it.
+    /// The same with what fixes it.
     #[must_use]
-    pub fn mended(self, mend: &'static str) -> Self {
-        Self { mend: Some(mend), ..self }
+    pub fn with_fix(self, fix: &'static str) -> Self {
+        Self { fix: Some(fix), ..self }
     }
 
-    /// Why and what mends it, in one clause.
+    /// Why and what fixes it, in one clause.
     #[must_use]
     pub fn sentence(&self) -> String {
-        let mend = self.mend.map(|mend| format!("; mend: {mend}")).unwrap_or_default();
-        format!("{}{mend}", self.words)
+        let fix = self.fix.map(|fix| format!("; fix: {fix}")).unwrap_or_default();
+        format!("{}{fix}", self.message)
     }
 }
 
@@ -173,24 +173,24 @@ impl Reason {
 ///
 /// # Errors
 /// `Unsupported` if the setting names a rung and that cannot be had.
-pub fn take<R: Range>(asked: GpuDirect, range: &R) -> OrError<Taken<R::Region>> {
-    let mut left = Vec::new();
-    for rung in [Rung::Dmabuf, Rung::Peer] {
-        let registered = rung.prospect(asked, range).and_then(|()| match rung {
-            Rung::Dmabuf => range.by_dmabuf().map_err(|refusal| refusal.reason()),
-            _ => range.by_address().map_err(address_refused),
+pub fn register<R: GdrTarget>(asked: GpuDirect, range: &R) -> OrError<GdrRegistration<R::Registered>> {
+    let mut rejected = Vec::new();
+    for mode in [GdrMode::DmaBuf, GdrMode::PeerMem] {
+        let registered = mode.availability(asked, range).and_then(|()| match mode {
+            GdrMode::DmaBuf => range.register_dmabuf().map_err(|refusal| refusal.reason()),
+            _ => range.register_peermem().map_err(address_refused),
         });
         match registered {
-            Ok(region) => return Ok(Taken { rung, left, region: Some(region) }),
-            Err(reason) if rung.is_named_by(asked) => {
+            Ok(region) => return Ok(GdrRegistration { mode, rejected, region: Some(region) }),
+            Err(reason) if mode.is_named_by(asked) => {
                 let words =
                     format!("FLEXRING_GPU_DIRECT={} is not possible: {}", asked.name(), reason.sentence());
                 return Err(Error::new(ErrorKind::Unsupported, words));
             }
-            Err(reason) => left.push(Left { rung, reason }),
+            Err(reason) => rejected.push(RejectedMode { mode, reason }),
         }
     }
-    Ok(Taken { rung: Rung::Host, left, region: None })
+    Ok(GdrRegistration { mode: GdrMode::HostStaging, rejected, region: None })
 }
 
 /// What it means that `device` answers with `errno` when it shall register a DMA-BUF that does not exist: a driver that
@@ -198,13 +198,13 @@ pub fn take<R: Range>(asked: GpuDirect, range: &R) -> OrError<Taken<R::Region>> 
 ///
 /// # Errors
 /// If the driver takes none.
-pub fn dmabuf_answer(device: &str, errno: i32) -> Result<(), Reason> {
+pub fn dmabuf_support(device: &str, errno: i32) -> Result<(), GdrUnavailable> {
     match Errno::from_raw_os_error(errno) {
-        Errno::OPNOTSUPP => Err(Reason::of(format!("the driver of {device} takes no DMA-BUF"))
-            .mended("use a driver of it that does, as mlx5_ib of Linux 5.12 or newer")),
+        Errno::OPNOTSUPP => Err(GdrUnavailable::new(format!("the driver of {device} takes no DMA-BUF"))
+            .with_fix("use a driver of it that does, as mlx5_ib of Linux 5.12 or newer")),
         Errno::PROTONOSUPPORT | Errno::NOSYS | Errno::NOTTY => {
-            Err(Reason::of(format!("the kernel registers no DMA-BUF with {device}"))
-                .mended("boot Linux 5.12 or newer"))
+            Err(GdrUnavailable::new(format!("the kernel registers no DMA-BUF with {device}"))
+                .with_fix("boot Linux 5.12 or newer"))
         }
         _ => Ok(()),
     }
@@ -214,29 +214,29 @@ pub fn dmabuf_answer(device: &str, errno: i32) -> Result<(), Reason> {
 const BAR: &str =
     "see BAR1 in nvidia-smi -q; Above 4G Decoding and Resizable BAR in the firmware make it larger";
 
-impl Refusal {
-    fn reason(&self) -> Reason {
+impl DmabufError {
+    fn reason(&self) -> GdrUnavailable {
         match self {
             Self::Export(words) => {
-                Reason::of(format!("the GPU's driver does not export this memory: {words}"))
-                    .mended("use memory of cudaMalloc")
+                GdrUnavailable::new(format!("the GPU's driver does not export this memory: {words}"))
+                    .with_fix("use memory of cudaMalloc")
             }
             Self::Register(errno) if *errno == Errno::NOMEM.raw_os_error() => {
-                Reason::of("the GPU's BAR has no room for this range").mended(BAR)
+                GdrUnavailable::new("the GPU's BAR has no room for this range").with_fix(BAR)
             }
-            Self::Register(errno) => Reason::of(failed("ibv_reg_dmabuf_mr", *errno)),
+            Self::Register(errno) => GdrUnavailable::new(failed("ibv_reg_dmabuf_mr", *errno)),
         }
     }
 }
 
 /// Why a range could not be registered by its address.
-fn address_refused(errno: i32) -> Reason {
+fn address_refused(errno: i32) -> GdrUnavailable {
     match Errno::from_raw_os_error(errno) {
         // To the kernel it is then an address like any other, with no memory behind it.
-        Errno::FAULT => Reason::of("no module tells the kernel's RDMA core of GPU memory")
-            .mended("modprobe nvidia-peermem"),
-        Errno::NOMEM => Reason::of("the GPU's BAR has no room for this range").mended(BAR),
-        _ => Reason::of(failed("ibv_reg_mr", errno)),
+        Errno::FAULT => GdrUnavailable::new("no module tells the kernel's RDMA core of GPU memory")
+            .with_fix("modprobe nvidia-peermem"),
+        Errno::NOMEM => GdrUnavailable::new("the GPU's BAR has no room for this range").with_fix(BAR),
+        _ => GdrUnavailable::new(failed("ibv_reg_mr", errno)),
     }
 }
 

@@ -1,21 +1,23 @@
 //! Which ports of RDMA devices a rank uses as rails, and why the others are left.
 //!
-//! Owns the choice. Pure: what there is comes from a [`Survey`], what is wanted from the settings, and what is near
-//! from a [`Standpoint`]. Must not know how a port is opened.
+//! Owns the choice. Pure: what there is comes from a [`Inventory`], what is wanted from the settings, and what is near
+//! from a [`Affinity`]. Must not know how a port is opened.
 
 mod gid;
-mod hca;
+mod hca_filter;
 mod pairing;
 #[cfg(test)]
 mod tests;
 
 pub use gid::GidChoice;
-pub use pairing::{describe_mismatch, pair};
+pub use pairing::{describe_mismatch, pair_rails};
 
-use super::survey::{Access, Device, Gid, GidKind, LinkLayer, Port, PortState, Standpoint, Survey};
+use super::inventory::{
+    Affinity, DeviceAccess, Gid, GidKind, Inventory, LinkLayer, PortState, RdmaDevice, RdmaPort,
+};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use hca::Filter;
+use hca_filter::HcaFilter;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fmt;
@@ -51,16 +53,16 @@ pub struct Rail {
 
 /// What became of every port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Selection {
+pub struct PortSelection {
     /// The rails, the nearest first.
     pub rails: Vec<Rail>,
-    /// Every port there is, in the survey's order.
-    pub verdicts: Vec<Verdict>,
+    /// Every port there is, in the inventory's order.
+    pub decisions: Vec<PortDecision>,
 }
 
 /// What became of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct PortDecision {
     /// The device's name.
     pub device: String,
     /// The port's number.
@@ -68,39 +70,39 @@ pub struct Verdict {
     /// The GID that is or would be its address, if there is one.
     pub gid: Option<GidChoice>,
     /// Whether it is used.
-    pub outcome: Outcome,
+    pub port_use: PortUse,
 }
 
 /// Whether a port is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum PortUse {
     /// It is the rail of this number.
     Rail(usize),
     /// It is left.
-    Left(Reason),
+    Rejected(Rejection),
 }
 
 /// Why a port is left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Reason {
+pub struct Rejection {
     /// What is the matter with it, as a clause whose subject is the port: `is down`.
-    pub words: String,
-    /// What mends it, if anything does: a command, or what to do.
-    pub mend: Option<String>,
+    pub message: String,
+    /// What fixes it, if anything does: a command, or what to do.
+    pub fix: Option<String>,
     /// Whether it would be used with other settings.
     pub by_setting: bool,
     /// Whether it could be used, but better ones are.
     pub spare: bool,
 }
 
-impl Reason {
-    fn of(words: impl Into<String>) -> Self {
-        Self { words: words.into(), mend: None, by_setting: false, spare: false }
+impl Rejection {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), fix: None, by_setting: false, spare: false }
     }
 
-    fn mended(self, mend: impl Into<String>) -> Self {
-        Self { mend: Some(mend.into()), ..self }
+    fn with_fix(self, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..self }
     }
 
     fn by_setting(self) -> Self {
@@ -112,11 +114,11 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.mend {
-            Some(mend) => write!(f, "{} ({mend})", self.words),
-            None => f.write_str(&self.words),
+        match &self.fix {
+            Some(fix) => write!(f, "{} ({fix})", self.message),
+            None => f.write_str(&self.message),
         }
     }
 }
@@ -125,68 +127,68 @@ impl fmt::Display for Reason {
 ///
 /// # Errors
 /// `InvalidSetting` if the settings leave no port or cannot be parsed; `System`, saying for each port what is wrong
-/// with it and what mends that, if there is no port that works.
-pub fn select(survey: &Survey, config: &Config, from: &Standpoint) -> Result<Selection> {
-    let selection = judge(survey, config, from)?;
-    if selection.rails.is_empty() { Err(nothing(survey, config, &selection)) } else { Ok(selection) }
+/// with it and what fixes that, if there is no port that works.
+pub fn select(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<PortSelection> {
+    let selection = decide(inventory, config, from)?;
+    if selection.rails.is_empty() { Err(no_rail_error(inventory, config, &selection)) } else { Ok(selection) }
 }
 
 /// The same, where no rail at all is an answer like any other.
 ///
 /// # Errors
 /// `InvalidSetting` if `FLEXRING_IB_HCA` cannot be parsed.
-pub fn judge(survey: &Survey, config: &Config, from: &Standpoint) -> Result<Selection> {
-    let filter = config.ib_hca.as_deref().map(Filter::parse).transpose()?;
-    let mut verdicts = Vec::new();
+pub fn decide(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<PortSelection> {
+    let filter = config.ib_hca.as_deref().map(HcaFilter::parse).transpose()?;
+    let mut decisions = Vec::new();
     let mut usable = Vec::new();
-    for device in &survey.devices {
+    for device in &inventory.devices {
         for port in &device.ports {
-            let gid = gid::choose(port, survey, config);
+            let gid = gid::choose(port, inventory, config);
             let choice = gid.as_ref().ok().map(|(_, choice)| choice.clone());
             let found = fit(device, port, filter.as_ref(), config).and(gid).map(|(gid, _)| gid);
-            let reason = found.as_ref().err().cloned().unwrap_or_else(|| Reason::of("is not needed"));
+            let reason = found.as_ref().err().cloned().unwrap_or_else(|| Rejection::new("is not needed"));
             if let Ok(gid) = found {
-                let distance = from.distance(&device.place);
-                usable.push((verdicts.len(), distance, rail(device, port, gid, survey, config)));
+                let distance = from.distance(&device.pci);
+                usable.push((decisions.len(), distance, rail(device, port, gid, inventory, config)));
             }
-            verdicts.push(Verdict {
+            decisions.push(PortDecision {
                 device: device.name.clone(),
                 port: port.number,
                 gid: choice,
-                outcome: Outcome::Left(reason),
+                port_use: PortUse::Rejected(reason),
             });
         }
     }
-    // The survey's order decides between what is equally near and fast.
+    // The inventory's order decides between what is equally near and fast.
     usable.sort_by_key(|(place, distance, rail)| (*distance, Reverse(rail.rate_mbps), *place));
     let fastest = usable.iter().map(|(_, _, rail)| rail).max_by_key(|rail| rail.rate_mbps).cloned();
     let mut rails: Vec<Rail> = Vec::new();
     for (place, _, rail) in usable {
         let named = filter.as_ref().is_some_and(|filter| filter.names(&rail.device, rail.port));
         let slow = fastest.as_ref().filter(|fastest| !named && rail.rate_mbps < fastest.rate_mbps / 2);
-        verdicts[place].outcome = if let Some(fastest) = slow {
-            Outcome::Left(slower(&rail, fastest))
+        decisions[place].port_use = if let Some(fastest) = slow {
+            PortUse::Rejected(slower(&rail, fastest))
         } else if rails.len() == config.ib_rails {
             let words =
                 format!("is not needed: FLEXRING_IB_RAILS={} others are as near or nearer", rails.len());
-            Outcome::Left(Reason::of(words).by_setting().spare())
+            PortUse::Rejected(Rejection::new(words).by_setting().spare())
         } else {
             rails.push(rail);
-            Outcome::Rail(rails.len() - 1)
+            PortUse::Rail(rails.len() - 1)
         };
     }
-    Ok(Selection { rails, verdicts })
+    Ok(PortSelection { rails, decisions })
 }
 
 /// A slow rail would hold the others up, or be idle.
-fn slower(rail: &Rail, fastest: &Rail) -> Reason {
+fn slower(rail: &Rail, fastest: &Rail) -> Rejection {
     let words = format!(
         "has {}, less than half of what {}:{} has",
         speed(rail.rate_mbps),
         fastest.device,
         fastest.port
     );
-    Reason::of(words).mended("FLEXRING_IB_HCA can name it").spare()
+    Rejection::new(words).with_fix("FLEXRING_IB_HCA can name it").spare()
 }
 
 /// Mbit/s in words.
@@ -195,18 +197,18 @@ fn speed(mbps: u64) -> String {
 }
 
 /// Whether a port can be used.
-type Fit = std::result::Result<(), Reason>;
+type Fit = std::result::Result<(), Rejection>;
 
 /// Whether everything but the GID is right.
-fn fit(device: &Device, port: &Port, filter: Option<&Filter>, config: &Config) -> Fit {
+fn fit(device: &RdmaDevice, port: &RdmaPort, filter: Option<&HcaFilter>, config: &Config) -> Fit {
     if filter.is_some_and(|filter| !filter.admits(&device.name, port.number)) {
-        return Err(Reason::of("is excluded by FLEXRING_IB_HCA").by_setting());
+        return Err(Rejection::new("is excluded by FLEXRING_IB_HCA").by_setting());
     }
     if device.kind == "RNIC" {
-        return Err(Reason::of("speaks iWARP, which flexring does not"));
+        return Err(Rejection::new("speaks iWARP, which flexring does not"));
     }
     if port.layer == LinkLayer::Other {
-        return Err(Reason::of("speaks neither InfiniBand nor RoCE"));
+        return Err(Rejection::new("speaks neither InfiniBand nor RoCE"));
     }
     openable(device)?;
     running(port)?;
@@ -221,28 +223,26 @@ fn fit(device: &Device, port: &Port, filter: Option<&Filter>, config: &Config) -
             "has no partition key {asked}, which FLEXRING_IB_PKEY asks for; there are: {}",
             there.join(", ")
         );
-        return Err(Reason::of(words).mended("FLEXRING_IB_PKEY=0").by_setting());
+        return Err(Rejection::new(words).with_fix("FLEXRING_IB_PKEY=0").by_setting());
     }
     Ok(())
 }
 
-fn openable(device: &Device) -> Fit {
+fn openable(device: &RdmaDevice) -> Fit {
     let file = device.uverbs.as_deref().unwrap_or("/dev/infiniband/uverbs*");
     match device.access {
-        Access::Granted => Ok(()),
-        Access::Denied => {
-            Err(Reason::of("cannot be opened by this user").mended(format!("chmod a+rw {file}")))
+        DeviceAccess::Granted => Ok(()),
+        DeviceAccess::Denied => {
+            Err(Rejection::new("cannot be opened by this user").with_fix(format!("chmod a+rw {file}")))
         }
-        Access::Missing => Err(Reason::of(format!("cannot be opened, as there is no {file} here"))
-            .mended("in a container: docker run --device=/dev/infiniband")),
-        Access::Unknown => {
-            Err(Reason::of("cannot be opened, as the kernel offers no file for it")
-                .mended("modprobe ib_uverbs"))
-        }
+        DeviceAccess::Missing => Err(Rejection::new(format!("cannot be opened, as there is no {file} here"))
+            .with_fix("in a container: docker run --device=/dev/infiniband")),
+        DeviceAccess::Unknown => Err(Rejection::new("cannot be opened, as the kernel offers no file for it")
+            .with_fix("modprobe ib_uverbs")),
     }
 }
 
-fn running(port: &Port) -> Fit {
+fn running(port: &RdmaPort) -> Fit {
     match (port.state, port.layer) {
         (PortState::Active, _) => Ok(()),
         (PortState::Init | PortState::Armed, LinkLayer::InfiniBand) => {
@@ -250,28 +250,28 @@ fn running(port: &Port) -> Fit {
         }
         (state, LinkLayer::Ethernet) => {
             let netdev = port.netdev.as_deref().unwrap_or("<interface>");
-            Err(Reason::of(format!("is {state}"))
-                .mended(format!("ip link set {netdev} up, and see to its cable")))
+            Err(Rejection::new(format!("is {state}"))
+                .with_fix(format!("ip link set {netdev} up, and see to its cable")))
         }
         (state, _) => {
             let wire = match &*port.physical_state {
                 "" => String::new(),
                 wire => format!(", its wire {wire}"),
             };
-            Err(Reason::of(format!("is {state}{wire}")).mended("see to its cable, and ibstat"))
+            Err(Rejection::new(format!("is {state}{wire}")).with_fix("see to its cable, and ibstat"))
         }
     }
 }
 
-fn no_subnet_manager(words: &str) -> Reason {
-    Reason::of(format!("{words}, as no subnet manager has been there"))
-        .mended("start one: opensm on a node, or the switch's own")
+fn no_subnet_manager(words: &str) -> Rejection {
+    Rejection::new(format!("{words}, as no subnet manager has been there"))
+        .with_fix("start one: opensm on a node, or the switch's own")
 }
 
-fn rail(device: &Device, port: &Port, gid: &Gid, survey: &Survey, config: &Config) -> Rail {
+fn rail(device: &RdmaDevice, port: &RdmaPort, gid: &Gid, inventory: &Inventory, config: &Config) -> Rail {
     let network = match port.layer {
         LinkLayer::InfiniBand => gid.address.octets()[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
-        _ => network(gid.ip(), survey.address(gid).map(|address| address.prefix)),
+        _ => network(gid.ip(), inventory.address(gid).map(|address| address.prefix)),
     };
     Rail {
         device: device.name.clone(),
@@ -284,7 +284,7 @@ fn rail(device: &Device, port: &Port, gid: &Gid, survey: &Survey, config: &Confi
         pkey_index: u16::try_from(config.ib_pkey).unwrap_or_default(),
         network,
         rate_mbps: port.rate_mbps,
-        numa: device.place.numa,
+        numa: device.pci.numa,
     }
 }
 
@@ -306,20 +306,20 @@ fn network(ip: IpAddr, prefix: Option<u8>) -> String {
 }
 
 /// Why there is no rail, and what to do about it.
-fn nothing(survey: &Survey, config: &Config, selection: &Selection) -> Error {
+fn no_rail_error(inventory: &Inventory, config: &Config, selection: &PortSelection) -> Error {
     /// More ports than that are not told one by one.
     const MOST: usize = 4;
     const ELSE: &str = "or use FLEXRING_TRANSPORT=tcp";
-    let left: Vec<(&Verdict, &Reason)> = selection
-        .verdicts
+    let left: Vec<(&PortDecision, &Rejection)> = selection
+        .decisions
         .iter()
-        .filter_map(|verdict| match &verdict.outcome {
-            Outcome::Left(reason) => Some((verdict, reason)),
-            Outcome::Rail(_) => None,
+        .filter_map(|decision| match &decision.port_use {
+            PortUse::Rejected(reason) => Some((decision, reason)),
+            PortUse::Rail(_) => None,
         })
         .collect();
     if left.is_empty() {
-        let words = if survey.devices.is_empty() {
+        let words = if inventory.devices.is_empty() {
             "there is no RDMA device: load the driver of one (modprobe mlx5_ib), make one of software (rdma link add \
              rxe0 type rxe netdev eth0)"
         } else {
@@ -328,12 +328,13 @@ fn nothing(survey: &Survey, config: &Config, selection: &Selection) -> Error {
         return Error::new(ErrorKind::System, format!("{words}, {ELSE}"));
     }
     // Ports that are excluded explain nothing, unless there are no others.
-    let filter = config.ib_hca.as_deref().and_then(|text| Filter::parse(text).ok());
+    let filter = config.ib_hca.as_deref().and_then(|text| HcaFilter::parse(text).ok());
     let admitted = |device: &str, port| filter.as_ref().is_none_or(|filter| filter.admits(device, port));
-    let meant: Vec<_> = left.iter().filter(|(verdict, _)| admitted(&verdict.device, verdict.port)).collect();
+    let meant: Vec<_> =
+        left.iter().filter(|(decision, _)| admitted(&decision.device, decision.port)).collect();
     if meant.is_empty() {
         let there: Vec<String> =
-            left.iter().map(|(verdict, _)| format!("{}:{}", verdict.device, verdict.port)).collect();
+            left.iter().map(|(decision, _)| format!("{}:{}", decision.device, decision.port)).collect();
         let asked = config.ib_hca.as_deref().unwrap_or_default();
         let words =
             format!("FLEXRING_IB_HCA=\"{asked}\" leaves no RDMA port; there are: {}", there.join(", "));
@@ -342,12 +343,12 @@ fn nothing(survey: &Survey, config: &Config, selection: &Selection) -> Error {
     let mut told: Vec<String> = meant
         .iter()
         .take(MOST)
-        .map(|(verdict, reason)| format!("{}:{} {reason}", verdict.device, verdict.port))
+        .map(|(decision, reason)| format!("{}:{} {reason}", decision.device, decision.port))
         .collect();
     if meant.len() > MOST {
         told.push(format!("and {} more, which flexring doctor lists", meant.len() - MOST));
     }
     let by_setting = meant.iter().all(|(_, reason)| reason.by_setting);
     let kind = if by_setting { ErrorKind::InvalidSetting } else { ErrorKind::System };
-    Error::new(kind, format!("no RDMA port can be used: {}; mend that, {ELSE}", told.join("; ")))
+    Error::new(kind, format!("no RDMA port can be used: {}; fix that, {ELSE}", told.join("; ")))
 }

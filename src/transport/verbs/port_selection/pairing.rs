@@ -4,7 +4,7 @@
 
 use super::Rail;
 use crate::call::Rank;
-use crate::transport::verbs::survey::LinkLayer;
+use crate::transport::verbs::inventory::LinkLayer;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
@@ -14,7 +14,7 @@ use std::net::Ipv6Addr;
 /// of the lists. The set of pairs is the same if the lists are exchanged; their order is that of `mine`, so both ranks
 /// pass the lower rank's list first.
 #[must_use]
-pub fn pair(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
+pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
     let mut pairs: Vec<(usize, usize)> = Vec::new();
     // Either relation divides the rails into classes, and the first divides the second's: so within a class the
     // first of one list meets the first of the other, from whichever side one looks.
@@ -65,14 +65,14 @@ pub fn describe_mismatch(one: (Rank, &[Rail]), other: (Rank, &[Rail])) -> String
     };
     let layers = |rails: &[Rail]| rails.iter().map(|rail| rail.layer.name()).collect::<BTreeSet<_>>();
     let (mine, theirs) = (layers(one.1), layers(other.1));
-    let mend = if mine.is_empty() || theirs.is_empty() || mine.is_disjoint(&theirs) {
+    let fix = if mine.is_empty() || theirs.is_empty() || mine.is_disjoint(&theirs) {
         "name ports of one kind in FLEXRING_IB_HCA, or use FLEXRING_TRANSPORT=tcp"
     } else if mine.contains("Ethernet") && theirs.contains("Ethernet") {
         "set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to what both have, or use FLEXRING_TRANSPORT=tcp"
     } else {
         "name ports of one subnet in FLEXRING_IB_HCA, or use FLEXRING_TRANSPORT=tcp"
     };
-    format!("{}, and {}: {mend}", words(one), words(other))
+    format!("{}, and {}: {fix}", words(one), words(other))
 }
 
 /// What must be equal, in words.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// The files of a machine.
-pub struct Machine {
+pub struct FakeMachine {
     folder: TempDir,
 }
 
 /// A port as the kernel shows it.
-pub struct Port<'a> {
+pub struct FakePort<'a> {
     pub state: &'a str,
     pub layer: &'a str,
     pub rate: &'a str,
@@ -22,7 +22,7 @@ pub struct Port<'a> {
 }
 
 /// An InfiniBand port that works.
-pub const INFINIBAND: Port<'_> = Port {
+pub const INFINIBAND: FakePort<'_> = FakePort {
     state: "4: ACTIVE",
     layer: "InfiniBand",
     rate: "400 Gb/sec (4X NDR)",
@@ -31,8 +31,8 @@ pub const INFINIBAND: Port<'_> = Port {
 };
 
 /// An Ethernet port that works and has no GIDs yet.
-pub const ETHERNET: Port<'_> =
-    Port { state: "4: ACTIVE", layer: "Ethernet", rate: "100 Gb/sec (4X EDR)", lid: "0x0", gids: &[] };
+pub const ETHERNET: FakePort<'_> =
+    FakePort { state: "4: ACTIVE", layer: "Ethernet", rate: "100 Gb/sec (4X EDR)", lid: "0x0", gids: &[] };
 
 /// The GID table of an Ethernet port with an IPv4 and an IPv6 address.
 pub const GIDS_OF_ETH0: &[(usize, &str, &str, &str)] = &[
@@ -45,7 +45,7 @@ pub const GIDS_OF_ETH0: &[(usize, &str, &str, &str)] = &[
     (6, "0000:0000:0000:0000:0000:0000:0000:0000", "", ""),
 ];
 
-impl Machine {
+impl FakeMachine {
     /// A machine with nothing in it.
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().expect("a folder") }
@@ -86,7 +86,7 @@ impl Machine {
     }
 
     /// A device in a PCI slot, such as `pci0000:3a/0000:3a:00.0/0000:3b:00.0`, of a NUMA node.
-    pub fn hca(&self, name: &str, slot: &str, numa: i32, ports: &[Port<'_>]) -> &Self {
+    pub fn hca(&self, name: &str, slot: &str, numa: i32, ports: &[FakePort<'_>]) -> &Self {
         let device = format!("sys/devices/{slot}");
         self.file(&format!("{device}/numa_node"), &numa.to_string());
         self.link(&format!("{device}/driver"), "sys/bus/pci/drivers/mlx5_core");
@@ -96,7 +96,7 @@ impl Machine {
     }
 
     /// A device that is made of software, or of what [`hca`](Self::hca) has made.
-    pub fn device(&self, name: &str, ports: &[Port<'_>]) -> &Self {
+    pub fn device(&self, name: &str, ports: &[FakePort<'_>]) -> &Self {
         let folder = format!("sys/class/infiniband/{name}");
         self.file(&format!("{folder}/node_type"), "1: CA");
         self.file(&format!("{folder}/node_guid"), "9803:9b03:0067:ce60");

@@ -3,14 +3,14 @@
 //! Owns the facts and their reading, from any root, so that tests can bring a machine of their own. Opens no device
 //! and needs no library. Must not know which device is worth using: that is `select`'s.
 
+mod affinity;
 #[cfg(test)]
 pub(crate) mod fake;
-mod reading;
-mod standpoint;
+mod sysfs;
 #[cfg(test)]
 mod tests;
 
-pub use standpoint::{NumaNode, Place, Standpoint};
+pub use affinity::{Affinity, NumaNode, PciLocation};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,18 +19,18 @@ use std::path::Path;
 
 /// The RDMA devices of a machine, and the network interfaces that belong to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Survey {
+pub struct Inventory {
     /// The devices, in the order of their names, in which `mlx5_2` comes before `mlx5_10`.
-    pub devices: Vec<Device>,
+    pub devices: Vec<RdmaDevice>,
     /// The network interfaces of their ports, by name.
     pub netdevs: Vec<Netdev>,
     /// All addresses of this network namespace.
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<InterfaceAddress>,
 }
 
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Device {
+pub struct RdmaDevice {
     /// Its name, such as `mlx5_0`.
     pub name: String,
     /// What the kernel calls it: `CA` for InfiniBand and RoCE, `RNIC` for iWARP.
@@ -42,19 +42,19 @@ pub struct Device {
     /// The driver of its PCI device, such as `mlx5_core`.
     pub driver: Option<String>,
     /// Where it is plugged in; nowhere if it is made of software.
-    pub place: Place,
+    pub pci: PciLocation,
     /// The file through which programs open it, such as `/dev/infiniband/uverbs0`, if the kernel made one.
     pub uverbs: Option<String>,
     /// Whether this process may open that file.
-    pub access: Access,
+    pub access: DeviceAccess,
     /// Its ports.
-    pub ports: Vec<Port>,
+    pub ports: Vec<RdmaPort>,
 }
 
 /// Whether a device can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Access {
+pub enum DeviceAccess {
     /// It can.
     Granted,
     /// The file is there, but not for this user.
@@ -67,7 +67,7 @@ pub enum Access {
 
 /// A port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Port {
+pub struct RdmaPort {
     /// Its number, from 1.
     pub number: u8,
     /// Whether it carries data.
@@ -154,7 +154,7 @@ pub struct Netdev {
 
 /// An address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Address {
+pub struct InterfaceAddress {
     /// The interface.
     pub netdev: String,
     /// The address.
@@ -163,10 +163,10 @@ pub struct Address {
     pub prefix: u8,
 }
 
-impl Survey {
+impl Inventory {
     /// This machine.
     #[must_use]
-    pub fn here() -> Self {
+    pub fn local() -> Self {
         Self::read(Path::new("/"), addresses())
     }
 
@@ -174,8 +174,8 @@ impl Survey {
     ///
     /// What cannot be read counts as not there: a GID table is mostly entries that the kernel refuses to read.
     #[must_use]
-    pub fn read(root: &Path, addresses: Vec<Address>) -> Self {
-        reading::survey(root, addresses)
+    pub fn read(root: &Path, addresses: Vec<InterfaceAddress>) -> Self {
+        sysfs::survey(root, addresses)
     }
 
     /// The interface of this name, if it belongs to a port.
@@ -186,7 +186,7 @@ impl Survey {
 
     /// The address of this network namespace that a GID is.
     #[must_use]
-    pub fn address(&self, gid: &Gid) -> Option<&Address> {
+    pub fn address(&self, gid: &Gid) -> Option<&InterfaceAddress> {
         self.addresses.iter().find(|address| address.ip == gid.ip())
     }
 }
@@ -249,7 +249,7 @@ impl fmt::Display for PortState {
 
 /// All addresses of this network namespace; none if the system does not tell.
 #[must_use]
-pub fn addresses() -> Vec<Address> {
+pub fn addresses() -> Vec<InterfaceAddress> {
     let Ok(found) = if_addrs::get_if_addrs() else {
         return Vec::new();
     };
@@ -257,7 +257,7 @@ pub fn addresses() -> Vec<Address> {
         if_addrs::IfAddr::V4(address) => address.prefixlen,
         if_addrs::IfAddr::V6(address) => address.prefixlen,
     };
-    let address = |interface: if_addrs::Interface| Address {
+    let address = |interface: if_addrs::Interface| InterfaceAddress {
         ip: interface.ip(),
         prefix: prefix(&interface.addr),
         netdev: interface.name,

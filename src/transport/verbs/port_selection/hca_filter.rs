@@ -6,14 +6,14 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A parsed `FLEXRING_IB_HCA`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Filter {
+pub(super) struct HcaFilter {
     exclude: bool,
     exact: bool,
     /// Names or prefixes of names, and the port if only one is meant.
     entries: Vec<(String, Option<u8>)>,
 }
 
-impl Filter {
+impl HcaFilter {
     /// # Errors
     /// `InvalidSetting` if a port is no number from 1, or if there is no name.
     pub fn parse(text: &str) -> Result<Self> {
@@ -74,7 +74,7 @@ mod tests {
             ("^mlx5,rxe", vec![]),
             ("mthca", vec![]),
         ] {
-            let filter = Filter::parse(text).expect(text);
+            let filter = HcaFilter::parse(text).expect(text);
             let admitted = all.iter().filter(|(device, port)| filter.admits(device, *port));
             let admitted: Vec<String> = admitted.map(|(device, port)| format!("{device}:{port}")).collect();
             assert_eq!(admitted, expected, "{text}");
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn what_is_no_list_of_names_is_quoted() {
         for text in ["^", "=", "mlx5_0:", "mlx5_0:0", "mlx5_0:x", "mlx5_0:1:2", " , ", "^="] {
-            let error = Filter::parse(text).expect_err(text);
+            let error = HcaFilter::parse(text).expect_err(text);
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(
                 error.message().starts_with(&format!("FLEXRING_IB_HCA=\"{text}\" cannot be used")),
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_not_named() {
-        let names = |text: &str| Filter::parse(text).expect(text).names("mlx5_0", 1);
+        let names = |text: &str| HcaFilter::parse(text).expect(text).names("mlx5_0", 1);
         assert!(names("mlx5") && !names("^rxe") && !names("rxe"));
     }
 }

@@ -2,35 +2,38 @@
 
 use super::*;
 use crate::config::Family;
-use crate::transport::verbs::survey::Address;
-use crate::transport::verbs::survey::fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port as Fake};
+use crate::transport::verbs::inventory::InterfaceAddress;
+use crate::transport::verbs::inventory::fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
 use proptest::prelude::*;
 
-const ROCE: Fake<'_> = Fake { gids: GIDS_OF_ETH0, ..ETHERNET };
+const ROCE: FakePort<'_> = FakePort { gids: GIDS_OF_ETH0, ..ETHERNET };
 const DOWN: &str = "1: DOWN";
 
-/// The survey of a machine whose `eth0` has the addresses of [`GIDS_OF_ETH0`].
-fn surveyed(machine: &Machine) -> Survey {
-    let address =
-        |ip: &str, prefix| Address { netdev: "eth0".to_owned(), ip: ip.parse().expect("an address"), prefix };
+/// The inventory of a machine whose `eth0` has the addresses of [`GIDS_OF_ETH0`].
+fn surveyed(machine: &FakeMachine) -> Inventory {
+    let address = |ip: &str, prefix| InterfaceAddress {
+        netdev: "eth0".to_owned(),
+        ip: ip.parse().expect("an address"),
+        prefix,
+    };
     let addresses = vec![address("10.1.0.5", 23), address("fd00:0:0:1::5", 64), address("127.0.0.1", 8)];
-    Survey::read(machine.root(), addresses)
+    Inventory::read(machine.root(), addresses)
 }
 
-fn chosen(machine: &Machine, config: &Config) -> Result<Selection> {
-    select(&surveyed(machine), config, &Standpoint::read(machine.root(), None))
+fn chosen(machine: &FakeMachine, config: &Config) -> Result<PortSelection> {
+    select(&surveyed(machine), config, &Affinity::read(machine.root(), None))
 }
 
-fn names(selection: &Selection) -> Vec<String> {
+fn names(selection: &PortSelection) -> Vec<String> {
     selection.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect()
 }
 
-fn words(selection: &Selection, port: &str) -> String {
-    let verdict =
-        selection.verdicts.iter().find(|verdict| format!("{}:{}", verdict.device, verdict.port) == port);
-    match &verdict.expect("a verdict for every port").outcome {
-        Outcome::Rail(rail) => format!("rail {rail}"),
-        Outcome::Left(reason) => reason.to_string(),
+fn words(selection: &PortSelection, port: &str) -> String {
+    let decision =
+        selection.decisions.iter().find(|decision| format!("{}:{}", decision.device, decision.port) == port);
+    match &decision.expect("a decision for every port").port_use {
+        PortUse::Rail(rail) => format!("rail {rail}"),
+        PortUse::Rejected(reason) => reason.to_string(),
     }
 }
 
@@ -46,8 +49,13 @@ fn hca(text: &str) -> Config {
 
 #[test]
 fn an_adapter_with_a_port_down_is_one_rail() {
-    let machine = Machine::new();
-    machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 1, &[INFINIBAND, Fake { state: DOWN, ..INFINIBAND }]);
+    let machine = FakeMachine::new();
+    machine.hca(
+        "mlx5_0",
+        "pci0000:3a/0000:3b:00.0",
+        1,
+        &[INFINIBAND, FakePort { state: DOWN, ..INFINIBAND }],
+    );
     let selection = chosen(&machine, &Config::default()).expect("a port is up");
     let rail = Rail {
         device: "mlx5_0".to_owned(),
@@ -72,7 +80,7 @@ fn an_adapter_with_a_port_down_is_one_rail() {
 
 #[test]
 fn roce_is_addressed_by_version_then_family_then_index() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let case = |version, family, index| {
         let config = with(|config| {
@@ -81,7 +89,7 @@ fn roce_is_addressed_by_version_then_family_then_index() {
             config.ib_gid_index = index;
         });
         let selection = chosen(&machine, &config).expect("a GID");
-        let why = selection.verdicts[0].gid.clone().expect("it was chosen").why;
+        let why = selection.decisions[0].gid.clone().expect("it was chosen").why;
         (selection.rails[0].gid_index, selection.rails[0].network.clone(), why)
     };
     for (version, family, index, expected, network, why) in [
@@ -106,24 +114,24 @@ fn roce_is_addressed_by_version_then_family_then_index() {
 
 #[test]
 fn what_is_there_is_taken_if_what_is_wanted_is_not() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine
-        .device("a", &[Fake { gids: &GIDS_OF_ETH0[..1], ..ETHERNET }])
-        .device("b", &[Fake { gids: &GIDS_OF_ETH0[..2], ..ETHERNET }]);
+        .device("a", &[FakePort { gids: &GIDS_OF_ETH0[..1], ..ETHERNET }])
+        .device("b", &[FakePort { gids: &GIDS_OF_ETH0[..2], ..ETHERNET }]);
     let elsewhere = (9, "::ffff:10.9.9.9", "RoCE v2", "eth9");
-    machine.device("c", &[Fake { gids: &[elsewhere, GIDS_OF_ETH0[5]], ..ETHERNET }]);
-    machine.device("d", &[Fake { gids: &[elsewhere, GIDS_OF_ETH0[1]], ..ETHERNET }]);
+    machine.device("c", &[FakePort { gids: &[elsewhere, GIDS_OF_ETH0[5]], ..ETHERNET }]);
+    machine.device("d", &[FakePort { gids: &[elsewhere, GIDS_OF_ETH0[1]], ..ETHERNET }]);
     let selection = chosen(&machine, &Config::default()).expect("GIDs");
     let indexes: Vec<u8> = selection.rails.iter().map(|rail| rail.gid_index).collect();
     assert_eq!(indexes, [0, 1, 5, 9], "c's 9 is of another namespace, but d has nothing better");
     assert_eq!(selection.rails[3].network, "10.9.9.0/24", "as most are");
-    let why = &selection.verdicts[0].gid.as_ref().expect("it was chosen").why;
+    let why = &selection.decisions[0].gid.as_ref().expect("it was chosen").why;
     assert!(why.ends_with("of eth0, as there is no RoCE v2"), "{why}");
 }
 
 #[test]
 fn near_rails_come_first_and_no_more_than_asked_for() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "4-7");
     for (number, numa) in [(0, 0), (1, 0), (2, 1), (10, 1), (3, -1)] {
         let slot = format!("pci0000:{numa}0/0000:0{number}:00.0");
@@ -139,8 +147,8 @@ fn near_rails_come_first_and_no_more_than_asked_for() {
 
 #[test]
 fn slow_ports_are_left_unless_they_are_named() {
-    let machine = Machine::new();
-    let slow = Fake { rate: "25 Gb/sec (1X EDR)", ..ROCE };
+    let machine = FakeMachine::new();
+    let slow = FakePort { rate: "25 Gb/sec (1X EDR)", ..ROCE };
     machine.device("mlx5_0", &[INFINIBAND]).device("mlx5_bond_0", &[slow]);
     let usual = chosen(&machine, &Config::default()).expect("a rail");
     assert_eq!(names(&usual), ["mlx5_0:1"]);
@@ -153,27 +161,27 @@ fn slow_ports_are_left_unless_they_are_named() {
 
 #[test]
 fn no_rail_is_an_error_that_names_cause_and_mend() {
-    let nothing = Machine::new();
-    let portless = Machine::new();
+    let nothing = FakeMachine::new();
+    let portless = FakeMachine::new();
     portless.device("mlx5_0", &[]);
-    let down = Machine::new();
-    down.device("rxe0", &[Fake { state: DOWN, ..ROCE }]);
-    let unmanaged = Machine::new();
+    let down = FakeMachine::new();
+    down.device("rxe0", &[FakePort { state: DOWN, ..ROCE }]);
+    let unmanaged = FakeMachine::new();
     unmanaged
-        .device("a", &[Fake { state: "2: INIT", ..INFINIBAND }])
-        .device("b", &[Fake { lid: "0x0", ..INFINIBAND }]);
-    let bare = Machine::new();
+        .device("a", &[FakePort { state: "2: INIT", ..INFINIBAND }])
+        .device("b", &[FakePort { lid: "0x0", ..INFINIBAND }]);
+    let bare = FakeMachine::new();
     bare.device("rxe0", &[ETHERNET]).file("sys/class/infiniband/rxe0/parent", "eth7");
-    let works = Machine::new();
+    let works = FakeMachine::new();
     works.device("rxe0", &[ROCE]).device("rxe1", &[ROCE]);
-    let closed = Machine::new();
+    let closed = FakeMachine::new();
     closed.device("rxe0", &[ROCE]);
     std::fs::remove_file(closed.root().join("dev/infiniband/uverbsrxe0")).expect("it was there");
-    let foreign = Machine::new();
+    let foreign = FakeMachine::new();
     foreign.device("siw0", &[ROCE]).file("sys/class/infiniband/siw0/node_type", "4: RNIC");
-    foreign.device("efa_0", &[Fake { layer: "Unspecified", ..ROCE }]);
-    let many = Machine::new();
-    many.device("mlx5_0", &[const { Fake { state: DOWN, ..INFINIBAND } }; 6]);
+    foreign.device("efa_0", &[FakePort { layer: "Unspecified", ..ROCE }]);
+    let many = FakeMachine::new();
+    many.device("mlx5_0", &[const { FakePort { state: DOWN, ..INFINIBAND } }; 6]);
     let usual = Config::default();
     let (system, setting) = (ErrorKind::System, ErrorKind::InvalidSetting);
     for (machine, config, kind, words) in [
@@ -183,7 +191,7 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
             &down,
             &usual,
             system,
-            "rxe0:1 is down (ip link set eth0 up, and see to its cable); mend that, or use FLEXRING",
+            "rxe0:1 is down (ip link set eth0 up, and see to its cable); fix that, or use FLEXRING",
         ),
         (
             &unmanaged,
@@ -236,21 +244,21 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
         assert!(error.message().contains(words), "{error}");
         assert_eq!(error.kind(), kind, "{error}");
     }
-    let ipv6 = Machine::new();
-    ipv6.device("rxe0", &[Fake { gids: &GIDS_OF_ETH0[..2], ..ETHERNET }]);
+    let ipv6 = FakeMachine::new();
+    ipv6.device("rxe0", &[FakePort { gids: &GIDS_OF_ETH0[..2], ..ETHERNET }]);
     let error = chosen(&ipv6, &with(|c| c.ib_family = Family::Ipv4)).expect_err("no IPv4");
     assert_eq!(error.kind(), setting);
     assert!(error.message().contains("rxe0:1 has no GID that FLEXRING_IB_FAMILY=ipv4 allows"), "{error}");
-    assert_eq!(judge(&surveyed(&nothing), &usual, &Standpoint::default()), Ok(Selection::default()));
+    assert_eq!(decide(&surveyed(&nothing), &usual, &Affinity::default()), Ok(PortSelection::default()));
 }
 
 #[test]
 fn a_port_that_is_down_has_its_gid_told_all_the_same() {
-    let machine = Machine::new();
-    machine.device("rxe0", &[Fake { state: DOWN, ..ROCE }]);
+    let machine = FakeMachine::new();
+    machine.device("rxe0", &[FakePort { state: DOWN, ..ROCE }]);
     let selection =
-        judge(&surveyed(&machine), &Config::default(), &Standpoint::default()).expect("a verdict");
-    assert_eq!(selection.verdicts[0].gid.as_ref().map(|gid| gid.index), Some(3));
+        decide(&surveyed(&machine), &Config::default(), &Affinity::default()).expect("a decision");
+    assert_eq!(selection.decisions[0].gid.as_ref().map(|gid| gid.index), Some(3));
 }
 
 /// `i1` is on InfiniBand subnet 1, `4a` and `6a` on Ethernet with an address in network a, `1a` the same by RoCE v1.
@@ -297,7 +305,7 @@ fn rails_of_one_network_are_paired_first() {
         ("4a", "6a", vec![]),
         ("4a", "", vec![]),
     ] {
-        assert_eq!(pair(&rails(mine), &rails(theirs)), pairs, "{mine} with {theirs}");
+        assert_eq!(pair_rails(&rails(mine), &rails(theirs)), pairs, "{mine} with {theirs}");
     }
 }
 
@@ -328,7 +336,7 @@ fn ranks_that_cannot_meet_are_told_why() {
         ("i1", "", "and rank 5 has no rails: name"),
     ] {
         let (mine, theirs) = (rails(mine), rails(theirs));
-        assert_eq!(pair(&mine, &theirs), []);
+        assert_eq!(pair_rails(&mine, &theirs), []);
         let told = describe_mismatch((0, &mine), (5, &theirs));
         assert!(told.contains(words), "{told}");
     }
@@ -338,9 +346,9 @@ proptest! {
     #[test]
     fn pairs_are_symmetric_and_injective(mine in "([i461][abc] ){0,6}", theirs in "([i461][abc] ){0,6}") {
         let (mine, theirs) = (rails(&mine), rails(&theirs));
-        let pairs = pair(&mine, &theirs);
+        let pairs = pair_rails(&mine, &theirs);
         let mut exchanged: Vec<(usize, usize)> =
-            pair(&theirs, &mine).into_iter().map(|(theirs, mine)| (mine, theirs)).collect();
+            pair_rails(&theirs, &mine).into_iter().map(|(theirs, mine)| (mine, theirs)).collect();
         exchanged.sort_unstable();
         prop_assert_eq!(&pairs, &exchanged);
         let (mut ours, mut others): (Vec<usize>, Vec<usize>) = pairs.iter().copied().unzip();

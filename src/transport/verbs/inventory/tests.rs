@@ -1,40 +1,40 @@
 //! What is read from trees of files such as machines have.
 
-use super::fake::{ETHERNET, GIDS_OF_ETH0, INFINIBAND, Machine, Port as Fake};
-use super::reading::counting;
+use super::fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
+use super::sysfs::counting;
 use super::*;
 
-fn read(machine: &Machine) -> Survey {
-    Survey::read(machine.root(), Vec::new())
+fn read(machine: &FakeMachine) -> Inventory {
+    Inventory::read(machine.root(), Vec::new())
 }
 
 #[test]
 fn a_machine_without_devices_has_none() {
-    assert_eq!(read(&Machine::new()), Survey::default());
-    let unused = Machine::new();
+    assert_eq!(read(&FakeMachine::new()), Inventory::default());
+    let unused = FakeMachine::new();
     unused.link("sys/class/infiniband/none", "elsewhere");
     assert_eq!(read(&unused).devices[0].ports, []);
 }
 
 #[test]
 fn an_infiniband_adapter_is_read_whole() {
-    let machine = Machine::new();
-    let down = Fake { state: "1: DOWN", lid: "0xffff", rate: "2.5 Gb/sec (1X SDR)", ..INFINIBAND };
+    let machine = FakeMachine::new();
+    let down = FakePort { state: "1: DOWN", lid: "0xffff", rate: "2.5 Gb/sec (1X SDR)", ..INFINIBAND };
     machine.hca("mlx5_10", "pci0000:3a/0000:3a:00.0/0000:3b:00.0", 1, &[INFINIBAND, down]);
     machine.hca("mlx5_2", "pci0000:00/0000:01:00.0", -1, &[INFINIBAND]);
-    let survey = read(&machine);
-    let names: Vec<&str> = survey.devices.iter().map(|device| &*device.name).collect();
+    let inventory = read(&machine);
+    let names: Vec<&str> = inventory.devices.iter().map(|device| &*device.name).collect();
     assert_eq!(names, ["mlx5_2", "mlx5_10"], "as people count");
-    assert_eq!(survey.devices[0].place.numa, None, "the kernel says -1");
-    let device = &survey.devices[1];
-    assert_eq!(device.place.path, ["pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"]);
-    assert_eq!((device.place.address(), device.place.numa), (Some("0000:3b:00.0"), Some(1)));
+    assert_eq!(inventory.devices[0].pci.numa, None, "the kernel says -1");
+    let device = &inventory.devices[1];
+    assert_eq!(device.pci.path, ["pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"]);
+    assert_eq!((device.pci.address(), device.pci.numa), (Some("0000:3b:00.0"), Some(1)));
     assert_eq!(device.driver.as_deref(), Some("mlx5_core"));
     assert_eq!(device.firmware.as_deref(), Some("28.39.1002"));
     assert_eq!((&*device.kind, &*device.node_guid), ("CA", "9803:9b03:0067:ce60"));
     assert_eq!(
         (device.uverbs.as_deref(), device.access),
-        (Some("/dev/infiniband/uverbsmlx5_10"), Access::Granted)
+        (Some("/dev/infiniband/uverbsmlx5_10"), DeviceAccess::Granted)
     );
     let gid = Gid {
         index: 0,
@@ -42,7 +42,7 @@ fn an_infiniband_adapter_is_read_whole() {
         kind: GidKind::InfiniBand,
         netdev: None,
     };
-    let port = Port {
+    let port = RdmaPort {
         number: 1,
         state: PortState::Active,
         physical_state: "LinkUp".to_owned(),
@@ -54,7 +54,7 @@ fn an_infiniband_adapter_is_read_whole() {
         gids: vec![gid],
         netdev: None,
     };
-    let down = Port {
+    let down = RdmaPort {
         number: 2,
         state: PortState::Down,
         physical_state: "Disabled".to_owned(),
@@ -67,15 +67,18 @@ fn an_infiniband_adapter_is_read_whole() {
 
 #[test]
 fn two_devices_made_of_software_have_no_place() {
-    let machine = Machine::new();
-    machine.device("rxe0", &[Fake { gids: GIDS_OF_ETH0, ..ETHERNET }]);
+    let machine = FakeMachine::new();
+    machine.device("rxe0", &[FakePort { gids: GIDS_OF_ETH0, ..ETHERNET }]);
     machine.device("rxe1", &[ETHERNET]).file("sys/class/infiniband/rxe1/parent", "eth1");
     machine.netdev("eth0", 1500).netdev("eth1", 9000);
     machine.file("sys/class/infiniband/rxe0/ports/1/gids/256", "fe80::256");
-    let survey = read(&machine);
-    assert_eq!(survey.devices[0].place, Place::default());
-    assert_eq!((survey.devices[0].driver.as_deref(), survey.devices[0].firmware.as_deref()), (None, None));
-    let gids = &survey.devices[0].ports[0].gids;
+    let inventory = read(&machine);
+    assert_eq!(inventory.devices[0].pci, PciLocation::default());
+    assert_eq!(
+        (inventory.devices[0].driver.as_deref(), inventory.devices[0].firmware.as_deref()),
+        (None, None)
+    );
+    let gids = &inventory.devices[0].ports[0].gids;
     assert_eq!(
         gids.iter().map(|gid| gid.index).collect::<Vec<_>>(),
         [0, 1, 2, 3, 4, 5],
@@ -85,8 +88,8 @@ fn two_devices_made_of_software_have_no_place() {
     assert_eq!(gids[3].ip().to_string(), "10.1.0.5");
     assert_eq!(gids[4].ip().to_string(), "fd00:0:0:1::5");
     assert_eq!(gids[4].kind, GidKind::RoceV1);
-    assert_eq!(survey.devices[1].ports[0].netdev.as_deref(), Some("eth1"), "as its parent says");
-    let mtus: Vec<_> = survey.netdevs.iter().map(|netdev| (&*netdev.name, netdev.rdma_mtu())).collect();
+    assert_eq!(inventory.devices[1].ports[0].netdev.as_deref(), Some("eth1"), "as its parent says");
+    let mtus: Vec<_> = inventory.netdevs.iter().map(|netdev| (&*netdev.name, netdev.rdma_mtu())).collect();
     assert_eq!(mtus, [("eth0", Some(1024)), ("eth1", Some(4096))]);
 }
 
@@ -107,13 +110,16 @@ fn rdma_packets_fit_into_frames() {
 
 #[test]
 fn a_device_that_cannot_be_opened_says_why() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.device("rxe0", &[]).device("rxe1", &[]);
     std::fs::remove_file(machine.root().join("dev/infiniband/uverbsrxe0")).expect("it was there");
     std::fs::remove_dir_all(machine.root().join("sys/class/infiniband_verbs/uverbsrxe1"))
         .expect("it was there");
-    let survey = read(&machine);
-    assert_eq!([survey.devices[0].access, survey.devices[1].access], [Access::Missing, Access::Unknown]);
+    let inventory = read(&machine);
+    assert_eq!(
+        [inventory.devices[0].access, inventory.devices[1].access],
+        [DeviceAccess::Missing, DeviceAccess::Unknown]
+    );
 }
 
 #[test]
@@ -125,34 +131,34 @@ fn names_are_in_the_order_in_which_people_count() {
 
 #[test]
 fn near_is_what_shares_bridges_or_a_numa_node() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "5-6");
     machine.hca("a", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, &[]);
     machine.hca("b", "pci0000:00/0000:00:02.0/0000:05:00.0", 0, &[]);
     machine.hca("c", "pci0000:80/0000:80:01.0/0000:81:00.0", 1, &[]);
     machine.device("rxe0", &[]);
-    let survey = read(&machine);
-    let order = |standpoint: &Standpoint| {
-        let mut devices: Vec<&Device> = survey.devices.iter().collect();
-        devices.sort_by_key(|device| standpoint.distance(&device.place));
+    let inventory = read(&machine);
+    let order = |affinity: &Affinity| {
+        let mut devices: Vec<&RdmaDevice> = inventory.devices.iter().collect();
+        devices.sort_by_key(|device| affinity.distance(&device.pci));
         devices.iter().map(|device| device.name.clone()).collect::<String>()
     };
-    let processors = Standpoint::read(machine.root(), None);
-    assert_eq!(processors.nodes.iter().map(|node| node.ours).collect::<Vec<_>>(), [false, true]);
+    let processors = Affinity::read(machine.root(), None);
+    assert_eq!(processors.nodes.iter().map(|node| node.local).collect::<Vec<_>>(), [false, true]);
     assert_eq!(order(&processors), "crxe0ab", "node 1 is ours, and what is nowhere is near");
     let gpu = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:03:00.0";
     machine.file(&format!("{gpu}/numa_node"), "0").link("sys/bus/pci/devices/0000:03:00.0", gpu);
-    let gpu = Standpoint::read(machine.root(), Some("0000:03:00.0"));
-    assert_eq!(gpu.gpu.as_ref().and_then(Place::address), Some("0000:03:00.0"));
+    let gpu = Affinity::read(machine.root(), Some("0000:03:00.0"));
+    assert_eq!(gpu.gpu.as_ref().and_then(PciLocation::address), Some("0000:03:00.0"));
     assert_eq!(order(&gpu), "abrxe0c", "a is behind the same switch, c across the sockets");
-    let lost = Standpoint::read(machine.root(), Some("0000:99:00.0"));
+    let lost = Affinity::read(machine.root(), Some("0000:99:00.0"));
     assert_eq!(order(&lost), "crxe0ab", "a GPU that is nowhere does not count");
-    assert_eq!(Standpoint::default().distance(&survey.devices[2].place), (0, 10));
+    assert_eq!(Affinity::default().distance(&inventory.devices[2].pci), (0, 10));
 }
 
 #[test]
 fn this_machine_can_be_surveyed() {
-    let survey = Survey::here();
-    assert!(survey.addresses.iter().any(|address| address.ip.is_loopback()));
-    assert_eq!(Standpoint::here(None).gpu, None);
+    let inventory = Inventory::local();
+    assert!(inventory.addresses.iter().any(|address| address.ip.is_loopback()));
+    assert_eq!(Affinity::local(None).gpu, None);
 }

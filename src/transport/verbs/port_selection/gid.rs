@@ -2,9 +2,9 @@
 //!
 //! Owns the order in which entries are liked.
 
-use super::Reason;
+use super::Rejection;
 use crate::config::{Config, Family};
-use crate::transport::verbs::survey::{Gid, GidKind, LinkLayer, Port, Survey};
+use crate::transport::verbs::inventory::{Gid, GidKind, Inventory, LinkLayer, RdmaPort};
 use serde::Serialize;
 use std::net::IpAddr;
 
@@ -19,10 +19,10 @@ pub struct GidChoice {
 
 /// The entry that `port` is best addressed by.
 pub(super) fn choose<'a>(
-    port: &'a Port,
-    survey: &Survey,
+    port: &'a RdmaPort,
+    inventory: &Inventory,
     config: &Config,
-) -> Result<(&'a Gid, GidChoice), Reason> {
+) -> Result<(&'a Gid, GidChoice), Rejection> {
     let chosen = |gid: &'a Gid, why: String| Ok((gid, GidChoice { index: gid.index, why }));
     if let Some(index) = config.ib_gid_index {
         let gid = port.gids.iter().find(|gid| usize::from(gid.index) == index);
@@ -31,7 +31,7 @@ pub(super) fn choose<'a>(
     }
     if port.layer == LinkLayer::InfiniBand {
         let gid = port.gids.iter().min_by_key(|gid| gid.index).ok_or_else(|| {
-            Reason::of("has no GID").mended("load the port's driver again, or reset the device")
+            Rejection::new("has no GID").with_fix("load the port's driver again, or reset the device")
         })?;
         return chosen(gid, "InfiniBand is addressed by LID; the first GID names the subnet".to_owned());
     }
@@ -44,7 +44,7 @@ pub(super) fn choose<'a>(
         // An address that is not of this network namespace may be another container's. Or this one's host's: then
         // there is no better one, and it still beats a link-local address, which no router knows.
         let class = class(gid);
-        let elsewhere = survey.address(gid).is_none();
+        let elsewhere = inventory.address(gid).is_none();
         (gid.kind != wanted(config), class == LINK_LOCAL, elsewhere, class, gid.index)
     });
     let gid = best.ok_or_else(|| none_fits(port, config))?;
@@ -86,22 +86,22 @@ fn described(gid: &Gid) -> String {
     }
 }
 
-fn no_such_entry(port: &Port, index: usize) -> Reason {
+fn no_such_entry(port: &RdmaPort, index: usize) -> Rejection {
     let there: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
     let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-    Reason::of(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX asks for; there are: {there}"))
-        .mended("unset FLEXRING_IB_GID_INDEX")
+    Rejection::new(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX asks for; there are: {there}"))
+        .with_fix("unset FLEXRING_IB_GID_INDEX")
         .by_setting()
 }
 
-fn none_fits(port: &Port, config: &Config) -> Reason {
+fn none_fits(port: &RdmaPort, config: &Config) -> Rejection {
     if !port.gids.is_empty() {
         let family = config.ib_family.name();
-        return Reason::of(format!("has no GID that FLEXRING_IB_FAMILY={family} allows"))
-            .mended("unset FLEXRING_IB_FAMILY, or give its interface such an address")
+        return Rejection::new(format!("has no GID that FLEXRING_IB_FAMILY={family} allows"))
+            .with_fix("unset FLEXRING_IB_FAMILY, or give its interface such an address")
             .by_setting();
     }
     let netdev = port.netdev.as_deref().unwrap_or("<interface>");
-    Reason::of("has no GID, as its interface has no address")
-        .mended(format!("ip address add <address>/<prefix> dev {netdev}"))
+    Rejection::new("has no GID, as its interface has no address")
+        .with_fix(format!("ip address add <address>/<prefix> dev {netdev}"))
 }

@@ -2,21 +2,23 @@
 //!
 //! Owns the layout. Must not judge.
 
-use super::answers::Answer;
+use super::device_probe::DeviceProbe;
 use super::findings::{Finding, Severity};
-use super::gpu::Gpus;
-use super::process::{Memory, Processor};
-use super::report::{DoctorReport, Rdma, Sockets};
+use super::gpu::GpuReport;
+use super::process::{MemoryReport, ProcessorReport};
+use super::report::{DoctorReport, RdmaReport, SocketReport};
 use crate::output::counted;
 use flexring::config::Size;
-use flexring::transport::verbs::select::Outcome;
-use flexring::transport::verbs::survey::{Device, Gid, GidKind, LinkLayer, Port, PortState, Survey};
+use flexring::transport::verbs::inventory::{
+    Gid, GidKind, Inventory, LinkLayer, PortState, RdmaDevice, RdmaPort,
+};
+use flexring::transport::verbs::port_selection::PortUse;
 
 /// The width of the words that lines begin with.
 const MARGIN: usize = 11;
 
 /// The whole text.
-pub fn text(report: &DoctorReport) -> String {
+pub fn render(report: &DoctorReport) -> String {
     let mut text = format!("flexring {} on {}, {}\n", report.version, report.host, report.system);
     if let Some(rank) = &report.rank {
         text += &format!("as rank {} of {}, says {}\n", rank.rank, rank.world, rank.launcher);
@@ -63,14 +65,14 @@ fn told(finding: &Finding) -> String {
         Severity::Problem => "problem",
         Severity::Note => "note",
     };
-    let mend = finding.mend.as_ref().map(|mend| line("", &format!("mend: {mend}"))).unwrap_or_default();
-    line(word, &finding.words) + &mend
+    let fix = finding.fix.as_ref().map(|fix| line("", &format!("fix: {fix}"))).unwrap_or_default();
+    line(word, &finding.message) + &fix
 }
 
-fn processor(processor: &Processor) -> String {
-    let Processor { cores, simd, nodes, .. } = processor;
+fn processor(processor: &ProcessorReport) -> String {
+    let ProcessorReport { cores, simd, nodes, .. } = processor;
     let ours: Vec<String> =
-        nodes.iter().filter(|node| node.ours).map(|node| node.number.to_string()).collect();
+        nodes.iter().filter(|node| node.local).map(|node| node.number.to_string()).collect();
     let numa = match nodes.len() {
         0 | 1 => String::new(),
         all => format!(", on NUMA node {} of {all}", ours.join(", ")),
@@ -78,7 +80,7 @@ fn processor(processor: &Processor) -> String {
     format!("{}, {}{numa}", counted(*cores, "core"), simd.unwrap_or("no instruction set"))
 }
 
-fn memory(memory: &Memory) -> String {
+fn memory(memory: &MemoryReport) -> String {
     let limit = match memory.memlock_bytes {
         None => "any amount may be locked".to_owned(),
         Some(_) if memory.memlock_exempt => "any amount may be locked (CAP_IPC_LOCK)".to_owned(),
@@ -94,7 +96,7 @@ fn memory(memory: &Memory) -> String {
     )
 }
 
-fn sockets(sockets: &Sockets) -> String {
+fn sockets(sockets: &SocketReport) -> String {
     let width = sockets.interfaces.iter().map(|socket| socket.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for socket in &sockets.interfaces {
@@ -110,20 +112,20 @@ fn sockets(sockets: &Sockets) -> String {
     if sockets.interfaces.is_empty() { line("sockets", "no interface") } else { text }
 }
 
-fn rdma(rdma: &Rdma) -> String {
+fn rdma(rdma: &RdmaReport) -> String {
     let modules = if rdma.modules.is_empty() {
         "no module of it is loaded".to_owned()
     } else {
         format!("modules {}", rdma.modules.join(", "))
     };
-    let mut text = match rdma.survey.devices.len() {
+    let mut text = match rdma.inventory.devices.len() {
         0 => line("RDMA", &format!("no device; {modules}")),
         devices => line("RDMA", &format!("{}; {modules}", counted(devices, "device"))),
     };
-    for (device, distance) in rdma.survey.devices.iter().zip(&rdma.distances) {
+    for (device, distance) in rdma.inventory.devices.iter().zip(&rdma.distances) {
         text += &line("", &format!("{}: {}", device.name, about(device, *distance)));
-        let answer = rdma.answers.iter().find(|answer| answer.device == device.name);
-        text += &answer.map(answered).unwrap_or_default();
+        let probe = rdma.probes.iter().find(|probe| probe.device == device.name);
+        text += &probe.map(answered).unwrap_or_default();
         for port in &device.ports {
             text += &ported(rdma, device, port);
         }
@@ -132,12 +134,12 @@ fn rdma(rdma: &Rdma) -> String {
 }
 
 /// `mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002`
-fn about(device: &Device, distance: u32) -> String {
+fn about(device: &RdmaDevice, distance: u32) -> String {
     let mut words = device.driver.clone().unwrap_or_else(|| "made of software".to_owned());
-    if let Some(address) = device.place.address() {
+    if let Some(address) = device.pci.address() {
         words += &format!(" at {address}");
     }
-    if let Some(numa) = device.place.numa {
+    if let Some(numa) = device.pci.numa {
         words += &format!(", NUMA node {numa} (distance {distance})");
     }
     if let Some(firmware) = &device.firmware {
@@ -147,20 +149,20 @@ fn about(device: &Device, distance: u32) -> String {
 }
 
 /// What the device says of itself, its ports left out.
-fn answered(answer: &Answer) -> String {
-    let words = match (&answer.failure, &answer.why_not) {
+fn answered(probe: &DeviceProbe) -> String {
+    let words = match (&probe.failure, &probe.why_not) {
         (Some(failure), _) => format!("  cannot be asked: {failure}"),
-        (None, Some(reason)) => format!("  GPU memory by DMA-BUF: no, {}", reason.words),
+        (None, Some(reason)) => format!("  GPU memory by DMA-BUF: no, {}", reason.message),
         (None, None) => "  GPU memory by DMA-BUF: yes".to_owned(),
     };
     line("", &words)
 }
 
 /// A port, what became of it, and its GID table.
-fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
-    let verdicts = &rdma.selection.verdicts;
-    let verdict =
-        verdicts.iter().find(|verdict| verdict.device == device.name && verdict.port == port.number);
+fn ported(rdma: &RdmaReport, device: &RdmaDevice, port: &RdmaPort) -> String {
+    let decisions = &rdma.selection.decisions;
+    let decision =
+        decisions.iter().find(|decision| decision.device == device.name && decision.port == port.number);
     let mut words = format!("  port {}: {}, {}", port.number, port.layer.name(), port.state);
     if port.state == PortState::Active {
         words += &format!(", {} Gbit/s", port.rate_mbps as f64 / 1000.0);
@@ -169,20 +171,20 @@ fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
         words += &format!(", LID {}", port.lid);
     }
     if let Some(netdev) = &port.netdev {
-        words += &interface(&rdma.survey, netdev);
+        words += &interface(&rdma.inventory, netdev);
     }
-    let answer = rdma.answers.iter().find(|answer| answer.device == device.name);
-    if let Some(mtu) = answer.and_then(|answer| answer.mtu(port.number)) {
+    let probe = rdma.probes.iter().find(|probe| probe.device == device.name);
+    if let Some(mtu) = probe.and_then(|probe| probe.mtu(port.number)) {
         words += &format!(", active MTU {mtu}");
     }
     let mut text = line("", &words);
-    match verdict.map(|verdict| &verdict.outcome) {
-        Some(Outcome::Rail(rail)) => text += &line("", &format!("    used as rail {rail}")),
-        Some(Outcome::Left(reason)) => text += &line("", &format!("    not used: it {}", reason.words)),
+    match decision.map(|decision| &decision.port_use) {
+        Some(PortUse::Rail(rail)) => text += &line("", &format!("    used as rail {rail}")),
+        Some(PortUse::Rejected(reason)) => text += &line("", &format!("    not used: it {}", reason.message)),
         None => {}
     }
-    let choice = verdict.and_then(|verdict| verdict.gid.as_ref());
-    let is_rail = verdict.is_some_and(|verdict| matches!(verdict.outcome, Outcome::Rail(_)));
+    let choice = decision.and_then(|decision| decision.gid.as_ref());
+    let is_rail = decision.is_some_and(|decision| matches!(decision.port_use, PortUse::Rail(_)));
     let taken = if is_rail { "chosen" } else { "would be chosen" };
     let shown = |gid: &Gid| match gid.kind {
         GidKind::InfiniBand => gid.address.to_string(),
@@ -202,8 +204,8 @@ fn ported(rdma: &Rdma, device: &Device, port: &Port) -> String {
 }
 
 /// `, eth0 with MTU 1500, 1024 in RDMA packets`
-fn interface(survey: &Survey, name: &str) -> String {
-    let netdev = survey.netdev(name);
+fn interface(inventory: &Inventory, name: &str) -> String {
+    let netdev = inventory.netdev(name);
     match netdev.and_then(|netdev| netdev.mtu) {
         None => format!(", {name}"),
         Some(mtu) => {
@@ -214,7 +216,7 @@ fn interface(survey: &Survey, name: &str) -> String {
     }
 }
 
-fn gpus(gpus: &Gpus) -> String {
+fn gpus(gpus: &GpuReport) -> String {
     let driver = match &gpus.driver {
         None => "no driver".to_owned(),
         Some(driver) => {
@@ -241,9 +243,9 @@ fn gpus(gpus: &Gpus) -> String {
             text += &line("", &format!("CUDA: {failure}"));
         }
     }
-    for rung in &gpus.ladder {
-        let possible = if rung.possible { "yes" } else { "no" };
-        text += &line("", &format!("RDMA by {:18}  {possible:3}  {}", rung.name, rung.why));
+    for mode in &gpus.gdr_modes {
+        let possible = if mode.possible { "yes" } else { "no" };
+        text += &line("", &format!("RDMA by {:18}  {possible:3}  {}", mode.name, mode.why));
     }
     text
 }
