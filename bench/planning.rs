@@ -6,20 +6,20 @@
 mod trees;
 
 use flexring::config::Lowering;
-use flexring::plan::lowering::{Plan, Purpose};
+use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{flexreduce, weighted};
-use flexring::plan::topology::{Builder, Link, Topology};
+use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
 use std::time::Instant;
 use trees::cluster;
 
 /// Nodes of 7 and 8 ranks at one switch.
 fn flat(ranks: usize) -> Topology {
-    let mut builder = Builder::new("switch");
+    let mut builder = TopologyBuilder::new("switch");
     let (mut rank, mut number) = (0, 0);
     while rank < ranks {
-        let node = builder.node(0, &format!("node {number}"), Link::OF_NODE);
+        let node = builder.node(0, &format!("node {number}"), Uplink::NODE_DEFAULT);
         for _ in 0..7 + number % 2 {
-            builder.rank(node, rank, Link::OF_RANK);
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
             rank += 1;
         }
         number += 1;
@@ -40,7 +40,7 @@ fn least<T>(mut work: impl FnMut() -> T) -> f64 {
 fn main() {
     println!(
         "{:>22} {:>8} {:>12} {:>12} {:>12} {:>14}",
-        "topology", "ranks", "flexreduce", "weighted", "forms", "one program"
+        "topology", "ranks", "flexreduce", "weighted", "patterns", "one program"
     );
     for (name, topology) in [
         ("nodes at one switch", flat(10_000)),
@@ -52,12 +52,12 @@ fn main() {
         let weighed = least(|| weighted::plan(&topology));
         let schedule = flexreduce::plan(&topology).expect("regular enough");
         let lowered = Plan::on(schedule.clone(), &topology, Lowering::Auto);
-        let forms = least(|| Plan::on(schedule.clone(), &topology, Lowering::Auto));
+        let patterns = least(|| Plan::on(schedule.clone(), &topology, Lowering::Auto));
         let rank = topology.world() / 2;
-        let program = least(|| lowered.program(rank, Purpose::ALL_REDUCE));
-        let steps = lowered.program(rank, Purpose::ALL_REDUCE).steps.len();
+        let program = least(|| lowered.program(rank, ProgramSpec::ALL_REDUCE));
+        let steps = lowered.program(rank, ProgramSpec::ALL_REDUCE).steps.len();
         println!(
-            "{name:>22} {:>8} {plan:>9.1} ms {weighed:>9.1} ms {forms:>9.1} ms {program:>9.2} ms for {steps} steps",
+            "{name:>22} {:>8} {plan:>9.1} ms {weighed:>9.1} ms {patterns:>9.1} ms {program:>9.2} ms for {steps} steps",
             topology.world()
         );
     }

@@ -5,7 +5,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
-use crate::plan::{file, topology_file};
+use crate::plan::{plan_file, topology_file};
 
 /// The topology that `text` describes in the short form, or that the file of this name does. `hosts` are the
 /// names of the ranks' hosts, by rank, where there are ranks.
@@ -33,7 +33,7 @@ pub fn plan(path: &str) -> Result<Schedule> {
     let text = std::fs::read_to_string(path).map_err(|cause| {
         Error::new(ErrorKind::InvalidSetting, format!("the plan {path} cannot be read: {cause}"))
     })?;
-    file::parse(path, &text)
+    plan_file::parse(path, &text)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, Executor, Path};
 use crate::fault::Fault;
 use crate::memory::{self, Buffer, Piece};
-use crate::plan::verifier::Proven;
+use crate::plan::verifier::VerifiedPlan;
 use call_queue::{CallQueue, QueueTicket};
 use control_plane::ControlPlane;
 use gpu::{Gate, GpuState};
@@ -288,7 +288,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if the plan is for another number of ranks.
-    pub fn use_plan(&self, plan: &Proven) -> Result<()> {
+    pub fn use_plan(&self, plan: &VerifiedPlan) -> Result<()> {
         let (planned, world) = (plan.plan().schedule().world(), self.core.world);
         if planned != world {
             let words = format!("the plan is for {planned} ranks, but there are {world}");

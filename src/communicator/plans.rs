@@ -9,11 +9,11 @@ use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{Executor, Path};
-use crate::plan::choice::{self, Choice};
-use crate::plan::lowering::{Plan, Purpose};
+use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
+use crate::plan::selection::{self, AlgorithmSelection};
 use crate::plan::topology::Topology;
-use crate::plan::verifier::Proven;
+use crate::plan::verifier::VerifiedPlan;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -33,14 +33,14 @@ pub(super) struct Plans {
     reproducible: bool,
     installed: HashMap<Key, Installed>,
     /// What was chosen and why.
-    choice: Choice,
+    selection: AlgorithmSelection,
 }
 
 /// Debug builds prove plans for at most this many ranks: every rank proves all ranks' programs.
 const PROVED: usize = 16;
 
 /// Which program: whether the plan is the direct one, and what it is for.
-type Key = (bool, Purpose);
+type Key = (bool, ProgramSpec);
 
 #[derive(Clone, Copy)]
 struct Installed {
@@ -51,24 +51,27 @@ struct Installed {
 impl Plans {
     /// Plans for `topology` as the settings ask for.
     pub(super) fn new(config: &Config, topology: &Topology, rank: Rank) -> Result<Self> {
-        let (main, choice) = match &config.plan_file {
+        let (main, selection) = match &config.plan_file {
             Some(path) => (
                 from_file(path, config, topology)?,
-                Choice { algorithm: Algorithm::Auto, why: format!("FLEXRING_PLAN_FILE={path} was given") },
+                AlgorithmSelection {
+                    algorithm: Algorithm::Auto,
+                    reason: format!("FLEXRING_PLAN_FILE={path} was given"),
+                },
             ),
             None => {
                 let details = Details::of(config);
-                let choice = choice::choose(config.algo, topology, &details);
-                let schedule = planner::plan(choice.algorithm, topology, &details)?;
-                (Arc::new(Plan::on(schedule, topology, config.lowering)), choice)
+                let selection = selection::select_algorithm(config.algo, topology, &details);
+                let schedule = planner::plan(selection.algorithm, topology, &details)?;
+                (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
             }
         };
         // The planners are proved by tests; where speed does not matter, so is what they plan here.
         if cfg!(debug_assertions) && topology.world() <= PROVED {
-            Proven::new(Plan::clone(&main))?;
+            VerifiedPlan::new(Plan::clone(&main))?;
         }
         // Who names an algorithm gets it for all sizes.
-        let direct = choice::small_go_straight(config, topology)
+        let direct = selection::uses_direct_plan(config, topology)
             .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));
         Ok(Self {
             rank,
@@ -79,13 +82,13 @@ impl Plans {
             subchunk: config.subchunk.0,
             reproducible: config.reproducible.0,
             installed: HashMap::new(),
-            choice,
+            selection,
         })
     }
 
     /// What was chosen and why, in a clause.
     pub(super) fn summary(&self) -> String {
-        format!("schedule {} ({})", self.main.schedule().name(), self.choice.why)
+        format!("schedule {} ({})", self.main.schedule().name(), self.selection.reason)
     }
 
     /// Equal on all ranks that will run the same programs.
@@ -96,20 +99,20 @@ impl Plans {
 
     /// Makes the programs of usual calls, so that the first of them is as fast as the others.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
-        for (direct, by_wave, everywhere) in
+        for (direct, by_wave, one_shot) in
             [(false, true, false), (false, false, false), (true, false, false), (true, false, true)]
         {
             if !direct || self.direct.is_some() {
                 let reproducible = self.reproducible;
-                let purpose = Purpose { by_wave, reproducible, everywhere, ..Purpose::ALL_REDUCE };
-                self.install((direct, purpose), executor)?;
+                let spec = ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE };
+                self.install((direct, spec), executor)?;
             }
         }
         Ok(())
     }
 
     /// Uses another plan for everything from now on. The first call of each kind pays for its program.
-    pub(super) fn replace(&mut self, plan: &Proven, executor: &mut Executor) {
+    pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
         self.direct = None;
         self.installed.clear();
@@ -125,18 +128,18 @@ impl Plans {
         let received = bytes * (self.main.schedule().world() - 1);
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let everywhere = direct && small && checked.collective == Collective::AllReduce && !prescale;
-        let purpose = Purpose {
+        let one_shot = direct && small && checked.collective == Collective::AllReduce && !prescale;
+        let spec = ProgramSpec {
             collective: checked.collective,
             root: checked.root,
             prescale,
             reproducible: self.reproducible && checked.collective.reduces(),
-            by_wave: !everywhere && self.plan(direct).longest_home() * bytes as f64 > self.subchunk as f64,
-            everywhere,
+            by_wave: !one_shot && self.plan(direct).longest_shard() * bytes as f64 > self.subchunk as f64,
+            one_shot,
         };
-        let installed = match self.installed.get(&(direct, purpose)) {
+        let installed = match self.installed.get(&(direct, spec)) {
             Some(installed) => *installed,
-            None => self.install((direct, purpose), executor)?,
+            None => self.install((direct, spec), executor)?,
         };
         Ok((installed.path, installed.digest))
     }
@@ -165,6 +168,6 @@ fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Pla
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
     }
-    let proven = Proven::for_all(Plan::on(schedule, topology, config.lowering));
+    let proven = VerifiedPlan::for_all(Plan::on(schedule, topology, config.lowering));
     proven.map(|proven| Arc::clone(proven.plan())).map_err(|error| refuse(error.message().to_owned()))
 }

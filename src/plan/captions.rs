@@ -6,57 +6,58 @@
 use super::Rank;
 use super::fraction::Span;
 use super::schedule::{Level, Schedule};
-use super::topology::{Kind, Topology, VertexId};
+use super::topology::{Topology, VertexId, VertexKind};
 use std::collections::BTreeSet;
 
 /// The levels in words, from the first to the last.
 #[must_use]
 pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
-    let mut given = vec![false; schedule.world()];
+    let mut has_contributed = vec![false; schedule.world()];
     let mut captions = Vec::new();
     for level in schedule.levels() {
-        captions.push(caption(&Seen::of(level, topology), &given, topology));
+        captions.push(caption(&LevelSummary::of(level, topology), &has_contributed, topology));
         for group in level.groups().iter().filter(|group| group.moves()) {
-            group.participants().for_each(|rank| given[rank] = true);
+            group.participants().for_each(|rank| has_contributed[rank] = true);
         }
     }
     captions
 }
 
-/// Ranks that draw groups from one cast.
-struct Block {
+/// Ranks that draw groups from one participant set.
+struct ParticipantBlock {
     members: BTreeSet<Rank>,
     roots: BTreeSet<Rank>,
     /// How many take part in each group.
     size: usize,
     /// The lowest vertex that has all of them below it.
-    meets: VertexId,
+    ancestor: VertexId,
 }
 
 /// What there is to be said of a level.
-struct Seen {
-    blocks: Vec<Block>,
+struct LevelSummary {
+    blocks: Vec<ParticipantBlock>,
     /// Whether only whole vectors are moved.
     whole: bool,
 }
 
-impl Seen {
+impl LevelSummary {
     fn of(level: &Level, topology: &Topology) -> Self {
         let (mut blocks, mut whole) = (Vec::new(), true);
-        for (cast, range) in level.blocks() {
+        for (set, range) in level.blocks() {
             let groups: Vec<_> = level.groups()[range].iter().filter(|group| group.moves()).collect();
             if groups.is_empty() {
                 continue;
             }
             whole &= groups.iter().all(|group| group.span == Span::WHOLE);
-            let members: BTreeSet<Rank> = cast.members().map(|(rank, _)| rank).collect();
+            let members: BTreeSet<Rank> = set.members().map(|(rank, _)| rank).collect();
             let roots: BTreeSet<Rank> = groups.iter().map(|group| group.root).collect();
             let leaves = members.iter().chain(&roots).map(|rank| topology.leaf(*rank));
-            let meets = leaves.reduce(|one, other| topology.meeting(one, other)).unwrap_or(0);
-            blocks.push(Block { members, roots, size: cast.len(), meets });
+            let ancestor =
+                leaves.reduce(|one, other| topology.lowest_common_ancestor(one, other)).unwrap_or(0);
+            blocks.push(ParticipantBlock { members, roots, size: set.len(), ancestor });
         }
-        // Plans from files have a cast for each group: those of the same ranks are one again.
-        let mut joined: Vec<Block> = Vec::new();
+        // Plans from files have a participant set for each group: those of the same ranks are one again.
+        let mut joined: Vec<ParticipantBlock> = Vec::new();
         for block in blocks {
             match joined.last_mut() {
                 Some(last) if last.members == block.members => last.roots.extend(block.roots),
@@ -67,72 +68,73 @@ impl Seen {
     }
 }
 
-fn caption(seen: &Seen, given: &[bool], topology: &Topology) -> String {
-    let blocks = &seen.blocks;
+fn caption(summary: &LevelSummary, has_contributed: &[bool], topology: &Topology) -> String {
+    let blocks = &summary.blocks;
     let Some(first) = blocks.first() else { return "nothing moves".to_owned() };
-    let Subject { who, plural, ranks } = Subject::of(blocks, topology);
+    let Subject { subject, plural, ranks } = Subject::of(blocks, topology);
     let verb = |verb: &str| if plural { verb.to_owned() } else { format!("{verb}s") };
-    let fresh = !blocks.iter().flat_map(|block| &block.members).any(|rank| given[*rank]);
+    let fresh = !blocks.iter().flat_map(|block| &block.members).any(|rank| has_contributed[*rank]);
     let roots = blocks.iter().map(|block| block.roots.len()).max().unwrap_or(0);
-    if seen.whole {
+    if summary.whole {
         let onto = match (&blocks[..], roots) {
             ([_], 1) => format!("rank {}", first.roots.first().copied().unwrap_or_default()),
             (_, 1) => format!("one of {ranks}"),
             _ => format!("{roots} of {ranks}"),
         };
         let what = if fresh { "whole vectors" } else { "their sums" };
-        return format!("{who} {} {what} onto {onto}", verb("reduce"));
+        return format!("{subject} {} {what} onto {onto}", verb("reduce"));
     }
     let all = blocks.iter().all(|block| block.members.is_subset(&block.roots));
     let holders = if plural { "they" } else { ranks };
     let (divide, some) = (verb("divide"), if all { String::new() } else { format!("{roots} of ") });
     match (fresh, all) {
-        (true, _) => format!("{who} {divide} the vector among {some}{ranks}"),
+        (true, _) => format!("{subject} {divide} the vector among {some}{ranks}"),
         // Among whom else than those who hold it?
-        (false, true) => format!("{who} {divide} what {holders} hold"),
-        (false, false) => format!("{who} {divide} what {holders} hold among {some}{ranks}"),
+        (false, true) => format!("{subject} {divide} what {holders} hold"),
+        (false, false) => format!("{subject} {divide} what {holders} hold among {some}{ranks}"),
     }
 }
 
 /// Who does something together.
 struct Subject {
-    who: String,
+    subject: String,
     plural: bool,
     /// Its ranks, in the words of a sentence with this subject.
     ranks: &'static str,
 }
 
 impl Subject {
-    fn of(blocks: &[Block], topology: &Topology) -> Self {
-        let many = |who: &str, ranks| Self { who: who.to_owned(), plural: true, ranks };
-        let each = |who: &str| Self { who: who.to_owned(), plural: false, ranks: "its ranks" };
-        let vertices: BTreeSet<VertexId> = blocks.iter().map(|block| block.meets).collect();
-        let places: BTreeSet<Where> = vertices.iter().map(|vertex| Where::of(topology, *vertex)).collect();
+    fn of(blocks: &[ParticipantBlock], topology: &Topology) -> Self {
+        let many = |subject: &str, ranks| Self { subject: subject.to_owned(), plural: true, ranks };
+        let each = |subject: &str| Self { subject: subject.to_owned(), plural: false, ranks: "its ranks" };
+        let vertices: BTreeSet<VertexId> = blocks.iter().map(|block| block.ancestor).collect();
+        let places: BTreeSet<Tier> = vertices.iter().map(|vertex| Tier::of(topology, *vertex)).collect();
         let place = places.first().filter(|_| places.len() == 1);
         let [first, ..] = blocks else { return many("all ranks", "them") };
-        let everybody = |block: &Block| ranks_below(topology, block.meets) == block.members.len();
-        let alone = vertices.len() == blocks.len() && blocks.iter().all(everybody);
+        let covers_subtree =
+            |block: &ParticipantBlock| ranks_below(topology, block.ancestor) == block.members.len();
+        let alone = vertices.len() == blocks.len() && blocks.iter().all(covers_subtree);
         let by_branch = first.size < first.members.len();
         match place {
-            Some(Where::Node) if alone && topology.nodes() > 1 => each("each node"),
-            Some(Where::Switch) if alone => each("each switch"),
-            Some(Where::Nodes) if alone && by_branch => many("the nodes", "their ranks"),
-            Some(Where::Switches) if alone && by_branch => many("the switches", "their ranks"),
+            Some(Tier::Node) if alone && topology.nodes() > 1 => each("each node"),
+            Some(Tier::Switch) if alone => each("each switch"),
+            Some(Tier::Nodes) if alone && by_branch => many("the nodes", "their ranks"),
+            Some(Tier::Switches) if alone && by_branch => many("the switches", "their ranks"),
             _ if blocks.len() == 1 && first.members.len() == topology.world() => many("all ranks", "them"),
             _ if blocks.len() == 1 && is_one_of_each_node(first, topology) => {
                 many("the nodes, by one rank each,", "these")
             }
             _ => {
-                let place = place.filter(|_| topology.nodes() > 1).map_or("", |place| place.words());
-                Self { who: format!("{}{place}", crowds(blocks)), plural: true, ranks: "them" }
+                let place = place.filter(|_| topology.nodes() > 1).map_or("", |place| place.suffix());
+                Self { subject: format!("{}{place}", group_sizes(blocks)), plural: true, ranks: "them" }
             }
         }
     }
 }
 
-/// Where ranks meet.
+/// Tier ranks meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Where {
+enum Tier {
     Node,
     Switch,
     /// At the top of the tree, which joins nodes.
@@ -141,19 +143,19 @@ enum Where {
     Switches,
 }
 
-impl Where {
+impl Tier {
     fn of(topology: &Topology, vertex: VertexId) -> Self {
         let vertices = topology.vertices();
-        let switch = |child: &VertexId| vertices[*child].kind == Kind::Switch;
+        let switch = |child: &VertexId| vertices[*child].kind == VertexKind::Switch;
         match vertices[vertex].kind {
-            Kind::Switch if vertex != 0 => Self::Switch,
-            Kind::Switch if vertices[vertex].children.iter().all(switch) => Self::Switches,
-            Kind::Switch => Self::Nodes,
-            Kind::Node | Kind::Rank(_) => Self::Node,
+            VertexKind::Switch if vertex != 0 => Self::Switch,
+            VertexKind::Switch if vertices[vertex].children.iter().all(switch) => Self::Switches,
+            VertexKind::Switch => Self::Nodes,
+            VertexKind::Node | VertexKind::Rank(_) => Self::Node,
         }
     }
 
-    fn words(self) -> &'static str {
+    fn suffix(self) -> &'static str {
         match self {
             Self::Node => " of a node",
             Self::Switch => " of a switch",
@@ -164,17 +166,17 @@ impl Where {
 }
 
 fn ranks_below(topology: &Topology, vertex: VertexId) -> usize {
-    let below = |rank: &usize| topology.meeting(topology.leaf(*rank), vertex) == vertex;
+    let below = |rank: &usize| topology.lowest_common_ancestor(topology.leaf(*rank), vertex) == vertex;
     (0..topology.world()).filter(below).count()
 }
 
-fn is_one_of_each_node(block: &Block, topology: &Topology) -> bool {
+fn is_one_of_each_node(block: &ParticipantBlock, topology: &Topology) -> bool {
     let nodes: BTreeSet<usize> = block.members.iter().map(|rank| topology.node_of(*rank)).collect();
     nodes.len() == topology.nodes() && block.members.len() == nodes.len()
 }
 
 /// `3 ranks`, `pairs`, `groups of 3`, `groups of 2 to 4`.
-fn crowds(blocks: &[Block]) -> String {
+fn group_sizes(blocks: &[ParticipantBlock]) -> String {
     let sizes = || blocks.iter().map(|block| block.members.len());
     match (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0)) {
         (_, size) if blocks.len() == 1 => format!("{size} ranks"),
@@ -188,7 +190,7 @@ fn crowds(blocks: &[Block]) -> String {
 mod tests {
     use super::*;
     use crate::config::Algorithm;
-    use crate::plan::file;
+    use crate::plan::plan_file;
     use crate::plan::planner::{self, Details};
     use crate::plan::topology_file::parse_short;
 
@@ -196,7 +198,8 @@ mod tests {
         let topology = parse_short(topology).expect("a short form").expect("a good one");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
         let words = captions(&schedule, &topology);
-        let copy = file::parse("a file", &file::write(&schedule, None)).expect("it was just written");
+        let copy =
+            plan_file::parse("a file", &plan_file::write(&schedule, None)).expect("it was just written");
         assert_eq!(captions(&copy, &topology).len(), words.len());
         words
     }

@@ -6,15 +6,15 @@
 #![forbid(unsafe_code)]
 
 pub mod captions;
-pub mod choice;
 pub mod drawing;
-pub mod file;
 pub mod fraction;
 pub mod lowering;
 pub mod pipeline;
+pub mod plan_file;
 pub mod planner;
 pub mod program;
 pub mod schedule;
+pub mod selection;
 mod span_map;
 pub mod topology;
 pub mod topology_file;

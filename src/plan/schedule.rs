@@ -10,52 +10,52 @@ use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Ranks that groups draw their participants from. Many groups share one cast, so that a schedule's size is
+/// Ranks that groups draw their participants from. Many groups share one participant set, so that a schedule's size is
 /// that of its groups and not of their participants.
 #[derive(Debug)]
-pub struct Cast {
-    members: Members,
+pub struct ParticipantSet {
+    members: Membership,
     /// Every member with its place, by rank.
     places: Vec<(Rank, u32)>,
 }
 
 #[derive(Debug)]
-enum Members {
+enum Membership {
     /// All of them take part in each group.
     All(Vec<Rank>),
     /// One of each list takes part: the one whose part of the vector the group's span is in. Each list is in
     /// the order of the vector and covers it.
-    Holders(Vec<Vec<Held>>),
+    Holders(Vec<Vec<HeldSpan>>),
 }
 
 /// A part of the vector that a rank holds a partial sum of.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct HeldSpan {
     /// Which part.
     pub span: Span,
     /// Who.
     pub rank: Rank,
 }
 
-impl Cast {
+impl ParticipantSet {
     /// All of `ranks` take part in each group.
     #[must_use]
     pub fn all(ranks: Vec<Rank>) -> Arc<Self> {
         let places = ranks.iter().copied().zip(0..).collect();
-        Self::sorted(Members::All(ranks), places)
+        Self::sorted(Membership::All(ranks), places)
     }
 
     /// Of each of the lists that rank takes part that holds the group's span. Each list must cover the vector
     /// in order.
     #[must_use]
-    pub fn holders(lists: Vec<Vec<Held>>) -> Arc<Self> {
+    pub fn holders(lists: Vec<Vec<HeldSpan>>) -> Arc<Self> {
         let places =
             (0..).zip(&lists).flat_map(|(place, list)| list.iter().map(move |held| (held.rank, place)));
         let places = places.collect();
-        Self::sorted(Members::Holders(lists), places)
+        Self::sorted(Membership::Holders(lists), places)
     }
 
-    fn sorted(members: Members, mut places: Vec<(Rank, u32)>) -> Arc<Self> {
+    fn sorted(members: Membership, mut places: Vec<(Rank, u32)>) -> Arc<Self> {
         places.sort_unstable();
         Arc::new(Self { members, places })
     }
@@ -64,8 +64,8 @@ impl Cast {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.members {
-            Members::All(ranks) => ranks.len(),
-            Members::Holders(lists) => lists.len(),
+            Membership::All(ranks) => ranks.len(),
+            Membership::Holders(lists) => lists.len(),
         }
     }
 
@@ -88,8 +88,8 @@ impl Cast {
 
     fn at(&self, place: usize, point: Fraction) -> Rank {
         match &self.members {
-            Members::All(ranks) => ranks[place],
-            Members::Holders(lists) => {
+            Membership::All(ranks) => ranks[place],
+            Membership::Holders(lists) => {
                 let list = &lists[place];
                 list[list.partition_point(|held| held.span.start <= point).saturating_sub(1)].rank
             }
@@ -104,7 +104,7 @@ pub struct Group {
     /// Which part of the vector.
     pub span: Span,
     /// Who holds a part of its sum.
-    pub cast: Arc<Cast>,
+    pub set: Arc<ParticipantSet>,
     /// Whose turn is first; the others follow around.
     pub first: usize,
     /// Who holds all of its sum afterwards; need not be a participant.
@@ -115,25 +115,25 @@ impl Group {
     /// A group with participants of its own.
     #[must_use]
     pub fn of(span: Span, participants: Vec<Rank>, root: Rank) -> Self {
-        Self { span, cast: Cast::all(participants), first: 0, root }
+        Self { span, set: ParticipantSet::all(participants), first: 0, root }
     }
 
     /// How many take part.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.cast.len()
+        self.set.len()
     }
 
     /// Whether nobody takes part.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.cast.is_empty()
+        self.set.is_empty()
     }
 
     /// The `index`-th participant in the order of addition.
     #[must_use]
     pub fn participant(&self, index: usize) -> Rank {
-        self.cast.at((index + self.first) % self.len(), self.span.start)
+        self.set.at((index + self.first) % self.len(), self.span.start)
     }
 
     /// The participants, in the order of addition.
@@ -144,7 +144,7 @@ impl Group {
     /// The place of `rank` among the participants.
     #[must_use]
     pub fn place_of(&self, rank: Rank) -> Option<usize> {
-        let place = self.cast.place_of(rank)?;
+        let place = self.set.place_of(rank)?;
         let index = (place + self.len() - self.first % self.len()) % self.len();
         (self.participant(index) == rank).then_some(index)
     }
@@ -160,10 +160,10 @@ impl Group {
 #[derive(Clone, Debug, Default)]
 pub struct Level {
     groups: Vec<Group>,
-    /// Runs of groups with one cast.
+    /// Runs of groups with one participant set.
     blocks: Vec<Range<u32>>,
-    /// By rank, the blocks whose cast it is in.
-    cast_in: Table,
+    /// By rank, the blocks whose participant set it is in.
+    member_of: Table,
     /// By rank, the groups that it is the root of.
     root_of: Table,
 }
@@ -201,18 +201,18 @@ impl Level {
         let mut blocks: Vec<Range<u32>> = Vec::new();
         for (number, group) in (0..).zip(&groups) {
             match blocks.last_mut() {
-                Some(block) if Arc::ptr_eq(&groups[block.start as usize].cast, &group.cast) => {
+                Some(block) if Arc::ptr_eq(&groups[block.start as usize].set, &group.set) => {
                     block.end = number + 1;
                 }
                 _ => blocks.push(number..number + 1),
             }
         }
-        let cast_in = (0..).zip(&blocks).flat_map(|(number, block)| {
-            groups[block.start as usize].cast.places.iter().map(move |(rank, _)| (*rank, number))
+        let member_of = (0..).zip(&blocks).flat_map(|(number, block)| {
+            groups[block.start as usize].set.places.iter().map(move |(rank, _)| (*rank, number))
         });
-        let cast_in = Table::new(world, cast_in);
+        let member_of = Table::new(world, member_of);
         let root_of = Table::new(world, (0..).zip(&groups).map(|(number, group)| (group.root, number)));
-        Self { groups, blocks, cast_in, root_of }
+        Self { groups, blocks, member_of, root_of }
     }
 
     /// The groups.
@@ -221,10 +221,10 @@ impl Level {
         &self.groups
     }
 
-    /// Runs of groups that draw from one cast: the cast, and which groups.
-    pub fn blocks(&self) -> impl Iterator<Item = (&Arc<Cast>, Range<usize>)> {
+    /// Runs of groups that draw from one participant set: the participant set, and which groups.
+    pub fn blocks(&self) -> impl Iterator<Item = (&Arc<ParticipantSet>, Range<usize>)> {
         let block = |block: &Range<u32>| {
-            (&self.groups[block.start as usize].cast, block.start as usize..block.end as usize)
+            (&self.groups[block.start as usize].set, block.start as usize..block.end as usize)
         };
         self.blocks.iter().map(block)
     }
@@ -233,12 +233,12 @@ impl Level {
     #[must_use]
     pub fn groups_of(&self, rank: Rank) -> Vec<usize> {
         let mut found: Vec<usize> = self.root_of.of(rank).iter().map(|group| *group as usize).collect();
-        for block in self.cast_in.of(rank) {
+        for block in self.member_of.of(rank) {
             let Range { start, end } = self.blocks[*block as usize];
             let (start, end) = (start as usize, end as usize);
-            let cast = &self.groups[start].cast;
-            match (&cast.members, cast.place_of(rank)) {
-                (Members::Holders(lists), Some(place)) => {
+            let set = &self.groups[start].set;
+            match (&set.members, set.place_of(rank)) {
+                (Membership::Holders(lists), Some(place)) => {
                     for held in lists[place].iter().filter(|held| held.rank == rank) {
                         let groups = &self.groups[start..end];
                         let from = groups.partition_point(|group| group.span.start < held.span.start);
@@ -258,7 +258,7 @@ impl Level {
 
 /// A part of the vector whose sum ends at one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Home {
+pub struct Shard {
     /// Which part.
     pub span: Span,
     /// Who has its sum when all levels are done.
@@ -273,7 +273,7 @@ pub struct Schedule {
     name: String,
     world: usize,
     levels: Vec<Level>,
-    homes: Vec<Home>,
+    shards: Vec<Shard>,
 }
 
 impl Schedule {
@@ -285,8 +285,8 @@ impl Schedule {
     #[must_use]
     pub fn new(name: &str, world: usize, levels: Vec<Vec<Group>>) -> Self {
         let levels: Vec<Level> = levels.into_iter().map(|groups| Level::new(groups, world)).collect();
-        let homes = homes(&levels);
-        Self { name: name.to_owned(), world, levels, homes }
+        let shards = shards(&levels);
+        Self { name: name.to_owned(), world, levels, shards }
     }
 
     /// The planner's name.
@@ -309,8 +309,8 @@ impl Schedule {
 
     /// Where each part of the vector ends: in the order of the vector, without a gap.
     #[must_use]
-    pub fn homes(&self) -> &[Home] {
-        &self.homes
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
     }
 
     /// A number that differs between schedules that differ.
@@ -318,16 +318,16 @@ impl Schedule {
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&(self.world as u64).to_le_bytes());
-        // Groups share casts, so one is hashed only where it comes up.
+        // Groups share participant sets, so one is hashed only where it comes up.
         for (number, level) in self.levels.iter().enumerate() {
-            for (cast, block) in level.blocks() {
+            for (set, block) in level.blocks() {
                 hash.update(&(number as u64).to_le_bytes());
-                hash.update(&[matches!(cast.members, Members::Holders(_)).into()]);
-                match &cast.members {
-                    Members::All(ranks) => {
+                hash.update(&[matches!(set.members, Membership::Holders(_)).into()]);
+                match &set.members {
+                    Membership::All(ranks) => {
                         ranks.iter().for_each(|rank| hash.update(&(*rank as u64).to_le_bytes()));
                     }
-                    Members::Holders(lists) => {
+                    Membership::Holders(lists) => {
                         for (place, held) in lists
                             .iter()
                             .enumerate()
@@ -359,8 +359,8 @@ fn hash_span(hash: &mut Xxh3, span: Span) {
 }
 
 /// Goes through the levels from the last to the first and gives every point to the root that had it last.
-fn homes(levels: &[Level]) -> Vec<Home> {
-    let mut homes: Vec<Home> = Vec::new();
+fn shards(levels: &[Level]) -> Vec<Shard> {
+    let mut shards: Vec<Shard> = Vec::new();
     let mut open = vec![Span::WHOLE];
     for (number, level) in levels.iter().enumerate().rev() {
         if open.is_empty() {
@@ -377,7 +377,7 @@ fn homes(levels: &[Level]) -> Vec<Home> {
                 let part = group.span.intersection(Span { start: at, end: gap.end });
                 if !part.is_empty() {
                     left.extend((at < part.start).then_some(Span { start: at, end: part.start }));
-                    homes.push(Home { span: part, owner: group.root, level: Some(number) });
+                    shards.push(Shard { span: part, owner: group.root, level: Some(number) });
                     at = part.end;
                 }
                 if group.span.end > gap.end {
@@ -389,16 +389,16 @@ fn homes(levels: &[Level]) -> Vec<Home> {
         }
         open = left;
     }
-    homes.extend(open.into_iter().map(|span| Home { span, owner: 0, level: None }));
-    homes.sort_by_key(|home| home.span.start);
-    homes.dedup_by(|next, home| {
-        let same = (home.owner, home.level) == (next.owner, next.level);
+    shards.extend(open.into_iter().map(|span| Shard { span, owner: 0, level: None }));
+    shards.sort_by_key(|shard| shard.span.start);
+    shards.dedup_by(|next, shard| {
+        let same = (shard.owner, shard.level) == (next.owner, next.level);
         if same {
-            home.span.end = next.span.end;
+            shard.span.end = next.span.end;
         }
         same
     });
-    homes
+    shards
 }
 
 #[cfg(test)]
@@ -420,22 +420,25 @@ mod tests {
                 vec![Group::of(part(3, 4), vec![1], 1), Group::of(part(2, 4), vec![1], 0)],
             ],
         );
-        let homes: Vec<_> =
-            schedule.homes().iter().map(|home| (home.span.to_string(), home.owner, home.level)).collect();
+        let shards: Vec<_> = schedule
+            .shards()
+            .iter()
+            .map(|shard| (shard.span.to_string(), shard.owner, shard.level))
+            .collect();
         let expected = [("[0, 1/2)", 2, Some(1)), ("[1/2, 3/4)", 0, Some(2)), ("[3/4, 1)", 1, Some(0))];
-        assert_eq!(homes, expected.map(|(span, owner, level)| (span.to_owned(), owner, level)));
+        assert_eq!(shards, expected.map(|(span, owner, level)| (span.to_owned(), owner, level)));
     }
 
     #[test]
     fn a_rank_finds_its_groups_without_looking_at_the_others() {
-        let held = |index, parts, rank| Held { span: part(index, parts), rank };
-        let cast = Cast::holders(vec![
+        let held = |index, parts, rank| HeldSpan { span: part(index, parts), rank };
+        let set = ParticipantSet::holders(vec![
             vec![held(0, 2, 5), held(1, 2, 6)],
             vec![held(0, 3, 7), held(1, 3, 8), held(2, 3, 9)],
         ]);
         let group = |start: (u64, u64), end: (u64, u64), root| Group {
             span: Span { start: Fraction::new(start.0, start.1), end: Fraction::new(end.0, end.1) },
-            cast: Arc::clone(&cast),
+            set: Arc::clone(&set),
             first: 0,
             root,
         };
@@ -457,8 +460,8 @@ mod tests {
 
     #[test]
     fn turns_go_around() {
-        let cast = Cast::all(vec![4, 2, 9]);
-        let group = Group { span: Span::WHOLE, cast, first: 2, root: 4 };
+        let set = ParticipantSet::all(vec![4, 2, 9]);
+        let group = Group { span: Span::WHOLE, set, first: 2, root: 4 };
         assert_eq!(group.participants().collect::<Vec<_>>(), [9, 4, 2]);
         assert_eq!([9, 4, 2, 1].map(|rank| group.place_of(rank)), [Some(0), Some(1), Some(2), None]);
     }

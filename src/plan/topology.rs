@@ -12,22 +12,22 @@ pub type VertexId = usize;
 
 /// A link from a vertex up to its parent, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct Uplink {
     /// Bits per second, each way; never 0. Planners use ratios only.
     pub bandwidth: u64,
     /// Nanoseconds from one end to the other.
     pub latency: u64,
 }
 
-impl Link {
+impl Uplink {
     /// A node's link to its switch, where nothing is said: 10 Gbit/s, 30 us.
-    pub const OF_NODE: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
+    pub const NODE_DEFAULT: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
     /// A rank's way to the other ranks of its node, where nothing is said: 400 Gbit/s, 1 us.
-    pub const OF_RANK: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
+    pub const RANK_DEFAULT: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
 
     /// The bandwidth as people write it: `500M`, `2.5G`.
     #[must_use]
-    pub fn speed(self) -> String {
+    pub fn bandwidth_label(self) -> String {
         let units = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "K")];
         let unit = units.into_iter().find(|(unit, _)| self.bandwidth >= *unit);
         let (unit, letter) = unit.unwrap_or((1, ""));
@@ -39,7 +39,7 @@ impl Link {
 
 /// What a vertex is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VertexKind {
     /// Joins nodes and other switches.
     Switch,
     /// One machine.
@@ -54,9 +54,9 @@ pub struct Vertex {
     /// What people call it.
     pub name: String,
     /// What it is.
-    pub kind: Kind,
+    pub kind: VertexKind,
     /// Its link to its parent; without meaning for the root.
-    pub link: Link,
+    pub uplink: Uplink,
     /// Whose child it is; none for the root.
     pub parent: Option<VertexId>,
     /// What it joins, in the order of the description.
@@ -76,18 +76,18 @@ pub struct Topology {
 
 /// A topology in the making.
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct TopologyBuilder {
     vertices: Vec<Vertex>,
 }
 
-impl Builder {
+impl TopologyBuilder {
     /// Begins with the switch at the top.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let root = Vertex {
             name: name.to_owned(),
-            kind: Kind::Switch,
-            link: Link::OF_NODE,
+            kind: VertexKind::Switch,
+            uplink: Uplink::NODE_DEFAULT,
             parent: None,
             children: Vec::new(),
         };
@@ -95,23 +95,23 @@ impl Builder {
     }
 
     /// Hangs a switch under the switch `parent`.
-    pub fn switch(&mut self, parent: VertexId, name: &str, link: Link) -> VertexId {
-        self.add(parent, name.to_owned(), Kind::Switch, link)
+    pub fn switch(&mut self, parent: VertexId, name: &str, uplink: Uplink) -> VertexId {
+        self.add(parent, name.to_owned(), VertexKind::Switch, uplink)
     }
 
     /// Hangs a node under the switch `parent`.
-    pub fn node(&mut self, parent: VertexId, name: &str, link: Link) -> VertexId {
-        self.add(parent, name.to_owned(), Kind::Node, link)
+    pub fn node(&mut self, parent: VertexId, name: &str, uplink: Uplink) -> VertexId {
+        self.add(parent, name.to_owned(), VertexKind::Node, uplink)
     }
 
     /// Puts a rank on `node`.
-    pub fn rank(&mut self, node: VertexId, rank: Rank, link: Link) -> VertexId {
-        self.add(node, format!("rank {rank}"), Kind::Rank(rank), link)
+    pub fn rank(&mut self, node: VertexId, rank: Rank, uplink: Uplink) -> VertexId {
+        self.add(node, format!("rank {rank}"), VertexKind::Rank(rank), uplink)
     }
 
-    fn add(&mut self, parent: VertexId, name: String, kind: Kind, link: Link) -> VertexId {
+    fn add(&mut self, parent: VertexId, name: String, kind: VertexKind, uplink: Uplink) -> VertexId {
         let id = self.vertices.len();
-        self.vertices.push(Vertex { name, kind, link, parent: Some(parent), children: Vec::new() });
+        self.vertices.push(Vertex { name, kind, uplink, parent: Some(parent), children: Vec::new() });
         self.vertices[parent].children.push(id);
         id
     }
@@ -123,13 +123,13 @@ impl Builder {
     /// there are none, or if a link has no bandwidth.
     pub fn finish(self) -> Result<Topology> {
         let refuse = |words: String| Err(Error::new(ErrorKind::InvalidSetting, words));
-        if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.link.bandwidth == 0) {
+        if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.uplink.bandwidth == 0) {
             return refuse(format!("the link of {} has a bandwidth of zero", vertex.name));
         }
         let mut used = vec![false; self.vertices.len()];
         let mut leaf_of: Vec<Option<VertexId>> = Vec::new();
         for (id, vertex) in self.vertices.iter().enumerate() {
-            let Kind::Rank(rank) = vertex.kind else { continue };
+            let VertexKind::Rank(rank) = vertex.kind else { continue };
             // More numbers than leaves means a gap, which is found below without room for every number.
             let place = rank.min(self.vertices.len());
             if leaf_of.len() <= place {
@@ -190,7 +190,7 @@ impl Topology {
         let mut topology = Self { node_of: vec![0; leaves.len()], vertices: kept, leaves, nodes: 0 };
         // In the order of the tree, so that a walk through the nodes stays in a rack as long as it can.
         let mut machine: Option<VertexId> = None;
-        for rank in topology.ranks_by_place() {
+        for rank in topology.ranks_in_tree_order() {
             let node = topology.vertices[topology.leaves[rank]].parent;
             if machine != node {
                 machine = node;
@@ -205,12 +205,12 @@ impl Topology {
     /// name them.
     #[must_use]
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
-        let mut builder = Builder::new("switch");
+        let mut builder = TopologyBuilder::new("switch");
         let mut nodes = std::collections::HashMap::new();
         for (rank, name) in names.iter().enumerate() {
             let name = name.as_ref();
-            let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Link::OF_NODE));
-            builder.rank(node, rank, Link::OF_RANK);
+            let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Uplink::NODE_DEFAULT));
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
         builder.finish().expect("every rank is named once")
     }
@@ -247,7 +247,7 @@ impl Topology {
 
     /// The lowest vertex that both are below, or that one of them is.
     #[must_use]
-    pub fn meeting(&self, mut one: VertexId, mut other: VertexId) -> VertexId {
+    pub fn lowest_common_ancestor(&self, mut one: VertexId, mut other: VertexId) -> VertexId {
         // Parents have smaller numbers, so the larger one is never above the other.
         while one != other {
             let lower = if one > other { &mut one } else { &mut other };
@@ -259,13 +259,13 @@ impl Topology {
     /// The ranks from the left of the tree to the right, so that a walk through them enters and leaves each
     /// node, and each switch, once.
     #[must_use]
-    pub fn ranks_by_place(&self) -> Vec<Rank> {
+    pub fn ranks_in_tree_order(&self) -> Vec<Rank> {
         let mut ranks = Vec::with_capacity(self.leaves.len());
         let mut stack = vec![0];
         while let Some(id) = stack.pop() {
             let vertex = &self.vertices[id];
             match vertex.kind {
-                Kind::Rank(rank) => ranks.push(rank),
+                VertexKind::Rank(rank) => ranks.push(rank),
                 _ => stack.extend(vertex.children.iter().rev()),
             }
         }
@@ -319,8 +319,8 @@ impl Topology {
         let tell = |id: VertexId| {
             let vertex = &self.vertices[id];
             let what = match (vertex.kind, vertex.children.len()) {
-                (Kind::Node, 1) => "rank",
-                (Kind::Node, _) => "ranks",
+                (VertexKind::Node, 1) => "rank",
+                (VertexKind::Node, _) => "ranks",
                 (_, 1) => "branch",
                 _ => "branches",
             };
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn bandwidths_are_written_as_they_are_read() {
-        let speed = |bandwidth| Link { bandwidth, latency: 0 }.speed();
+        let speed = |bandwidth| Uplink { bandwidth, latency: 0 }.bandwidth_label();
         assert_eq!(
             [1, 64_000, 500_000_000, 2_500_000_000, 10_000_000_000, 1_000_000_000_000].map(speed),
             ["1", "64K", "500M", "2.5G", "10G", "1T"]
@@ -348,7 +348,7 @@ mod tests {
     fn equal_names_are_one_node() {
         let topology = Topology::from_names(&["b", "a", "b", "a", "c"]);
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
-        assert_eq!(topology.ranks_by_place(), [0, 2, 1, 3, 4]);
+        assert_eq!(topology.ranks_in_tree_order(), [0, 2, 1, 3, 4]);
         assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 1, 0, 1, 2]);
         assert_eq!(topology.levels().iter().map(Vec::len).collect::<Vec<_>>(), [1, 3]);
     }
@@ -358,8 +358,14 @@ mod tests {
         let topology = Topology::from_names(&["a", "a", "b"]);
         let [one, two, three] = [0, 1, 2].map(|rank| topology.leaf(rank));
         let node = topology.vertices()[one].parent.expect("a node");
-        assert_eq!((topology.meeting(one, two), topology.meeting(two, three)), (node, 0));
-        assert_eq!((topology.meeting(one, one), topology.meeting(node, two)), (one, node));
+        assert_eq!(
+            (topology.lowest_common_ancestor(one, two), topology.lowest_common_ancestor(two, three)),
+            (node, 0)
+        );
+        assert_eq!(
+            (topology.lowest_common_ancestor(one, one), topology.lowest_common_ancestor(node, two)),
+            (one, node)
+        );
     }
 
     #[test]
@@ -375,12 +381,12 @@ mod tests {
     #[test]
     fn a_tree_has_every_rank_once() {
         let finish = |ranks: &[Rank]| {
-            let mut builder = Builder::new("top");
-            let rack = builder.switch(0, "rack", Link::OF_NODE);
-            builder.node(rack, "empty", Link::OF_NODE);
+            let mut builder = TopologyBuilder::new("top");
+            let rack = builder.switch(0, "rack", Uplink::NODE_DEFAULT);
+            builder.node(rack, "empty", Uplink::NODE_DEFAULT);
             for rank in ranks {
-                let node = builder.node(rack, &format!("n{rank}"), Link::OF_NODE);
-                builder.rank(node, *rank, Link::OF_RANK);
+                let node = builder.node(rack, &format!("n{rank}"), Uplink::NODE_DEFAULT);
+                builder.rank(node, *rank, Uplink::RANK_DEFAULT);
             }
             builder.finish().map_err(|error| error.message().to_owned())
         };
@@ -390,9 +396,9 @@ mod tests {
         assert_eq!(finish(&[0, usize::MAX]), Err("the topology leaves out rank 1".to_owned()));
         assert_eq!(finish(&[0, 0]), Err("rank 0 is named twice: on n0 and on n0".to_owned()));
         assert_eq!(finish(&[]), Err("the topology has no ranks".to_owned()));
-        let mut builder = Builder::new("top");
-        let node = builder.node(0, "slow", Link { bandwidth: 0, latency: 0 });
-        builder.rank(node, 0, Link::OF_RANK);
+        let mut builder = TopologyBuilder::new("top");
+        let node = builder.node(0, "slow", Uplink { bandwidth: 0, latency: 0 });
+        builder.rank(node, 0, Uplink::RANK_DEFAULT);
         let error = builder.finish().expect_err("no bandwidth");
         assert_eq!(error.message(), "the link of slow has a bandwidth of zero");
     }

@@ -3,7 +3,7 @@
 //! Owns the sum. It is made of the programs that run, not of what a planner believes. Must not know latencies:
 //! it is about vectors whose bytes take the time.
 
-use super::lowering::{Plan, Purpose};
+use super::lowering::{Plan, ProgramSpec};
 use super::program::Body;
 use super::topology::{Topology, VertexId};
 
@@ -42,15 +42,15 @@ pub struct Traffic {
 impl Traffic {
     /// Adds up what the programs of all ranks send. The plan must be for as many ranks as the topology has.
     #[must_use]
-    pub fn of(plan: &Plan, topology: &Topology, purpose: Purpose) -> Self {
+    pub fn of(plan: &Plan, topology: &Topology, spec: ProgramSpec) -> Self {
         let mut loads = vec![Load::default(); topology.vertices().len()];
         for rank in 0..topology.world() {
-            for step in plan.program(rank, purpose).steps {
+            for step in plan.program(rank, spec).steps {
                 let Body::Send { peers, .. } = step.body else { continue };
                 let length = step.span.extent();
                 for peer in peers {
                     let (from, to) = (topology.leaf(rank), topology.leaf(peer));
-                    let top = topology.meeting(from, to);
+                    let top = topology.lowest_common_ancestor(from, to);
                     climb(topology, from, top, |vertex| loads[vertex].up += length);
                     climb(topology, to, top, |vertex| loads[vertex].down += length);
                 }
@@ -71,7 +71,7 @@ impl Traffic {
         let links = topology.vertices().iter().zip(&self.loads).enumerate().skip(1);
         let times = links.map(|(vertex, (of, load))| Busiest {
             vertex,
-            seconds_per_byte: load.larger() * 8.0 / of.link.bandwidth as f64,
+            seconds_per_byte: load.larger() * 8.0 / of.uplink.bandwidth as f64,
         });
         times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
             // Of those that take equally long the first: sums of fractions differ in their last bits.
@@ -99,8 +99,8 @@ mod tests {
         let topology = parse_short(topology).expect("a short form").expect("a good one");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
         let plan = Plan::on(schedule, &topology, Lowering::Auto);
-        let traffic = Traffic::of(&plan, &topology, Purpose::ALL_REDUCE);
-        let waves = Traffic::of(&plan, &topology, Purpose { by_wave: true, ..Purpose::ALL_REDUCE });
+        let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
+        let waves = Traffic::of(&plan, &topology, ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE });
         let round = |value: f64| (value * 1e6).round() / 1e6;
         let of_nodes = |traffic: &Traffic| -> Vec<(f64, f64)> {
             let nodes = &topology.vertices()[0].children;
@@ -150,7 +150,7 @@ mod tests {
         let topology = parse_short("(2+3)+(4)").expect("a short form").expect("a good one");
         let schedule = planner::flexreduce::plan(&topology).expect("small");
         let traffic =
-            Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, Purpose::ALL_REDUCE);
+            Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, ProgramSpec::ALL_REDUCE);
         for switch in &topology.vertices()[0].children {
             let Load { up, down } = traffic.load(*switch);
             assert!((up - 1.0).abs() < 1e-9 && (down - 1.0).abs() < 1e-9, "{up} {down}");

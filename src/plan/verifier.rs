@@ -13,7 +13,7 @@
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
-use super::lowering::{Plan, Purpose};
+use super::lowering::{Plan, ProgramSpec};
 use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Windows};
 use crate::call::Collective;
 use crate::error::{Error, ErrorKind, Result};
@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 /// A plan that was proved.
 #[derive(Clone, Debug)]
-pub struct Proven(Arc<Plan>);
+pub struct VerifiedPlan(Arc<Plan>);
 
-impl Proven {
+impl VerifiedPlan {
     /// Proves of `plan` that it all-reduces, in waves and not. The other collectives are made of the same
     /// halves: what comes to the owners and what goes out from them.
     ///
@@ -32,7 +32,7 @@ impl Proven {
     /// As for [`verify`].
     pub fn new(plan: Plan) -> Result<Self> {
         for by_wave in [true, false] {
-            verify(&plan, Purpose { by_wave, ..Purpose::ALL_REDUCE })?;
+            verify(&plan, ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE })?;
         }
         Ok(Self(Arc::new(plan)))
     }
@@ -51,19 +51,19 @@ impl Proven {
                 for root in if collective.has_root() { vec![0, last] } else { vec![0] } {
                     verify(
                         &plan,
-                        Purpose {
+                        ProgramSpec {
                             collective,
                             root,
                             by_wave,
                             reproducible,
                             prescale: reproducible,
-                            everywhere: false,
+                            one_shot: false,
                         },
                     )?;
                 }
             }
         }
-        verify(&plan, Purpose { everywhere: true, ..Purpose::ALL_REDUCE })?;
+        verify(&plan, ProgramSpec { one_shot: true, ..ProgramSpec::ALL_REDUCE })?;
         Ok(Self(Arc::new(plan)))
     }
 
@@ -78,23 +78,23 @@ impl Proven {
 ///
 /// # Errors
 /// `InvalidSetting` with what is wrong, naming span and ranks.
-pub fn verify(plan: &Plan, purpose: Purpose) -> Result<()> {
+pub fn verify(plan: &Plan, spec: ProgramSpec) -> Result<()> {
     let world = plan.schedule().world();
-    let programs: Vec<Program> = (0..world).map(|rank| plan.program(rank, purpose)).collect();
-    verify_programs(&programs, purpose).map_err(|words| {
+    let programs: Vec<Program> = (0..world).map(|rank| plan.program(rank, spec)).collect();
+    verify_programs(&programs, spec).map_err(|words| {
         let name = plan.schedule().name();
         Error::new(ErrorKind::InvalidSetting, format!("the {name} plan does not hold: {words}"))
     })
 }
 
 /// Proves the same of programs, one for each rank of the world. The error is a clause that says what is wrong.
-pub fn verify_programs(programs: &[Program], purpose: Purpose) -> std::result::Result<(), String> {
+pub fn verify_programs(programs: &[Program], spec: ProgramSpec) -> std::result::Result<(), String> {
     links(programs)?;
     for program in programs {
         progress(program)?;
         memory(program)?;
     }
-    Trace::new(programs).run(purpose)
+    SymbolicRun::new(programs).run(spec)
 }
 
 /// A message as one end of a link sees it: what it carries, how that is cut, and when it is due.
@@ -294,7 +294,7 @@ impl Contents {
 }
 
 /// Runs the programs with expressions for numbers, stretch by stretch.
-struct Trace<'a> {
+struct SymbolicRun<'a> {
     programs: &'a [Program],
     cuts: Vec<Fraction>,
     known: HashMap<Expression, u32>,
@@ -302,7 +302,7 @@ struct Trace<'a> {
     contents: Vec<Contents>,
 }
 
-impl<'a> Trace<'a> {
+impl<'a> SymbolicRun<'a> {
     fn new(programs: &'a [Program]) -> Self {
         let cuts = cuts(programs.iter());
         Self { programs, cuts, known: HashMap::new(), contents: Vec::new() }
@@ -328,7 +328,7 @@ impl<'a> Trace<'a> {
         number
     }
 
-    fn run(mut self, purpose: Purpose) -> std::result::Result<(), String> {
+    fn run(mut self, spec: ProgramSpec) -> std::result::Result<(), String> {
         let (stretches, world) = (self.cuts.len(), self.programs.len());
         let mut output: Vec<Vec<Option<u32>>> = vec![vec![None; stretches]; world];
         let mut divided: Vec<Vec<u32>> = vec![vec![0; stretches]; world];
@@ -346,7 +346,7 @@ impl<'a> Trace<'a> {
                     let range = range(&self.cuts, step.span);
                     match &step.body {
                         Body::Send { buffer, peers } => {
-                            let values = self.own(rank, range, *buffer, &output[rank], purpose)?;
+                            let values = self.own(rank, range, *buffer, &output[rank], spec)?;
                             for peer in peers {
                                 let place = sent.entry((rank, *peer)).or_default();
                                 flying.insert((rank, *peer, *place), values.clone());
@@ -373,7 +373,7 @@ impl<'a> Trace<'a> {
                                         flying.remove(&(*peer, rank, *place - 1)).unwrap_or_default()
                                     }
                                     OperandSource::Own { buffer, .. } => {
-                                        self.own(rank, range.clone(), *buffer, &output[rank], purpose)?
+                                        self.own(rank, range.clone(), *buffer, &output[rank], spec)?
                                     }
                                 });
                             }
@@ -399,7 +399,7 @@ impl<'a> Trace<'a> {
             let step = &self.programs[rank].steps[next[rank]];
             return Err(format!("it deadlocks: rank {rank} waits for {} and nobody can send it", step.span));
         }
-        self.results(purpose, &output, &divided)
+        self.results(spec, &output, &divided)
     }
 
     /// What `rank` itself has for these stretches.
@@ -409,18 +409,18 @@ impl<'a> Trace<'a> {
         stretches: std::ops::Range<usize>,
         buffer: BufferKind,
         output: &[Option<u32>],
-        purpose: Purpose,
+        spec: ProgramSpec,
     ) -> std::result::Result<Vec<u32>, String> {
         let value = |at: usize| match buffer {
-            BufferKind::Input => self.given(rank, at, purpose),
+            BufferKind::Input => self.given(rank, at, spec),
             BufferKind::Output => output[at].ok_or_else(|| self.missing(rank, at)),
         };
         stretches.map(value).collect()
     }
 
     /// What the caller of `rank` gives for a stretch.
-    fn given(&mut self, rank: Rank, at: usize, purpose: Purpose) -> std::result::Result<u32, String> {
-        let input = purpose.windows(rank, self.programs.len()).input;
+    fn given(&mut self, rank: Rank, at: usize, spec: ProgramSpec) -> std::result::Result<u32, String> {
+        let input = spec.windows(rank, self.programs.len()).input;
         if self.cuts[at] < input.start || self.cuts[at] >= input.end {
             return Err(format!("rank {rank} sends of {} what its caller never gave", self.stretch(at)));
         }
@@ -437,7 +437,7 @@ impl<'a> Trace<'a> {
 
     fn results(
         &self,
-        purpose: Purpose,
+        spec: ProgramSpec,
         output: &[Vec<Option<u32>>],
         divided: &[Vec<u32>],
     ) -> std::result::Result<(), String> {
@@ -447,7 +447,7 @@ impl<'a> Trace<'a> {
             let mut divisions = 0;
             for (rank, (results, divided)) in output.iter().zip(divided).enumerate() {
                 divisions += divided[at];
-                let window = purpose.windows(rank, world).output;
+                let window = spec.windows(rank, world).output;
                 if self.cuts[at] < window.start || self.cuts[at] >= window.end {
                     continue;
                 }
@@ -455,7 +455,7 @@ impl<'a> Trace<'a> {
                 let Some(result) = results[at] else {
                     return Err(format!("rank {rank} gets nothing for {stretch}"));
                 };
-                self.complete(rank, stretch, result, purpose)?;
+                self.complete(rank, stretch, result, spec)?;
                 match agreed {
                     Some((other, value)) if value != result => {
                         return Err(format!("ranks {other} and {rank} add {stretch} in different orders"));
@@ -464,8 +464,8 @@ impl<'a> Trace<'a> {
                 }
             }
             // Once by its owner, or by everybody who makes the whole sum.
-            let once = if purpose.everywhere { world as u32 } else { 1 };
-            if purpose.collective.reduces() && world > 1 && divisions != once {
+            let once = if spec.one_shot { world as u32 } else { 1 };
+            if spec.collective.reduces() && world > 1 && divisions != once {
                 return Err(format!(
                     "{} would be divided {divisions} times for an average",
                     self.stretch(at)
@@ -481,13 +481,13 @@ impl<'a> Trace<'a> {
         rank: Rank,
         stretch: Span,
         result: u32,
-        purpose: Purpose,
+        spec: ProgramSpec,
     ) -> std::result::Result<(), String> {
         let world = self.programs.len();
         let contents = &self.contents[result as usize];
-        let wanted = |from: Rank| match purpose.collective {
+        let wanted = |from: Rank| match spec.collective {
             Collective::AllGather => stretch.start.element(world as u64, 1) as Rank == from,
-            Collective::Broadcast => from == purpose.root,
+            Collective::Broadcast => from == spec.root,
             _ => true,
         };
         let wrong = |from: Rank, what: &str| {
@@ -511,7 +511,7 @@ mod tests {
     use crate::plan::planner::ring;
     use crate::plan::topology::Topology;
 
-    const PURPOSE: Purpose = Purpose { by_wave: true, ..Purpose::ALL_REDUCE };
+    const PURPOSE: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
 
     /// What the verifier says of a ring of three whose programs `spoil` has changed.
     fn verdict(lowering: Lowering, spoil: impl FnOnce(&mut [Program])) -> String {
@@ -593,7 +593,7 @@ mod tests {
             let step = reduction(program);
             program.steps.swap(0, step);
         }
-        let said = Trace::new(&programs).run(PURPOSE).expect_err("nobody sends first");
+        let said = SymbolicRun::new(&programs).run(PURPOSE).expect_err("nobody sends first");
         assert!(said.starts_with("it deadlocks: rank 0 waits for "), "{said}");
     }
 }

@@ -4,7 +4,7 @@
 use crate::harness::{Setup, World, join, spawn, watched};
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Algorithm, Config, Dimensions, Servers};
-use flexring::plan::file;
+use flexring::plan::plan_file;
 use flexring::plan::planner::{flexreduce, ring};
 use flexring::plan::topology::Topology;
 use flexring::{Error, ErrorKind, ReduceOp};
@@ -85,7 +85,7 @@ fn a_topology_that_does_not_fit_the_ranks_names_the_culprit_on_every_rank() {
 
 #[test]
 fn a_plan_that_loses_or_doubles_a_contribution_is_not_run() {
-    let plan = file::write(&ring::plan(&Topology::from_names(&["a", "a", "a"])), None);
+    let plan = plan_file::write(&ring::plan(&Topology::from_names(&["a", "a", "a"])), None);
     let lossy = plan.replacen(
         "\"participants\": [\n            1,\n            2,\n            0",
         "\"participants\": [\n            2,\n            0",
@@ -145,7 +145,7 @@ fn ranks_that_read_different_topologies_do_not_start() {
 #[test]
 fn described_topologies_and_plans_are_used() {
     let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
-    let plan = file("plan.json", &file::write(&flexreduce::plan(&topology).expect("small"), Some(60)));
+    let plan = file("plan.json", &plan_file::write(&flexreduce::plan(&topology).expect("small"), Some(60)));
     let short = |config: &mut Config| config.topology = Some("2+3".to_owned());
     let from_file = |config: &mut Config| config.plan_file = Some(plan.name());
     for change in [&short as &dyn Fn(&mut Config), &from_file] {

@@ -7,7 +7,7 @@ use flexring::config::{Lowering, Size};
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::tree;
 use flexring::plan::topology::Topology;
-use flexring::plan::verifier::Proven;
+use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn ranks_that_use_different_plans_are_told_so() {
                 let topology = Topology::from_names(&["one"; 4]);
                 let schedule = if comm.rank() == 2 { tree::star(&topology) } else { tree::binary(&topology) };
                 let plan = Plan::on(schedule, &topology, Lowering::Direct);
-                comm.use_plan(&Proven::new(plan).expect("a good plan")).expect("for four ranks");
+                comm.use_plan(&VerifiedPlan::new(plan).expect("a good plan")).expect("for four ranks");
                 all.wait();
                 failing(&comm, count, ReduceOp::Sum)
             });

@@ -7,7 +7,7 @@ use crate::trees::{self, Random};
 use flexring::call::Collective;
 use flexring::plan::Rank;
 use flexring::plan::fraction::Span;
-use flexring::plan::lowering::{Form, Plan, Purpose};
+use flexring::plan::lowering::{ExchangePattern, Plan, ProgramSpec};
 use flexring::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging};
 use flexring::plan::program::{Body, BufferKind, OperandSource, StepId};
 use flexring::plan::topology::Topology;
@@ -99,7 +99,7 @@ struct World {
 }
 
 /// What a world of random topology, algorithm, lowering and purpose is made from.
-fn plan(random: &mut Random) -> (Topology, Plan, Purpose) {
+fn plan(random: &mut Random) -> (Topology, Plan, ProgramSpec) {
     let topology = trees::tree(random, 6, 3);
     let algorithms: Vec<_> = trees::algorithms().collect();
     let schedule = loop {
@@ -111,28 +111,28 @@ fn plan(random: &mut Random) -> (Topology, Plan, Purpose) {
     let (mixed, direct) = (random.coin(), random.coin());
     let plan = Plan::new(schedule, |group| {
         let direct = if mixed { group.root % 2 == 0 } else { direct };
-        if direct { Form::Direct } else { Form::Chain }
+        if direct { ExchangePattern::Direct } else { ExchangePattern::Chain }
     });
     let collective = if random.coin() { Collective::AllReduce } else { Collective::ALL[random.below(5)] };
-    let everywhere = collective == Collective::AllReduce && random.below(8) == 0;
-    let purpose = Purpose {
+    let one_shot = collective == Collective::AllReduce && random.below(8) == 0;
+    let spec = ProgramSpec {
         collective,
         root: if collective.has_root() { random.below(topology.world()) } else { 0 },
-        prescale: collective.reduces() && !everywhere && random.below(4) == 0,
+        prescale: collective.reduces() && !one_shot && random.below(4) == 0,
         reproducible: collective.reduces() && random.below(4) == 0,
         by_wave: random.coin(),
-        everywhere,
+        one_shot,
     };
-    (topology, plan, purpose)
+    (topology, plan, spec)
 }
 
 /// Builds a random world for `seed` and plays it to its end.
 fn play(seed: u64) {
     let mut random = Random::new(seed);
-    let (topology, plan, purpose) = plan(&mut random);
+    let (topology, plan, spec) = plan(&mut random);
     let world = topology.world();
     let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
-    let parts = matches!(purpose.collective, Collective::ReduceScatter | Collective::AllGather);
+    let parts = matches!(spec.collective, Collective::ReduceScatter | Collective::AllGather);
     let count = match random.below(8) {
         0 => 0,
         _ if parts => (world * random.below(10)) as u64,
@@ -148,7 +148,7 @@ fn play(seed: u64) {
     let elements = |span: Span| span.elements(count, align);
     let machines = (0..world)
         .map(|rank| {
-            let program = plan.program(rank, purpose);
+            let program = plan.program(rank, spec);
             let mut pipeline = Pipeline::new(Arc::new(program), |peer| LinkProfile {
                 in_place: nodes[peer] == nodes[rank],
                 window,
@@ -156,13 +156,13 @@ fn play(seed: u64) {
                 recv_slots: slots,
             });
             let staging = |peer: Rank| if nodes[peer] == nodes[rank] { near } else { far };
-            let in_place = random.coin() && !purpose.everywhere;
+            let in_place = random.coin() && !spec.one_shot;
             pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             if random.below(8) == 0 {
                 // Once more, as in the next call: nothing may be left of the first.
                 pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             }
-            let given = elements(purpose.windows(rank, world).input);
+            let given = elements(spec.windows(rank, world).input);
             let given: Vec<u64> = (0..count)
                 .map(|at| if given.contains(&at) { contribution(rank, at) } else { u64::MAX / 2 })
                 .collect();
@@ -185,15 +185,15 @@ fn play(seed: u64) {
     let mut world_state = World { machines, wires };
     world_state.run(&mut random, seed);
     for (rank, machine) in world_state.machines.iter().enumerate() {
-        for at in elements(purpose.windows(rank, world).output) {
-            let expected: u64 = match purpose.collective {
+        for at in elements(spec.windows(rank, world).output) {
+            let expected: u64 = match spec.collective {
                 Collective::AllGather => contribution((at * world as u64 / count) as Rank, at),
-                Collective::Broadcast => contribution(purpose.root, at),
-                _ => (0..world).map(|from| contribution(from, at) * factor(from, purpose.prescale)).sum(),
+                Collective::Broadcast => contribution(spec.root, at),
+                _ => (0..world).map(|from| contribution(from, at) * factor(from, spec.prescale)).sum(),
             };
             assert_eq!(
                 machine.output[at as usize], expected,
-                "seed {seed}: rank {rank}, element {at}, {purpose:?}"
+                "seed {seed}: rank {rank}, element {at}, {spec:?}"
             );
         }
         if !machine.in_place {
@@ -364,8 +364,8 @@ impl World {
 #[test]
 fn plans_of_random_worlds_are_proved_by_the_verifier() {
     for seed in 0..cases(2_000) {
-        let (_, plan, purpose) = plan(&mut Random::new(seed));
-        verify(&plan, purpose).unwrap_or_else(|error| panic!("seed {seed}: {error}: {purpose:?}"));
+        let (_, plan, spec) = plan(&mut Random::new(seed));
+        verify(&plan, spec).unwrap_or_else(|error| panic!("seed {seed}: {error}: {spec:?}"));
     }
 }
 

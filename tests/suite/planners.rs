@@ -7,7 +7,7 @@ use flexring::config::{Algorithm, Config, Lowering};
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::flexreduce;
 use flexring::plan::topology::Topology;
-use flexring::plan::verifier::Proven;
+use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp};
 use std::time::Duration;
 
@@ -35,9 +35,10 @@ fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
 }
 
 /// The plans for the tree of a seed, each with its proof; for every fiftieth tree of all collectives.
-fn proven(seed: u64) -> Vec<(u64, Algorithm, Proven)> {
+fn proven(seed: u64) -> Vec<(u64, Algorithm, VerifiedPlan)> {
     let prove = |(algorithm, plan): (Algorithm, Plan)| {
-        let proven = if seed.is_multiple_of(50) { Proven::for_all(plan) } else { Proven::new(plan) };
+        let proven =
+            if seed.is_multiple_of(50) { VerifiedPlan::for_all(plan) } else { VerifiedPlan::new(plan) };
         let proven = proven.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", algorithm.name()));
         (seed, algorithm, proven)
     };
@@ -45,7 +46,7 @@ fn proven(seed: u64) -> Vec<(u64, Algorithm, Proven)> {
 }
 
 /// Proves the plans of all seeds, on all cores.
-fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, Proven)> {
+fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         let share = |thread| {
@@ -84,11 +85,11 @@ fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
     }
 }
 
-fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, Proven)]) {
+fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, VerifiedPlan)]) {
     let (rank, world) = (comm.rank(), comm.world_size());
     for (seed, algorithm, plan) in plans {
         let mut random = Random::new(seed ^ 77);
-        // Now and then long enough for homes of several sub-chunks.
+        // Now and then long enough for shards of several sub-chunks.
         let count = if random.below(16) == 0 { world * 600 + random.below(2000) } else { random.below(200) };
         comm.use_plan(plan).expect("a plan for this world");
         let mut vector: Vec<i64> = (0..count).map(|at| contribution(rank, at)).collect();
@@ -107,7 +108,7 @@ fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, Proven)]) {
 fn a_hundred_thousand_leaves_have_a_plan() {
     let topology = trees::cluster(100_000);
     let schedule = flexreduce::plan(&topology).expect("regular enough");
-    assert_eq!(schedule.homes().len(), topology.world());
+    assert_eq!(schedule.shards().len(), topology.world());
     // Whoever is not asked is not looked at: a rank's groups are few in a level of hundreds of thousands.
     let top = schedule.levels().last().expect("levels");
     assert!(top.groups().len() >= topology.world());

@@ -5,9 +5,9 @@
 use super::Planned;
 use flexring::config::Size;
 use flexring::plan::captions::captions;
-use flexring::plan::lowering::{Plan, Purpose};
+use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::ring;
-use flexring::plan::topology::{Kind, Topology, VertexId};
+use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 
 /// What is timed if nobody says how many elements: 64 MiB.
@@ -17,8 +17,8 @@ const ELEMENT: u64 = 4;
 
 /// The whole text.
 pub fn text(planned: &Planned) -> String {
-    let Planned { topology, schedule, choice, .. } = planned;
-    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), choice.why);
+    let Planned { topology, schedule, selection, .. } = planned;
+    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), selection.reason);
     for (number, words) in captions(schedule, topology).iter().enumerate() {
         text += &format!("  level {number}: {words}\n");
     }
@@ -32,7 +32,7 @@ pub fn text(planned: &Planned) -> String {
 fn shortcuts(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
     let mut notes = Vec::new();
-    if file.is_none() && flexring::plan::choice::small_go_straight(config, topology) {
+    if file.is_none() && flexring::plan::selection::uses_direct_plan(config, topology) {
         notes.push(format!(
             "vectors of at most {} go straight between all ranks instead (FLEXRING_DIRECT)",
             config.direct
@@ -52,7 +52,7 @@ fn costs(planned: &Planned) -> String {
     let Planned { topology, config, .. } = planned;
     let ring = Plan::on(ring::plan(topology), topology, config.lowering);
     let [ours, rings] =
-        [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, Purpose::ALL_REDUCE));
+        [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));
     let count = planned.count.unwrap_or(USUAL_COUNT);
     let bytes = count.saturating_mul(ELEMENT);
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
@@ -61,7 +61,7 @@ fn costs(planned: &Planned) -> String {
     let vertices = topology.vertices();
     let seconds = |traffic: &Traffic, vertex: VertexId| {
         let bits = traffic.load(vertex).larger() * bytes as f64 * 8.0;
-        duration(bits / vertices[vertex].link.bandwidth as f64)
+        duration(bits / vertices[vertex].uplink.bandwidth as f64)
     };
     let shown = shown(topology);
     let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
@@ -71,7 +71,7 @@ fn costs(planned: &Planned) -> String {
     );
     text += &format!("  {:width$}  bandwidth      up    down        time   in a ring\n", "link");
     for vertex in shown {
-        let (name, speed) = (&vertices[vertex].name, vertices[vertex].link.speed());
+        let (name, speed) = (&vertices[vertex].name, vertices[vertex].uplink.bandwidth_label());
         let Load { up, down } = ours.load(vertex);
         let (time, in_ring) = (seconds(&ours, vertex), seconds(&rings, vertex));
         text += &format!("  {name:width$}  {speed:>9}  {up:>6.3}  {down:>6.3}  {time:>10}  {in_ring:>10}\n");
@@ -95,7 +95,7 @@ fn costs(planned: &Planned) -> String {
 fn shown(topology: &Topology) -> Vec<VertexId> {
     let between = topology.nodes() > 1;
     let vertices = topology.vertices().iter().enumerate().skip(1);
-    let shown = vertices.filter(|(_, vertex)| matches!(vertex.kind, Kind::Rank(_)) != between);
+    let shown = vertices.filter(|(_, vertex)| matches!(vertex.kind, VertexKind::Rank(_)) != between);
     shown.map(|(vertex, _)| vertex).collect()
 }
 

@@ -14,12 +14,12 @@ use crate::output::{self, counted};
 use crate::settings::warn_about_unknown_settings;
 use flexring::config::{Algorithm, Config, environment};
 use flexring::description;
-use flexring::plan::choice::{self, Choice};
 use flexring::plan::drawing::{self, Labels};
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
+use flexring::plan::selection::{self, AlgorithmSelection};
 use flexring::plan::topology::Topology;
-use flexring::plan::{file, lowering};
+use flexring::plan::{lowering, plan_file};
 use flexring::{Error, ErrorKind};
 use std::path::Path;
 
@@ -30,7 +30,7 @@ struct Planned {
     /// What people call the topology.
     called: String,
     schedule: Schedule,
-    choice: Choice,
+    selection: AlgorithmSelection,
     /// The file that the plan is from, if it is from one.
     file: Option<String>,
     count: Option<u64>,
@@ -52,14 +52,14 @@ impl Planned {
 pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
     let planned = planned(options)?;
     if let Some(path) = &options.write {
-        write(path, &(file::write(&planned.schedule, None) + "\n"))?;
+        write(path, &(plan_file::write(&planned.schedule, None) + "\n"))?;
     }
     if let Some(path) = &options.svg {
         write(path, &draw(&planned)?)?;
     }
     let mut text = String::new();
     if options.json {
-        text = file::write(&planned.schedule, planned.count) + "\n";
+        text = plan_file::write(&planned.schedule, planned.count) + "\n";
     } else if !options.explain && !options.verify && options.write.is_none() && options.svg.is_none() {
         text = table::text(&planned);
     }
@@ -100,7 +100,7 @@ fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
         }
     };
     let details = Details::of(&config);
-    let (schedule, choice) = match read {
+    let (schedule, selection) = match read {
         Some(schedule) => {
             let path = config.plan_file.clone().unwrap_or_default();
             let (planned, world) = (schedule.world(), topology.world());
@@ -111,18 +111,24 @@ fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
                 );
                 return Err(CommandError::Usage(words));
             }
-            (schedule, Choice { algorithm: Algorithm::Auto, why: format!("the plan {path} was given") })
+            (
+                schedule,
+                AlgorithmSelection {
+                    algorithm: Algorithm::Auto,
+                    reason: format!("the plan {path} was given"),
+                },
+            )
         }
         None => {
-            let mut choice = choice::choose(config.algo, &topology, &details);
+            let mut selection = selection::select_algorithm(config.algo, &topology, &details);
             if let Some(flag) = options.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
-                choice.why = format!("--algo {flag} was given");
+                selection.reason = format!("--algo {flag} was given");
             }
-            (planner::plan(choice.algorithm, &topology, &details)?, choice)
+            (planner::plan(selection.algorithm, &topology, &details)?, selection)
         }
     };
     let file = config.plan_file.clone();
-    Ok(Planned { topology, called, schedule, choice, file, count: options.count, config })
+    Ok(Planned { topology, called, schedule, selection, file, count: options.count, config })
 }
 
 /// What people call a topology: the short form, or the file's name without its folder.

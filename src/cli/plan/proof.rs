@@ -4,13 +4,13 @@
 
 use super::Planned;
 use crate::error::CommandError;
-use flexring::plan::verifier::Proven;
+use flexring::plan::verifier::VerifiedPlan;
 
 /// What was proved, or as a failure what was refuted.
 pub fn text(planned: &Planned) -> Result<String, CommandError> {
     let Planned { schedule, topology, called, file, .. } = planned;
     let world = topology.world();
-    if let Err(error) = Proven::for_all(planned.lowered()) {
+    if let Err(error) = VerifiedPlan::for_all(planned.lowered()) {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{file}: "));
         return Err(CommandError::Failed(format!("{file}{}", error.message())));
     }

@@ -12,7 +12,7 @@ use flexring::plan::schedule::{Group, Level};
 /// The whole text.
 pub fn text(planned: &Planned) -> String {
     let Planned { schedule, topology, count, .. } = planned;
-    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.choice.why);
+    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.selection.reason);
     let mut calls = 0;
     for (number, (level, words)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {
         text += &format!("\nlevel {number}: {words}\n{}", table(level, *count));
@@ -20,12 +20,12 @@ pub fn text(planned: &Planned) -> String {
     }
     text += "\nin the end\n";
     let mut lines = vec![cells(*count, "span", "elements", &["rank"])];
-    for home in schedule.homes() {
+    for shard in schedule.shards() {
         lines.push(cells(
             *count,
-            &home.span.to_string(),
-            &elements(home.span, *count),
-            &[&home.owner.to_string()],
+            &shard.span.to_string(),
+            &elements(shard.span, *count),
+            &[&shard.owner.to_string()],
         ));
     }
     text += &aligned(&lines);

@@ -12,8 +12,8 @@
 //! | `canvas` | how SVG is spelt |
 
 mod canvas;
+mod geometry;
 mod holdings;
-mod layout;
 mod palette;
 mod ribbons;
 
@@ -21,10 +21,10 @@ use super::Rank;
 use super::captions::captions;
 use super::fraction::Span;
 use super::schedule::Schedule;
-use super::topology::{Kind, Topology};
+use super::topology::{Topology, VertexKind};
 use canvas::{Anchor, Canvas, Font, number};
+use geometry::{CAPTION, Geometry, HEAD, LABEL, MARGIN, NOTE, OWNED, SUBTITLE, TITLE};
 use holdings::{Flow, Holdings, flows, holdings};
-use layout::{CAPTION, HEAD, LABEL, Layout, MARGIN, NOTE, OWNED, SUBTITLE, TITLE};
 use palette::color;
 use ribbons::{Ribbon, ribbons};
 
@@ -48,10 +48,10 @@ pub struct Labels<'a> {
 pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> String {
     let owned: Vec<String> = (0..schedule.world()).map(|rank| owned(schedule, rank, labels)).collect();
     let texts = owned.iter().map(|words| OWNED.width(words)).fold(0.0, f64::max);
-    let layout = Layout::new(topology, schedule.levels().len() + 1, texts);
+    let geometry = Geometry::new(topology, schedule.levels().len() + 1, texts);
     let mut captions = captions(schedule, topology);
     captions.last_mut().into_iter().for_each(|last| last.push_str(": every part is complete"));
-    let painter = Painter { schedule, topology, labels, layout, canvas: Canvas::default() };
+    let painter = Painter { schedule, topology, labels, geometry, canvas: Canvas::default() };
     painter.paint(&captions, &owned)
 }
 
@@ -59,7 +59,7 @@ struct Painter<'a> {
     schedule: &'a Schedule,
     topology: &'a Topology,
     labels: Labels<'a>,
-    layout: Layout,
+    geometry: Geometry,
     canvas: Canvas,
 }
 
@@ -69,7 +69,7 @@ impl Painter<'_> {
         let height = self.legend(below) + MARGIN - 4.0;
         // What is painted first is behind the rest.
         let front = std::mem::take(&mut self.canvas);
-        let width = self.layout.width;
+        let width = self.geometry.width;
         self.canvas
             .rect([0.5, 0.5, width - 1.0, height - 1.0], "rx=\"10\" fill=\"#FFFFFF\" stroke=\"#CBD2D9\"");
         let title = self.title();
@@ -90,7 +90,7 @@ impl Painter<'_> {
     fn title(&mut self) -> String {
         let world = self.schedule.world();
         let title = format!("{} on {}", self.schedule.name(), self.labels.topology);
-        let room = self.layout.width - 2.0 * MARGIN;
+        let room = self.geometry.width - 2.0 * MARGIN;
         self.canvas.text(MARGIN, 36.0, TITLE, &TITLE.cut(&title, room));
         let vector = match self.labels.count {
             Some(count) => format!("a vector of {count} elements"),
@@ -107,12 +107,12 @@ impl Painter<'_> {
     /// What all bars are made of: the vector in the pale colours of those who will own it, and the hatching of
     /// what was handed away.
     fn define(&mut self) {
-        let Self { layout, schedule, canvas, .. } = self;
+        let Self { geometry, schedule, canvas, .. } = self;
         canvas.define("vector", |canvas| {
-            for home in schedule.homes() {
-                let (start, end) = (layout.offset(home.span.start), layout.offset(home.span.end));
-                let style = format!("fill=\"{}\" fill-opacity=\"0.42\"", color(home.owner));
-                canvas.rect([start, 0.0, end - start, layout.bar_height], &style);
+            for shard in schedule.shards() {
+                let (start, end) = (geometry.offset(shard.span.start), geometry.offset(shard.span.end));
+                let style = format!("fill=\"{}\" fill-opacity=\"0.42\"", color(shard.owner));
+                canvas.rect([start, 0.0, end - start, geometry.bar_height], &style);
             }
         });
         canvas.raw(
@@ -124,23 +124,23 @@ impl Painter<'_> {
 
     /// The tree on the left: switches, nodes and ranks.
     fn tree(&mut self) {
-        let Self { layout, topology, canvas, .. } = self;
+        let Self { geometry, topology, canvas, .. } = self;
         let vertices = topology.vertices();
         let uneven = |parent: Option<usize>| {
             let siblings = parent.map(|parent| &vertices[parent].children[..]).unwrap_or_default();
             siblings
                 .iter()
-                .any(|child| vertices[*child].link.bandwidth != vertices[siblings[0]].link.bandwidth)
+                .any(|child| vertices[*child].uplink.bandwidth != vertices[siblings[0]].uplink.bandwidth)
         };
-        for bracket in &layout.brackets {
+        for bracket in &geometry.brackets {
             let vertex = &vertices[bracket.vertex];
-            let (x, top, bottom) = (layout.bracket_x(bracket), bracket.top, bracket.bottom);
+            let (x, top, bottom) = (geometry.bracket_x(bracket), bracket.top, bracket.bottom);
             let [left, tick] = [x, x + 5.0].map(number);
             let line = format!("M{tick} {}H{left}V{}H{tick}", number(top), number(bottom));
             canvas.path(&line, "fill=\"none\" stroke=\"#7B8794\" stroke-width=\"1.3\"");
             let middle = f64::midpoint(top, bottom);
-            let speed = uneven(vertex.parent).then(|| vertex.link.speed());
-            if vertex.kind == Kind::Switch {
+            let speed = uneven(vertex.parent).then(|| vertex.uplink.bandwidth_label());
+            if vertex.kind == VertexKind::Switch {
                 let name = match &speed {
                     Some(speed) => format!("{}, {speed}", vertex.name),
                     None => vertex.name.clone(),
@@ -152,36 +152,37 @@ impl Painter<'_> {
             let font = Font { anchor: Anchor::End, ..NOTE };
             let room = bottom - top >= 26.0 && speed.is_some();
             let line = middle + font.size * 0.36 - if room { 6.5 } else { 0.0 };
-            canvas.text(x - 7.0, line, font, &font.cut(&vertex.name, layout.node_width));
+            canvas.text(x - 7.0, line, font, &font.cut(&vertex.name, geometry.node_width));
             if let Some(speed) = speed.filter(|_| room) {
                 canvas.text(x - 7.0, line + 13.0, Font { size: 10.5, ..font }, &speed);
             }
         }
-        let side = layout.bar_height.min(11.0);
-        for rank in &layout.order {
+        let side = geometry.bar_height.min(11.0);
+        for rank in &geometry.order {
             let font = Font { anchor: Anchor::End, ..LABEL };
-            canvas.text(layout.left - 24.0, layout.baseline(*rank, font), font, &format!("rank {rank}"));
-            let y = layout.bar(*rank) + (layout.bar_height - side) / 2.0;
-            canvas.rect([layout.left - 19.0, y, side, side], &format!("rx=\"2\" fill=\"{}\"", color(*rank)));
+            canvas.text(geometry.left - 24.0, geometry.baseline(*rank, font), font, &format!("rank {rank}"));
+            let y = geometry.bar(*rank) + (geometry.bar_height - side) / 2.0;
+            canvas
+                .rect([geometry.left - 19.0, y, side, side], &format!("rx=\"2\" fill=\"{}\"", color(*rank)));
         }
     }
 
     /// One column: everybody's vector after so many levels.
     fn column(&mut self, number: usize, holdings: &Holdings) {
-        let x = self.layout.column(number);
+        let x = self.geometry.column(number);
         let head = match number {
             0 => "start".to_owned(),
             _ => format!("after level {}", number - 1),
         };
-        let (layout, canvas) = (&self.layout, &mut self.canvas);
-        canvas.text(x + layout.bar_width / 2.0, layout.top - 27.0, HEAD, &head);
+        let (geometry, canvas) = (&self.geometry, &mut self.canvas);
+        canvas.text(x + geometry.bar_width / 2.0, geometry.top - 27.0, HEAD, &head);
         // Who will own which part, once for the column.
-        let (strip, small) = (layout.top - 20.0, Font { size: 10.0, ..LABEL });
-        for home in self.schedule.homes() {
-            let (start, end) = (x + layout.offset(home.span.start), x + layout.offset(home.span.end));
-            let style = format!("fill=\"{}\" stroke=\"#FFFFFF\" stroke-width=\"0.6\"", color(home.owner));
+        let (strip, small) = (geometry.top - 20.0, Font { size: 10.0, ..LABEL });
+        for shard in self.schedule.shards() {
+            let (start, end) = (x + geometry.offset(shard.span.start), x + geometry.offset(shard.span.end));
+            let style = format!("fill=\"{}\" stroke=\"#FFFFFF\" stroke-width=\"0.6\"", color(shard.owner));
             canvas.rect([start, strip, end - start, 13.0], &style);
-            let name = home.owner.to_string();
+            let name = shard.owner.to_string();
             if small.width(&name) + 2.0 <= end - start {
                 canvas.text(f64::midpoint(start, end), strip + 10.0, small, &name);
             }
@@ -196,10 +197,10 @@ impl Painter<'_> {
     }
 
     fn bar(&mut self, x: f64, rank: Rank, held: &[Span]) {
-        let Self { layout, schedule, canvas, .. } = self;
-        let (y, height) = (layout.bar(rank), layout.bar_height);
+        let Self { geometry, schedule, canvas, .. } = self;
+        let (y, height) = (geometry.bar(rank), geometry.bar_height);
         let place = |span: Span| {
-            let (start, end) = (layout.offset(span.start), layout.offset(span.end));
+            let (start, end) = (geometry.offset(span.start), geometry.offset(span.end));
             [x + start, y, end - start, height]
         };
         canvas.show("vector", x, y);
@@ -215,13 +216,16 @@ impl Painter<'_> {
         if !away.is_empty() {
             canvas.rect(place(away), "fill=\"url(#away)\"");
         }
-        canvas
-            .rect([x, y, layout.bar_width, height], "fill=\"none\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"");
+        canvas.rect(
+            [x, y, geometry.bar_width, height],
+            "fill=\"none\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"",
+        );
         for span in held {
             canvas.rect(place(*span), "fill=\"none\" stroke=\"#52606D\" stroke-width=\"0.9\"");
         }
-        for home in schedule.homes().iter().filter(|home| home.owner == rank) {
-            for span in held.iter().map(|span| span.intersection(home.span)).filter(|span| !span.is_empty()) {
+        for shard in schedule.shards().iter().filter(|shard| shard.owner == rank) {
+            for span in held.iter().map(|span| span.intersection(shard.span)).filter(|span| !span.is_empty())
+            {
                 let style = format!("fill=\"{}\" stroke=\"#1F2933\" stroke-width=\"1.4\"", color(rank));
                 canvas.rect(place(span), &style);
             }
@@ -230,27 +234,28 @@ impl Painter<'_> {
 
     /// How much a rank holds, in the bar.
     fn label(&mut self, x: f64, rank: Rank, held: &[Span]) {
-        let Self { layout, labels, canvas, .. } = self;
-        let font = Font { size: LABEL.size.min(layout.bar_height - 2.0), halo: true, ..LABEL };
+        let Self { geometry, labels, canvas, .. } = self;
+        let font = Font { size: LABEL.size.min(geometry.bar_height - 2.0), halo: true, ..LABEL };
         for span in held {
-            let (start, end) = (x + layout.offset(span.start), x + layout.offset(span.end));
+            let (start, end) = (x + geometry.offset(span.start), x + geometry.offset(span.end));
             let label = match labels.count {
                 Some(count) => elements(*span, count),
                 None if *span == Span::WHOLE => "whole".to_owned(),
                 None => span.length().map_or_else(String::new, |length| length.to_string()),
             };
             if font.width(&label) + 4.0 <= end - start {
-                canvas.text(f64::midpoint(start, end), layout.baseline(rank, font), font, &label);
+                canvas.text(f64::midpoint(start, end), geometry.baseline(rank, font), font, &label);
             }
         }
     }
 
     /// Who reduces onto whom between two columns.
     fn flows(&mut self, level: usize, flows: &[Flow]) {
-        let (layout, canvas) = (&self.layout, &mut self.canvas);
-        let (left, right) = (layout.column(level) + layout.bar_width + 3.0, layout.column(level + 1) - 3.0);
+        let (geometry, canvas) = (&self.geometry, &mut self.canvas);
+        let (left, right) =
+            (geometry.column(level) + geometry.bar_width + 3.0, geometry.column(level + 1) - 3.0);
         if flows.len() > MOST_FLOWS {
-            let (middle, y) = (f64::midpoint(left, right), f64::midpoint(layout.top, layout.bottom));
+            let (middle, y) = (f64::midpoint(left, right), f64::midpoint(geometry.top, geometry.bottom));
             let font = Font { anchor: Anchor::Middle, ..NOTE };
             for (line, words) in [(-1.0, "many"), (0.0, "to"), (1.0, "many")] {
                 canvas.text(middle, y + 14.0 * line, font, words);
@@ -258,7 +263,7 @@ impl Painter<'_> {
             return;
         }
         let head = if flows.len() > 60 { 0.0 } else { 5.0 };
-        for Ribbon { to, start, end, thickness } in ribbons(flows, layout) {
+        for Ribbon { to, start, end, thickness } in ribbons(flows, geometry) {
             let color = color(to);
             let (stop, middle) = (right - head, f64::midpoint(left, right));
             let [x, start, tip, stop, middle] = [left, start, right, stop, middle].map(number);
@@ -280,31 +285,31 @@ impl Painter<'_> {
 
     /// What everybody owns in the end, right of the last column.
     fn owners(&mut self, owned: &[String]) {
-        let Self { layout, canvas, .. } = self;
-        let x = layout.column(layout.columns - 1) + layout.bar_width + 10.0;
-        canvas.text(x, layout.top - 27.0, Font { anchor: Anchor::Start, ..HEAD }, "owns");
-        for rank in &layout.order {
-            let words = OWNED.cut(&owned[*rank], layout.width - x - 8.0);
-            canvas.text(x, layout.baseline(*rank, OWNED), OWNED, &words);
+        let Self { geometry, canvas, .. } = self;
+        let x = geometry.column(geometry.columns - 1) + geometry.bar_width + 10.0;
+        canvas.text(x, geometry.top - 27.0, Font { anchor: Anchor::Start, ..HEAD }, "owns");
+        for rank in &geometry.order {
+            let words = OWNED.cut(&owned[*rank], geometry.width - x - 8.0);
+            canvas.text(x, geometry.baseline(*rank, OWNED), OWNED, &words);
         }
         let font = Font { anchor: Anchor::End, ..NOTE };
-        canvas.text(layout.left - 8.0, layout.top - 10.0, font, "owner in the end");
+        canvas.text(geometry.left - 8.0, geometry.top - 10.0, font, "owner in the end");
     }
 
     /// What the levels do, below their columns. Returns where they end.
     fn captions(&mut self, captions: &[String]) -> f64 {
-        let Self { layout, canvas, .. } = self;
+        let Self { geometry, canvas, .. } = self;
         let start = if self.schedule.world() == 1 {
             "the rank holds its vector"
         } else {
             "every rank holds its whole vector"
         };
         let texts = std::iter::once(start).chain(captions.iter().map(String::as_str));
-        let mut below = layout.bottom;
+        let mut below = geometry.bottom;
         for (number, text) in texts.enumerate() {
-            let middle = layout.column(number) + layout.bar_width / 2.0;
-            for (line, text) in (1..).zip(CAPTION.lines(text, layout.bar_width + layout.gap * 0.45)) {
-                let y = layout.bottom + 8.0 + 15.5 * f64::from(line);
+            let middle = geometry.column(number) + geometry.bar_width / 2.0;
+            for (line, text) in (1..).zip(CAPTION.lines(text, geometry.bar_width + geometry.gap * 0.45)) {
+                let y = geometry.bottom + 8.0 + 15.5 * f64::from(line);
                 canvas.text(middle, y, CAPTION, &text);
                 below = below.max(y);
             }
@@ -314,7 +319,7 @@ impl Painter<'_> {
 
     /// What is what. Returns where it ends.
     fn legend(&mut self, below: f64) -> f64 {
-        let Self { layout, canvas, .. } = self;
+        let Self { geometry, canvas, .. } = self;
         let own = color(0);
         let swatches = [
             (format!("fill=\"{own}\" stroke=\"#1F2933\" stroke-width=\"1.4\""), "its own part"),
@@ -328,14 +333,14 @@ impl Painter<'_> {
         let words = "colour: who will own it";
         let (mut x, mut y) = (MARGIN, below + 34.0);
         canvas.path(
-            &format!("M{} {}H{}", number(MARGIN), number(below + 14.0), number(layout.width - MARGIN)),
+            &format!("M{} {}H{}", number(MARGIN), number(below + 14.0), number(geometry.width - MARGIN)),
             "stroke=\"#E4E7EB\"",
         );
         canvas.text(x, y, NOTE, words);
         x += NOTE.width(words) + 14.0;
         for (number, (style, words)) in swatches.iter().enumerate() {
             let width = 24.0 + 6.0 + NOTE.width(words);
-            if x + width > layout.width - MARGIN {
+            if x + width > geometry.width - MARGIN {
                 (x, y) = (MARGIN, y + 20.0);
             }
             let thin = if number == 3 { 4.0 } else { 0.0 };
@@ -349,7 +354,7 @@ impl Painter<'_> {
 
 /// What a rank owns in the end.
 fn owned(schedule: &Schedule, rank: Rank, labels: Labels<'_>) -> String {
-    let mut spans = schedule.homes().iter().filter(|home| home.owner == rank).map(|home| home.span);
+    let mut spans = schedule.shards().iter().filter(|shard| shard.owner == rank).map(|shard| shard.span);
     match (spans.next(), spans.count(), labels.count) {
         (None, ..) => "nothing".to_owned(),
         (Some(span), 0, Some(count)) => elements(span, count),

@@ -3,8 +3,8 @@
 //! Owns the stacking: what leaves or reaches a rank does so side by side in the middle of its bar, in the order
 //! of the rows at the other end, so that ribbons cross as little as they can. Must not know how they are painted.
 
+use super::geometry::Geometry;
 use super::holdings::Flow;
-use super::layout::Layout;
 use crate::plan::Rank;
 
 /// Thinner is not seen.
@@ -22,16 +22,16 @@ pub(super) struct Ribbon {
 
 /// The flows of a level as ribbons, as thick as a bar is high for a whole vector; or where more than that comes
 /// to one rank, all of them thinner.
-pub(super) fn ribbons(flows: &[Flow], layout: &Layout) -> Vec<Ribbon> {
-    let mut sums = vec![(0.0, 0.0); layout.order.len()];
+pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
+    let mut sums = vec![(0.0, 0.0); geometry.order.len()];
     for flow in flows {
         sums[flow.from].0 += flow.amount;
         sums[flow.to].1 += flow.amount;
     }
     let most = sums.iter().fold(1.0, |most: f64, (out, into)| most.max(*out).max(*into));
-    let thickness = |flow: &Flow| (flow.amount * layout.bar_height / most).max(THINNEST);
-    let starts = stack(flows, layout, thickness, |flow| (flow.from, flow.to));
-    let ends = stack(flows, layout, thickness, |flow| (flow.to, flow.from));
+    let thickness = |flow: &Flow| (flow.amount * geometry.bar_height / most).max(THINNEST);
+    let starts = stack(flows, geometry, thickness, |flow| (flow.from, flow.to));
+    let ends = stack(flows, geometry, thickness, |flow| (flow.to, flow.from));
     let ribbon = |(flow, (start, end)): (&Flow, (f64, f64))| Ribbon {
         to: flow.to,
         start,
@@ -44,20 +44,20 @@ pub(super) fn ribbons(flows: &[Flow], layout: &Layout) -> Vec<Ribbon> {
 /// The middle of each flow in the stack at its near end, by the number of the flow.
 fn stack(
     flows: &[Flow],
-    layout: &Layout,
+    geometry: &Geometry,
     thickness: impl Fn(&Flow) -> f64,
     near_and_far: impl Fn(&Flow) -> (Rank, Rank),
 ) -> Vec<f64> {
-    let mut total = vec![0.0; layout.order.len()];
+    let mut total = vec![0.0; geometry.order.len()];
     flows.iter().for_each(|flow| total[near_and_far(flow).0] += thickness(flow));
     // Stacks are higher than the bar where many are of the least thickness.
-    let squeeze = |rank: Rank| (layout.bar_height / total[rank]).min(1.0);
-    let mut next: Vec<f64> = (0..layout.order.len())
-        .map(|rank| layout.bar(rank) + (layout.bar_height - total[rank] * squeeze(rank)) / 2.0)
+    let squeeze = |rank: Rank| (geometry.bar_height / total[rank]).min(1.0);
+    let mut next: Vec<f64> = (0..geometry.order.len())
+        .map(|rank| geometry.bar(rank) + (geometry.bar_height - total[rank] * squeeze(rank)) / 2.0)
         .collect();
     let mut order: Vec<usize> = (0..flows.len()).collect();
     order.sort_by(|one, other| {
-        let far = |flow: usize| layout.bar(near_and_far(&flows[flow]).1);
+        let far = |flow: usize| geometry.bar(near_and_far(&flows[flow]).1);
         far(*one).total_cmp(&far(*other))
     });
     let mut middles = vec![0.0; flows.len()];
@@ -78,25 +78,28 @@ mod tests {
     #[test]
     fn ribbons_to_one_rank_are_side_by_side_in_its_bar() {
         let topology = Topology::from_names(&["a"; 3]);
-        let layout = Layout::new(&topology, 2, 60.0);
+        let geometry = Geometry::new(&topology, 2, 60.0);
         let flow = |from, amount| Flow { from, to: 1, amount };
-        let ribbons = ribbons(&[flow(2, 0.25), flow(0, 0.5)], &layout);
+        let ribbons = ribbons(&[flow(2, 0.25), flow(0, 0.5)], &geometry);
         let [lower, upper] = ribbons[..] else { panic!("two ribbons") };
         assert!(upper.end < lower.end, "who sends from above arrives above");
-        assert_eq!((upper.thickness, lower.thickness), (layout.bar_height / 2.0, layout.bar_height / 4.0));
+        assert_eq!(
+            (upper.thickness, lower.thickness),
+            (geometry.bar_height / 2.0, geometry.bar_height / 4.0)
+        );
         assert!((lower.end - upper.end - (upper.thickness + lower.thickness) / 2.0).abs() < 1e-9);
         let (top, bottom) = (upper.end - upper.thickness / 2.0, lower.end + lower.thickness / 2.0);
-        assert!(top > layout.bar(1) && bottom < layout.bar(1) + layout.bar_height);
+        assert!(top > geometry.bar(1) && bottom < geometry.bar(1) + geometry.bar_height);
     }
 
     #[test]
     fn more_than_fits_is_thinner_or_closer() {
         for (world, amount) in [(4, 1.0), (100, 0.001)] {
             let topology = Topology::from_names(&vec!["a"; world]);
-            let layout = Layout::new(&topology, 2, 60.0);
+            let geometry = Geometry::new(&topology, 2, 60.0);
             let flows: Vec<Flow> = (1..world).map(|from| Flow { from, to: 0, amount }).collect();
-            for ribbon in ribbons(&flows, &layout) {
-                assert!((layout.bar(0)..layout.bar(0) + layout.bar_height).contains(&ribbon.end));
+            for ribbon in ribbons(&flows, &geometry) {
+                assert!((geometry.bar(0)..geometry.bar(0) + geometry.bar_height).contains(&ribbon.end));
             }
         }
     }

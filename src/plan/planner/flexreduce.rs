@@ -3,8 +3,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::{Fraction, Span};
-use crate::plan::schedule::{Cast, Group, Held, Schedule};
-use crate::plan::topology::{Kind, Topology, VertexId};
+use crate::plan::schedule::{Group, HeldSpan, ParticipantSet, Schedule};
+use crate::plan::topology::{Topology, VertexId, VertexKind};
 use std::sync::Arc;
 
 /// Plans as Lee et al. do (FlexReduce, `papers/000`, Fig. 3): every branch divides its leaves' portions by its
@@ -47,7 +47,7 @@ pub(super) fn with_shares(
     let mut below: Vec<Vec<Rank>> = vertices
         .iter()
         .map(|vertex| match vertex.kind {
-            Kind::Rank(rank) => vec![rank],
+            VertexKind::Rank(rank) => vec![rank],
             _ => Vec::new(),
         })
         .collect();
@@ -81,11 +81,11 @@ pub(super) fn with_shares(
 /// Gives the ranks below a branch their next ranges and adds the groups that it takes. Returns the ranks in the
 /// order of their ranges, or nothing if a fraction is too long.
 fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> Option<Vec<Rank>> {
-    let held = |list: &Vec<Rank>| -> Vec<Held> {
-        let holders = list.iter().map(|rank| Held { span: leaves[*rank].range, rank: *rank });
+    let held = |list: &Vec<Rank>| -> Vec<HeldSpan> {
+        let holders = list.iter().map(|rank| HeldSpan { span: leaves[*rank].range, rank: *rank });
         holders.filter(|held| !held.span.is_empty()).collect()
     };
-    let cast = Cast::holders(lists.iter().map(held).collect());
+    let set = ParticipantSet::holders(lists.iter().map(held).collect());
     let mut sorted: Vec<Rank> = lists.iter().flatten().copied().collect();
     sorted.sort_by_key(|rank| (leaves[*rank].range.end, leaves[*rank].range.start, *rank));
 
@@ -100,10 +100,10 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
             while ends.next_if(|end| *end <= begin).is_some() {}
             let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(next.end);
             // Begins behind the root's branch, so that the root adds last where it is a participant.
-            let first = (cast.place_of(*rank)? + 1) % lists.len();
+            let first = (set.place_of(*rank)? + 1) % lists.len();
             groups.push(Group {
                 span: Span { start: begin, end },
-                cast: Arc::clone(&cast),
+                set: Arc::clone(&set),
                 first,
                 root: *rank,
             });

@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) fn grid(name: &str, topology: &Topology, dimensions: &[usize]) -> Res
             format!("dimensions {} have {product} points, but there are {world} ranks", shown.join("x"));
         return Err(Error::new(ErrorKind::InvalidSetting, words));
     }
-    let order = topology.ranks_by_place();
+    let order = topology.ranks_in_tree_order();
     // Which of `parts` equal parts each rank holds.
     let (mut held, mut parts) = (vec![0; world], 1);
     let mut levels = Vec::new();
@@ -37,16 +37,11 @@ pub(super) fn grid(name: &str, topology: &Topology, dimensions: &[usize]) -> Res
         let mut groups = Vec::new();
         for start in (0..world).filter(|place| place / stride % fan_out == 0) {
             let line: Vec<Rank> = (0..fan_out).map(|step| order[start + step * stride]).collect();
-            let cast = Cast::all(line.clone());
+            let set = ParticipantSet::all(line.clone());
             for (place, root) in line.iter().enumerate() {
                 held[*root] = held[*root] * fan_out + place;
                 let span = Span::part(held[*root], parts * fan_out);
-                groups.push(Group {
-                    span,
-                    cast: Arc::clone(&cast),
-                    first: (place + 1) % fan_out,
-                    root: *root,
-                });
+                groups.push(Group { span, set: Arc::clone(&set), first: (place + 1) % fan_out, root: *root });
             }
         }
         levels.push(groups);

@@ -2,7 +2,7 @@
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let mut nodes: Vec<Vec<Rank>> = vec![Vec::new(); topology.nodes()];
-    for rank in topology.ranks_by_place() {
+    for rank in topology.ranks_in_tree_order() {
         nodes[topology.node_of(rank)].push(rank);
     }
     let masters: Vec<Rank> = nodes.iter().map(|ranks| ranks[0]).collect();
@@ -22,10 +22,10 @@ pub fn plan(topology: &Topology) -> Schedule {
         Group::of(Span::WHOLE, order, ranks[0])
     };
     let within = nodes.iter().filter(|ranks| ranks.len() > 1).map(onto_master).collect();
-    let cast = Cast::all(masters.clone());
+    let set = ParticipantSet::all(masters.clone());
     let ring = |(place, root): (usize, &Rank)| Group {
         span: Span::part(place, masters.len()),
-        cast: Arc::clone(&cast),
+        set: Arc::clone(&set),
         first: (place + 1) % masters.len(),
         root: *root,
     };

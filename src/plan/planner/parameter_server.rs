@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// `InvalidSetting` if a server is no rank of the world, or named twice.
 pub fn plan(topology: &Topology, servers: &[Rank]) -> Result<Schedule> {
     let world = topology.world();
-    let order = topology.ranks_by_place();
+    let order = topology.ranks_in_tree_order();
     let mut seen = BTreeSet::new();
     for server in servers {
         let wrong = match seen.insert(*server) {
@@ -28,12 +28,12 @@ pub fn plan(topology: &Topology, servers: &[Rank]) -> Result<Schedule> {
     let mut first_of_node: Vec<Rank> = order.clone();
     first_of_node.dedup_by_key(|rank| topology.node_of(*rank));
     let servers = if servers.is_empty() { &first_of_node } else { servers };
-    let cast = Cast::all(order.clone());
+    let set = ParticipantSet::all(order.clone());
     let group = |(part, server): (usize, &Rank)| {
         let place = order.iter().position(|rank| rank == server).unwrap_or(0);
         Group {
             span: Span::part(part, servers.len()),
-            cast: Arc::clone(&cast),
+            set: Arc::clone(&set),
             first: (place + 1) % world,
             root: *server,
         }

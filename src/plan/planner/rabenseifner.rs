@@ -2,7 +2,7 @@
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();
-    let order = topology.ranks_by_place();
+    let order = topology.ranks_in_tree_order();
     let power = if world == 0 { 0 } else { 1 << world.ilog2() };
     let beyond = world - power;
     let mut levels = Vec::new();
@@ -28,12 +28,12 @@ pub fn plan(topology: &Topology) -> Schedule {
         let mut groups = Vec::new();
         for first in (0..players.len()).filter(|player| player & distance == 0) {
             let second = first + distance;
-            let cast = Cast::all(vec![players[first], players[second]]);
+            let set = ParticipantSet::all(vec![players[first], players[second]]);
             for (player, half) in [(first, 0), (second, 1)] {
                 held[player] = 2 * held[player] + half;
                 let span = Span::part(held[player], 2 * parts);
                 // The root adds last.
-                groups.push(Group { span, cast: Arc::clone(&cast), first: 1 - half, root: players[player] });
+                groups.push(Group { span, set: Arc::clone(&set), first: 1 - half, root: players[player] });
             }
         }
         levels.push(groups);

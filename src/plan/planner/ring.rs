@@ -1,7 +1,7 @@
 //! The ring: one level, a group per rank, the k-th of p equal spans chained around to its owner.
 
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Cast, Group, Schedule};
+use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use std::sync::Arc;
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();
-    let order = topology.ranks_by_place();
-    let cast = Cast::all(order.clone());
+    let order = topology.ranks_in_tree_order();
+    let set = ParticipantSet::all(order.clone());
     let mut groups: Vec<Group> = (0..world)
         .filter(|_| world > 1)
         .map(|place| Group {
             span: Span::part(order[place], world),
-            cast: Arc::clone(&cast),
+            set: Arc::clone(&set),
             // Begins behind the owner, so that the owner adds last.
             first: (place + 1) % world,
             root: order[place],

@@ -9,7 +9,7 @@ use crate::plan::topology::Topology;
 /// two children hand up. 2 log2 p hops, pipelined by sub-chunks.
 #[must_use]
 pub fn binary(topology: &Topology) -> Schedule {
-    let order = topology.ranks_by_place();
+    let order = topology.ranks_in_tree_order();
     let world = order.len();
     let mut levels = Vec::new();
     let mut first = 0;
@@ -33,7 +33,7 @@ pub fn binary(topology: &Topology) -> Schedule {
 /// Plans a star (`papers/002`): everybody onto the first rank, and back.
 #[must_use]
 pub fn star(topology: &Topology) -> Schedule {
-    let order = topology.ranks_by_place();
+    let order = topology.ranks_in_tree_order();
     let centre = order[0];
     let mut ranks: Vec<Rank> = order[1..].to_vec();
     ranks.push(centre);

@@ -87,7 +87,7 @@ fn time(topology: &Topology, shares: &[f64]) -> f64 {
             1 => cost[parent],
             degree => 1.0 + shares[id] * (degree as f64 - 2.0 + cost[parent]),
         };
-        slowest = slowest.max(cost[id] / vertex.link.bandwidth as f64);
+        slowest = slowest.max(cost[id] / vertex.uplink.bandwidth as f64);
     }
     slowest
 }
@@ -98,7 +98,7 @@ fn bearable(topology: &Topology, time: f64) -> Option<Vec<f64>> {
     let mut bearable = vec![0.0; vertices.len()];
     // Children come after their parents.
     for (id, vertex) in vertices.iter().enumerate().rev() {
-        let link = if id == 0 { f64::INFINITY } else { time * vertex.link.bandwidth as f64 };
+        let link = if id == 0 { f64::INFINITY } else { time * vertex.uplink.bandwidth as f64 };
         let below = match vertex.children[..] {
             [] => f64::INFINITY,
             [only] => bearable[only],
@@ -151,18 +151,18 @@ fn fractions(shares: &[f64]) -> Vec<Fraction> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::topology::{Builder, Link};
+    use crate::plan::topology::{TopologyBuilder, Uplink};
 
-    fn megabits(bandwidth: u64) -> Link {
-        Link { bandwidth: bandwidth * 1_000_000, ..Link::OF_NODE }
+    fn megabits(bandwidth: u64) -> Uplink {
+        Uplink { bandwidth: bandwidth * 1_000_000, ..Uplink::NODE_DEFAULT }
     }
 
     /// One rank on each node, with these links.
     fn nodes(bandwidths: &[u64]) -> Topology {
-        let mut builder = Builder::new("switch");
+        let mut builder = TopologyBuilder::new("switch");
         for (rank, bandwidth) in bandwidths.iter().enumerate() {
             let node = builder.node(0, &format!("n{rank}"), megabits(*bandwidth));
-            builder.rank(node, rank, Link::OF_RANK);
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
         builder.finish().expect("a tree")
     }
@@ -201,13 +201,13 @@ mod tests {
 
     #[test]
     fn a_slow_rack_is_spared_at_every_level() {
-        let mut builder = Builder::new("spine");
+        let mut builder = TopologyBuilder::new("spine");
         let mut rank = 0;
         for (rack, bandwidth) in [4000, 4000, 500].into_iter().enumerate() {
             let switch = builder.switch(0, &format!("rack {rack}"), megabits(bandwidth));
             for node in 0..3 {
                 let node = builder.node(switch, &format!("node {rack}.{node}"), megabits(1000));
-                builder.rank(node, rank, Link::OF_RANK);
+                builder.rank(node, rank, Uplink::RANK_DEFAULT);
                 rank += 1;
             }
         }

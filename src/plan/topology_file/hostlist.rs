@@ -2,10 +2,10 @@
 //!
 //! Owns their grammar and expansion. Must not know what the names are of.
 
-use super::MOST;
+use super::MAX_RANKS;
 
 /// As long as a name may be; host names end at 253.
-const LONGEST: usize = 255;
+const MAX_NAME: usize = 255;
 
 /// The names that `text` means, from the left. Counts them off `budget`, so that a file of many lists is bounded
 /// too.
@@ -16,10 +16,10 @@ pub(super) fn expand(text: &str, budget: &mut usize) -> Result<Vec<String>, Stri
         let count = pieces.iter().try_fold(1usize, |count, piece| count.checked_mul(piece.len()));
         *budget = count
             .and_then(|count| budget.checked_sub(count))
-            .ok_or_else(|| format!("{part:?} is too many names: expected at most {MOST} in the file"))?;
-        let longest: usize = pieces.iter().map(Piece::width).sum();
-        if longest > LONGEST {
-            return Err(format!("{part:?} makes names of {longest} bytes: expected at most {LONGEST}"));
+            .ok_or_else(|| format!("{part:?} is too many names: expected at most {MAX_RANKS} in the file"))?;
+        let longest: usize = pieces.iter().map(NamePart::width).sum();
+        if longest > MAX_NAME {
+            return Err(format!("{part:?} makes names of {longest} bytes: expected at most {MAX_NAME}"));
         }
         names.extend((0..count.unwrap_or(0)).map(|index| name(&pieces, index)));
     }
@@ -59,21 +59,21 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
     }
 }
 
-/// What a name is put together from.
-enum Piece<'a> {
+/// DraftKind a name is put together from.
+enum NamePart<'a> {
     Text(&'a str),
-    Numbers(Vec<Range>),
+    Numbers(Vec<NumberRange>),
 }
 
 /// Numbers, padded with zeros to the width of the first.
 #[derive(Clone, Copy)]
-struct Range {
+struct NumberRange {
     first: u64,
     last: u64,
     width: usize,
 }
 
-impl Range {
+impl NumberRange {
     fn parse(text: &str) -> Option<Self> {
         // Nine digits are more than the names that a file may have, and never too many for an integer.
         let number = |text: &str| {
@@ -90,7 +90,7 @@ impl Range {
     }
 }
 
-impl Piece<'_> {
+impl NamePart<'_> {
     fn len(&self) -> usize {
         match self {
             Self::Text(_) => 1,
@@ -102,7 +102,7 @@ impl Piece<'_> {
         match self {
             Self::Text(text) => text.len(),
             Self::Numbers(ranges) => {
-                let width = |range: &Range| range.width.max(range.last.to_string().len());
+                let width = |range: &NumberRange| range.width.max(range.last.to_string().len());
                 ranges.iter().map(width).max().unwrap_or(0)
             }
         }
@@ -128,30 +128,30 @@ impl Piece<'_> {
     }
 }
 
-fn pieces(part: &str) -> Result<Vec<Piece<'_>>, String> {
+fn pieces(part: &str) -> Result<Vec<NamePart<'_>>, String> {
     let mut pieces = Vec::new();
     let mut rest = part;
     while let Some((text, (numbers, behind))) =
         rest.split_once('[').and_then(|(text, inner)| Some((text, inner.split_once(']')?)))
     {
         if !text.is_empty() {
-            pieces.push(Piece::Text(text));
+            pieces.push(NamePart::Text(text));
         }
         let range = |text: &str| {
-            Range::parse(text)
+            NumberRange::parse(text)
                 .ok_or_else(|| format!("{part:?} has {text:?} in brackets: expected numbers such as 0-5,8"))
         };
-        pieces.push(Piece::Numbers(numbers.split(',').map(range).collect::<Result<_, _>>()?));
+        pieces.push(NamePart::Numbers(numbers.split(',').map(range).collect::<Result<_, _>>()?));
         rest = behind;
     }
     if !rest.is_empty() {
-        pieces.push(Piece::Text(rest));
+        pieces.push(NamePart::Text(rest));
     }
     Ok(pieces)
 }
 
 /// The name at `index` of all that `pieces` make; the numbers on the right change fastest.
-fn name(pieces: &[Piece], mut index: usize) -> String {
+fn name(pieces: &[NamePart], mut index: usize) -> String {
     let mut digits: Vec<usize> = pieces
         .iter()
         .rev()
@@ -174,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn names(text: &str) -> Result<Vec<String>, String> {
-        expand(text, &mut MOST.clone())
+        expand(text, &mut MAX_RANKS.clone())
     }
 
     #[test]

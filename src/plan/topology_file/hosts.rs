@@ -4,34 +4,35 @@
 //! their names.
 
 use super::super::Rank;
-use super::draft::{Draft, ItemId, What};
-use super::{MOST, Source};
+use super::draft::{Draft, DraftId, DraftKind};
+use super::{FileContext, MAX_RANKS};
 use crate::error::Result;
 use std::collections::HashMap;
 
 /// Puts every rank of the world on its node. A node that says which ranks it has is believed, whatever it is
 /// called; the other nodes have the ranks of the host they name.
-pub(super) fn settle(source: Source, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
-    let nodes: Vec<ItemId> =
-        (0..draft.items.len()).filter(|id| matches!(draft.items[*id].what, What::Node { .. })).collect();
-    let homes = said(source, draft, &nodes, hosts.map(<[String]>::len))?;
+pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
+    let nodes: Vec<DraftId> = (0..draft.vertices.len())
+        .filter(|id| matches!(draft.vertices[*id].what, DraftKind::Node { .. }))
+        .collect();
+    let placements = explicit_placements(file, draft, &nodes, hosts.map(<[String]>::len))?;
     match hosts {
-        Some(hosts) => by_host(source, draft, &nodes, &homes, hosts),
-        None => by_order(source, draft, &nodes, &homes),
+        Some(hosts) => assign_by_host(file, draft, &nodes, &placements, hosts),
+        None => assign_in_order(file, draft, &nodes, &placements),
     }
 }
 
 /// The node of each rank that the description places itself.
-fn said(
-    source: Source,
+fn explicit_placements(
+    file: FileContext,
     draft: &Draft,
-    nodes: &[ItemId],
+    nodes: &[DraftId],
     world: Option<usize>,
-) -> Result<Vec<Option<(ItemId, usize)>>> {
-    let mut homes: Vec<Option<(ItemId, usize)>> = vec![None; world.unwrap_or(0)];
+) -> Result<Vec<Option<(DraftId, usize)>>> {
+    let mut placements: Vec<Option<(DraftId, usize)>> = vec![None; world.unwrap_or(0)];
     for id in nodes {
         for (rank, line) in ranks_of(draft, *id).unwrap_or_default() {
-            let refuse = |words: String| Err(source.refuse(*line, words));
+            let refuse = |words: String| Err(file.refuse(*line, words));
             match world {
                 Some(world) if *rank >= world => {
                     let ranks = if world == 1 { "rank" } else { "ranks" };
@@ -39,13 +40,13 @@ fn said(
                         "there is no rank {rank}: the job has {world} {ranks}, counted from 0"
                     ));
                 }
-                None if *rank >= MOST => {
-                    return refuse(format!("there is no rank {rank}: expected at most {}", MOST - 1));
+                None if *rank >= MAX_RANKS => {
+                    return refuse(format!("there is no rank {rank}: expected at most {}", MAX_RANKS - 1));
                 }
-                _ => homes.resize(homes.len().max(rank + 1), None),
+                _ => placements.resize(placements.len().max(rank + 1), None),
             }
-            if let Some((other, before)) = homes[*rank].replace((*id, *line)) {
-                let name = |id: ItemId| &draft.items[id].name;
+            if let Some((other, before)) = placements[*rank].replace((*id, *line)) {
+                let name = |id: DraftId| &draft.vertices[id].name;
                 return refuse(format!(
                     "rank {rank} is on {} and, in line {before}, on {}: expected each rank once",
                     name(*id),
@@ -54,32 +55,32 @@ fn said(
             }
         }
     }
-    Ok(homes)
+    Ok(placements)
 }
 
-fn ranks_of(draft: &Draft, id: ItemId) -> Option<&[(Rank, usize)]> {
-    match &draft.items[id].what {
-        What::Node { ranks, .. } => ranks.as_deref(),
-        What::Switch => None,
+fn ranks_of(draft: &Draft, id: DraftId) -> Option<&[(Rank, usize)]> {
+    match &draft.vertices[id].what {
+        DraftKind::Node { ranks, .. } => ranks.as_deref(),
+        DraftKind::Switch => None,
     }
 }
 
-fn put(draft: &mut Draft, id: ItemId, rank: Rank) {
-    let line = draft.items[id].line;
-    if let What::Node { ranks, .. } = &mut draft.items[id].what {
+fn put(draft: &mut Draft, id: DraftId, rank: Rank) {
+    let line = draft.vertices[id].line;
+    if let DraftKind::Node { ranks, .. } = &mut draft.vertices[id].what {
         ranks.get_or_insert_default().push((rank, line));
     }
 }
 
 /// Without hosts: the description places all ranks or none.
-fn by_order(
-    source: Source,
+fn assign_in_order(
+    file: FileContext,
     draft: &mut Draft,
-    nodes: &[ItemId],
-    homes: &[Option<(ItemId, usize)>],
+    nodes: &[DraftId],
+    placements: &[Option<(DraftId, usize)>],
 ) -> Result<()> {
     let silent = nodes.iter().copied().find(|id| ranks_of(draft, *id).is_none());
-    match (silent, homes.iter().position(Option::is_none)) {
+    match (silent, placements.iter().position(Option::is_none)) {
         (Some(_), _) if nodes.iter().all(|id| ranks_of(draft, *id).is_none()) => {
             for (rank, id) in nodes.iter().enumerate() {
                 put(draft, *id, rank);
@@ -87,51 +88,51 @@ fn by_order(
             Ok(())
         }
         (Some(silent), _) => {
-            let item = &draft.items[silent];
+            let item = &draft.vertices[silent];
             let words = format!(
                 "nothing says which ranks are on {}: expected ranks on every node or on none, or a job to ask",
                 item.name
             );
-            Err(source.refuse(item.line, words))
+            Err(file.refuse(item.line, words))
         }
-        (None, Some(rank)) => Err(source.refuse_all(format!(
+        (None, Some(rank)) => Err(file.refuse_all(format!(
             "rank {rank} is on no node: expected all from 0 to {}, the highest",
-            homes.len() - 1
+            placements.len() - 1
         ))),
         (None, None) => Ok(()),
     }
 }
 
-/// Puts those that have no home yet on the node of their host.
-fn by_host(
-    source: Source,
+/// Puts those that have no placement yet on the node of their host.
+fn assign_by_host(
+    file: FileContext,
     draft: &mut Draft,
-    nodes: &[ItemId],
-    homes: &[Option<(ItemId, usize)>],
+    nodes: &[DraftId],
+    placements: &[Option<(DraftId, usize)>],
     hosts: &[String],
 ) -> Result<()> {
     let names = Names::of(draft, nodes);
-    let mut node_of: HashMap<&str, ItemId> = HashMap::new();
-    let mut host_of: HashMap<ItemId, &str> = HashMap::new();
+    let mut node_of: HashMap<&str, DraftId> = HashMap::new();
+    let mut host_of: HashMap<DraftId, &str> = HashMap::new();
     // Put there when all are chosen: until then a node with ranks is one that describes them.
-    let mut chosen: Vec<(ItemId, Rank)> = Vec::new();
-    for (rank, host) in hosts.iter().enumerate().filter(|(rank, _)| homes[*rank].is_none()) {
+    let mut chosen: Vec<(DraftId, Rank)> = Vec::new();
+    for (rank, host) in hosts.iter().enumerate().filter(|(rank, _)| placements[*rank].is_none()) {
         let host = host.as_str();
         let id = match node_of.get(host) {
             Some(id) => *id,
             None => {
-                let refuse = |words: String| source.refuse_all(format!("rank {rank} is on {host}, {words}"));
+                let refuse = |words: String| file.refuse_all(format!("rank {rank} is on {host}, {words}"));
                 nodes[names.find(host).map_err(refuse)?]
             }
         };
         node_of.insert(host, id);
-        let item = &draft.items[id];
+        let item = &draft.vertices[id];
         if ranks_of(draft, id).is_some() {
             let words = format!(
                 "the ranks of {} leave out rank {rank}, which is on {host}: expected each rank on a node",
                 item.name
             );
-            return Err(source.refuse(item.line, words));
+            return Err(file.refuse(item.line, words));
         }
         let other = *host_of.entry(id).or_insert(host);
         if other != host {
@@ -139,7 +140,7 @@ fn by_host(
                 "{} may be {other} or {host}, and ranks are on both: expected a node for each",
                 item.name
             );
-            return Err(source.refuse(item.line, words));
+            return Err(file.refuse(item.line, words));
         }
         chosen.push((id, rank));
     }
@@ -158,8 +159,8 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    fn of(draft: &'a Draft, nodes: &[ItemId]) -> Self {
-        let names: Vec<&str> = nodes.iter().map(|id| draft.items[*id].name.as_str()).collect();
+    fn of(draft: &'a Draft, nodes: &[DraftId]) -> Self {
+        let names: Vec<&str> = nodes.iter().map(|id| draft.vertices[*id].name.as_str()).collect();
         let mut short: HashMap<&str, Vec<usize>> = HashMap::new();
         for (place, name) in names.iter().enumerate() {
             short.entry(label(name)).or_default().push(place);
@@ -203,10 +204,10 @@ fn lacks_domain(short: &str, long: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::draft::Item;
+    use super::super::draft::DraftVertex;
     use super::*;
 
-    const SOURCE: Source<'static> = Source { name: "file" };
+    const SOURCE: FileContext<'static> = FileContext { name: "file" };
 
     /// The nodes' ranks after settling, or why not; nodes are at lines 1, 2, ...
     fn settled(
@@ -216,11 +217,11 @@ mod tests {
         let mut draft = Draft::default();
         for (line, (name, ranks)) in (1..).zip(nodes) {
             let ranks = ranks.map(|ranks| ranks.iter().map(|rank| (*rank, line)).collect());
-            draft.add(Item::node(name, line, ranks));
+            draft.add(DraftVertex::node(name, line, ranks));
         }
         let hosts: Option<Vec<String>> =
             hosts.map(|hosts| hosts.iter().map(|host| (*host).to_owned()).collect());
-        settle(SOURCE, &mut draft, hosts.as_deref()).map_err(|error| error.message().to_owned())?;
+        assign_ranks(SOURCE, &mut draft, hosts.as_deref()).map_err(|error| error.message().to_owned())?;
         let ranks = |id| ranks_of(&draft, id).unwrap_or_default().iter().map(|(rank, _)| *rank).collect();
         Ok((0..nodes.len()).map(ranks).collect())
     }
@@ -230,7 +231,7 @@ mod tests {
         let hosts = ["b", "a", "b", "d"];
         let nodes = settled(&[("a", None), ("b", None), ("c", None), ("d", None)], Some(&hosts));
         assert_eq!(nodes, Ok(vec![vec![1], vec![0, 2], vec![], vec![3]]));
-        // What is said goes before what a host is called.
+        // DraftKind is said goes before what a host is called.
         let nodes = settled(&[("a", Some(&[3, 0])), ("b", None), ("d", Some(&[1]))], Some(&hosts));
         assert_eq!(nodes, Ok(vec![vec![3, 0], vec![2], vec![1]]));
     }
@@ -300,7 +301,7 @@ mod tests {
                 Some(&["a", "a"]),
                 "file:1: there is no rank 2: the job has 2 ranks, counted from 0",
             ),
-            (&[("a", Some(&[MOST]))], None, "file:1: there is no rank 1000000: expected at most 999999"),
+            (&[("a", Some(&[MAX_RANKS]))], None, "file:1: there is no rank 1000000: expected at most 999999"),
             (
                 &[("a", Some(&[3, 0]))],
                 None,

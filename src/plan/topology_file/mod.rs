@@ -13,16 +13,16 @@
 //! | `hosts` | which rank is on which node |
 //! | `units` | bandwidths and latencies |
 //!
-//! In all of them a link of which nothing is said is as [`Link::OF_NODE`](super::topology::Link::OF_NODE) and
-//! [`Link::OF_RANK`](super::topology::Link::OF_RANK) say, except that the uplink of a switch is as wide as all
+//! In all of them a link of which nothing is said is as [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
+//! [`Uplink::RANK_DEFAULT`](super::topology::Uplink::RANK_DEFAULT) say, except that the uplink of a switch is as wide as all
 //! that hangs on it, so that a switch is a bottleneck only where somebody says so.
 
 mod draft;
 mod hostlist;
 mod hosts;
-mod native;
-mod short;
+mod short_form;
 mod slurm;
+mod toml_format;
 mod units;
 
 use super::topology::Topology;
@@ -30,10 +30,10 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// As many ranks as a description may have, and as many names as a list may mean: far beyond any cluster, and
 /// little enough to hold.
-const MOST: usize = 1_000_000;
+const MAX_RANKS: usize = 1_000_000;
 
 /// As many switches as may hang below each other, the one at the top aside.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// The topology that `text` describes in TOML or as Slurm's `topology.conf`, whichever it looks like. `name` is
 /// the file's, for messages. `hosts` are the names of the ranks' hosts, by rank, for descriptions that name
@@ -44,33 +44,33 @@ const DEEPEST: usize = 64;
 /// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`; without the line where it is none's
 /// fault.
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
-    let source = Source { name };
+    let file = FileContext { name };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut draft =
-        if slurm::is_meant(text) { slurm::read(source, text) } else { native::read(source, text) }?;
-    hosts::settle(source, &mut draft, hosts)?;
-    draft.finish(source)
+        if slurm::is_recognized(text) { slurm::read(file, text) } else { toml_format::read(file, text) }?;
+    hosts::assign_ranks(file, &mut draft, hosts)?;
+    draft.finish(file)
 }
 
 /// The topology that `text` describes in the short form; none if it is something else, such as a file's name.
 ///
 /// `2+3` is two nodes at one switch, with the ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses
-/// make a switch: `(2+3)+(4)`. What stands before an `@` hangs on a link of this bandwidth, in bit/s:
+/// make a switch: `(2+3)+(4)`. DraftKind stands before an `@` hangs on a link of this bandwidth, in bit/s:
 /// `(1@500M+1@1G)@10G+4`.
 ///
 /// # Errors
 /// `InvalidSetting`, quoting the text and the place.
 pub fn parse_short(text: &str) -> Option<Result<Topology>> {
-    short::is_meant(text).then(|| short::read(text))
+    short_form::is_recognized(text).then(|| short_form::read(text))
 }
 
 /// The file of which messages speak.
 #[derive(Clone, Copy, Debug)]
-struct Source<'a> {
+struct FileContext<'a> {
     name: &'a str,
 }
 
-impl Source<'_> {
+impl FileContext<'_> {
     fn refuse(self, line: usize, words: impl std::fmt::Display) -> Error {
         Error::new(ErrorKind::InvalidSetting, format!("{}:{line}: {words}", self.name))
     }
@@ -95,7 +95,7 @@ mod tests {
         let slurm = "# comment\r\n  switchname = s0 Nodes=a,b\r\n";
         for text in [toml, slurm, &format!("\u{feff}{toml}"), &format!("\u{feff}{slurm}")] {
             let topology = parse("cluster", text, Some(&hosts(&["b", "a", "b"]))).expect(text);
-            assert_eq!(topology.ranks_by_place(), [1, 0, 2], "{text}");
+            assert_eq!(topology.ranks_in_tree_order(), [1, 0, 2], "{text}");
         }
         let error = parse("cluster", "switches are two", None).expect_err("neither");
         assert!(error.message().starts_with("cluster:1: "), "{error}");
@@ -107,7 +107,7 @@ mod tests {
         let text = include_str!("../../../examples/topology.toml");
         let topology = parse("examples/topology.toml", text, None).expect("an example");
         assert_eq!((topology.world(), topology.nodes()), (11, 4));
-        assert_eq!(topology.ranks_by_place(), (0..11).collect::<Vec<_>>());
+        assert_eq!(topology.ranks_in_tree_order(), (0..11).collect::<Vec<_>>());
         let short = text.split_once("almost the same: ").and_then(|(_, rest)| rest.lines().next());
         let short = parse_short(short.expect("there")).expect("meant").expect("right");
         assert_eq!(short.levels().len(), topology.levels().len());
@@ -129,9 +129,9 @@ mod tests {
         ] {
             assert!(parse("f", &text, None).is_err());
         }
-        let hosts: Vec<String> = (0..MOST).rev().map(|rank| format!("n{rank:06}.cluster")).collect();
+        let hosts: Vec<String> = (0..MAX_RANKS).rev().map(|rank| format!("n{rank:06}.cluster")).collect();
         let text = "SwitchName=a Nodes=n[000000-499999]\nSwitchName=b Nodes=n[500000-999999]";
-        assert_eq!(parse("f", text, Some(&hosts)).expect("a million").nodes(), MOST);
+        assert_eq!(parse("f", text, Some(&hosts)).expect("a million").nodes(), MAX_RANKS);
     }
 
     proptest! {

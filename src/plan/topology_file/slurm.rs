@@ -6,13 +6,13 @@
 //! switch's link up. Where Slurm has several trees they are joined at one more switch, since ranks that cannot
 //! reach each other are no world.
 
-use super::draft::{Draft, Item, ItemId};
-use super::{MOST, Source, hostlist, units};
+use super::draft::{Draft, DraftId, DraftVertex};
+use super::{FileContext, MAX_RANKS, hostlist, units};
 use crate::error::Result;
 use std::collections::HashMap;
 
 /// Whether `text` is Slurm's rather than TOML: some line gives a switch its name.
-pub(super) fn is_meant(text: &str) -> bool {
+pub(super) fn is_recognized(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim_start();
         let rest = line.get(.."SwitchName".len()).filter(|key| key.eq_ignore_ascii_case("SwitchName"));
@@ -30,60 +30,60 @@ struct Line<'a> {
 }
 
 /// Reads the file.
-pub(super) fn read(source: Source, text: &str) -> Result<Draft> {
-    let mut budget = MOST;
+pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
+    let mut budget = MAX_RANKS;
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or(line).trim();
         if !line.is_empty() {
-            lines.push(Line::read(number, line, &mut budget).map_err(|words| source.refuse(number, words))?);
+            lines.push(Line::read(number, line, &mut budget).map_err(|words| file.refuse(number, words))?);
         }
     }
     let mut draft = Draft::default();
-    let mut switches: HashMap<&str, ItemId> = HashMap::new();
+    let mut switches: HashMap<&str, DraftId> = HashMap::new();
     let mut nodes: HashMap<&str, usize> = HashMap::new();
     for line in &lines {
-        let mut switch = Item::switch(line.name, line.number);
+        let mut switch = DraftVertex::switch(line.name, line.number);
         switch.bandwidth = line.bandwidth;
         let id = draft.add(switch);
         if let Some(other) = switches.insert(line.name, id) {
             let words =
-                format!("switch {} was in line {}: expected it once", line.name, draft.items[other].line);
-            return Err(source.refuse(line.number, words));
+                format!("switch {} was in line {}: expected it once", line.name, draft.vertices[other].line);
+            return Err(file.refuse(line.number, words));
         }
         for name in &line.nodes {
             if let Some(other) = nodes.insert(name, line.number) {
                 let words = format!("node {name} is in line {other} already: expected it at one switch");
-                return Err(source.refuse(line.number, words));
+                return Err(file.refuse(line.number, words));
             }
-            let node = draft.add(Item::node(name, line.number, None));
-            draft.hang(node, id);
+            let node = draft.add(DraftVertex::node(name, line.number, None));
+            draft.attach(node, id);
         }
     }
     if nodes.is_empty() {
-        return Err(source.refuse_all("there are no nodes: expected Nodes= in some line"));
+        return Err(file.refuse_all("there are no nodes: expected Nodes= in some line"));
     }
     for line in &lines {
         for name in &line.switches {
             let id = *switches.get(name.as_str()).ok_or_else(|| {
-                source.refuse(
+                file.refuse(
                     line.number,
                     format!("there is no switch {name}: expected SwitchName={name} in some line"),
                 )
             })?;
             if let Some(other) = draft.parent(id) {
-                let other = &draft.items[other].name;
+                let other = &draft.vertices[other].name;
                 let words = format!("switch {name} hangs on {other} and on {}: expected a tree", line.name);
-                return Err(source.refuse(line.number, words));
+                return Err(file.refuse(line.number, words));
             }
-            draft.hang(id, switches[line.name]);
+            draft.attach(id, switches[line.name]);
         }
     }
-    let tops: Vec<ItemId> = draft.tops().collect();
+    let tops: Vec<DraftId> = draft.roots().collect();
     if tops.len() > 1 {
-        let joint = draft.add(Item::switch("switch", 0));
+        let joint = draft.add(DraftVertex::switch("switch", 0));
         for top in tops {
-            draft.hang(top, joint);
+            draft.attach(top, joint);
         }
     }
     Ok(draft)
@@ -156,7 +156,7 @@ fn speed(text: &str) -> std::result::Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::topology::{Link, Topology};
+    use super::super::super::topology::{Topology, Uplink};
     use super::super::parse;
 
     fn read(text: &str, hosts: Option<&[&str]>) -> std::result::Result<Topology, String> {
@@ -186,10 +186,10 @@ mod tests {
             names,
             ["s2", "s0", "s1", "dev0", "dev1", "dev2", "dev3", "dev4", "dev5", "dev8", "dev09", "dev10"]
         );
-        assert_eq!(vertices[1].link.bandwidth, 100_000_000_000);
-        assert_eq!(vertices[2].link.bandwidth, 2 * Link::OF_NODE.bandwidth);
-        assert_eq!(vertices[3].link, Link::OF_NODE);
-        assert_eq!(topology.ranks_by_place(), (0..9).collect::<Vec<_>>());
+        assert_eq!(vertices[1].uplink.bandwidth, 100_000_000_000);
+        assert_eq!(vertices[2].uplink.bandwidth, 2 * Uplink::NODE_DEFAULT.bandwidth);
+        assert_eq!(vertices[3].uplink, Uplink::NODE_DEFAULT);
+        assert_eq!(topology.ranks_in_tree_order(), (0..9).collect::<Vec<_>>());
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
         let hosts = ["dev10.cluster", "dev0", "dev10.cluster", "dev5"];
         let topology = read(TREE, Some(&hosts)).expect("a tree");
         assert_eq!((topology.world(), topology.nodes()), (4, 3));
-        assert_eq!(topology.ranks_by_place(), [1, 3, 0, 2]);
+        assert_eq!(topology.ranks_in_tree_order(), [1, 3, 0, 2]);
         assert_eq!(
             read(TREE, Some(&["dev0", "dev7"])),
             Err("topology.conf: rank 1 is on dev7, which no node is called: they are dev0 to dev10"
@@ -211,9 +211,9 @@ mod tests {
             read("SwitchName=b Nodes=n1\nSwitchName=a Nodes=n0 LinkSpeed=1", None).expect("two trees");
         let names: Vec<&str> = topology.vertices().iter().map(|vertex| vertex.name.as_str()).collect();
         assert_eq!(names, ["switch", "b", "a", "n1", "rank 0", "n0", "rank 1"]);
-        assert_eq!(topology.vertices()[2].link.bandwidth, 1_000_000_000);
+        assert_eq!(topology.vertices()[2].uplink.bandwidth, 1_000_000_000);
         let text = "SwitchName=top Switches=b,a\nSwitchName=a Nodes=n0\nSwitchName=b Nodes=n1";
-        assert_eq!(read(text, Some(&["n0", "n1"])).expect("a tree").ranks_by_place(), [1, 0]);
+        assert_eq!(read(text, Some(&["n0", "n1"])).expect("a tree").ranks_in_tree_order(), [1, 0]);
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! knows the place.
 
 /// In bit/s: past every link there is, and sums of it stay far from the end of an integer.
-const WIDEST: u64 = 1_000_000_000_000_000;
+const MAX_BANDWIDTH: u64 = 1_000_000_000_000_000;
 /// In nanoseconds: 1000 s.
-const LONGEST: u64 = 1_000_000_000_000;
+const MAX_LATENCY: u64 = 1_000_000_000_000;
 
 /// Bits per second. `500M`, `1G`, `2.5gbit`: decimal, in any case, rounded down to whole bits.
 pub(super) fn bandwidth(text: &str) -> Result<u64, String> {
@@ -30,7 +30,7 @@ pub(super) fn bandwidth(text: &str) -> Result<u64, String> {
 pub(super) fn within(bits: u64) -> Result<u64, &'static str> {
     match bits {
         0 => Err("no bandwidth at all: expected at least 1 bit/s"),
-        1..=WIDEST => Ok(bits),
+        1..=MAX_BANDWIDTH => Ok(bits),
         _ => Err("too wide: expected at most 1000T"),
     }
 }
@@ -48,7 +48,7 @@ pub(super) fn latency(text: &str) -> Result<u64, String> {
     });
     match nanoseconds {
         None => Err(format!("{text:?} is no latency: expected a time such as 800ns, 30us or 1.5ms")),
-        Some(0..=LONGEST) => Ok(nanoseconds.unwrap_or(0)),
+        Some(0..=MAX_LATENCY) => Ok(nanoseconds.unwrap_or(0)),
         Some(_) => Err(format!("{text:?} is too long: expected at most 1000s")),
     }
 }
@@ -65,7 +65,7 @@ fn scaled(text: &str, unit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     if !digits(whole) || !digits(fraction) {
         return None;
     }
-    // Too many digits are too much of anything. What is behind the twelfth place is less than one of a T.
+    // Too many digits are too much of anything. DraftKind is behind the twelfth place is less than one of a T.
     let whole = u128::from(whole.parse().unwrap_or(u64::MAX));
     let fraction: u128 = format!("{fraction:0<PLACES$}")[..PLACES].parse().ok()?;
     let value = whole * unit + fraction * unit / 10u128.pow(PLACES as u32);
@@ -88,7 +88,7 @@ mod tests {
             ("64Kbit", 64_000),
             ("007bit", 7),
             ("1.0000000000019T", 1_000_000_000_001),
-            ("1000T", WIDEST),
+            ("1000T", MAX_BANDWIDTH),
         ] {
             assert_eq!(bandwidth(text), Ok(bits), "{text}");
         }
@@ -115,7 +115,7 @@ mod tests {
             ("30us", 30_000),
             ("2 µs", 2_000),
             ("1.5ms", 1_500_000),
-            ("1000s", LONGEST),
+            ("1000s", MAX_LATENCY),
         ] {
             assert_eq!(latency(text), Ok(nanoseconds), "{text}");
         }

@@ -5,7 +5,7 @@
 use flexring::config::Algorithm;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
-use flexring::plan::topology::{Builder, Link, Topology, VertexId};
+use flexring::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
 
 /// xorshift64*: a stream of numbers for a seed.
 pub struct Random(u64);
@@ -35,19 +35,19 @@ pub fn tree(random: &mut Random, leaves: usize, depth: usize) -> Topology {
     }
     // In half of the trees all links of a level are alike.
     let alike = random.coin();
-    let mut builder = Builder::new("top");
+    let mut builder = TopologyBuilder::new("top");
     grow(random, &mut builder, 0, &ranks, depth.saturating_sub(1), alike);
     builder.finish().expect("every rank is on the tree once")
 }
 
-fn link(random: &mut Random, alike: bool) -> Link {
-    let bandwidth = if alike { Link::OF_NODE.bandwidth } else { 1 + random.below(1000) as u64 };
-    Link { bandwidth, latency: random.below(1000) as u64 }
+fn link(random: &mut Random, alike: bool) -> Uplink {
+    let bandwidth = if alike { Uplink::NODE_DEFAULT.bandwidth } else { 1 + random.below(1000) as u64 };
+    Uplink { bandwidth, latency: random.below(1000) as u64 }
 }
 
 fn grow(
     random: &mut Random,
-    builder: &mut Builder,
+    builder: &mut TopologyBuilder,
     parent: VertexId,
     ranks: &[usize],
     depth: usize,
@@ -67,7 +67,7 @@ fn grow(
         } else {
             let node = builder.node(parent, "node", link);
             for rank in mine {
-                let link = if alike { Link::OF_RANK } else { self::link(random, false) };
+                let link = if alike { Uplink::RANK_DEFAULT } else { self::link(random, false) };
                 builder.rank(node, *rank, link);
             }
         }
@@ -76,16 +76,16 @@ fn grow(
 
 /// Pods, racks and nodes whose fan-outs differ, with at least so many ranks.
 pub fn cluster(ranks: usize) -> Topology {
-    let mut builder = Builder::new("top");
+    let mut builder = TopologyBuilder::new("top");
     let (mut rank, mut pod) = (0, 0);
     while rank < ranks {
-        let spine = builder.switch(0, &format!("pod {pod}"), Link::OF_NODE);
+        let spine = builder.switch(0, &format!("pod {pod}"), Uplink::NODE_DEFAULT);
         for rack in 0..16 + pod % 3 {
-            let switch = builder.switch(spine, &format!("rack {pod}.{rack}"), Link::OF_NODE);
+            let switch = builder.switch(spine, &format!("rack {pod}.{rack}"), Uplink::NODE_DEFAULT);
             for node in 0..14 + rack % 3 {
-                let host = builder.node(switch, &format!("node {pod}.{rack}.{node}"), Link::OF_NODE);
+                let host = builder.node(switch, &format!("node {pod}.{rack}.{node}"), Uplink::NODE_DEFAULT);
                 for _ in 0..7 + node % 2 {
-                    builder.rank(host, rank, Link::OF_RANK);
+                    builder.rank(host, rank, Uplink::RANK_DEFAULT);
                     rank += 1;
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! Owns the history of every point of the vector. Must not know levels or groups.
 
-use super::Purpose;
+use super::ProgramSpec;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::program::{Body, BufferKind, Dependency, OperandSource, Step, StepId};
@@ -18,27 +18,27 @@ struct History {
 }
 
 /// Collects the steps of one rank.
-pub(super) struct Builder {
+pub(super) struct StepBuilder {
     rank: Rank,
     prescale: bool,
     reproducible: bool,
     /// Whether what reads the input and what writes the output never meet.
     apart: bool,
-    /// The grid and the depth of the leg at hand.
+    /// The grid and the depth of the transfer at hand.
     pub(super) at: (Span, u32),
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
     history: SpanMap<History>,
 }
 
-impl Builder {
+impl StepBuilder {
     /// Begins the program of `rank`.
-    pub(super) fn new(rank: Rank, purpose: Purpose) -> Self {
+    pub(super) fn new(rank: Rank, spec: ProgramSpec) -> Self {
         Self {
             rank,
-            prescale: purpose.prescale,
-            reproducible: purpose.reproducible,
-            apart: purpose.everywhere,
+            prescale: spec.prescale,
+            reproducible: spec.reproducible,
+            apart: spec.one_shot,
             at: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: Vec::new(),

@@ -6,47 +6,53 @@ use crate::config::{Algorithm, Config, Lowering, Size, TransportChoice};
 
 /// An algorithm for vectors whose bytes take the time, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct AlgorithmSelection {
     /// Never `auto`, unless a plan came from a file.
     pub algorithm: Algorithm,
     /// A clause that says why.
-    pub why: String,
+    pub reason: String,
 }
 
 /// Chooses by `setting`, or if that is `auto` by the shape of the topology.
 #[must_use]
-pub fn choose(setting: Algorithm, topology: &Topology, details: &Details) -> Choice {
-    let choice = |algorithm, why: &str| Choice { algorithm, why: why.to_owned() };
+pub fn select_algorithm(setting: Algorithm, topology: &Topology, details: &Details) -> AlgorithmSelection {
+    let selection = |algorithm, reason: &str| AlgorithmSelection { algorithm, reason: reason.to_owned() };
     if setting != Algorithm::Auto {
-        return Choice { algorithm: setting, why: format!("FLEXRING_ALGO={} was given", setting.name()) };
+        return AlgorithmSelection {
+            algorithm: setting,
+            reason: format!("FLEXRING_ALGO={} was given", setting.name()),
+        };
     }
     if !details.dimensions.is_empty() {
-        return choice(Algorithm::Hierarchical, "dimensions were given");
+        return selection(Algorithm::Hierarchical, "dimensions were given");
     }
     if topology.nodes() == 1 {
-        let why = "all ranks share a node: each owns an equal part, and everybody reads it there";
-        return choice(Algorithm::Ring, why);
+        let reason = "all ranks share a node: each owns an equal part, and everybody reads it there";
+        return selection(Algorithm::Ring, reason);
     }
     if let Some((one, other)) = uneven_links(topology) {
-        return Choice {
+        return AlgorithmSelection {
             algorithm: Algorithm::Weighted,
-            why: format!(
+            reason: format!(
                 "the links of {one} and {other} differ in bandwidth: who hangs at a slow link owns less"
             ),
         };
     }
     match topology.dimensions() {
-        Ok(dimensions) if dimensions.len() > 1 => Choice {
+        Ok(dimensions) if dimensions.len() > 1 => AlgorithmSelection {
             algorithm: Algorithm::Hierarchical,
-            why: format!(
+            reason: format!(
                 "the topology is symmetric ({}): each level divides what the one below it left",
                 dimensions.iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ")
             ),
         },
-        Ok(_) => choice(Algorithm::Ring, "every node has one rank, and their links are alike"),
-        Err(asymmetry) => Choice {
+        Ok(_) => selection(Algorithm::Ring, "every node has one rank, and their links are alike"),
+        Err(asymmetry) => AlgorithmSelection {
             algorithm: Algorithm::Flexreduce,
-            why: format!("{}: spans as uneven as the tree keep all links equally busy", asymmetry.message()),
+            reason: format!(
+                "{}: spans as uneven as the tree keep all links equally busy",
+                asymmetry.message()
+            ),
         },
     }
 }
@@ -57,7 +63,7 @@ pub fn choose(setting: Algorithm, topology: &Topology, details: &Details) -> Cho
 /// messages: all-reduce of 8 B to 2 KiB on 2+3 takes 51 to 89 us by FlexReduce and 66 to 111 us straight, on 3+3+4
 /// 119 to 256 us and 203 to 416 us (namespaces on 2 cores).
 #[must_use]
-pub fn small_go_straight(config: &Config, topology: &Topology) -> bool {
+pub fn uses_direct_plan(config: &Config, topology: &Topology) -> bool {
     let free =
         config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
     let apart = topology.nodes() == topology.world()
@@ -70,7 +76,7 @@ fn uneven_links(topology: &Topology) -> Option<(&str, &str)> {
     let vertices = topology.vertices();
     vertices.iter().find_map(|vertex| {
         let first = *vertex.children.first()?;
-        let bandwidth = |child: usize| vertices[child].link.bandwidth;
+        let bandwidth = |child: usize| vertices[child].uplink.bandwidth;
         let other = vertex.children.iter().find(|child| bandwidth(**child) != bandwidth(first))?;
         Some((vertices[first].name.as_str(), vertices[*other].name.as_str()))
     })
@@ -83,8 +89,8 @@ mod tests {
 
     fn chosen(topology: &str) -> (Algorithm, String) {
         let topology = parse_short(topology).expect("a short form").expect("a good one");
-        let choice = choose(Algorithm::Auto, &topology, &Details::default());
-        (choice.algorithm, choice.why)
+        let selection = select_algorithm(Algorithm::Auto, &topology, &Details::default());
+        (selection.algorithm, selection.reason)
     }
 
     #[test]
@@ -101,7 +107,10 @@ mod tests {
     #[test]
     fn who_names_an_algorithm_gets_it() {
         let topology = Topology::from_names(&["a", "b"]);
-        let choice = choose(Algorithm::Tree, &topology, &Details::default());
-        assert_eq!((choice.algorithm, &choice.why[..]), (Algorithm::Tree, "FLEXRING_ALGO=tree was given"));
+        let selection = select_algorithm(Algorithm::Tree, &topology, &Details::default());
+        assert_eq!(
+            (selection.algorithm, &selection.reason[..]),
+            (Algorithm::Tree, "FLEXRING_ALGO=tree was given")
+        );
     }
 }

@@ -4,9 +4,9 @@
 //! left out.
 
 use super::super::Rank;
-use super::super::topology::Link;
-use super::draft::{Draft, Item, ItemId, What};
-use super::{Source, units};
+use super::super::topology::Uplink;
+use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
+use super::{FileContext, units};
 use crate::error::Result;
 use serde::de::{Deserializer, Unexpected, Visitor};
 use std::collections::HashMap;
@@ -15,16 +15,16 @@ use toml::Spanned;
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TopologyToml {
     #[serde(default)]
-    switch: Vec<Switch>,
+    switch: Vec<SwitchTable>,
     #[serde(default)]
-    node: Vec<Node>,
+    node: Vec<NodeTable>,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Switch {
+struct SwitchTable {
     name: Spanned<String>,
     up: Option<Spanned<String>>,
     bandwidth: Option<Bandwidth>,
@@ -33,7 +33,7 @@ struct Switch {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Node {
+struct NodeTable {
     name: Spanned<String>,
     up: Option<Spanned<String>>,
     bandwidth: Option<Bandwidth>,
@@ -49,8 +49,8 @@ struct RankNumber(Rank);
 
 impl<'de> serde::Deserialize<'de> for Bandwidth {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Words;
-        impl Visitor<'_> for Words {
+        struct BandwidthVisitor;
+        impl Visitor<'_> for BandwidthVisitor {
             type Value = Bandwidth;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,14 +69,14 @@ impl<'de> serde::Deserialize<'de> for Bandwidth {
                 units::bandwidth(text).map(Bandwidth).map_err(E::custom)
             }
         }
-        deserializer.deserialize_any(Words)
+        deserializer.deserialize_any(BandwidthVisitor)
     }
 }
 
 impl<'de> serde::Deserialize<'de> for Latency {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Words;
-        impl Visitor<'_> for Words {
+        struct LatencyVisitor;
+        impl Visitor<'_> for LatencyVisitor {
             type Value = Latency;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,14 +87,14 @@ impl<'de> serde::Deserialize<'de> for Latency {
                 units::latency(text).map(Latency).map_err(E::custom)
             }
         }
-        deserializer.deserialize_any(Words)
+        deserializer.deserialize_any(LatencyVisitor)
     }
 }
 
 impl<'de> serde::Deserialize<'de> for RankNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Words;
-        impl Visitor<'_> for Words {
+        struct RankVisitor;
+        impl Visitor<'_> for RankVisitor {
             type Value = RankNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,7 +107,7 @@ impl<'de> serde::Deserialize<'de> for RankNumber {
                 rank.map(RankNumber)
             }
         }
-        deserializer.deserialize_any(Words)
+        deserializer.deserialize_any(RankVisitor)
     }
 }
 
@@ -129,60 +129,62 @@ impl Lines {
 }
 
 /// Reads the file.
-pub(super) fn read(source: Source, text: &str) -> Result<Draft> {
+pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let lines = Lines::of(text);
-    let file: File = toml::from_str(text).map_err(|error| {
+    let parsed: TopologyToml = toml::from_str(text).map_err(|error| {
         let words = error.message().trim().replace('\n', ", ");
         match error.span() {
-            Some(span) => source.refuse(lines.at(span.start), words),
-            None => source.refuse_all(words),
+            Some(span) => file.refuse(lines.at(span.start), words),
+            None => file.refuse_all(words),
         }
     })?;
-    if file.node.is_empty() {
-        return Err(source.refuse_all("there are no nodes: expected [[node]] tables"));
+    if parsed.node.is_empty() {
+        return Err(file.refuse_all("there are no nodes: expected [[node]] tables"));
     }
     // Children are in the order of the file, whatever they are.
-    let switches = file.switch.into_iter().map(|switch| Table::of_switch(switch, &lines));
-    let mut tables: Vec<Table> =
-        switches.chain(file.node.into_iter().map(|node| Table::of_node(node, &lines))).collect();
+    let switches = parsed.switch.into_iter().map(|switch| ParsedTable::of_switch(switch, &lines));
+    let mut tables: Vec<ParsedTable> =
+        switches.chain(parsed.node.into_iter().map(|node| ParsedTable::of_node(node, &lines))).collect();
     tables.sort_by_key(|table| table.start);
-    Tables { source, tables }.hang()
+    TopologyTables { file, tables }.attach()
 }
 
 /// A switch or a node, and the name of what it hangs on.
-struct Table {
+struct ParsedTable {
     start: usize,
-    item: Item,
+    item: DraftVertex,
     up: Option<(String, usize)>,
 }
 
-impl Table {
-    fn of_switch(switch: Switch, lines: &Lines) -> Self {
-        let mut item = Item::switch(switch.name.get_ref(), lines.of_value(&switch.name));
+impl ParsedTable {
+    fn of_switch(switch: SwitchTable, lines: &Lines) -> Self {
+        let mut item = DraftVertex::switch(switch.name.get_ref(), lines.of_value(&switch.name));
         item.bandwidth = switch.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = switch.latency.map(|latency| latency.0);
         Self::new(&switch.name, switch.up, item, lines)
     }
 
-    fn of_node(node: Node, lines: &Lines) -> Self {
+    fn of_node(node: NodeTable, lines: &Lines) -> Self {
         let with_line = |rank: Spanned<RankNumber>| {
             let line = lines.of_value(&rank);
             (rank.into_inner().0, line)
         };
         let ranks = node.ranks.map(|ranks| ranks.into_iter().map(with_line).collect());
-        let mut item = Item::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
+        let mut item = DraftVertex::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
         item.bandwidth = node.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = node.latency.map(|latency| latency.0);
-        if let What::Node { link, .. } = &mut item.what {
-            *link = Link {
-                bandwidth: node.rank_bandwidth.map_or(Link::OF_RANK.bandwidth, |bandwidth| bandwidth.0),
-                latency: node.rank_latency.map_or(Link::OF_RANK.latency, |latency| latency.0),
+        if let DraftKind::Node { uplink, .. } = &mut item.what {
+            *uplink = Uplink {
+                bandwidth: node
+                    .rank_bandwidth
+                    .map_or(Uplink::RANK_DEFAULT.bandwidth, |bandwidth| bandwidth.0),
+                latency: node.rank_latency.map_or(Uplink::RANK_DEFAULT.latency, |latency| latency.0),
             };
         }
         Self::new(&node.name, node.up, item, lines)
     }
 
-    fn new(name: &Spanned<String>, up: Option<Spanned<String>>, item: Item, lines: &Lines) -> Self {
+    fn new(name: &Spanned<String>, up: Option<Spanned<String>>, item: DraftVertex, lines: &Lines) -> Self {
         let up = up.map(|up| {
             let line = lines.of_value(&up);
             (up.into_inner(), line)
@@ -191,32 +193,32 @@ impl Table {
     }
 
     fn is_switch(&self) -> bool {
-        matches!(self.item.what, What::Switch)
+        matches!(self.item.what, DraftKind::Switch)
     }
 }
 
-struct Tables<'a> {
-    source: Source<'a>,
-    tables: Vec<Table>,
+struct TopologyTables<'a> {
+    file: FileContext<'a>,
+    tables: Vec<ParsedTable>,
 }
 
-impl Tables<'_> {
+impl TopologyTables<'_> {
     /// The draft, with everything hung on the switch that it names.
-    fn hang(self) -> Result<Draft> {
+    fn attach(self) -> Result<Draft> {
         let ups = self.ups()?;
         let mut draft = Draft::default();
         let implicit = self.tables.iter().all(|table| !table.is_switch());
         let shift = usize::from(implicit);
         if implicit {
-            draft.add(Item::switch("switch", 0));
+            draft.add(DraftVertex::switch("switch", 0));
         }
         for table in self.tables {
             draft.add(table.item);
         }
         for (place, up) in ups.into_iter().enumerate() {
             match up {
-                Some(up) => draft.hang(place + shift, up + shift),
-                None if implicit => draft.hang(place + shift, 0),
+                Some(up) => draft.attach(place + shift, up + shift),
+                None if implicit => draft.attach(place + shift, 0),
                 None => {}
             }
         }
@@ -224,18 +226,18 @@ impl Tables<'_> {
     }
 
     /// Of each table the one above; none for the switch at the top, or where there are no switches.
-    fn ups(&self) -> Result<Vec<Option<ItemId>>> {
+    fn ups(&self) -> Result<Vec<Option<DraftId>>> {
         let names = self.names()?;
-        let switches: Vec<ItemId> =
+        let switches: Vec<DraftId> =
             (0..self.tables.len()).filter(|place| self.tables[*place].is_switch()).collect();
-        let mut top: Option<&Item> = None;
+        let mut top: Option<&DraftVertex> = None;
         let mut ups = Vec::with_capacity(self.tables.len());
         for table in &self.tables {
-            let Item { name, line, .. } = &table.item;
+            let DraftVertex { name, line, .. } = &table.item;
             let up = match (&table.up, switches.as_slice()) {
                 (Some((up, line)), _) => {
                     let refuse = |words: String| {
-                        Err(self.source.refuse(*line, format!("{words}: expected the name of a [[switch]]")))
+                        Err(self.file.refuse(*line, format!("{words}: expected the name of a [[switch]]")))
                     };
                     match names.get(up.as_str()) {
                         Some(place) if self.tables[*place].is_switch() => Some(*place),
@@ -255,7 +257,7 @@ impl Tables<'_> {
                         "{name} hangs on nothing: expected up = one of the {} switches",
                         several.len()
                     );
-                    return Err(self.source.refuse(*line, words));
+                    return Err(self.file.refuse(*line, words));
                 }
             };
             ups.push(up);
@@ -263,37 +265,37 @@ impl Tables<'_> {
         Ok(ups)
     }
 
-    fn at_the_top(&self, item: &Item, other: Option<&Item>) -> Result<()> {
-        let Item { name, line, .. } = item;
+    fn at_the_top(&self, item: &DraftVertex, other: Option<&DraftVertex>) -> Result<()> {
+        let DraftVertex { name, line, .. } = item;
         if let Some(other) = other {
             let words = format!(
                 "{name} hangs on nothing, like {} in line {}: expected one switch at the top",
                 other.name, other.line
             );
-            return Err(self.source.refuse(*line, words));
+            return Err(self.file.refuse(*line, words));
         }
         if item.bandwidth.is_some() || item.latency.is_some() {
             let words = format!(
                 "{name} has a link up that ends nowhere: expected up, or no bandwidth and no latency"
             );
-            return Err(self.source.refuse(*line, words));
+            return Err(self.file.refuse(*line, words));
         }
         Ok(())
     }
 
-    fn names(&self) -> Result<HashMap<&str, ItemId>> {
+    fn names(&self) -> Result<HashMap<&str, DraftId>> {
         let mut names = HashMap::new();
         for (place, table) in self.tables.iter().enumerate() {
-            let Item { name, line, .. } = &table.item;
+            let DraftVertex { name, line, .. } = &table.item;
             if name.is_empty() {
                 return Err(self
-                    .source
+                    .file
                     .refuse(*line, "the name is empty: expected one to tell it from others"));
             }
             if let Some(other) = names.insert(name.as_str(), place) {
                 let other = self.tables[other].item.line;
                 let words = format!("the name {name} is taken in line {other}: expected another");
-                return Err(self.source.refuse(*line, words));
+                return Err(self.file.refuse(*line, words));
             }
         }
         Ok(names)
@@ -348,16 +350,16 @@ ranks = [
         let topology = read(TREE, Some(&hosts)).expect("a tree");
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
         // rack1, host3 and rack2 are in the order of the file.
-        assert_eq!(topology.ranks_by_place(), [1, 3, 2, 4, 0]);
+        assert_eq!(topology.ranks_in_tree_order(), [1, 3, 2, 4, 0]);
         let link = |name: &str| {
             let vertex = topology.vertices().iter().find(|vertex| vertex.name == name).expect(name);
-            (vertex.link.bandwidth, vertex.link.latency)
+            (vertex.uplink.bandwidth, vertex.uplink.latency)
         };
         assert_eq!(link("rack1"), (100_000_000_000, 2_000));
-        assert_eq!(link("rack2"), (Link::OF_NODE.bandwidth, Link::OF_NODE.latency));
+        assert_eq!(link("rack2"), (Uplink::NODE_DEFAULT.bandwidth, Uplink::NODE_DEFAULT.latency));
         assert_eq!(link("host1"), (1_000_000_000, 40_000));
         assert_eq!(link("rank 3"), (200_000_000_000, 500));
-        assert_eq!(link("rank 4"), (Link::OF_RANK.bandwidth, Link::OF_RANK.latency));
+        assert_eq!(link("rank 4"), (Uplink::RANK_DEFAULT.bandwidth, Uplink::RANK_DEFAULT.latency));
         assert_eq!(topology.vertices()[0].name, "spine");
     }
 

@@ -8,13 +8,13 @@
 //! ```
 
 use super::super::topology::Topology;
-use super::draft::{Draft, Item, ItemId};
-use super::{DEEPEST, MOST, Source, units};
+use super::draft::{Draft, DraftId, DraftVertex};
+use super::{FileContext, MAX_DEPTH, MAX_RANKS, units};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Whether somebody who writes this means the short form, if perhaps a wrong one. A file's name has a directory
 /// or an ending, or begins differently.
-pub(super) fn is_meant(text: &str) -> bool {
+pub(super) fn is_recognized(text: &str) -> bool {
     let text = text.trim();
     let ending = text.rsplit_once('.').map_or("", |(_, ending)| ending);
     let is_ending = ending.len() > 2 && ending.bytes().all(|byte| byte.is_ascii_lowercase());
@@ -27,8 +27,8 @@ pub(super) fn is_meant(text: &str) -> bool {
 pub(super) fn read(text: &str) -> Result<Topology> {
     let mut parser = Parser { text, at: 0, draft: Draft::default(), open: Vec::new(), world: 0, nodes: 0 };
     match parser.sum() {
-        // What can go wrong with a tree cannot go wrong here, so nobody sees this name.
-        Ok(()) => parser.draft.finish(Source { name: text }),
+        // DraftKind can go wrong with a tree cannot go wrong here, so nobody sees this name.
+        Ok(()) => parser.draft.finish(FileContext { name: text }),
         Err(words) => {
             let place = text[..parser.at].chars().count() + 1;
             let words = format!("the topology {}, at character {place}: {words}", quoted(text));
@@ -52,7 +52,7 @@ struct Parser<'a> {
     at: usize,
     draft: Draft,
     /// The switches around the place, the innermost last, each with the place of its parenthesis.
-    open: Vec<(ItemId, usize)>,
+    open: Vec<(DraftId, usize)>,
     world: usize,
     nodes: usize,
 }
@@ -60,7 +60,7 @@ struct Parser<'a> {
 impl Parser<'_> {
     /// All of it. Not recursive, so that no text is too deep.
     fn sum(&mut self) -> std::result::Result<(), String> {
-        let top = self.draft.add(Item::switch("switch", 0));
+        let top = self.draft.add(DraftVertex::switch("switch", 0));
         self.open.push((top, 0));
         loop {
             if self.peek() == Some('(') {
@@ -84,12 +84,12 @@ impl Parser<'_> {
     }
 
     fn open_switch(&mut self) -> std::result::Result<(), String> {
-        if self.open.len() > DEEPEST {
-            return Err(format!("expected at most {DEEPEST} switches inside each other"));
+        if self.open.len() > MAX_DEPTH {
+            return Err(format!("expected at most {MAX_DEPTH} switches inside each other"));
         }
-        let name = format!("switch {}", self.draft.items.len() - self.nodes);
-        let id = self.draft.add(Item::switch(&name, 0));
-        self.draft.hang(id, self.innermost());
+        let name = format!("switch {}", self.draft.vertices.len() - self.nodes);
+        let id = self.draft.add(DraftVertex::switch(&name, 0));
+        self.draft.attach(id, self.innermost());
         self.open.push((id, self.at));
         self.at += 1;
         Ok(())
@@ -102,7 +102,7 @@ impl Parser<'_> {
         let id = self.innermost();
         self.open.pop();
         self.at += 1;
-        self.link(id)
+        self.bandwidth(id)
     }
 
     fn node(&mut self) -> std::result::Result<(), String> {
@@ -112,25 +112,25 @@ impl Parser<'_> {
         if digits == 0 {
             return Err(self.expected("a number of ranks or ("));
         }
-        // What does not fit in an integer is more than enough.
+        // DraftKind does not fit in an integer is more than enough.
         let count = rest[..digits].parse().unwrap_or(usize::MAX);
         if count == 0 {
             return Err("expected at least one rank on a node".to_owned());
         }
-        if count > MOST - self.world {
-            return Err(format!("expected at most {MOST} ranks in all"));
+        if count > MAX_RANKS - self.world {
+            return Err(format!("expected at most {MAX_RANKS} ranks in all"));
         }
         let ranks = (self.world..self.world + count).map(|rank| (rank, 0)).collect();
-        let id = self.draft.add(Item::node(&format!("node {}", self.nodes), 0, Some(ranks)));
-        self.draft.hang(id, self.innermost());
+        let id = self.draft.add(DraftVertex::node(&format!("node {}", self.nodes), 0, Some(ranks)));
+        self.draft.attach(id, self.innermost());
         self.world += count;
         self.nodes += 1;
         self.at += digits;
-        self.link(id)
+        self.bandwidth(id)
     }
 
     /// The bandwidth of the link up, if there is one.
-    fn link(&mut self, id: ItemId) -> std::result::Result<(), String> {
+    fn bandwidth(&mut self, id: DraftId) -> std::result::Result<(), String> {
         if self.peek() != Some('@') {
             return Ok(());
         }
@@ -138,12 +138,12 @@ impl Parser<'_> {
         self.peek();
         let rest = &self.text[self.at..];
         let end = rest.find(['+', '@', '(', ')']).unwrap_or(rest.len());
-        self.draft.items[id].bandwidth = Some(units::bandwidth(rest[..end].trim())?);
+        self.draft.vertices[id].bandwidth = Some(units::bandwidth(rest[..end].trim())?);
         self.at += end;
         Ok(())
     }
 
-    fn innermost(&self) -> ItemId {
+    fn innermost(&self) -> DraftId {
         self.open[self.open.len() - 1].0
     }
 
@@ -163,7 +163,7 @@ impl Parser<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::topology::{Kind, Link};
+    use super::super::super::topology::{Uplink, VertexKind};
     use super::super::parse_short;
     use super::*;
 
@@ -174,10 +174,10 @@ mod tests {
     /// Below what each node and switch but the topmost hangs, and on how wide a link.
     fn links(topology: &Topology) -> Vec<(&str, &str, u64)> {
         let vertices = topology.vertices();
-        let inner = vertices.iter().filter(|vertex| !matches!(vertex.kind, Kind::Rank(_)));
+        let inner = vertices.iter().filter(|vertex| !matches!(vertex.kind, VertexKind::Rank(_)));
         inner
             .filter_map(|vertex| {
-                Some((vertex.name.as_str(), vertices[vertex.parent?].name.as_str(), vertex.link.bandwidth))
+                Some((vertex.name.as_str(), vertices[vertex.parent?].name.as_str(), vertex.uplink.bandwidth))
             })
             .collect()
     }
@@ -189,11 +189,11 @@ mod tests {
         let topology = right("2+3");
         assert_eq!((topology.world(), topology.nodes()), (5, 2));
         assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 0, 1, 1, 1]);
-        let width = Link::OF_NODE.bandwidth;
+        let width = Uplink::NODE_DEFAULT.bandwidth;
         assert_eq!(links(&topology), [("node 0", "switch", width), ("node 1", "switch", width)]);
-        assert_eq!(topology.vertices()[topology.leaf(4)].link, Link::OF_RANK);
+        assert_eq!(topology.vertices()[topology.leaf(4)].uplink, Uplink::RANK_DEFAULT);
         assert_eq!((right("8").world(), right("8").nodes()), (8, 1));
-        assert_eq!(right("1000000").world(), MOST);
+        assert_eq!(right("1000000").world(), MAX_RANKS);
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn parentheses_are_switches() {
         let topology = right("(2+3)@10G+(4)");
-        let width = Link::OF_NODE.bandwidth;
+        let width = Uplink::NODE_DEFAULT.bandwidth;
         assert_eq!(
             links(&topology),
             [
@@ -218,7 +218,7 @@ mod tests {
             ]
         );
         let topology = right("1@2G+((2@1G+3)+4@3G)+5");
-        assert_eq!(topology.ranks_by_place(), (0..15).collect::<Vec<_>>());
+        assert_eq!(topology.ranks_in_tree_order(), (0..15).collect::<Vec<_>>());
         assert_eq!(topology.node_of(14), 4);
         let above = |name: &str| *links(&topology).iter().find(|link| link.0 == name).expect("there");
         assert_eq!(above("switch 2"), ("switch 2", "switch 1", 11 * G));
@@ -229,8 +229,8 @@ mod tests {
     #[test]
     fn depth_has_an_end() {
         let nested = |depth: usize| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
-        assert_eq!(right(&nested(DEEPEST)).world(), 1);
-        let error = read(&nested(DEEPEST + 1)).expect_err("too deep");
+        assert_eq!(right(&nested(MAX_DEPTH)).world(), 1);
+        let error = read(&nested(MAX_DEPTH + 1)).expect_err("too deep");
         let quote = "(".repeat(60);
         assert_eq!(
             error.message(),

@@ -5,7 +5,7 @@
 use super::canvas::{Anchor, Font};
 use crate::plan::Rank;
 use crate::plan::fraction::Fraction;
-use crate::plan::topology::{Kind, Topology, VertexId};
+use crate::plan::topology::{Topology, VertexId, VertexKind};
 
 pub(super) const MARGIN: f64 = 22.0;
 /// As wide as a README shows a picture; more columns than fit make it wider.
@@ -40,7 +40,7 @@ pub(super) struct Bracket {
 }
 
 /// The lengths of one drawing.
-pub(super) struct Layout {
+pub(super) struct Geometry {
     /// The ranks from top to bottom.
     pub(super) order: Vec<Rank>,
     /// By rank, the top of its bars.
@@ -60,10 +60,10 @@ pub(super) struct Layout {
     pub(super) brackets: Vec<Bracket>,
 }
 
-impl Layout {
+impl Geometry {
     /// For so many columns, with texts of this width right of the last one.
     pub(super) fn new(topology: &Topology, columns: usize, texts: f64) -> Self {
-        let order = topology.ranks_by_place();
+        let order = topology.ranks_in_tree_order();
         let (row, bar_height) = match order.len() {
             0..=8 => (38.0, 26.0),
             9..=16 => (29.0, 20.0),
@@ -143,7 +143,7 @@ fn branch(topology: &Topology, rank: Rank) -> VertexId {
     let up = |vertex: &VertexId| topology.vertices()[*vertex].parent.filter(|parent| *parent != 0);
     let branch = std::iter::successors(Some(topology.leaf(rank)), up).last().unwrap_or(0);
     // Nodes at the root are alike: only switches are set apart further.
-    if topology.vertices()[branch].kind == Kind::Switch { branch } else { 0 }
+    if topology.vertices()[branch].kind == VertexKind::Switch { branch } else { 0 }
 }
 
 /// Of all nodes, and of all switches but the one at the top.
@@ -160,7 +160,7 @@ fn brackets(topology: &Topology, order: &[Rank], tops: &[f64], bar_height: f64) 
         }
     }
     let depth = |vertex: VertexId| match vertices[vertex].kind {
-        Kind::Switch => {
+        VertexKind::Switch => {
             std::iter::successors(Some(vertex), |vertex| vertices[*vertex].parent).count().saturating_sub(1)
         }
         _ => 0,
