@@ -5,9 +5,6 @@
 use crate::dtype::{DType, ReduceOp};
 use std::fmt;
 
-/// A rank's number, from 0.
-pub type Rank = usize;
-
 /// Which collective is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u8)]

@@ -25,6 +25,7 @@ pub mod logging;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod memory;
 pub mod plan;
+pub mod rank;
 #[cfg(test)]
 mod test_effort;
 #[allow(unsafe_code, reason = "the working wing touches memory")]

@@ -16,7 +16,7 @@ use super::protocol::{Caller, FRAME_LIMIT, Terms, ToCoordinator, ToRank, VERSION
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
-use crate::transport::Rank;
+use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -90,7 +90,7 @@ impl ControlConnection {
             token: identity.token,
             rank: identity.rank,
             world: identity.world,
-            process: Process::this(),
+            process: Process::current(),
         };
         let terms = Terms {
             settings: config.shared(),

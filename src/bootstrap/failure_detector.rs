@@ -6,12 +6,12 @@
 
 use super::call_state::{CallState, short};
 use super::heartbeat::{HeartbeatMonitor, seconds};
-use super::process::{Process, ranks};
+use super::process::Process;
 use super::protocol::{ToCoordinator, ToRank};
 use super::rendezvous::JoinedPeer;
 use crate::call::Call;
 use crate::error::{Error, ErrorKind};
-use crate::transport::Rank;
+use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -208,7 +208,7 @@ impl FailureDetector {
                 ErrorKind::Timeout,
                 format!(
                     "{} of {} did not come to exchange {} within {}",
-                    ranks(&missing),
+                    RankList::new(&missing),
                     self.members.len(),
                     gathering.what,
                     seconds(gathering.patience)
@@ -414,7 +414,7 @@ impl FailureDetector {
 
 /// Says where ranks that stand alike are instead of in `call`.
 fn absence(member: &Member, call: &Call, together: &[Rank]) -> String {
-    let who = ranks(together);
+    let who = RankList::new(together);
     let (has, it, is) = if together.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
     let call_name = short(call);
     if member.membership == Membership::Left {

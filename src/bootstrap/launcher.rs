@@ -16,7 +16,7 @@
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::Rank;
+use crate::rank::Rank;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Who this process is and where it meets the others.

@@ -9,7 +9,7 @@
 use super::call_state::CallState;
 use super::process::Process;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::Rank;
+use crate::rank::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -202,7 +202,7 @@ mod tests {
 
     fn hello(version: &str) -> (Caller, Terms) {
         let caller =
-            Caller { version: version.to_owned(), token: 7, rank: 1, world: 2, process: Process::this() };
+            Caller { version: version.to_owned(), token: 7, rank: 1, world: 2, process: Process::current() };
         let terms = Terms {
             settings: vec![("A".to_owned(), "1".to_owned())],
             patience: Duration::from_secs(1),

@@ -4,10 +4,10 @@
 //! is. Whatever goes wrong becomes one verdict, the same for every rank that is there or comes later.
 
 use super::heartbeat::seconds;
-use super::process::{Process, ranks};
+use super::process::Process;
 use super::protocol::{Caller, Hello, Terms, VERSION};
 use crate::error::{Error, ErrorKind};
-use crate::transport::Rank;
+use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ impl Rendezvous {
             ErrorKind::Rendezvous,
             format!(
                 "{} of {world} did not come within {} (met at {}: are they running, and do they look for rank 0 there?)",
-                ranks(&missing),
+                RankList::new(&missing),
                 seconds(patience),
                 self.place
             ),

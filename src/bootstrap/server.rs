@@ -8,7 +8,7 @@ use super::framed_stream::FramedStream;
 use super::process::Process;
 use super::protocol::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToCoordinator, ToRank, decode, encode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
-use crate::transport::Rank;
+use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -278,7 +278,7 @@ impl Server {
         let seated: BTreeSet<ClientId> = self.joined.values().copied().collect();
         self.peers.retain(|id, _| seated.contains(id));
         if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.stage, Phase::Finished) {
-            let detector = FailureDetector::new(rendezvous.into_peers(), Process::this(), now);
+            let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
             self.stage = Phase::Monitoring(detector);
         }
     }

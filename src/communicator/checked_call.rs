@@ -1,9 +1,10 @@
 //! What a caller asks for, checked.
 
-use crate::call::{Collective, Rank};
+use crate::call::Collective;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
+use crate::rank::Rank;
 
 /// A checked call. The pieces are what the caller vouches for.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,10 @@
 //! threads of one process share.
 
 use crate::bootstrap::ControlConnection;
-use crate::call::{Call, Rank};
+use crate::call::Call;
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
+use crate::rank::Rank;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What is told to the other ranks, and what they tell.

@@ -3,12 +3,12 @@
 //! Owns nothing: every call is that of the host's vectors, but takes effect in the stream of the vector.
 
 use super::{CheckedCall, Communicator};
-use crate::call::Rank;
 use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::memory::Piece;
+use crate::rank::Rank;
 
 /// The same as on the host's vectors, on a GPU's. Every call returns at once and takes effect in the stream of the vector
 /// that it writes: behind what is in that stream, and before what comes later. If it fails later, the next call says so.

@@ -5,11 +5,11 @@
 
 use super::join::PeerInfo;
 use crate::bootstrap::{self, ControlConnection};
-use crate::call::Rank;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
+use crate::rank::Rank;
 use crate::transport::Transport;
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::verbs::port_selection::Rail;

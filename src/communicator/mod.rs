@@ -21,7 +21,7 @@ pub use request::{Owned, Request};
 pub use user_memory::Registered;
 
 use crate::bootstrap::{Identity, UniqueId, identity};
-use crate::call::{Call, Collective, Rank};
+use crate::call::{Call, Collective};
 use crate::config::{Config, environment};
 use crate::device::Arithmetic;
 use crate::dtype::{Element, ReduceOp};
@@ -30,6 +30,7 @@ use crate::executor::{BoundCall, Executor, Path};
 use crate::fault::Fault;
 use crate::memory::{self, Buffer, Piece};
 use crate::plan::verifier::VerifiedPlan;
+use crate::rank::Rank;
 use call_queue::{CallQueue, QueueTicket};
 use control_plane::ControlPlane;
 use gpu::{Gate, GpuState};

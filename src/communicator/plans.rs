@@ -3,7 +3,7 @@
 //! Owns the plans of a communicator and the programs that were made of them. Must not know what runs them.
 
 use super::checked_call::CheckedCall;
-use crate::call::{Collective, Rank};
+use crate::call::Collective;
 use crate::config::{Algorithm, Config, Lowering};
 use crate::description;
 use crate::dtype::ReduceOp;
@@ -14,6 +14,7 @@ use crate::plan::planner::{self, Details};
 use crate::plan::selection::{self, AlgorithmSelection};
 use crate::plan::topology::Topology;
 use crate::plan::verifier::VerifiedPlan;
+use crate::rank::Rank;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;

@@ -7,13 +7,14 @@ mod devices;
 mod small;
 mod wait;
 
-use crate::call::{Call, Collective, Rank};
+use crate::call::{Call, Collective};
 use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use crate::rank::{Rank, RankList};
 use crate::transport::shm::Mailbox;
 use crate::transport::{Delivery, Event, Events, Transport};
 use devices::Devices;
@@ -666,8 +667,7 @@ impl Executor {
                 "for the GPU, which may be at work on something that waits for this call (more queues for its streams: CUDA_DEVICE_MAX_CONNECTIONS=32)".to_owned()
             }
             [] => "for messages of ranks that are in the same call".to_owned(),
-            [one] => format!("for rank {one} to make the same call"),
-            _ => format!("for ranks {silent:?} to make the same call"),
+            _ => format!("for {} to make the same call", RankList::new(&silent)),
         };
         let words = format!("{}: nothing moved for {:?}: waited {waiting}", work.call, self.wait.timeout());
         let error = Error::new(ErrorKind::Timeout, words);

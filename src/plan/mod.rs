@@ -21,4 +21,4 @@ pub mod topology_file;
 pub mod traffic;
 pub mod verifier;
 
-pub use crate::call::Rank;
+pub use crate::rank::Rank;

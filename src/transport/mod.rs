@@ -11,7 +11,7 @@ pub mod shm;
 pub mod tcp;
 pub mod verbs;
 
-pub use crate::call::Rank;
+pub use crate::rank::Rank;
 
 use crate::call::Call;
 use crate::error::Result;

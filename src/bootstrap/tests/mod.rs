@@ -11,7 +11,7 @@ use super::{ControlConnection, Identity, RendezvousPoint};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
-use crate::transport::Rank;
+use crate::rank::Rank;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, mpsc};

@@ -8,6 +8,7 @@ use super::report::ReportFile;
 use crate::error::{CommandError, ERROR_PREFIX};
 use flexring::bootstrap::Coordinator;
 use flexring::config::Config;
+use flexring::rank::RankList;
 use flexring::{Error, Result};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -215,20 +216,11 @@ fn summary(failures: &[RankExit]) -> Vec<String> {
             }
         }
     }
-    lines.extend(said.into_iter().map(|(words, ranks)| format!("{}: {words}", names(ranks))));
+    lines.extend(said.into_iter().map(|(words, mut ranks)| {
+        ranks.sort_unstable();
+        format!("{}: {words}", RankList::unabridged(&ranks))
+    }));
     lines
-}
-
-/// `rank 1`, or `ranks 0, 2 and 3`.
-fn names(mut ranks: Vec<usize>) -> String {
-    ranks.sort_unstable();
-    let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-    match numbers.as_slice() {
-        [.., last] if numbers.len() > 1 => {
-            format!("ranks {} and {last}", numbers[..numbers.len() - 1].join(", "))
-        }
-        _ => format!("rank {}", numbers.concat()),
-    }
 }
 
 fn signal_name(signal: i32) -> &'static str {

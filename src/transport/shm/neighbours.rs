@@ -4,6 +4,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Arena, PeerArena};
+use crate::rank::RankList;
 use crate::transport::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -148,7 +149,10 @@ impl DescriptorExchange {
                     .collect();
                 return Err(Error::new(
                     ErrorKind::Rendezvous,
-                    format!("ranks {missing:?} on this node did not hand over their shared memory in time"),
+                    format!(
+                        "{} on this node did not hand over their shared memory in time",
+                        RankList::new(&missing)
+                    ),
                 ));
             }
             if !unsent.is_empty() || others.len() + 1 < node.len() {

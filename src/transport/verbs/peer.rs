@@ -12,8 +12,8 @@ use super::objects::{
 };
 use super::regions::Region;
 use super::wire::RAILS;
-use crate::call::Rank;
 use crate::error::{Error, ErrorKind, Result};
+use crate::rank::Rank;
 use crate::transport::Events;
 use memmap2::MmapMut;
 use std::collections::VecDeque;

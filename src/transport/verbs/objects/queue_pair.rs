@@ -7,8 +7,8 @@ use super::completion::CompletionQueue;
 use super::protection_domain::ProtectionDomain;
 use super::verb::{Site, Verb, errno, failed};
 use super::{Context, Handle};
-use crate::call::Rank;
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_create_qp, ibv_destroy_qp, ibv_gid, ibv_global_route, ibv_modify_qp,
     ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_cap,

@@ -1,7 +1,7 @@
 //! The names of verbs, and what a failing one says: which verb, on which device and port, towards whom, and why.
 
-use crate::call::Rank;
 use crate::error::{Error, ErrorKind};
+use crate::rank::Rank;
 use rustix::io::Errno;
 use std::fmt;
 

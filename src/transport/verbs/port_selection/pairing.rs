@@ -3,7 +3,7 @@
 //! Owns who can reach whom, and what is said where nobody can.
 
 use super::Rail;
-use crate::call::Rank;
+use crate::rank::Rank;
 use crate::transport::verbs::inventory::LinkLayer;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
