@@ -12,7 +12,7 @@ use flexring::dtype::DType;
 use flexring::fault::Fault;
 use flexring::memory::Piece;
 use flexring::transport::tcp::{Listener, Tcp};
-use flexring::transport::{Event, Events, Transport};
+use flexring::transport::{Event, Events, PostedTransport, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Barrier;

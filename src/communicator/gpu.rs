@@ -191,7 +191,7 @@ mod present {
                 slots: pool.slots(),
                 pool: on_host,
                 arena: &self.arena,
-                viewed: &executor.viewed(),
+                viewed: &executor.view_pools(),
             };
             let device = cuda::Cuda::new(&gpu, &host)?;
             let landing = device.landing().piece();

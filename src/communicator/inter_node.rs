@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
-use crate::transport::Transport;
+use crate::transport::PostedTransport;
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::verbs::port_selection::Rail;
 use std::net::{IpAddr, SocketAddr};
@@ -74,7 +74,7 @@ pub(super) struct InterNodeSetup<'a> {
 
 /// Links to far ranks.
 pub(super) struct InterNodeTransport {
-    pub transport: Box<dyn Transport>,
+    pub transport: Box<dyn PostedTransport>,
     pub registrar: Option<Arc<dyn Registrar>>,
 }
 
@@ -152,6 +152,7 @@ impl InterNodeSetup<'_> {
     /// Every step is taken by all ranks, which tell each other how it went, so that they go on or fall back together.
     #[cfg(feature = "verbs")]
     fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
+        use crate::transport::Transport;
         use crate::transport::verbs::{Invitations, Options, Prepared};
         if let Some(error) = self.obstacle() {
             return Err(error);

@@ -18,7 +18,7 @@ use crate::plan::topology::Topology;
 use crate::rank::Rank;
 use crate::transport::shm::{ArenaLayout, DescriptorExchange, Mailbox, Neighbours, RemotePrefault, Shm};
 use crate::transport::tcp::Listener;
-use crate::transport::{Transport, local};
+use crate::transport::{AnyTransport, local};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -90,7 +90,7 @@ impl Communicator {
 
         let layout = layout(config, intra_node.len(), world);
         let arena = Arc::new(Arena::near(layout.bytes(), gpu::node(config.gpu))?);
-        let mut transports: Vec<Box<dyn Transport>> = Vec::new();
+        let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
         if let Some(descriptor_exchange) = descriptor_exchange.filter(|_| intra_node.len() > 1) {
@@ -99,7 +99,13 @@ impl Communicator {
             };
             let node = intra_node.iter().map(secret).collect::<Result<Vec<_>>>()?;
             let neighbours = descriptor_exchange.run(me, &node, &arena, layout.bytes(), deadline, &fault)?;
-            transports.push(Box::new(Shm::new("shm", world, &arena, layout, &neighbours)?));
+            transports.push(AnyTransport::InPlace(Box::new(Shm::new(
+                "shm",
+                world,
+                &arena,
+                layout,
+                &neighbours,
+            )?)));
             prefault = Some(RemotePrefault::new(&arena, &neighbours)?);
             if inter_node.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
@@ -119,7 +125,7 @@ impl Communicator {
                 fault: &fault,
             };
             let linked = plan.link(listener, layout.pool().piece(&arena))?;
-            transports.push(linked.transport);
+            transports.push(AnyTransport::Posted(linked.transport));
             registrar = linked.registrar;
         }
         let crowded = crowded(node.len());
@@ -178,7 +184,7 @@ impl Communicator {
                 plans: Plans::new(config, &topology, me)?,
                 arena,
                 layout,
-                transports: vec![Box::new(shm)],
+                transports: vec![AnyTransport::InPlace(Box::new(shm))],
                 routes: vec![0; world],
                 mailbox,
                 prefault,
@@ -209,7 +215,7 @@ struct CoreParts<'a> {
     plans: Plans,
     arena: Arc<Arena>,
     layout: ArenaLayout,
-    transports: Vec<Box<dyn Transport>>,
+    transports: Vec<AnyTransport>,
     routes: Vec<usize>,
     mailbox: Option<Mailbox>,
     prefault: Option<RemotePrefault>,
@@ -228,7 +234,11 @@ impl CoreParts<'_> {
             .enumerate()
             .map(|(index, transport)| {
                 let ranks = (0..world).filter(|rank| *rank != me && self.routes[*rank] == index).count();
-                format!("{} to {ranks} {}", transport.name(), if ranks == 1 { "rank" } else { "ranks" })
+                format!(
+                    "{} to {ranks} {}",
+                    transport.common().name(),
+                    if ranks == 1 { "rank" } else { "ranks" }
+                )
             })
             .collect();
         let links = if links.is_empty() { "alone".to_owned() } else { links.join(", ") };

@@ -4,6 +4,7 @@
 //! moves next is the pipeline's word, how it moves is the transports', what is added is the devices'.
 
 mod devices;
+mod links;
 mod small;
 mod wait;
 
@@ -16,8 +17,9 @@ use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, St
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::rank::{Rank, RankList};
 use crate::transport::shm::Mailbox;
-use crate::transport::{Delivery, Event, Events, Transport};
+use crate::transport::{AnyTransport, Event, Events};
 use devices::Devices;
+use links::Links;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +62,7 @@ pub struct Parts {
     /// How many ranks there are.
     pub world: usize,
     /// The links.
-    pub transports: Vec<Box<dyn Transport>>,
+    pub transports: Vec<AnyTransport>,
     /// By rank, the transport that reaches it; anything for this rank itself.
     pub routes: Vec<usize>,
     /// What adds and copies in the host's memory.
@@ -151,8 +153,7 @@ pub struct Executor {
     world: usize,
     /// Before the transports, whose memory a GPU may have pinned.
     devices: Devices,
-    transports: Vec<Box<dyn Transport>>,
-    routes: Vec<usize>,
+    links: Links,
     slots: Slots,
     gpu: GpuSlots,
     /// One for each program that was installed.
@@ -170,8 +171,6 @@ pub struct Executor {
     views: Vec<Views>,
     events: Events,
     operands: Vec<device::Operand>,
-    /// Jobs under way that read where peers have their bytes.
-    reading: usize,
     /// Tickets of jobs that were just done.
     done: Vec<u64>,
     failed: bool,
@@ -184,8 +183,7 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         if self.0.failed {
             self.0.devices.give_up();
-            self.0.reading = 0;
-            self.0.transports.iter_mut().for_each(|transport| transport.abort());
+            self.0.links.abort();
         }
     }
 }
@@ -215,11 +213,11 @@ impl Ticket {
 impl Executor {
     /// An executor without programs.
     pub fn new(parts: Parts) -> Self {
-        let Parts { rank, world, transports, routes, .. } = parts;
-        let events = transports.iter().map(|transport| 2 * transport.window() + 2).sum::<usize>() * world;
+        let Parts { rank, world, .. } = parts;
+        let links = Links::new(parts.transports, parts.routes);
         Self {
             wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
-            events: Events::with_capacity(events),
+            events: Events::with_capacity(links.most_events()),
             heard: vec![false; world],
             devices: Devices::new(parts.device),
             mailbox: parts.mailbox,
@@ -228,7 +226,6 @@ impl Executor {
             views: std::iter::repeat_with(Views::default).take(world).collect(),
             // No step adds more than everybody's part.
             operands: Vec::with_capacity(world),
-            reading: 0,
             done: Vec::new(),
             peers: Vec::with_capacity(world),
             pipelines: Vec::new(),
@@ -236,8 +233,7 @@ impl Executor {
             frame: Frame::default(),
             rank,
             world,
-            transports,
-            routes,
+            links,
             slots: Slots::new(parts.slots),
             gpu: GpuSlots::default(),
         }
@@ -245,13 +241,8 @@ impl Executor {
 
     /// Takes a GPU in, so that vectors may be in its memory from now on.
     pub fn use_gpu(&mut self, parts: GpuParts) {
-        let mut sharing = parts.sharing;
-        for transport in &mut self.transports {
-            if transport.delivery() == Delivery::InPlace
-                && let Some(sharing) = sharing.take()
-            {
-                transport.share_gpu(sharing);
-            }
+        if let Some(sharing) = parts.sharing {
+            self.links.share_gpu(sharing);
         }
         self.gpu = GpuSlots {
             in_use: vec![false; parts.on_gpu.len()],
@@ -264,9 +255,9 @@ impl Executor {
         }
     }
 
-    /// Memory of peers that their messages may lie in.
-    pub fn viewed(&self) -> Vec<Piece> {
-        self.transports.iter().flat_map(|transport| transport.viewed()).collect()
+    /// Peers' memory that their messages may lie in.
+    pub fn view_pools(&self) -> Vec<Piece> {
+        self.links.view_pools()
     }
 
     /// Forgets all programs; their numbers are free for others.
@@ -287,7 +278,7 @@ impl Executor {
             return Err(Error::new(ErrorKind::InvalidSetting, words));
         }
         for peer in program.peers() {
-            let window = self.transports[self.routes[peer]].window();
+            let window = self.links.to(peer).common().window();
             self.views[peer].0.resize(window, Piece::EMPTY);
         }
         let pipeline = self.pipeline_of(program);
@@ -298,17 +289,19 @@ impl Executor {
     fn pipeline_of(&self, program: Arc<Program>) -> Pipeline {
         let share = self.slots.pool.len() / program.links.len().max(1);
         let profile = |peer: Rank| {
-            let transport = &self.transports[self.routes[peer]];
-            let in_place = transport.delivery() == Delivery::InPlace;
             // Memory of a GPU is staged where a transport does not reach it.
-            let stages = transport.needs_staging() || !self.gpu.slots.pool.is_empty();
+            let gpu = !self.gpu.slots.pool.is_empty();
+            let (in_place, stages) = match self.links.to(peer) {
+                AnyTransport::InPlace(_) => (true, true),
+                AnyTransport::Posted(transport) => (false, transport.stages_host_memory() || gpu),
+            };
             let (send_slots, recv_slots) = match (in_place, stages) {
                 (true, _) => (share, 0),
                 (false, false) => (0, share),
                 // A pool has two slots for each peer at least.
                 (false, true) => (share / 2, share - share / 2),
             };
-            LinkProfile { in_place, window: transport.window(), send_slots, recv_slots }
+            LinkProfile { in_place, window: self.links.to(peer).common().window(), send_slots, recv_slots }
         };
         Pipeline::new(program, profile)
     }
@@ -360,18 +353,21 @@ impl Executor {
             align: self.alignment(work),
             in_place: work.in_place,
         };
-        // A rank has one transport for its node and one for other nodes.
-        let mut staging = [Staging::default(); 2];
-        for (staging, transport) in staging.iter_mut().zip(&self.transports) {
+        let mut staging = [Staging::default(); Links::TRANSPORTS];
+        for (staging, transport) in staging.iter_mut().zip(self.links.transports()) {
             // What is made on the way is in the output or in the scratch memory.
             let made = || [work.output, work.scratch].into_iter().filter(|piece| !piece.is_empty());
+            let can_send_from = |piece| transport.common().can_send_from(piece);
             *staging = Staging {
-                input: !work.input.is_empty() && !transport.can_send_from(work.input),
-                output: !made().all(|piece| transport.can_send_from(piece)),
-                recv: !made().all(|piece| transport.can_recv_into(piece)),
+                input: !work.input.is_empty() && !can_send_from(work.input),
+                output: !made().all(can_send_from),
+                recv: match transport {
+                    AnyTransport::InPlace(_) => false,
+                    AnyTransport::Posted(transport) => !made().all(|piece| transport.can_recv_into(piece)),
+                },
             };
         }
-        let routes = &self.routes;
+        let links = &self.links;
         let pipeline = &mut self.pipelines[self.current];
         let windows = pipeline.program().windows;
         self.frame = Frame {
@@ -380,15 +376,13 @@ impl Executor {
         };
         self.peers.clear();
         self.peers.extend(pipeline.program().peers());
-        pipeline.start(binding, |peer| staging[routes[peer]]);
+        pipeline.start(binding, |peer| staging[links.route(peer)]);
         self.events.clear();
         self.heard.fill(false);
-        for transport in &mut self.transports {
-            transport.begin(work.call.sequence);
-        }
+        self.links.begin(work.call.sequence);
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
-            self.transports[self.routes[peer]].announce(peer, &work.call)?;
+            self.links.announce(peer, &work.call)?;
         }
         let mut unheard = self.peers.len();
         self.wait.begin();
@@ -404,7 +398,7 @@ impl Executor {
             busy |= self.poll(work, &mut unheard)?;
             if busy {
                 self.wait.progressed();
-            } else if !self.wait.pause(&self.fault, &mut self.transports, self.devices.are_busy())? {
+            } else if !self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())? {
                 return Err(self.timed_out(work));
             }
         }
@@ -455,10 +449,7 @@ impl Executor {
 
     /// Hears what has happened and tells the pipeline. Whether there was anything.
     fn poll(&mut self, work: &BoundCall, unheard: &mut usize) -> Result<bool> {
-        let mut busy = false;
-        for transport in &mut self.transports {
-            busy |= transport.poll(&mut self.events)?;
-        }
+        let mut busy = self.links.poll(&mut self.events)?;
         while let Some(event) = self.events.pop_front() {
             self.hear(work, event, unheard)?;
         }
@@ -477,11 +468,7 @@ impl Executor {
     /// A job is done.
     fn finish(&mut self, ticket: Ticket) -> Result<()> {
         if ticket.views {
-            self.reading -= 1;
-            let last = self.reading == 0;
-            self.each_in_place(
-                |transport| if last { transport.leave_views() } else { transport.check_views() },
-            )?;
+            self.links.end_reading_job()?;
         }
         if ticket.staging {
             self.pipeline().stage_complete(ticket.step, ticket.sub);
@@ -529,17 +516,17 @@ impl Executor {
 
     fn perform(&mut self, work: &BoundCall, action: Action) -> Result<()> {
         match action {
-            Action::Release { peer } => self.transports[self.routes[peer]].release(peer),
+            Action::Release { peer } => self.links.release(peer)?,
             Action::Send { peer, location, step, sub } => {
                 let piece = self.piece(work, location, step, sub);
-                self.transports[self.routes[peer]].send(peer, piece)?;
+                self.links.send(peer, piece)?;
             }
             Action::PostRecv { peer, location, step, sub } => {
                 if let Location::Slot(slot) = location {
                     self.choose_slot(work, peer, slot as usize);
                 }
                 let piece = self.piece(work, location, step, sub);
-                self.transports[self.routes[peer]].post_recv(peer, piece)?;
+                self.links.post_recv(peer, piece)?;
             }
             Action::Stage { step, sub, buffer, slot } => {
                 self.choose_staging_slot(work, step, slot as usize);
@@ -566,8 +553,8 @@ impl Executor {
 
     /// Whether a peer's message lands in a slot of the pool or in its place on the GPU, where it is nearer to the sum.
     fn choose_slot(&mut self, work: &BoundCall, peer: Rank, slot: usize) {
-        let transport = &self.transports[self.routes[peer]];
         if let (Some(in_use), Some(place)) = (self.gpu.in_use.get_mut(slot), self.gpu.on_gpu.pool.get(slot)) {
+            let AnyTransport::Posted(transport) = self.links.to(peer) else { return };
             *in_use = work.call.on_gpu && transport.can_recv_into(*place);
         }
     }
@@ -581,7 +568,7 @@ impl Executor {
         };
         let program = self.pipelines[self.current].program();
         let Body::Send { peers, .. } = &program.steps[step as usize].body else { return };
-        let mut transports = peers.iter().map(|peer| &self.transports[self.routes[*peer]]);
+        let mut transports = peers.iter().map(|peer| self.links.to(*peer).common());
         *in_use = work.call.on_gpu && transports.all(|transport| transport.can_send_from(*place));
     }
 
@@ -606,10 +593,9 @@ impl Executor {
         if already_there && !divide {
             return self.pipeline().combine_complete(step).map_err(bug);
         }
-        if views && self.reading == 0 {
-            self.each_in_place(|transport| transport.enter_views())?;
+        if views {
+            self.links.begin_reading_job()?;
         }
-        self.reading += usize::from(views);
         let job = Job {
             dtype: work.call.dtype,
             arithmetic: work.arithmetic,
@@ -623,12 +609,6 @@ impl Executor {
             Submitted::Done => self.finish(ticket),
             Submitted::InFlight => Ok(()),
         }
-    }
-
-    fn each_in_place(&mut self, act: impl Fn(&mut dyn Transport) -> Result<()>) -> Result<()> {
-        let mut in_place =
-            self.transports.iter_mut().filter(|transport| transport.delivery() == Delivery::InPlace);
-        in_place.try_for_each(|transport| act(transport.as_mut()))
     }
 
     /// The bytes of a step's sub-chunk at a place.

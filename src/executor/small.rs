@@ -33,7 +33,7 @@ impl Executor {
             let Some((call, bytes)) = mailbox.look(place) else {
                 let mailbox = &self.mailbox;
                 let come = || mailbox.as_ref().is_some_and(|mailbox| mailbox.look(place).is_some());
-                if !self.wait.pause_unless(&self.fault, &mut self.transports, come)? {
+                if !self.wait.pause_unless(&self.fault, &mut self.links, come)? {
                     let words = format!(
                         "{}: rank {rank} did not make the same call within {:?}",
                         work.call,

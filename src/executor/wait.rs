@@ -1,8 +1,8 @@
 //! How a rank waits: it spins briefly, then sleeps until a bell rings, and never longer than its deadline.
 
+use super::links::Links;
 use crate::error::Result;
 use crate::fault::Fault;
-use crate::transport::Transport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
@@ -50,13 +50,8 @@ impl Wait {
     ///
     /// # Errors
     /// The fault, if it was raised.
-    pub(super) fn pause(
-        &mut self,
-        fault: &Fault,
-        transports: &mut [Box<dyn Transport>],
-        busy: bool,
-    ) -> Result<bool> {
-        self.pause_for(fault, transports, if busy { NAP } else { LONGEST_SLEEP }, || false)
+    pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, busy: bool) -> Result<bool> {
+        self.pause_for(fault, links, if busy { NAP } else { LONGEST_SLEEP }, || false)
     }
 
     /// The same without devices, but does not sleep if `come` is true after peers were asked to ring.
@@ -66,16 +61,16 @@ impl Wait {
     pub(super) fn pause_unless(
         &mut self,
         fault: &Fault,
-        transports: &mut [Box<dyn Transport>],
+        links: &mut Links,
         come: impl Fn() -> bool,
     ) -> Result<bool> {
-        self.pause_for(fault, transports, LONGEST_SLEEP, come)
+        self.pause_for(fault, links, LONGEST_SLEEP, come)
     }
 
     fn pause_for(
         &mut self,
         fault: &Fault,
-        transports: &mut [Box<dyn Transport>],
+        links: &mut Links,
         longest: Duration,
         come: impl Fn() -> bool,
     ) -> Result<bool> {
@@ -103,30 +98,22 @@ impl Wait {
             }
             return Ok(true);
         }
-        // All of them must know, even if one has news.
-        let busy = transports
-            .iter_mut()
-            .filter_map(|transport| (!transport.set_need_wakeup()).then_some(()))
-            .count();
-        if busy == 0 && !come() {
-            sleep(fault, transports, (self.timeout - waited).min(longest));
+        if links.set_need_wakeup() && !come() {
+            sleep(fault, links, (self.timeout - waited).min(longest));
         }
-        transports.iter_mut().for_each(|transport| transport.clear_need_wakeup());
+        links.clear_need_wakeup();
         Ok(true)
     }
 }
 
 /// Sleeps until a bell rings, but no longer than `longest`.
-fn sleep(fault: &Fault, transports: &[Box<dyn Transport>], longest: Duration) {
+fn sleep(fault: &Fault, links: &Links, longest: Duration) {
     let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-    let bell = fault.wake_fd();
-    // A rank has one transport for its node and one for other nodes; an unused place listens to the fault twice.
-    let mut descriptors: [_; 3] = std::array::from_fn(|index| {
-        let bell = index
-            .checked_sub(1)
-            .and_then(|index| transports.get(index))
-            .map_or(bell, |other| other.wake_fd());
-        PollFd::from_borrowed_fd(bell, PollFlags::IN)
+    let fault = fault.wake_fd();
+    // The first is the fault's, and so are those of transports that there are not.
+    let mut descriptors: [_; 1 + Links::TRANSPORTS] = std::array::from_fn(|index| {
+        let wake_fd = index.checked_sub(1).and_then(|index| links.wake_fd(index)).unwrap_or(fault);
+        PollFd::from_borrowed_fd(wake_fd, PollFlags::IN)
     });
     // Whatever ends the sleep, the caller looks at everything again.
     let _ = poll(&mut descriptors, Some(&longest));

@@ -19,134 +19,71 @@ use crate::memory::{Piece, Sharing};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-/// How a transport hands a received message over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// The bytes can be read where the sender has them: [`Event::RecvReady`] brings a view, which stays valid
-    /// until [`Transport::release`].
-    InPlace,
-    /// The bytes are written to memory that [`Transport::post_recv`] names beforehand: [`Event::RecvComplete`].
-    PostedRecv,
-}
-
-/// What a transport reports. On each link, events of one sort come in the order of the messages.
+/// What a transport reports. On each link, events of one kind come in the order of the messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// The peer has entered this call. Comes before any message of the call.
     PeerEntered {
-        /// Who.
+        /// The rank that entered.
         peer: Rank,
-        /// What it called, as it says.
+        /// The peer's call, as the peer announced it.
         call: Call,
     },
-    /// The oldest message that was being sent to the peer is no longer read from.
+    /// The oldest message under way to the peer is no longer read: its bytes may change.
     SendComplete {
-        /// To whom.
+        /// The receiver.
         peer: Rank,
     },
-    /// `InPlace`: the next message is there.
+    /// [`InPlaceTransport`] only: the next message can be read where the sender has it.
     RecvReady {
-        /// From whom.
+        /// The sender.
         peer: Rank,
-        /// Where its bytes are.
+        /// The message's bytes, valid until [`InPlaceTransport::release`].
         view: Piece,
     },
-    /// `PostedRecv`: the oldest landing is filled.
+    /// [`PostedTransport`] only: the oldest posted receive holds its message.
     RecvComplete {
-        /// From whom.
+        /// The sender.
         peer: Rank,
     },
 }
 
-/// Events on their way to the executor, oldest first. Made once, with room for all that can be under way.
+/// Events for the executor, oldest first. Allocated once, with room for all that can be under way.
 pub type Events = VecDeque<Event>;
 
-/// A set of links of one kind. Nothing here blocks, and nothing allocates once the links are made.
+/// A set of links of one kind: what all transports do. No method blocks, and none allocates once the links are made.
+///
+/// How received messages are delivered is the matter of two further traits, of which every transport implements one:
+/// [`InPlaceTransport`] or [`PostedTransport`].
 pub trait Transport: Send {
     /// Its name in settings, logs and messages.
     fn name(&self) -> &'static str;
 
-    /// How messages are handed over.
-    fn delivery(&self) -> Delivery;
-
-    /// Whether a message can be sent from `piece` as it lies; if not, it must be staged in a slot of the pool.
+    /// Whether a message can be sent directly from `piece`; otherwise it must be staged in a slot of the pool.
     fn can_send_from(&self, piece: Piece) -> bool;
 
-    /// `PostedRecv` only: whether a message can land in `piece` as it lies; if not, it must land in a slot of the pool.
-    fn can_recv_into(&self, _piece: Piece) -> bool {
-        true
-    }
-
-    /// `PostedRecv` only: whether there is memory that messages cannot be sent from, or land in, as it lies.
-    fn needs_staging(&self) -> bool {
-        false
-    }
-
-    /// How many messages may be under way on one link in one direction: sent and not yet reported as `SendComplete`,
-    /// or, for `PostedRecv`, landings not yet filled; or, for `InPlace`, arrivals not yet released.
+    /// How many messages may be under way on one link in one direction: sends without their `SendComplete`, and
+    /// posted receives without their `RecvComplete` or views that are not released.
     fn window(&self) -> usize;
 
     /// Begins call `sequence`: from now on one [`Event::PeerEntered`] may be reported per peer, and then its messages.
-    /// A peer that is ahead is not heard beyond the call that this rank is in.
+    /// Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);
 
-    /// Tells `peer` what this rank calls. Once per call, before the first message of it.
+    /// Announces this rank's call to `peer`. Once per call, before the first message of it.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()>;
 
-    /// Sends the bytes of `piece` as the next message to `peer`; `SendComplete` says when they may be changed again.
+    /// Sends the bytes of `piece` as the next message to `peer`. They must not change before the `SendComplete`.
     /// At most [`window`](Self::window) messages may be under way.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()>;
 
-    /// `PostedRecv` only: the next message of `peer` that has no landing yet, of exactly this length, goes to `piece`.
-    ///
-    /// # Errors
-    /// `PeerLost` if the link is broken.
-    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()>;
-
-    /// `InPlace` only: the oldest view of `peer` that was not released yet is no longer read.
-    fn release(&mut self, peer: Rank);
-
-    /// `InPlace` only: marks that views are about to be read, so that a sender that gives up waits until they
-    /// are not, and checks that no sender has given up already.
-    ///
-    /// # Errors
-    /// `PeerLost` if a peer has given up the call: its bytes may be anything.
-    fn enter_views(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// `InPlace` only: the reading that [`enter_views`](Self::enter_views) announced is over.
-    ///
-    /// # Errors
-    /// `PeerLost` if a peer gave up the call meanwhile, so that what was read may be anything.
-    fn leave_views(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// `InPlace` only: checks, while views are read, that what was read so far was what its sender meant.
-    ///
-    /// # Errors
-    /// As for [`leave_views`](Self::leave_views).
-    fn check_views(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// `InPlace` only: messages may be sent from this memory of a GPU from now on, as far as the peers reach it, and views
-    /// may be memory of theirs.
-    fn share_gpu(&mut self, _sharing: Box<dyn Sharing>) {}
-
-    /// `InPlace` only: memory of peers that most views lie in, for as long as this lives.
-    fn viewed(&self) -> Vec<Piece> {
-        Vec::new()
-    }
-
-    /// Moves what can be moved and reports what has happened. `Ok(true)` if there was anything.
+    /// Makes progress and reports events. `Ok(true)` if anything moved.
     ///
     /// # Errors
     /// `PeerLost` if a link is broken that this call still needs; `Disagreement` if a peer sent a message of
@@ -154,16 +91,93 @@ pub trait Transport: Send {
     fn poll(&mut self, events: &mut Events) -> Result<bool>;
 
     /// A descriptor that becomes readable when [`poll`](Self::poll) may have something to do, provided that
-    /// [`set_need_wakeup`](Self::set_need_wakeup) said that there is nothing now.
+    /// [`set_need_wakeup`](Self::set_need_wakeup) returned `true`.
     fn wake_fd(&self) -> BorrowedFd<'_>;
 
-    /// Asks peers to ring the bell from now on. `false` if something has come meanwhile and nobody should sleep.
+    /// Asks peers to notify [`wake_fd`](Self::wake_fd) from now on. `false` if there is work already, so that the
+    /// caller must not sleep.
     fn set_need_wakeup(&mut self) -> bool;
 
-    /// Peers need not ring any more.
+    /// Peers need not notify any more. Also drains the descriptor.
     fn clear_need_wakeup(&mut self);
 
-    /// Gives the current call up: afterwards no peer reads this rank's memory and no link holds a piece.
+    /// Aborts the current call: afterwards no peer reads this rank's memory and no link holds a piece.
     /// The links are unusable from then on.
     fn abort(&mut self);
+}
+
+/// A transport whose messages are read where the sender has them, as views: [`Event::RecvReady`].
+pub trait InPlaceTransport: Transport {
+    /// Releases the oldest view of `peer` that was not released yet: it is no longer read.
+    fn release(&mut self, peer: Rank);
+
+    /// Marks that views are being read, so that a sender that aborts waits for [`end_reads`](Self::end_reads), and
+    /// checks that no sender has aborted already.
+    ///
+    /// # Errors
+    /// `PeerLost` if a peer has aborted the call: the bytes of its views may be anything.
+    fn begin_reads(&mut self) -> Result<()>;
+
+    /// Ends the reading that [`begin_reads`](Self::begin_reads) marked.
+    ///
+    /// # Errors
+    /// `PeerLost` if a peer aborted the call meanwhile, so that what was read may be anything.
+    fn end_reads(&mut self) -> Result<()>;
+
+    /// Checks, while views are being read, that no sender has aborted so far.
+    ///
+    /// # Errors
+    /// As for [`end_reads`](Self::end_reads).
+    fn check_reads(&mut self) -> Result<()>;
+
+    /// Shares memory of a GPU: from now on messages may be sent from it as far as the peers can open it, and views may
+    /// be memory of the peers' GPUs.
+    fn share_gpu(&mut self, sharing: Box<dyn Sharing>);
+
+    /// The peers' host memory that views of calls on a GPU lie in, valid as long as the transport.
+    fn view_pools(&self) -> Vec<Piece>;
+}
+
+/// A transport that writes received messages to memory that was posted beforehand: [`Event::RecvComplete`].
+pub trait PostedTransport: Transport {
+    /// Whether a message can be received directly into `piece`; otherwise it must be received into a slot of the pool.
+    fn can_recv_into(&self, piece: Piece) -> bool;
+
+    /// Whether [`can_send_from`](Transport::can_send_from) and [`can_recv_into`](Self::can_recv_into) may be false for
+    /// host memory.
+    fn stages_host_memory(&self) -> bool;
+
+    /// Posts `piece` for the next message of `peer` that has no posted receive yet. The message must have exactly this
+    /// length.
+    ///
+    /// # Errors
+    /// `PeerLost` if the link is broken.
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()>;
+}
+
+/// A transport of either kind of delivery.
+pub enum AnyTransport {
+    /// Received messages are views of the sender's memory.
+    InPlace(Box<dyn InPlaceTransport>),
+    /// Received messages are written to posted memory.
+    Posted(Box<dyn PostedTransport>),
+}
+
+impl AnyTransport {
+    /// What it has in common with all transports.
+    #[must_use]
+    pub fn common(&self) -> &dyn Transport {
+        match self {
+            Self::InPlace(transport) => transport.as_ref(),
+            Self::Posted(transport) => transport.as_ref(),
+        }
+    }
+
+    /// What it has in common with all transports.
+    pub fn common_mut(&mut self) -> &mut dyn Transport {
+        match self {
+            Self::InPlace(transport) => transport.as_mut(),
+            Self::Posted(transport) => transport.as_mut(),
+        }
+    }
 }

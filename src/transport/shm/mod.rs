@@ -17,7 +17,7 @@ pub use mailbox::Mailbox;
 pub use neighbours::{DescriptorExchange, Neighbour, Neighbours};
 pub use prefault::RemotePrefault;
 
-use super::{Delivery, Event, Events, Rank, Transport};
+use super::{Event, Events, InPlaceTransport, Rank, Transport};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Arena, PeerArena, Piece, Sharing};
@@ -369,10 +369,6 @@ impl Transport for Shm {
         self.name
     }
 
-    fn delivery(&self) -> Delivery {
-        Delivery::InPlace
-    }
-
     fn can_send_from(&self, piece: Piece) -> bool {
         if piece.is_host() {
             return self.arena.offset_of(piece).is_some();
@@ -416,44 +412,6 @@ impl Transport for Shm {
         Ok(())
     }
 
-    fn post_recv(&mut self, _peer: Rank, _piece: Piece) -> Result<()> {
-        Err(Error::new(ErrorKind::Internal, "messages in shared memory are read where they are"))
-    }
-
-    fn release(&mut self, peer: Rank) {
-        let link = self.link(peer);
-        link.duplex.consume();
-        link.wake();
-    }
-
-    fn enter_views(&mut self) -> Result<()> {
-        self.control.reading.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `abort`: either this rank sees that a peer gave up, or the peer sees that
-        // this rank reads and waits for it.
-        fence(Ordering::SeqCst);
-        self.check_given_up().inspect_err(|_| self.control.reading.store(0, Ordering::Release))
-    }
-
-    fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
-        self.control.gpu.give(&sharing.export());
-        self.sharing = Some(sharing);
-        self.open_peer_gpus();
-    }
-
-    fn check_views(&mut self) -> Result<()> {
-        self.check_given_up()
-    }
-
-    fn viewed(&self) -> Vec<Piece> {
-        let pool = self.gpu_pool;
-        self.links.iter().filter_map(|link| link.arena.piece(pool.at, pool.bytes())).collect()
-    }
-
-    fn leave_views(&mut self) -> Result<()> {
-        self.control.reading.store(0, Ordering::Release);
-        self.check_given_up()
-    }
-
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         let mut any = false;
         for link in &mut self.links {
@@ -488,5 +446,41 @@ impl Transport for Shm {
             }
             std::thread::yield_now();
         }
+    }
+}
+
+impl InPlaceTransport for Shm {
+    fn release(&mut self, peer: Rank) {
+        let link = self.link(peer);
+        link.duplex.consume();
+        link.wake();
+    }
+
+    fn begin_reads(&mut self) -> Result<()> {
+        self.control.reading.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `abort`: either this rank sees that a peer gave up, or the peer sees that
+        // this rank reads and waits for it.
+        fence(Ordering::SeqCst);
+        self.check_given_up().inspect_err(|_| self.control.reading.store(0, Ordering::Release))
+    }
+
+    fn end_reads(&mut self) -> Result<()> {
+        self.control.reading.store(0, Ordering::Release);
+        self.check_given_up()
+    }
+
+    fn check_reads(&mut self) -> Result<()> {
+        self.check_given_up()
+    }
+
+    fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
+        self.control.gpu.give(&sharing.export());
+        self.sharing = Some(sharing);
+        self.open_peer_gpus();
+    }
+
+    fn view_pools(&self) -> Vec<Piece> {
+        let pool = self.gpu_pool;
+        self.links.iter().filter_map(|link| link.arena.piece(pool.at, pool.bytes())).collect()
     }
 }

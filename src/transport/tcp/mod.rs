@@ -26,7 +26,7 @@ use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
-use crate::transport::{Delivery, Events, Rank, Transport};
+use crate::transport::{Events, PostedTransport, Rank, Transport};
 use link::Link;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -174,15 +174,7 @@ impl Transport for Tcp {
         "tcp"
     }
 
-    fn delivery(&self) -> Delivery {
-        Delivery::PostedRecv
-    }
-
     fn can_send_from(&self, piece: Piece) -> bool {
-        piece.is_host()
-    }
-
-    fn can_recv_into(&self, piece: Piece) -> bool {
         piece.is_host()
     }
 
@@ -220,19 +212,6 @@ impl Transport for Tcp {
         Ok(())
     }
 
-    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let place = self.place(peer)?;
-        if self.links[place].under_way().1 >= self.window() as u64 {
-            return Err(self.full(peer, "landings for"));
-        }
-        let at = self.links[place].post_recv(piece)?;
-        self.enlist(place, at);
-        Ok(())
-    }
-
-    /// Nothing is delivered in place, so there is nothing to release.
-    fn release(&mut self, _peer: Rank) {}
-
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         if self.given_up {
             return Err(Error::new(ErrorKind::PeerLost, "the tcp links were given up"));
@@ -266,5 +245,25 @@ impl Transport for Tcp {
     fn abort(&mut self) {
         self.given_up = true;
         self.links.iter_mut().for_each(Link::shut);
+    }
+}
+
+impl PostedTransport for Tcp {
+    fn can_recv_into(&self, piece: Piece) -> bool {
+        piece.is_host()
+    }
+
+    fn stages_host_memory(&self) -> bool {
+        false
+    }
+
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.links[place].under_way().1 >= self.window() as u64 {
+            return Err(self.full(peer, "landings for"));
+        }
+        let at = self.links[place].post_recv(piece)?;
+        self.enlist(place, at);
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
-use crate::transport::{Delivery, Events, Rank, Transport};
+use crate::transport::{Events, PostedTransport, Rank, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -296,20 +296,8 @@ impl Transport for Verbs {
         "verbs"
     }
 
-    fn delivery(&self) -> Delivery {
-        Delivery::PostedRecv
-    }
-
     fn can_send_from(&self, piece: Piece) -> bool {
         (piece.is_host() && !self.regions.stages()) || self.regions.find(piece).is_some()
-    }
-
-    fn can_recv_into(&self, piece: Piece) -> bool {
-        self.can_send_from(piece)
-    }
-
-    fn needs_staging(&self) -> bool {
-        self.regions.stages()
     }
 
     fn window(&self) -> usize {
@@ -349,26 +337,6 @@ impl Transport for Verbs {
         self.enlist(place);
         Ok(())
     }
-
-    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let place = self.place(peer)?;
-        if self.peers[place].link.under_way().1 >= WINDOW as u64 {
-            return Err(self.full(peer, "landings for"));
-        }
-        let (region, keys) = if self.peers[place].link.lands_eagerly(piece.len()) {
-            (None, [0; RAILS])
-        } else {
-            let region = self.regions.for_landing(piece);
-            let keys = region.rkeys()?;
-            (Some(region), keys)
-        };
-        self.peers[place].link.land(piece, region, keys)?;
-        self.enlist(place);
-        Ok(())
-    }
-
-    /// Nothing is delivered in place, so there is nothing to release.
-    fn release(&mut self, _peer: Rank) {}
 
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         if self.given_up {
@@ -452,6 +420,33 @@ impl Transport for Verbs {
             std::thread::yield_now();
         }
         bury(peers);
+    }
+}
+
+impl PostedTransport for Verbs {
+    fn can_recv_into(&self, piece: Piece) -> bool {
+        self.can_send_from(piece)
+    }
+
+    fn stages_host_memory(&self) -> bool {
+        self.regions.stages()
+    }
+
+    fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        let place = self.place(peer)?;
+        if self.peers[place].link.under_way().1 >= WINDOW as u64 {
+            return Err(self.full(peer, "landings for"));
+        }
+        let (region, keys) = if self.peers[place].link.lands_eagerly(piece.len()) {
+            (None, [0; RAILS])
+        } else {
+            let region = self.regions.for_landing(piece);
+            let keys = region.rkeys()?;
+            (Some(region), keys)
+        };
+        self.peers[place].link.land(piece, region, keys)?;
+        self.enlist(place);
+        Ok(())
     }
 }
 

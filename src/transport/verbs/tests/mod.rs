@@ -18,7 +18,7 @@ use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
 use crate::transport::fixtures::{call, piece};
-use crate::transport::{Event, Events, Transport};
+use crate::transport::{Event, Events, PostedTransport, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};

@@ -1,0 +1,170 @@
+//! A rank's links: its transports, and which of them reaches each peer.
+//!
+//! Owns routing, and the marks that senders' memory is being read. Must not know programs, slots or jobs.
+
+use crate::call::Call;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Piece, Sharing};
+use crate::rank::Rank;
+use crate::transport::{AnyTransport, Events, InPlaceTransport};
+use std::os::fd::BorrowedFd;
+
+/// The links of one rank. Transports are at most two: one within the node and one between nodes.
+pub(super) struct Links {
+    transports: Vec<AnyTransport>,
+    /// By rank, the index of the transport that reaches it.
+    routes: Vec<usize>,
+    /// Jobs under way that read views of peers' memory.
+    reading_jobs: usize,
+}
+
+impl Links {
+    /// Most transports that a rank has.
+    pub(super) const TRANSPORTS: usize = 2;
+
+    /// The links over these transports. `routes` gives, by rank, the index of the transport that reaches it; any index
+    /// for this rank itself.
+    pub(super) fn new(transports: Vec<AnyTransport>, routes: Vec<usize>) -> Self {
+        debug_assert!(transports.len() <= Self::TRANSPORTS);
+        Self { transports, routes, reading_jobs: 0 }
+    }
+
+    /// Events of all transports that may be waiting at once.
+    pub(super) fn most_events(&self) -> usize {
+        self.transports.iter().map(|transport| 2 * transport.common().window() + 2).sum::<usize>()
+            * self.routes.len()
+    }
+
+    /// All transports, in the order that [`route`](Self::route) counts in.
+    pub(super) fn transports(&self) -> &[AnyTransport] {
+        &self.transports
+    }
+
+    /// The index of the transport that reaches `peer`.
+    pub(super) fn route(&self, peer: Rank) -> usize {
+        self.routes[peer]
+    }
+
+    /// The transport that reaches `peer`.
+    pub(super) fn to(&self, peer: Rank) -> &AnyTransport {
+        &self.transports[self.routes[peer]]
+    }
+
+    fn to_mut(&mut self, peer: Rank) -> &mut AnyTransport {
+        &mut self.transports[self.routes[peer]]
+    }
+
+    /// Begins call `sequence` on all links.
+    pub(super) fn begin(&mut self, sequence: u64) {
+        self.transports.iter_mut().for_each(|transport| transport.common_mut().begin(sequence));
+    }
+
+    /// Announces this rank's call to `peer`.
+    pub(super) fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        self.to_mut(peer).common_mut().announce(peer, call)
+    }
+
+    /// Sends the next message to `peer`.
+    pub(super) fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        self.to_mut(peer).common_mut().send(peer, piece)
+    }
+
+    /// Posts a receive for the next message of `peer`.
+    pub(super) fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        match self.to_mut(peer) {
+            AnyTransport::Posted(transport) => transport.post_recv(peer, piece),
+            AnyTransport::InPlace(_) => Err(wrong_delivery(peer, "in place")),
+        }
+    }
+
+    /// Releases the oldest view of `peer`.
+    pub(super) fn release(&mut self, peer: Rank) -> Result<()> {
+        match self.to_mut(peer) {
+            AnyTransport::InPlace(transport) => {
+                transport.release(peer);
+                Ok(())
+            }
+            AnyTransport::Posted(_) => Err(wrong_delivery(peer, "to posted memory")),
+        }
+    }
+
+    /// Makes progress on all links. Whether anything moved.
+    pub(super) fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        let mut busy = false;
+        for transport in &mut self.transports {
+            busy |= transport.common_mut().poll(events)?;
+        }
+        Ok(busy)
+    }
+
+    /// A job that reads views is about to be submitted.
+    pub(super) fn begin_reading_job(&mut self) -> Result<()> {
+        if self.reading_jobs == 0 {
+            self.in_place().try_for_each(|transport| transport.begin_reads())?;
+        }
+        self.reading_jobs += 1;
+        Ok(())
+    }
+
+    /// A job that read views is done. Fails if a sender aborted meanwhile, so that what was read may be anything.
+    pub(super) fn end_reading_job(&mut self) -> Result<()> {
+        self.reading_jobs -= 1;
+        let last = self.reading_jobs == 0;
+        self.in_place()
+            .try_for_each(|transport| if last { transport.end_reads() } else { transport.check_reads() })
+    }
+
+    fn in_place(&mut self) -> impl Iterator<Item = &mut Box<dyn InPlaceTransport>> {
+        self.transports.iter_mut().filter_map(|transport| match transport {
+            AnyTransport::InPlace(transport) => Some(transport),
+            AnyTransport::Posted(_) => None,
+        })
+    }
+
+    /// Shares memory of a GPU with the neighbours, if there are any.
+    pub(super) fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
+        if let Some(transport) = self.in_place().next() {
+            transport.share_gpu(sharing);
+        }
+    }
+
+    /// Peers' memory that views of calls on a GPU lie in.
+    pub(super) fn view_pools(&self) -> Vec<Piece> {
+        let pools = |transport: &AnyTransport| match transport {
+            AnyTransport::InPlace(transport) => transport.view_pools(),
+            AnyTransport::Posted(_) => Vec::new(),
+        };
+        self.transports.iter().flat_map(pools).collect()
+    }
+
+    /// Asks all peers to notify the descriptors of [`wake_fd`](Self::wake_fd). `false` if there is work already.
+    pub(super) fn set_need_wakeup(&mut self) -> bool {
+        // Without a short cut: every transport must set its flag, even if another one has work.
+        self.transports
+            .iter_mut()
+            .fold(true, |idle, transport| transport.common_mut().set_need_wakeup() && idle)
+    }
+
+    /// Peers need not notify any more.
+    pub(super) fn clear_need_wakeup(&mut self) {
+        self.transports.iter_mut().for_each(|transport| transport.common_mut().clear_need_wakeup());
+    }
+
+    /// The descriptor of the transport with this index, if there is such a transport.
+    pub(super) fn wake_fd(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.transports.get(index).map(|transport| transport.common().wake_fd())
+    }
+
+    /// Aborts the call on all links: afterwards no peer reads this rank's memory and no link holds a piece.
+    pub(super) fn abort(&mut self) {
+        self.reading_jobs = 0;
+        self.transports.iter_mut().for_each(|transport| transport.common_mut().abort());
+    }
+}
+
+fn wrong_delivery(peer: Rank, delivery: &str) -> Error {
+    Error::new(
+        ErrorKind::Internal,
+        format!("messages of rank {peer} are delivered {delivery}: please report this"),
+    )
+}
