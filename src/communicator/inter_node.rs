@@ -153,24 +153,23 @@ impl InterNodeSetup<'_> {
     #[cfg(feature = "verbs")]
     fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
         use crate::transport::Transport;
-        use crate::transport::verbs::{Invitations, Options, Prepared};
+        use crate::transport::verbs::{ConnectInfo, UnconnectedVerbs, VerbsOptions};
         if let Some(error) = self.obstacle() {
             return Err(error);
         }
         let rails: Vec<_> = self.infos.iter().map(|info| info.rails.rails.clone()).collect();
         let peers: Vec<_> = self.inter_node.iter().map(|peer| (*peer, self.pairs(*peer))).collect();
-        let opened = Prepared::open(self.me, &rails[self.me], &peers, Options::new(self.config)).and_then(
-            |prepared| {
+        let opened = UnconnectedVerbs::open(self.me, &rails[self.me], &peers, VerbsOptions::new(self.config))
+            .and_then(|prepared| {
                 prepared.registrar().register(pool)?;
-                let invitations = prepared.invitations()?;
+                let invitations = prepared.connect_info()?;
                 Ok((prepared, invitations))
-            },
-        );
+            });
         let (mine, prepared) = match opened {
             Ok((prepared, invitations)) => (Ok(invitations), Some(prepared)),
             Err(error) => (Err(error), None),
         };
-        let invitations: Vec<Invitations> = self.exchange("queue pairs", &mine)?;
+        let invitations: Vec<ConnectInfo> = self.exchange("queue pairs", &mine)?;
         let prepared =
             prepared.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not reported"))?;
         let registrar = prepared.registrar();
@@ -179,7 +178,7 @@ impl InterNodeSetup<'_> {
         self.exchange::<()>("connections", &outcome)?;
         let mut verbs =
             connected.ok_or_else(|| Error::new(ErrorKind::Internal, "a failed step was not reported"))?;
-        let greeted = verbs.greet(self.deadline.min(Instant::now() + GREETING));
+        let greeted = verbs.handshake(self.deadline.min(Instant::now() + GREETING));
         if let Err(error) = self.exchange::<()>("greetings", &greeted) {
             verbs.abort();
             return Err(error);

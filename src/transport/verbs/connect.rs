@@ -3,19 +3,19 @@
 //! Owns the steps up to the first message. Must not know how what ranks tell each other travels.
 //!
 //! Every step is one that all ranks take together, so that all of them can tell each other how it went before the
-//! next: [`Prepared::open`] and the invitations, [`Prepared::connect`], and [`Verbs::greet`].
+//! next: [`UnconnectedVerbs::open`] and the invitations, [`UnconnectedVerbs::connect`], and [`Verbs::greet`].
 
-use super::board::Board;
+use super::control_buffer::ControlBuffer;
 use super::inventory::LinkLayer;
-use super::link::{Link, RECEIVES, SENDS};
+use super::link::{Link, RECV_DEPTH, SEND_DEPTH};
 use super::objects::{
     CompletionQueue, Context, Depth, Fresh, PathAttributes, PortAttributes, ProtectionDomain, QueuePair, Shim,
 };
-use super::peer::{Boards, Invitation, Peer};
+use super::peer::{ControlMemory, LinkConnectInfo, Peer};
 use super::port_selection::Rail;
-use super::regions::Regions;
-use super::transport::{Device, Verbs};
-use super::wire::{Layout, RAILS};
+use super::registry::MemoryRegistry;
+use super::transport::{RailDevice, Verbs};
+use super::wire::{ControlLayout, MAX_RAILS};
 use crate::config::{Config, GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -31,7 +31,7 @@ const INLINE: u32 = 188;
 
 /// How links are made.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct VerbsOptions {
     pub service_level: u8,
     pub traffic_class: u8,
     pub timeout: u8,
@@ -48,7 +48,7 @@ pub(crate) struct Options {
     pub shim: Shim,
 }
 
-impl Options {
+impl VerbsOptions {
     /// What the settings say.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
@@ -70,35 +70,35 @@ impl Options {
 
 /// What a rank tells the others of itself, once its queue pairs exist.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Invitations {
+pub(crate) struct ConnectInfo {
     /// By rail: the largest packets that its port takes, as verbs number them.
     mtus: Vec<u32>,
-    peers: Vec<(Rank, Invitation)>,
+    peers: Vec<(Rank, LinkConnectInfo)>,
 }
 
 /// A rank whose queue pairs are not connected yet.
-pub(crate) struct Prepared {
-    peers: Vec<Half>,
-    devices: Vec<Device>,
+pub(crate) struct UnconnectedVerbs {
+    peers: Vec<UnconnectedLink>,
+    devices: Vec<RailDevice>,
     ports: Vec<PortAttributes>,
     rails: Vec<Rail>,
-    regions: Arc<Regions>,
-    boards: Arc<Boards>,
-    options: Options,
+    registry: Arc<MemoryRegistry>,
+    controls: Arc<ControlMemory>,
+    options: VerbsOptions,
     me: Rank,
 }
 
 /// One peer, half connected.
-struct Half {
+struct UnconnectedLink {
     peer: Rank,
     /// By pair, the rail of this rank and of the peer.
     rails: Vec<(usize, usize)>,
     pairs: Vec<QueuePair<Fresh>>,
-    board: Board,
+    control: ControlBuffer,
     address: u64,
 }
 
-impl Prepared {
+impl UnconnectedVerbs {
     /// Opens the rails' devices and makes the queue pairs: for each peer, over each pair of rails (this rank's and the
     /// peer's) that is to connect them.
     ///
@@ -108,75 +108,81 @@ impl Prepared {
         me: Rank,
         rails: &[Rail],
         peers: &[(Rank, Vec<(usize, usize)>)],
-        options: Options,
+        options: VerbsOptions,
     ) -> Result<Self> {
-        let connections = |rail: usize| {
+        let qp_count = |rail: usize| {
             let pairs = peers.iter().flat_map(|(_, pairs)| pairs);
             pairs.filter(|(mine, _)| *mine == rail).count() * options.qps_per_rail
         };
         // One request more is for the end of a queue pair that breaks.
-        let depth = Depth { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline: INLINE };
+        let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: INLINE };
         let mut devices = Vec::new();
         let mut ports = Vec::new();
-        for (number, rail) in rails.iter().enumerate().take(RAILS) {
+        for (number, rail) in rails.iter().enumerate().take(MAX_RAILS) {
             let context = Context::open(&rail.device, options.shim.clone())?;
             ports.push(context.port(rail.port)?);
             let pd = ProtectionDomain::new(&context)?;
-            let entries = connections(number).max(1) * (depth.sends + depth.receives) as usize;
+            let entries = qp_count(number).max(1) * (depth.sends + depth.receives) as usize;
             let queue = CompletionQueue::new(&context, entries)?;
-            devices.push(Device { queue, pd, context, port: rail.port });
+            devices.push(RailDevice { queue, pd, context, port: rail.port });
         }
         let pds = devices.iter().map(|device| Arc::clone(&device.pd)).collect();
-        let regions = Regions::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
-            .reaching_gpus(options.gpu_direct);
+        let registry =
+            MemoryRegistry::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
+                .with_gpu_direct(options.gpu_direct);
 
-        let layouts = peers.iter().map(|(_, rails)| Layout { pairs: rails.len() * options.qps_per_rail });
-        let half: usize = layouts.map(Layout::bytes).sum::<usize>().max(4096);
+        let layouts =
+            peers.iter().map(|(_, rails)| ControlLayout { qps: rails.len() * options.qps_per_rail });
+        let half: usize = layouts.map(ControlLayout::bytes).sum::<usize>().max(4096);
         let mut memory = MmapMut::map_anon(2 * half)
             .map_err(|cause| Error::system("cannot have memory for the boards of links", cause))?;
         let start = NonNull::from(&mut memory[..]).cast();
         // SAFETY: every link holds the mapping, and nobody touches it but through the links' boards.
         let all = unsafe { Piece::new(start, 2 * half) };
-        let (inboxes, outboxes) = (all.narrow(0, half), all.narrow(half, half));
-        let (inboxes_at, outboxes_at) = (regions.own(inboxes, true)?, regions.own(outboxes, false)?);
-        let boards = Arc::new(Boards { inboxes: inboxes_at, outboxes: outboxes_at, _memory: memory });
+        let (remote, local) = (all.narrow(0, half), all.narrow(half, half));
+        let (inboxes_at, outboxes_at) =
+            (registry.register_internal(remote, true)?, registry.register_internal(local, false)?);
+        let controls = Arc::new(ControlMemory { remote: inboxes_at, local: outboxes_at, _memory: memory });
 
-        let mut halves = Vec::new();
+        let mut unconnected = Vec::new();
         let mut at = 0;
         for (peer, rails_to) in peers {
             let rails_of: Vec<_> =
                 rails_to.iter().flat_map(|rails| std::iter::repeat_n(*rails, options.qps_per_rail)).collect();
             let mut pairs = Vec::new();
             for (mine, _) in &rails_of {
-                let Device { pd, queue, .. } = &devices[*mine];
+                let RailDevice { pd, queue, .. } = &devices[*mine];
                 let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
                 let place = (rails[*mine].port, rails[*mine].pkey_index);
                 pairs.push(QueuePair::new(pd, queue, depth, place, *peer, psn)?);
             }
-            let layout = Layout { pairs: rails_of.len() };
-            let board =
-                Board::new(inboxes.narrow(at, layout.bytes()), outboxes.narrow(at, layout.bytes()), layout);
-            let address = inboxes.narrow(at, 1).as_ptr() as u64;
-            halves.push(Half { peer: *peer, rails: rails_of, pairs, board, address });
+            let layout = ControlLayout { qps: rails_of.len() };
+            let control = ControlBuffer::new(
+                remote.narrow(at, layout.bytes()),
+                local.narrow(at, layout.bytes()),
+                layout,
+            );
+            let address = remote.narrow(at, 1).as_ptr() as u64;
+            unconnected.push(UnconnectedLink { peer: *peer, rails: rails_of, pairs, control, address });
             at += layout.bytes();
         }
         let rails = rails.to_vec();
-        let regions = Arc::new(regions);
-        Ok(Self { peers: halves, devices, ports, rails, regions, boards, options, me })
+        let registry = Arc::new(registry);
+        Ok(Self { peers: unconnected, devices, ports, rails, registry, controls, options, me })
     }
 
     /// What the peers must know.
     ///
     /// # Errors
     /// `System` if a key cannot be had.
-    pub(crate) fn invitations(&self) -> Result<Invitations> {
-        let keys = self.boards.inboxes.rkeys()?;
+    pub(crate) fn connect_info(&self) -> Result<ConnectInfo> {
+        let keys = self.controls.remote.rkeys()?;
         let peers = self.peers.iter().map(|half| {
             let endpoints = half.pairs.iter().map(QueuePair::endpoint).collect();
-            (half.peer, Invitation { endpoints, address: half.address, keys })
+            (half.peer, LinkConnectInfo { endpoints, address: half.address, keys })
         });
         let mtus = self.ports.iter().map(|port| port.mtu).collect();
-        Ok(Invitations { mtus, peers: peers.collect() })
+        Ok(ConnectInfo { mtus, peers: peers.collect() })
     }
 
     /// Connects to all peers; `rails` and `invitations` are what the ranks have told, by rank.
@@ -186,41 +192,46 @@ impl Prepared {
     pub(crate) fn connect(
         self,
         rails: &[Vec<Rail>],
-        invitations: &[Invitations],
+        connect_info: &[ConnectInfo],
         fault: &Arc<Fault>,
     ) -> Result<Verbs> {
-        let Self { peers, devices, ports, rails: mine, regions, boards, options, me } = self;
+        let Self { peers, devices, ports, rails: mine, registry, controls, options, me } = self;
         let mut links = Vec::new();
         for (place, half) in peers.into_iter().enumerate() {
             let peer = half.peer;
-            let told = |what: &str| {
+            let missing = |what: &str| {
                 Error::new(ErrorKind::Disagreement, format!("rank {peer} told nothing of its {what}"))
             };
-            let theirs = &invitations[peer];
-            let (_, invitation) =
-                theirs.peers.iter().find(|(rank, _)| *rank == me).ok_or_else(|| told("queue pairs"))?;
+            let theirs = &connect_info[peer];
+            let (_, connect_info) =
+                theirs.peers.iter().find(|(rank, _)| *rank == me).ok_or_else(|| missing("queue pairs"))?;
             let mut fresh = Vec::new();
             for (pair, (mine_at, theirs_at)) in half.pairs.into_iter().zip(&half.rails) {
-                let rail = rails[peer].get(*theirs_at).ok_or_else(|| told("rails"))?;
-                let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| told("packets"))?;
+                let rail = rails[peer].get(*theirs_at).ok_or_else(|| missing("rails"))?;
+                let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| missing("packets"))?;
                 let mtu = ports[*mine_at].mtu.min(*mtu);
                 fresh.push((pair, path_attributes(&mine[*mine_at], rail, mtu, &options)));
             }
-            let link = Link::new(peer, half.board, &half.rails);
-            links.push(Peer::connect(place, link, half.board, &boards, fresh, invitation)?);
+            let link = Link::new(peer, half.control, &half.rails);
+            links.push(Peer::connect(place, link, half.control, &controls, fresh, connect_info)?);
         }
         let rails = mine.into_iter().zip(ports).collect();
-        Verbs::new(links, devices, rails, regions, options, Arc::clone(fault))
+        Verbs::new(links, devices, rails, registry, options, Arc::clone(fault))
     }
 
     /// Whoever is told of memory that devices shall reach.
     pub(crate) fn registrar(&self) -> Arc<dyn Registrar> {
-        Arc::clone(&self.regions) as _
+        Arc::clone(&self.registry) as _
     }
 }
 
 /// How a peer's rail is reached from one of this rank's.
-pub(super) fn path_attributes(mine: &Rail, theirs: &Rail, mtu: u32, options: &Options) -> PathAttributes {
+pub(super) fn path_attributes(
+    mine: &Rail,
+    theirs: &Rail,
+    mtu: u32,
+    options: &VerbsOptions,
+) -> PathAttributes {
     PathAttributes {
         port: mine.port,
         gid_index: mine.gid_index,

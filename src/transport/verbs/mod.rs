@@ -18,9 +18,9 @@
 //! | `transport` | all links of a rank |
 
 #[cfg(feature = "verbs")]
-mod board;
-#[cfg(feature = "verbs")]
 mod connect;
+#[cfg(feature = "verbs")]
+mod control_buffer;
 #[cfg_attr(
     all(feature = "verbs", not(test)),
     allow(dead_code, reason = "called by the device that runs on a GPU")
@@ -37,7 +37,7 @@ pub mod port_selection;
 #[cfg(feature = "verbs")]
 pub mod probe;
 #[cfg(feature = "verbs")]
-mod regions;
+mod registry;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
 #[cfg(feature = "verbs")]
@@ -46,4 +46,4 @@ mod transport;
 mod wire;
 
 #[cfg(feature = "verbs")]
-pub(crate) use connect::{Invitations, Options, Prepared};
+pub(crate) use connect::{ConnectInfo, UnconnectedVerbs, VerbsOptions};

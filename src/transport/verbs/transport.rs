@@ -1,12 +1,12 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
 
-use super::connect::Options;
+use super::connect::VerbsOptions;
 use super::gpu::{FlushQueue, Flusher};
 use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
-use super::peer::{Peer, place_of};
+use super::peer::{Peer, peer_index_of};
 use super::port_selection::Rail;
-use super::regions::Regions;
-use super::wire::{RAILS, WINDOW};
+use super::registry::MemoryRegistry;
+use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 
 /// How long a rank that is done waits for its peers to be done, before it takes its queue pairs away: a few times as
 /// long as an acknowledgement that was lost takes to be asked for again.
-const LINGER: Duration = Duration::from_millis(300);
+const BYE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long it waits until everything that it wrote has been acknowledged.
-const FLUSH: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a rank that gives up waits for its devices to let go of everything, once they were told to.
-const LET_GO: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What serves one rail.
-pub(super) struct Device {
+pub(super) struct RailDevice {
     pub queue: Arc<CompletionQueue>,
     pub pd: Arc<ProtectionDomain>,
     pub context: Arc<Context>,
@@ -40,58 +40,58 @@ pub(super) struct Device {
 pub(crate) struct Verbs {
     peers: Vec<Peer>,
     /// Where in `peers` each rank is.
-    places: Vec<Option<usize>>,
-    devices: Vec<Device>,
+    index_of_rank: Vec<Option<usize>>,
+    devices: Vec<RailDevice>,
     /// By device, the rail that it serves, and its port.
     rails: Vec<(Rail, PortAttributes)>,
-    regions: Arc<Regions>,
+    registry: Arc<MemoryRegistry>,
     /// What has landed on a GPU that must not read it yet, where there is such a GPU.
     flushes: Option<FlushQueue>,
     /// Whether the call that this rank is in is on a GPU.
     on_gpu: bool,
     epoll: OwnedFd,
     /// The peers that the next poll looks at.
-    list: VecDeque<usize>,
+    run_queue: VecDeque<usize>,
     /// Whether the completion queues ring at the next completion, and nothing has come since they were asked to.
     armed: bool,
     /// Whether devices are asked what happened to them: after a sleep.
-    curious: bool,
-    options: Options,
-    probed: Instant,
-    given_up: bool,
+    check_async_events: bool,
+    options: VerbsOptions,
+    last_probe: Instant,
+    aborted: bool,
     fault: Arc<Fault>,
 }
 
 impl Verbs {
     pub(super) fn new(
         peers: Vec<Peer>,
-        devices: Vec<Device>,
+        devices: Vec<RailDevice>,
         rails: Vec<(Rail, PortAttributes)>,
-        regions: Arc<Regions>,
-        options: Options,
+        registry: Arc<MemoryRegistry>,
+        options: VerbsOptions,
         fault: Arc<Fault>,
     ) -> Result<Self> {
-        let mut places = vec![None; peers.iter().map(|peer| peer.rank() + 1).max().unwrap_or(0)];
-        for (place, peer) in peers.iter().enumerate() {
-            places[peer.rank()] = Some(place);
+        let mut index_of_rank = vec![None; peers.iter().map(|peer| peer.rank() + 1).max().unwrap_or(0)];
+        for (index, peer) in peers.iter().enumerate() {
+            index_of_rank[peer.rank()] = Some(index);
         }
         let epoll =
-            watch(&devices).map_err(|cause| Error::system("cannot watch devices with epoll", cause))?;
+            open_epoll(&devices).map_err(|cause| Error::system("cannot watch devices with epoll", cause))?;
         Ok(Self {
-            list: VecDeque::with_capacity(peers.len()),
+            run_queue: VecDeque::with_capacity(peers.len()),
             peers,
-            places,
+            index_of_rank,
             devices,
             rails,
-            regions,
+            registry,
             flushes: None,
             on_gpu: false,
             epoll,
             armed: false,
-            curious: false,
+            check_async_events: false,
             options,
-            probed: Instant::now(),
-            given_up: false,
+            last_probe: Instant::now(),
+            aborted: false,
             fault,
         })
     }
@@ -101,19 +101,19 @@ impl Verbs {
     ///
     /// # Errors
     /// `PeerLost` if there is a peer that cannot be reached over any; the fault that was raised meanwhile.
-    pub(crate) fn greet(&mut self, deadline: Instant) -> Result<()> {
+    pub(crate) fn handshake(&mut self, deadline: Instant) -> Result<()> {
         for peer in &mut self.peers {
-            for pair in 0..peer.connections() {
-                let hello = peer.link.hello(pair)?;
+            for qp in 0..peer.qp_count() {
+                let hello = peer.link.hello(qp)?;
                 peer.post_now(&hello)?;
             }
         }
         let mut events = Events::new();
         loop {
             let open = |peer: &Peer| {
-                (0..peer.connections()).any(|pair| {
-                    let state = &peer.link.pairs[pair];
-                    state.is_alive() && !(state.is_idle() && peer.link.is_greeted(pair))
+                (0..peer.qp_count()).any(|qp| {
+                    let state = &peer.link.qps[qp];
+                    state.is_alive() && !(state.is_idle() && peer.link.hello_received(qp))
                 })
             };
             self.poll(&mut events)?;
@@ -124,10 +124,10 @@ impl Verbs {
             self.fault.check()?;
             if Instant::now() > deadline {
                 for peer in &mut self.peers {
-                    for pair in 0..peer.connections() {
-                        if !peer.link.is_greeted(pair) {
-                            let words = "the peer did not say hello over it";
-                            peer.break_off(pair, &Error::new(ErrorKind::PeerLost, words));
+                    for qp in 0..peer.qp_count() {
+                        if !peer.link.hello_received(qp) {
+                            let message = "the peer did not say hello over it";
+                            peer.break_qp(qp, &Error::new(ErrorKind::PeerLost, message));
                         }
                     }
                     peer.link.check()?;
@@ -150,8 +150,8 @@ impl Verbs {
 
     /// What flushes what is written to a GPU, if there is one that needs it.
     fn make_flushes(&self) -> Result<Option<FlushQueue>> {
-        let Some((from, keys)) = self.regions.to_flush()? else { return Ok(None) };
-        let flusher = |(device, (rail, port)): (&Device, &(Rail, PortAttributes))| {
+        let Some((from, keys)) = self.registry.flush_source()? else { return Ok(None) };
+        let flusher = |(device, (rail, port)): (&RailDevice, &(Rail, PortAttributes))| {
             Flusher::new(&device.pd, rail, *port, &self.options)
         };
         let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
@@ -160,8 +160,8 @@ impl Verbs {
 
     /// Takes what is registered as a GPU's for memory of these.
     #[cfg(test)]
-    pub(super) fn pretend(&self, gpus: super::gpu::GpuRegistrar) {
-        self.regions.pretend(gpus);
+    pub(super) fn set_gpus(&self, gpus: super::gpu::GpuRegistrar) {
+        self.registry.set_gpus(gpus);
     }
 
     /// Whether what lands on a GPU is flushed.
@@ -170,11 +170,11 @@ impl Verbs {
         self.flushes.is_some()
     }
 
-    fn place(&self, peer: Rank) -> Result<usize> {
-        if self.given_up {
-            return Err(given_up());
+    fn index(&self, peer: Rank) -> Result<usize> {
+        if self.aborted {
+            return Err(aborted());
         }
-        self.places
+        self.index_of_rank
             .get(peer)
             .copied()
             .flatten()
@@ -182,19 +182,19 @@ impl Verbs {
     }
 
     /// Has the next poll look at a peer.
-    fn enlist(&mut self, place: usize) {
-        self.peers[place].enlist(&mut self.list);
+    fn schedule(&mut self, index: usize) {
+        self.peers[index].schedule(&mut self.run_queue);
     }
 
     /// Takes what has completed.
-    fn collect(&mut self) -> Result<()> {
-        let Self { devices, peers, list, .. } = self;
+    fn poll_completions(&mut self) -> Result<()> {
+        let Self { devices, peers, run_queue, .. } = self;
         let mut any = false;
         for device in devices {
             any |= device.queue.poll(|completion| {
-                let Some(peer) = peers.get_mut(place_of(completion.id)) else { return Ok(()) };
-                peer.enlist(list);
-                peer.completed(&completion)
+                let Some(peer) = peers.get_mut(peer_index_of(completion.id)) else { return Ok(()) };
+                peer.schedule(run_queue);
+                peer.handle_completion(&completion)
             })?;
         }
         if any {
@@ -204,13 +204,13 @@ impl Verbs {
     }
 
     /// Hears what has happened to the devices themselves.
-    fn watch_devices(&mut self) {
-        self.curious = false;
+    fn handle_async_events(&mut self) {
+        self.check_async_events = false;
         for rail in 0..self.devices.len() {
-            while let Some(happening) = self.devices[rail].context.next_async_event() {
+            while let Some(event) = self.devices[rail].context.next_async_event() {
                 let device = &self.devices[rail];
                 let name = device.context.name();
-                match happening {
+                match event {
                     AsyncEvent::PortDown(port) if port == device.port => log::warn!(
                         "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
                     ),
@@ -221,9 +221,9 @@ impl Verbs {
                     AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
                     AsyncEvent::Fatal(what) => {
                         let error = Error::new(ErrorKind::System, format!("{name}: {what}"));
-                        for place in 0..self.peers.len() {
-                            self.peers[place].break_off_rail(rail, &error);
-                            self.enlist(place);
+                        for index in 0..self.peers.len() {
+                            self.peers[index].break_rail(rail, &error);
+                            self.schedule(index);
                         }
                     }
                 }
@@ -233,10 +233,10 @@ impl Verbs {
 
     /// Tries connections on which nothing is under way, so that a peer that is gone shows.
     fn probe(&mut self) -> Result<()> {
-        self.probed = Instant::now();
+        self.last_probe = Instant::now();
         for peer in &mut self.peers {
-            for pair in 0..peer.connections() {
-                if let Some(probe) = peer.link.probe(pair)? {
+            for qp in 0..peer.qp_count() {
+                if let Some(probe) = peer.link.probe(qp)? {
                     peer.post_now(&probe)?;
                 }
             }
@@ -260,16 +260,16 @@ impl Verbs {
     /// Says goodbye and waits a little, so that nobody misses the acknowledgement of what it wrote last.
     fn leave(&mut self) -> Result<()> {
         self.peers.iter_mut().for_each(|peer| peer.link.bye());
-        (0..self.peers.len()).for_each(|place| self.enlist(place));
+        (0..self.peers.len()).for_each(|index| self.schedule(index));
         let began = Instant::now();
         let mut events = Events::new();
         loop {
             self.poll(&mut events)?;
             self.fault.check()?;
-            let flushed = self.peers.iter().all(|peer| peer.link.is_flushed());
+            let flushed = self.peers.iter().all(|peer| peer.link.is_drained());
             let left = self.peers.iter().all(|peer| peer.link.has_left());
             let waited = began.elapsed();
-            if (flushed && (left || waited > LINGER)) || waited > FLUSH {
+            if (flushed && (left || waited > BYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
                 return Ok(());
             }
             if self.set_need_wakeup() {
@@ -281,7 +281,7 @@ impl Verbs {
 }
 
 /// One descriptor for all that devices have to tell.
-fn watch(devices: &[Device]) -> rustix::io::Result<OwnedFd> {
+fn open_epoll(devices: &[RailDevice]) -> rustix::io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for device in devices {
         for bell in [device.queue.event_fd(), device.context.async_fd()].into_iter().flatten() {
@@ -297,7 +297,7 @@ impl Transport for Verbs {
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
-        (piece.is_host() && !self.regions.stages()) || self.regions.find(piece).is_some()
+        (piece.is_host() && !self.registry.stages()) || self.registry.find(piece).is_some()
     }
 
     fn window(&self) -> usize {
@@ -309,9 +309,9 @@ impl Transport for Verbs {
             log::error!("verbs: call {sequence} begins while messages of the last one are under way");
             self.abort();
         }
-        for place in 0..self.peers.len() {
-            self.peers[place].link.begin(sequence);
-            self.enlist(place);
+        for index in 0..self.peers.len() {
+            self.peers[index].link.begin(sequence);
+            self.schedule(index);
         }
     }
 
@@ -320,43 +320,43 @@ impl Transport for Verbs {
         if call.on_gpu && self.flushes.is_none() {
             self.flushes = self.make_flushes()?;
         }
-        let place = self.place(peer)?;
-        self.peers[place].link.announce(call)?;
-        self.enlist(place);
+        let index = self.index(peer)?;
+        self.peers[index].link.announce(call)?;
+        self.schedule(index);
         Ok(())
     }
 
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let place = self.place(peer)?;
-        if self.peers[place].link.under_way().0 >= WINDOW as u64 {
+        let index = self.index(peer)?;
+        if self.peers[index].link.in_flight().0 >= WINDOW as u64 {
             return Err(self.full(peer, "messages to"));
         }
-        let eager = self.peers[place].link.sends_eagerly(piece.len());
-        let region = if eager { None } else { Some(self.regions.for_sending(piece)?) };
-        self.peers[place].link.send(piece, region)?;
-        self.enlist(place);
+        let eager = self.peers[index].link.sends_eagerly(piece.len());
+        let region = if eager { None } else { Some(self.registry.for_sending(piece)?) };
+        self.peers[index].link.send(piece, region)?;
+        self.schedule(index);
         Ok(())
     }
 
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
-        if self.given_up {
-            return Err(given_up());
+        if self.aborted {
+            return Err(aborted());
         }
-        if self.curious {
-            self.watch_devices();
+        if self.check_async_events {
+            self.handle_async_events();
         }
-        self.collect()?;
+        self.poll_completions()?;
         let before = events.len();
         // A completion alone is no progress: that a peer acknowledges a probe does not mean that it does anything.
         let mut moved = false;
-        for _ in 0..self.list.len() {
-            let Some(place) = self.list.pop_front() else { break };
-            let peer = &mut self.peers[place];
-            peer.enlisted = false;
-            moved |= peer.step(events)?;
-            if peer.link.has_left() && peer.link.needs() {
+        for _ in 0..self.run_queue.len() {
+            let Some(index) = self.run_queue.pop_front() else { break };
+            let peer = &mut self.peers[index];
+            peer.scheduled = false;
+            moved |= peer.progress(events)?;
+            if peer.link.has_left() && peer.link.needs_peer() {
                 // What it sent before it left may still be found.
-                self.enlist(place);
+                self.schedule(index);
             }
         }
         if self.on_gpu
@@ -377,10 +377,10 @@ impl Transport for Verbs {
     fn set_need_wakeup(&mut self) -> bool {
         // No bell rings when a flush is over; it soon is.
         let flushes = self.flushes.as_ref().is_some_and(FlushQueue::is_busy);
-        if self.given_up || flushes || !self.list.is_empty() {
+        if self.aborted || flushes || !self.run_queue.is_empty() {
             return false;
         }
-        if self.probed.elapsed() > self.options.heartbeat && self.probe().is_err() {
+        if self.last_probe.elapsed() > self.options.heartbeat && self.probe().is_err() {
             return false;
         }
         if !self.armed {
@@ -392,7 +392,7 @@ impl Transport for Verbs {
     }
 
     fn clear_need_wakeup(&mut self) {
-        self.curious = true;
+        self.check_async_events = true;
         if self.armed {
             self.devices.iter().for_each(|device| device.queue.drain_events());
         }
@@ -402,24 +402,25 @@ impl Transport for Verbs {
     /// go of all requests. Destroying it can take much longer: a driver may wait until packets have left that cannot
     /// leave. So that is left to a thread of its own, which holds all that must outlive the queue pairs.
     fn abort(&mut self) {
-        self.given_up = true;
-        let reason = given_up();
+        self.aborted = true;
+        let reason = aborted();
         let mut peers = std::mem::take(&mut self.peers);
-        peers.iter_mut().for_each(|peer| peer.give_up(&reason));
+        peers.iter_mut().for_each(|peer| peer.abort(&reason));
         let began = Instant::now();
-        while !peers.iter().all(Peer::is_quiet) && began.elapsed() < LET_GO {
+        while !peers.iter().all(Peer::is_flushed) && began.elapsed() < FLUSH_TIMEOUT {
             for device in &self.devices {
-                let told = device.queue.poll(|completion| match peers.get_mut(place_of(completion.id)) {
-                    Some(peer) => peer.completed(&completion).or(Ok(())),
-                    None => Ok(()),
-                });
+                let told =
+                    device.queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
+                        Some(peer) => peer.handle_completion(&completion).or(Ok(())),
+                        None => Ok(()),
+                    });
                 if told.is_err() {
                     break;
                 }
             }
             std::thread::yield_now();
         }
-        bury(peers);
+        destroy_deferred(peers);
     }
 }
 
@@ -429,33 +430,33 @@ impl PostedTransport for Verbs {
     }
 
     fn stages_host_memory(&self) -> bool {
-        self.regions.stages()
+        self.registry.stages()
     }
 
     fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let place = self.place(peer)?;
-        if self.peers[place].link.under_way().1 >= WINDOW as u64 {
+        let index = self.index(peer)?;
+        if self.peers[index].link.in_flight().1 >= WINDOW as u64 {
             return Err(self.full(peer, "landings for"));
         }
-        let (region, keys) = if self.peers[place].link.lands_eagerly(piece.len()) {
-            (None, [0; RAILS])
+        let (region, keys) = if self.peers[index].link.receives_eagerly(piece.len()) {
+            (None, [0; MAX_RAILS])
         } else {
-            let region = self.regions.for_landing(piece);
+            let region = self.registry.for_receiving(piece);
             let keys = region.rkeys()?;
             (Some(region), keys)
         };
-        self.peers[place].link.land(piece, region, keys)?;
-        self.enlist(place);
+        self.peers[index].link.post_recv(piece, region, keys)?;
+        self.schedule(index);
         Ok(())
     }
 }
 
-fn given_up() -> Error {
+fn aborted() -> Error {
     Error::new(ErrorKind::PeerLost, "the verbs links were given up")
 }
 
 /// Destroys queue pairs, and waits for it only where no thread can be had.
-fn bury(peers: Vec<Peer>) {
+fn destroy_deferred(peers: Vec<Peer>) {
     if let Err(cause) = std::thread::Builder::new().name("flexring-bury".to_owned()).spawn(|| drop(peers)) {
         log::debug!("queue pairs are destroyed at once: {cause}");
     }
@@ -463,12 +464,12 @@ fn bury(peers: Vec<Peer>) {
 
 impl Drop for Verbs {
     fn drop(&mut self) {
-        if !self.given_up
+        if !self.aborted
             && self.fault.get().is_none()
             && let Err(error) = self.leave()
         {
             log::debug!("verbs: while leaving: {}", error.message());
         }
-        bury(std::mem::take(&mut self.peers));
+        destroy_deferred(std::mem::take(&mut self.peers));
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
-use crate::transport::verbs::connect::{Options, path_attributes};
+use crate::transport::verbs::connect::{VerbsOptions, path_attributes};
 use crate::transport::verbs::objects::{
     AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
     QueuePair, ReadRequest,
@@ -73,7 +73,7 @@ impl Flusher {
         pd: &Arc<ProtectionDomain>,
         rail: &Rail,
         port: PortAttributes,
-        options: &Options,
+        options: &VerbsOptions,
     ) -> Result<Self> {
         let queue = CompletionQueue::new(pd.context(), DEPTH as usize + 1)?;
         let byte = Box::new(UnsafeCell::new(0));
@@ -231,7 +231,7 @@ mod tests {
             rate_mbps: 0,
             numa: None,
         };
-        let options = Options::new(&crate::config::Config::default());
+        let options = VerbsOptions::new(&crate::config::Config::default());
         Flusher::new(&pd, &rail, pd.context().port(1)?, &options)
     }
 

@@ -7,12 +7,12 @@ use super::register::{AddressRange, GpuDriver, GpuRegistrar};
 use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
 use crate::memory::{Piece, Registrar};
-use crate::transport::verbs::connect::Options;
+use crate::transport::verbs::connect::VerbsOptions;
 use crate::transport::verbs::inventory::{Affinity, Inventory};
 use crate::transport::verbs::objects::{AccessFlags, Context, ProtectionDomain, Shim, Verb};
 use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
-use crate::transport::verbs::regions::Regions;
+use crate::transport::verbs::registry::MemoryRegistry;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -75,8 +75,8 @@ fn old(name: &str) -> Arc<ProtectionDomain> {
     ProtectionDomain::new(&Context::inert(name, Shim::none())).expect("inert")
 }
 
-fn regions(pds: Vec<Arc<ProtectionDomain>>) -> Regions {
-    Regions::new(pds, true, Registration::Stage, 4096).expect("inert")
+fn regions(pds: Vec<Arc<ProtectionDomain>>) -> MemoryRegistry {
+    MemoryRegistry::new(pds, true, Registration::Stage, 4096).expect("inert")
 }
 
 /// Some bytes of an imaginary GPU.
@@ -113,7 +113,7 @@ fn gpu_memory_is_found_until_it_was_deregistered_as_often() {
     let region = regions.find(all.narrow(1, 100)).expect("it is registered");
     assert_eq!((region.lkey(0).expect("at once"), region.rkeys().expect("at once")[0]), (7, 7));
     assert!(Arc::ptr_eq(&region, &regions.for_sending(all).expect("it is registered")));
-    assert!(Arc::ptr_eq(&region, &regions.for_landing(all)));
+    assert!(Arc::ptr_eq(&region, &regions.for_receiving(all)));
     regions.deregister_gpu(SPAN).expect("registered twice");
     assert!(regions.find(all).is_some());
     regions.deregister_gpu(SPAN).expect("registered twice");
@@ -225,7 +225,7 @@ fn memory() -> (MmapMut, AddressRange) {
 
 fn flusher(rail: &Rail, pd: &Arc<ProtectionDomain>) -> Flusher {
     let port = pd.context().port(rail.port).expect("the rail's port");
-    Flusher::new(pd, rail, port, &Options::new(&Config::default())).expect("a queue pair")
+    Flusher::new(pd, rail, port, &VerbsOptions::new(&Config::default())).expect("a queue pair")
 }
 
 /// Polls until so many flushes are over.
@@ -261,7 +261,7 @@ fn a_real_device_says_whether_it_takes_dmabufs() {
 #[test]
 fn a_real_device_steps_down_from_dmabufs_and_flushes() {
     let Some((rail, pd)) = rail() else { return };
-    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
+    let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (mut memory, span) = memory();
     if rail.device.starts_with("rxe") {
         let error = regions.register_gpu(&gpus(GpuDirect::Dmabuf), span).expect_err("it takes none");
@@ -297,7 +297,7 @@ fn a_real_device_steps_down_from_dmabufs_and_flushes() {
 #[test]
 fn a_real_device_refuses_to_flush_what_may_not_be_read() {
     let Some((rail, pd)) = rail() else { return };
-    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
+    let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (_memory, span) = memory();
     // Memory of the host is not registered for reading.
     regions.register(piece(span)).expect("it is memory");
@@ -322,7 +322,7 @@ fn a_flush_that_fails_is_an_error_with_its_cause() {
     const GENERAL_ERROR: u32 = 21;
     let shim = Shim::failing_completion(1, GENERAL_ERROR);
     let Some((rail, pd)) = rail_with(shim.clone()) else { return };
-    let regions = Regions::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
+    let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
     let (_memory, span) = memory();
     regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory");
     let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];

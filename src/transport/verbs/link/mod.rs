@@ -21,48 +21,48 @@ mod recovery;
 #[cfg(test)]
 mod tests;
 
-use super::board::Board;
-use super::regions::Region;
-use super::wire::{EAGER, EAGER_BYTES, Grant, RAILS, WINDOW, Word, parity};
+use super::control_buffer::ControlBuffer;
+use super::registry::RegisteredMemory;
+use super::wire::{ClearToSend, EAGER_MESSAGES, ImmKind, MAX_EAGER_BYTES, MAX_RAILS, WINDOW, parity};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
 use crate::transport::{Event, Events};
-use incoming::Incoming;
-use recovery::Pair;
+use incoming::RecvState;
+use recovery::QpState;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Requests that a queue pair takes. A call has at most a window of data and of grants, the short messages, the call
 /// itself; the rest is for what must be said when another pair breaks.
-pub(super) const SENDS: usize = 2 * WINDOW + EAGER as usize + 28;
+pub(super) const SEND_DEPTH: usize = 2 * WINDOW + EAGER_MESSAGES as usize + 28;
 
 /// Writes of the peer's that may come over one queue pair before this rank looks: all of a call, and of the next.
-pub(super) const RECEIVES: usize = 2 * SENDS;
+pub(super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
 
 /// What a request was about, so that it can be made again over another queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
-    Call { turn: u64 },
-    EagerCall { turn: u64, len: usize },
-    Eager { turn: u64, message: u64, len: usize },
-    Grants { turn: u64, from: u64, to: u64 },
-    Data { turn: u64, message: u64 },
-    Known { pair: usize },
+pub(super) enum RequestKind {
+    Call { epoch: u64 },
+    EagerCall { epoch: u64, len: usize },
+    Eager { epoch: u64, message: u64, len: usize },
+    Cts { epoch: u64, from: u64, to: u64 },
+    Data { epoch: u64, message: u64 },
+    Recovery { qp: usize },
     Hello,
     Bye,
     Probe,
 }
 
-impl What {
+impl RequestKind {
     /// Whether somebody waits for its completion.
-    fn is_awaited(self) -> bool {
-        !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Grants { .. })
+    fn needs_completion(self) -> bool {
+        !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Cts { .. })
     }
 
     /// Whether the peer must get it, over whichever queue pair.
-    fn matters(self) -> bool {
+    fn must_arrive(self) -> bool {
         !matches!(self, Self::Hello | Self::Probe)
     }
 }
@@ -72,14 +72,14 @@ impl What {
 pub(super) enum Payload {
     Nothing,
     /// This stretch of the outbox, to the same place of the peer's inbox.
-    Board {
+    ControlBuffer {
         offset: usize,
         len: usize,
     },
     /// A message, to where the peer granted it, under the key of its rail.
     Message {
         piece: Piece,
-        region: Arc<Region>,
+        region: Arc<RegisteredMemory>,
         address: u64,
         key: u32,
     },
@@ -87,42 +87,42 @@ pub(super) enum Payload {
 
 /// An RDMA write that shall be posted.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub pair: usize,
+pub(super) struct LinkRequest {
+    pub qp: usize,
     /// Its number on its queue pair.
     pub serial: u32,
     /// What the peer is told; nothing for a probe, which the peer does not notice.
-    pub word: Option<u32>,
+    pub imm: Option<u32>,
     pub payload: Payload,
     /// Whether somebody waits for its completion.
-    pub awaited: bool,
+    pub needs_completion: bool,
 }
 
 /// A message on its way out.
 #[derive(Debug)]
-struct Message {
+struct OutgoingMessage {
     piece: Piece,
     /// None for an eager one.
-    region: Option<Arc<Region>>,
+    region: Option<Arc<RegisteredMemory>>,
     /// Whether its bytes may change.
     done: bool,
 }
 
 /// What this rank sends in one turn.
 #[derive(Debug, Default)]
-struct Outgoing {
+struct SendState {
     call: Option<Call>,
-    call_told: bool,
+    call_posted: bool,
     /// Messages handed over, those of them that were put on a queue pair, and those reported as sent.
     posted: u64,
     next: u64,
     sent: u64,
-    messages: [Option<Message>; WINDOW],
+    messages: [Option<OutgoingMessage>; WINDOW],
 }
 
-impl Outgoing {
+impl SendState {
     fn restart(&mut self, call: Call) {
-        (self.call, self.call_told) = (Some(call), false);
+        (self.call, self.call_posted) = (Some(call), false);
         (self.posted, self.next, self.sent) = (0, 0, 0);
     }
 
@@ -130,7 +130,7 @@ impl Outgoing {
         self.call.is_some_and(|call| call.on_gpu)
     }
 
-    fn message(&mut self, number: u64) -> &mut Message {
+    fn message(&mut self, number: u64) -> &mut OutgoingMessage {
         self.messages[number as usize % WINDOW].as_mut().expect("the message is within the window")
     }
 }
@@ -139,258 +139,262 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Link {
     pub peer: Rank,
-    board: Board,
-    pub pairs: Vec<Pair>,
+    control: ControlBuffer,
+    pub qps: Vec<QpState>,
     /// The call that this rank is in.
     sequence: u64,
     /// How many calls this rank has announced on this link. A peer is at most one ahead.
-    turn: u64,
+    epoch: u64,
     /// Whether the call that this rank is in was announced here.
-    active: bool,
-    outgoing: [Outgoing; 2],
-    incoming: [Incoming; 2],
+    announced: bool,
+    outgoing: [SendState; 2],
+    incoming: [RecvState; 2],
     /// What must be written anew, oldest first.
-    again: VecDeque<What>,
+    retransmits: VecDeque<RequestKind>,
     /// Queue pairs over which the peer has said hello, by bit.
-    greeted: u64,
+    hellos: u64,
     /// Whether this rank is to say that it makes no more calls.
-    leaving: bool,
+    bye_due: bool,
     /// How often this rank has looked since the peer said that it makes no more calls.
-    left: Option<u32>,
-    broken: Option<Error>,
+    polls_since_bye: Option<u32>,
+    failure: Option<Error>,
 }
 
 /// Whether a message goes by the board, in a call that is `on_gpu` or not. The board is the host's: what is on a GPU goes
 /// there without it.
 fn is_eager(on_gpu: bool, message: u64, len: usize) -> bool {
-    !on_gpu && message < EAGER && len <= EAGER_BYTES
+    !on_gpu && message < EAGER_MESSAGES && len <= MAX_EAGER_BYTES
 }
 
 impl Link {
     /// A link to `peer` with a queue pair for each of these rails of this rank's and the peer's.
-    pub(super) fn new(peer: Rank, board: Board, rails: &[(usize, usize)]) -> Self {
+    pub(super) fn new(peer: Rank, control: ControlBuffer, rails: &[(usize, usize)]) -> Self {
         Self {
             peer,
-            board,
-            pairs: rails.iter().map(|(mine, theirs)| Pair::new(*mine, *theirs)).collect(),
+            control,
+            qps: rails.iter().map(|(mine, theirs)| QpState::new(*mine, *theirs)).collect(),
             sequence: 0,
-            turn: 0,
-            active: false,
+            epoch: 0,
+            announced: false,
             outgoing: Default::default(),
             incoming: Default::default(),
-            again: VecDeque::with_capacity(SENDS),
-            greeted: 0,
-            leaving: false,
-            left: None,
-            broken: None,
+            retransmits: VecDeque::with_capacity(SEND_DEPTH),
+            hellos: 0,
+            bye_due: false,
+            polls_since_bye: None,
+            failure: None,
         }
     }
 
     /// An error if the link cannot be used any more.
     pub(super) fn check(&self) -> Result<()> {
-        self.broken.clone().map_or(Ok(()), Err)
+        self.failure.clone().map_or(Ok(()), Err)
     }
 
     /// Begins a call of this rank, which may or may not go over this link.
     pub(super) fn begin(&mut self, sequence: u64) {
         self.sequence = sequence;
-        self.active = false;
+        self.announced = false;
     }
 
     /// Whether messages are under way, so that pieces are held.
     pub(super) fn is_busy(&self) -> bool {
-        self.under_way() != (0, 0)
+        self.in_flight() != (0, 0)
     }
 
     /// Whether the call that this rank is in still waits for something of the peer's.
-    pub(super) fn needs(&self) -> bool {
-        self.active && (self.under_way().0 > 0 || self.incoming[parity(self.turn)].lacks())
+    pub(super) fn needs_peer(&self) -> bool {
+        self.announced && (self.in_flight().0 > 0 || self.incoming[parity(self.epoch)].is_incomplete())
     }
 
     /// How many messages are under way: to the peer, and from it.
-    pub(super) fn under_way(&self) -> (u64, u64) {
-        let outgoing = &self.outgoing[parity(self.turn)];
-        (outgoing.posted - outgoing.sent, self.incoming[parity(self.turn)].open())
+    pub(super) fn in_flight(&self) -> (u64, u64) {
+        let outgoing = &self.outgoing[parity(self.epoch)];
+        (outgoing.posted - outgoing.sent, self.incoming[parity(self.epoch)].outstanding())
     }
 
     /// Tells the peer what this rank calls.
     pub(super) fn announce(&mut self, call: &Call) -> Result<()> {
         self.check()?;
-        self.turn += 1;
-        self.active = true;
-        self.outgoing[parity(self.turn)].restart(*call);
-        self.incoming[parity(self.turn)].begin(call.on_gpu);
+        self.epoch += 1;
+        self.announced = true;
+        self.outgoing[parity(self.epoch)].restart(*call);
+        self.incoming[parity(self.epoch)].begin(call.on_gpu);
         // What comes early from now on is of the turn after this.
-        self.incoming[parity(self.turn + 1)].restart();
+        self.incoming[parity(self.epoch + 1)].restart();
         Ok(())
     }
 
     /// Whether the next message goes by the board, so that its memory need not be registered.
     pub(super) fn sends_eagerly(&self, len: usize) -> bool {
-        let outgoing = &self.outgoing[parity(self.turn)];
+        let outgoing = &self.outgoing[parity(self.epoch)];
         is_eager(outgoing.is_on_gpu(), outgoing.posted, len)
     }
 
     /// Takes the next message; unless it is eager, with the region that it lies in.
-    pub(super) fn send(&mut self, piece: Piece, region: Option<Arc<Region>>) -> Result<()> {
+    pub(super) fn send(&mut self, piece: Piece, region: Option<Arc<RegisteredMemory>>) -> Result<()> {
         self.check()?;
-        let turn = self.turn;
-        let outgoing = &mut self.outgoing[parity(turn)];
+        let epoch = self.epoch;
+        let outgoing = &mut self.outgoing[parity(epoch)];
         let number = outgoing.posted;
         if is_eager(outgoing.is_on_gpu(), number, piece.len()) {
-            self.board.put_eager(turn, number, piece);
+            self.control.write_eager(epoch, number, piece);
         }
-        outgoing.messages[number as usize % WINDOW] = Some(Message { piece, region, done: false });
+        outgoing.messages[number as usize % WINDOW] = Some(OutgoingMessage { piece, region, done: false });
         outgoing.posted += 1;
         Ok(())
     }
 
     /// The next write to be posted, if there is one now.
-    pub(super) fn next_request(&mut self) -> Result<Option<Request>> {
-        if let Some(what) = self.again.front().copied().or_else(|| self.goodbye()) {
-            let Some(pair) = self.pair_for(what) else { return Ok(None) };
-            if self.again.pop_front().is_none() {
-                self.leaving = false;
+    pub(super) fn next_request(&mut self) -> Result<Option<LinkRequest>> {
+        if let Some(kind) = self.retransmits.front().copied().or_else(|| self.due_bye()) {
+            let Some(qp) = self.qp_for(kind) else { return Ok(None) };
+            if self.retransmits.pop_front().is_none() {
+                self.bye_due = false;
             }
-            return self.request(pair, what).map(Some);
+            return self.request(qp, kind).map(Some);
         }
-        if !self.active {
+        if !self.announced {
             return Ok(None);
         }
-        let Some((what, pair)) = self.next_what()? else { return Ok(None) };
-        self.request(pair, what).map(Some)
+        let Some((kind, qp)) = self.next_new_request()? else { return Ok(None) };
+        self.request(qp, kind).map(Some)
     }
 
     /// What is due next, and the queue pair for it; counts it as told.
-    fn next_what(&mut self) -> Result<Option<(What, usize)>> {
-        let turn = self.turn;
-        let (outgoing, incoming) = (&self.outgoing[parity(turn)], &mut self.incoming[parity(turn)]);
-        let what = if !outgoing.call_told {
+    fn next_new_request(&mut self) -> Result<Option<(RequestKind, usize)>> {
+        let epoch = self.epoch;
+        let (outgoing, incoming) = (&self.outgoing[parity(epoch)], &mut self.incoming[parity(epoch)]);
+        let kind = if !outgoing.call_posted {
             match (outgoing.posted, &outgoing.messages[0]) {
                 (1.., Some(first)) if is_eager(outgoing.is_on_gpu(), 0, first.piece.len()) => {
-                    What::EagerCall { turn, len: first.piece.len() }
+                    RequestKind::EagerCall { epoch, len: first.piece.len() }
                 }
-                _ => What::Call { turn },
+                _ => RequestKind::Call { epoch },
             }
-        } else if let Some((from, to)) = incoming.untold() {
-            What::Grants { turn, from, to }
+        } else if let Some((from, to)) = incoming.pending_cts() {
+            RequestKind::Cts { epoch, from, to }
         } else if outgoing.next < outgoing.posted {
             let message = outgoing.next;
-            let outgoing = &mut self.outgoing[parity(turn)];
+            let outgoing = &mut self.outgoing[parity(epoch)];
             let len = outgoing.message(message).piece.len();
             if is_eager(outgoing.is_on_gpu(), message, len) {
-                What::Eager { turn, message, len }
-            } else if incoming.is_granted() {
-                What::Data { turn, message }
+                RequestKind::Eager { epoch, message, len }
+            } else if incoming.is_clear_to_send() {
+                RequestKind::Data { epoch, message }
             } else {
                 return Ok(None);
             }
         } else {
             return Ok(None);
         };
-        let Some(pair) = self.pair_for(what) else { return Ok(None) };
-        let (outgoing, incoming) = (&mut self.outgoing[parity(turn)], &mut self.incoming[parity(turn)]);
-        outgoing.call_told |= matches!(what, What::Call { .. } | What::EagerCall { .. });
-        if let What::EagerCall { .. } | What::Eager { .. } | What::Data { .. } = what {
+        let Some(qp) = self.qp_for(kind) else { return Ok(None) };
+        let (outgoing, incoming) = (&mut self.outgoing[parity(epoch)], &mut self.incoming[parity(epoch)]);
+        outgoing.call_posted |= matches!(kind, RequestKind::Call { .. } | RequestKind::EagerCall { .. });
+        if let RequestKind::EagerCall { .. } | RequestKind::Eager { .. } | RequestKind::Data { .. } = kind {
             let message = outgoing.next;
             outgoing.next += 1;
-            incoming.use_grant();
-            if let What::Data { .. } = what {
-                self.check_grant(turn, message)?;
+            incoming.consume_credit();
+            if let RequestKind::Data { .. } = kind {
+                self.check_cts_len(epoch, message)?;
             } else {
                 // The board has it.
                 outgoing.message(message).done = true;
             }
-        } else if let What::Grants { to, .. } = what {
-            incoming.tell(to);
+        } else if let RequestKind::Cts { to, .. } = kind {
+            incoming.mark_cts_sent(to);
         }
-        Ok(Some((what, pair)))
+        Ok(Some((kind, qp)))
     }
 
-    fn check_grant(&mut self, turn: u64, message: u64) -> Result<()> {
-        let granted = self.board.grant(turn, message).len as usize;
-        let len = self.outgoing[parity(turn)].message(message).piece.len();
-        if granted == len {
+    fn check_cts_len(&mut self, epoch: u64, message: u64) -> Result<()> {
+        let expected = self.control.read_cts(epoch, message).len as usize;
+        let len = self.outgoing[parity(epoch)].message(message).piece.len();
+        if expected == len {
             return Ok(());
         }
         Err(self.disagree(&format!(
-            "expects {granted} bytes where this rank sends {len}; do all ranks run the same version with the same settings?"
+            "expects {expected} bytes where this rank sends {len}; do all ranks run the same version with the same settings?"
         )))
     }
 
     /// The queue pair that something goes over, if one has room. Messages go where the fewest bytes are waiting, so
     /// each rail carries what it can, and in turn where that is equal; all else goes over the first pair that lives,
     /// so that it stays in order.
-    fn pair_for(&self, what: What) -> Option<usize> {
-        let mut alive = self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_alive());
-        let chosen = match what {
-            What::Data { .. } => alive.min_by_key(|(_, pair)| (pair.bytes, pair.carried)),
+    fn qp_for(&self, kind: RequestKind) -> Option<usize> {
+        let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_alive());
+        let chosen = match kind {
+            RequestKind::Data { .. } => alive.min_by_key(|(_, qp)| (qp.bytes, qp.carried)),
             _ => alive.next(),
         };
-        chosen.filter(|(_, pair)| pair.has_room()).map(|(number, _)| number)
+        chosen.filter(|(_, qp)| qp.has_room()).map(|(number, _)| number)
     }
 
     /// Makes a request of what shall be told, and notes that it is under way.
-    fn request(&mut self, pair: usize, what: What) -> Result<Request> {
-        let board = |(offset, len)| Payload::Board { offset, len };
-        let (word, turn, payload) = match what {
-            What::Call { turn } => {
-                let call = self.outgoing[parity(turn)].call.expect("a turn has a call");
-                (Some(Word::Call), turn, board(self.board.put_call(turn, &call)))
+    fn request(&mut self, qp: usize, kind: RequestKind) -> Result<LinkRequest> {
+        let control = |(offset, len)| Payload::ControlBuffer { offset, len };
+        let (imm, epoch, payload) = match kind {
+            RequestKind::Call { epoch } => {
+                let call = self.outgoing[parity(epoch)].call.expect("a turn has a call");
+                (Some(ImmKind::Call), epoch, control(self.control.write_call(epoch, &call)))
             }
-            What::EagerCall { turn, len } => {
-                let call = self.outgoing[parity(turn)].call.expect("a turn has a call");
-                (Some(Word::EagerCall), turn, board(self.board.put_eager_call(turn, &call, len)))
+            RequestKind::EagerCall { epoch, len } => {
+                let call = self.outgoing[parity(epoch)].call.expect("a turn has a call");
+                (Some(ImmKind::EagerCall), epoch, control(self.control.write_eager_call(epoch, &call, len)))
             }
-            What::Eager { turn, message, len } => {
-                let at = self.board.layout.eager_bytes(turn, message);
-                (Some(Word::Eager(message)), turn, board((at, len)))
+            RequestKind::Eager { epoch, message, len } => {
+                let at = self.control.layout.eager_bytes(epoch, message);
+                (Some(ImmKind::Eager(message)), epoch, control((at, len)))
             }
-            What::Grants { turn, from, to } => {
-                (Some(Word::Grants(to)), turn, board(self.board.grants(turn, from..to)))
+            RequestKind::Cts { epoch, from, to } => {
+                (Some(ImmKind::Cts(to)), epoch, control(self.control.cts_range(epoch, from..to)))
             }
-            What::Data { turn, message } => {
-                let Grant { address, keys, .. } = self.board.grant(turn, message);
-                let key = keys[self.pairs[pair].peer_rail];
-                let Message { piece, region, .. } = self.outgoing[parity(turn)].message(message);
+            RequestKind::Data { epoch, message } => {
+                let ClearToSend { address, keys, .. } = self.control.read_cts(epoch, message);
+                let key = keys[self.qps[qp].peer_rail];
+                let OutgoingMessage { piece, region, .. } = self.outgoing[parity(epoch)].message(message);
                 let region = region.clone().expect("a message that waits for a grant has a region");
-                (Some(Word::Data(message)), turn, Payload::Message { piece: *piece, region, address, key })
+                (
+                    Some(ImmKind::Data(message)),
+                    epoch,
+                    Payload::Message { piece: *piece, region, address, key },
+                )
             }
-            What::Known { pair } => {
-                let known = self.pairs[pair].told.expect("a pair is told of when it is quiet");
-                (Some(Word::Known(pair)), 0, board(self.board.put_known(pair, known)))
+            RequestKind::Recovery { qp } => {
+                let known = self.qps[qp].local_state.expect("a pair is told of when it is quiet");
+                (Some(ImmKind::Recovery(qp)), 0, control(self.control.write_recovery(qp, known)))
             }
-            What::Hello => (Some(Word::Hello), 0, Payload::Nothing),
-            What::Bye => (Some(Word::Bye), 0, Payload::Nothing),
-            What::Probe => (None, 0, Payload::Nothing),
+            RequestKind::Hello => (Some(ImmKind::Hello), 0, Payload::Nothing),
+            RequestKind::Bye => (Some(ImmKind::Bye), 0, Payload::Nothing),
+            RequestKind::Probe => (None, 0, Payload::Nothing),
         };
         let bytes = match &payload {
             Payload::Message { piece, .. } => piece.len(),
             _ => 0,
         };
-        let serial = self.pairs[pair].post(what, bytes as u64);
-        let word = word.map(|word| word.pack(turn));
-        Ok(Request { pair, serial, word, payload, awaited: what.is_awaited() })
+        let serial = self.qps[qp].record(kind, bytes as u64);
+        let imm = imm.map(|imm| imm.pack(epoch));
+        Ok(LinkRequest { qp, serial, imm, payload, needs_completion: kind.needs_completion() })
     }
 
     /// Says hello over one queue pair.
-    pub(super) fn hello(&mut self, pair: usize) -> Result<Request> {
-        self.request(pair, What::Hello)
+    pub(super) fn hello(&mut self, qp: usize) -> Result<LinkRequest> {
+        self.request(qp, RequestKind::Hello)
     }
 
     /// A request was carried out, and with it all before it on its queue pair.
-    pub(super) fn sent(&mut self, pair: usize, serial: u32) {
-        while let Some(what) = self.pairs[pair].acknowledged(serial) {
-            self.over(what);
+    pub(super) fn write_completed(&mut self, qp: usize, serial: u32) {
+        while let Some(kind) = self.qps[qp].pop_acknowledged(serial) {
+            self.complete(kind);
         }
     }
 
     /// What was to be told has been told.
-    fn over(&mut self, what: What) {
-        if let What::Data { turn, message } = what
-            && turn == self.turn
+    fn complete(&mut self, kind: RequestKind) {
+        if let RequestKind::Data { epoch, message } = kind
+            && epoch == self.epoch
         {
-            let message = self.outgoing[parity(turn)].message(message);
+            let message = self.outgoing[parity(epoch)].message(message);
             message.done = true;
             message.region = None;
         }
@@ -398,26 +402,26 @@ impl Link {
 
     /// Where the next message of the peer shall land; unless it comes by the board, with the region that it is in
     /// and the region's keys by rail.
-    pub(super) fn land(
+    pub(super) fn post_recv(
         &mut self,
         piece: Piece,
-        region: Option<Arc<Region>>,
-        keys: [u32; RAILS],
+        region: Option<Arc<RegisteredMemory>>,
+        keys: [u32; MAX_RAILS],
     ) -> Result<()> {
         self.check()?;
-        let turn = self.turn;
-        let incoming = &mut self.incoming[parity(turn)];
-        let (message, by_board) = incoming.land(piece, region);
+        let epoch = self.epoch;
+        let incoming = &mut self.incoming[parity(epoch)];
+        let (message, by_board) = incoming.post_recv(piece, region);
         if !by_board {
-            let grant = Grant { address: piece.as_ptr() as u64, len: piece.len() as u32, keys };
-            self.board.put_grant(turn, message, grant);
+            let add_credits = ClearToSend { address: piece.as_ptr() as u64, len: piece.len() as u32, keys };
+            self.control.write_cts(epoch, message, add_credits);
         }
-        self.take_eager(turn, message)
+        self.deliver_eager(epoch, message)
     }
 
     /// Whether the next landing is for a message that comes by the board.
-    pub(super) fn lands_eagerly(&self, len: usize) -> bool {
-        self.incoming[parity(self.turn)].lands_eagerly(len)
+    pub(super) fn receives_eagerly(&self, len: usize) -> bool {
+        self.incoming[parity(self.epoch)].receives_eagerly(len)
     }
 
     /// Reports the peer's call and the messages that are through, in their order.
@@ -425,52 +429,52 @@ impl Link {
         let peer = self.peer;
         // Without this link in the call that this rank is in, what comes is of the next turn; if the peer is not in
         // a later call, it means another program.
-        let turn = if self.active { self.turn } else { self.turn + 1 };
-        if let Some(with_message) = self.incoming[parity(turn)].unreported_call() {
-            let Some(call) = self.board.call(turn, with_message) else {
+        let epoch = if self.announced { self.epoch } else { self.epoch + 1 };
+        if let Some(with_message) = self.incoming[parity(epoch)].unreported_call() {
+            let Some(call) = self.control.read_call(epoch, with_message) else {
                 return Err(self.disagree("made a call that this version does not know"));
             };
-            if self.active || call.sequence <= self.sequence {
-                self.incoming[parity(turn)].reported();
+            if self.announced || call.sequence <= self.sequence {
+                self.incoming[parity(epoch)].mark_call_reported();
                 events.push_back(Event::PeerEntered { peer, call });
             }
         }
-        if !self.active {
+        if !self.announced {
             return Ok(());
         }
-        let outgoing = &mut self.outgoing[parity(self.turn)];
+        let outgoing = &mut self.outgoing[parity(self.epoch)];
         while outgoing.sent < outgoing.next && outgoing.message(outgoing.sent).done {
             outgoing.sent += 1;
             events.push_back(Event::SendComplete { peer });
         }
         // What came over a queue pair that breaks belongs to its device too, until that has let go of everything.
-        while !self.is_breaking() && self.incoming[parity(self.turn)].pop_landed() {
+        while !self.is_draining() && self.incoming[parity(self.epoch)].pop_completed() {
             events.push_back(Event::RecvComplete { peer });
         }
         self.check_left()
     }
 
     /// Whether the peer said hello over a queue pair.
-    pub(super) fn is_greeted(&self, pair: usize) -> bool {
-        self.greeted >> pair & 1 == 1
+    pub(super) fn hello_received(&self, qp: usize) -> bool {
+        self.hellos >> qp & 1 == 1
     }
 
-    fn disagree(&mut self, what: &str) -> Error {
-        self.fail(ErrorKind::Disagreement, what)
+    fn disagree(&mut self, kind: &str) -> Error {
+        self.fail(ErrorKind::Disagreement, kind)
     }
 
-    fn lose(&mut self, what: String) -> Error {
-        self.fail(ErrorKind::PeerLost, &what)
+    fn lose(&mut self, kind: String) -> Error {
+        self.fail(ErrorKind::PeerLost, &kind)
     }
 
     /// The link cannot be used any more; the first reason stays.
-    fn fail(&mut self, kind: ErrorKind, what: &str) -> Error {
-        let error = Error::new(kind, format!("rank {} {what}", self.peer)).blaming(self.peer);
-        self.broken.get_or_insert(error).clone()
+    fn fail(&mut self, kind: ErrorKind, problem: &str) -> Error {
+        let error = Error::new(kind, format!("rank {} {problem}", self.peer)).blaming(self.peer);
+        self.failure.get_or_insert(error).clone()
     }
 
     /// The link cannot be used any more, for a reason of this rank's own.
-    pub(super) fn give_up(&mut self, error: Error) {
-        self.broken.get_or_insert(error);
+    pub(super) fn abort(&mut self, error: Error) {
+        self.failure.get_or_insert(error);
     }
 }

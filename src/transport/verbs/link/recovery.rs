@@ -3,20 +3,20 @@
 //! Whatever was under way on it may or may not have come. Nothing is written anew before that is known, since the
 //! peer may have used the place for something else meanwhile. So each end breaks its side off, waits until the
 //! device has let go of all requests and receives, after which nothing can come over it any more, and then tells
-//! the other, over a pair that lives, all that has come ([`Known`]). What the peer lacks is then written again over
+//! the other, over a pair that lives, all that has come ([`RecoveryState`]). What the peer lacks is then written again over
 //! the living pairs, and nothing twice.
 //!
 //! What an end knows of a pair when the device has let go of it stays true, so it is told in the same words as often
 //! as the pair that it is told over breaks too, and waits for nothing.
 
-use super::super::wire::{Known, WINDOW};
-use super::{Link, RECEIVES, Request, SENDS, What, parity};
+use super::super::wire::{RecoveryState, WINDOW};
+use super::{Link, LinkRequest, RECV_DEPTH, RequestKind, SEND_DEPTH, parity};
 use crate::error::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 
 /// One queue pair of a link, as the link sees it.
 #[derive(Debug)]
-pub(in super::super) struct Pair {
+pub(in super::super) struct QpState {
     /// The rail of this rank's, and of the peer's, that it connects.
     pub rail: usize,
     pub peer_rail: usize,
@@ -25,27 +25,27 @@ pub(in super::super) struct Pair {
     pub carried: u64,
     alive: bool,
     /// Whether its device will tell when it has let go of everything, now that it is broken.
-    ending: bool,
+    draining: bool,
     /// What the peer is told of it, as often as it may have been lost, since the device has let go of everything.
-    pub(super) told: Option<Known>,
+    pub(super) local_state: Option<RecoveryState>,
     /// What the peer has said came over it, and all else that it knew then.
-    heard: Option<Known>,
+    peer_state: Option<RecoveryState>,
     serial: u32,
-    under_way: VecDeque<Post>,
+    in_flight: VecDeque<PostedWrite>,
     /// What was under way when it broke.
-    lost: Vec<What>,
+    lost: Vec<RequestKind>,
     /// Receives that are posted.
     receives: usize,
 }
 
 #[derive(Debug)]
-struct Post {
+struct PostedWrite {
     serial: u32,
-    what: What,
+    kind: RequestKind,
     bytes: u64,
 }
 
-impl Pair {
+impl QpState {
     pub(super) fn new(rail: usize, peer_rail: usize) -> Self {
         Self {
             rail,
@@ -53,13 +53,13 @@ impl Pair {
             bytes: 0,
             carried: 0,
             alive: true,
-            ending: false,
-            told: None,
-            heard: None,
+            draining: false,
+            local_state: None,
+            peer_state: None,
             serial: 0,
-            under_way: VecDeque::with_capacity(SENDS),
-            lost: Vec::with_capacity(SENDS),
-            receives: RECEIVES,
+            in_flight: VecDeque::with_capacity(SEND_DEPTH),
+            lost: Vec::with_capacity(SEND_DEPTH),
+            receives: RECV_DEPTH,
         }
     }
 
@@ -68,214 +68,216 @@ impl Pair {
     }
 
     pub(in super::super) fn is_idle(&self) -> bool {
-        self.under_way.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Whether it is broken and the device has let go of all requests and receives.
-    pub(in super::super) fn is_let_go(&self) -> bool {
-        !self.alive && self.under_way.is_empty() && self.receives == 0
+    pub(in super::super) fn is_flushed(&self) -> bool {
+        !self.alive && self.in_flight.is_empty() && self.receives == 0
     }
 
     /// Whether the device has let go of it and the peer is not told yet.
-    fn is_untold(&self) -> bool {
-        self.told.is_none() && self.is_let_go()
+    fn needs_report(&self) -> bool {
+        self.local_state.is_none() && self.is_flushed()
     }
 
     /// Whether it lives and no completion will tell anything.
-    pub(super) fn is_silent(&self) -> bool {
-        self.alive && self.has_room() && !self.under_way.iter().any(|post| post.what.is_awaited())
+    pub(super) fn needs_probe(&self) -> bool {
+        self.alive && self.has_room() && !self.in_flight.iter().any(|post| post.kind.needs_completion())
     }
 
     /// Whether it is known that all that was put on it has come, or will over another one.
-    pub(super) fn is_settled(&self) -> bool {
-        self.under_way.is_empty() && self.lost.is_empty() && (self.alive || self.told.is_some())
+    pub(super) fn is_resolved(&self) -> bool {
+        self.in_flight.is_empty() && self.lost.is_empty() && (self.alive || self.local_state.is_some())
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.under_way.len() < SENDS
+        self.in_flight.len() < SEND_DEPTH
     }
 
     /// Notes a request; its number.
-    pub(super) fn post(&mut self, what: What, bytes: u64) -> u32 {
+    pub(super) fn record(&mut self, kind: RequestKind, bytes: u64) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         self.bytes += bytes;
         self.carried += bytes;
-        self.under_way.push_back(Post { serial: self.serial, what, bytes });
+        self.in_flight.push_back(PostedWrite { serial: self.serial, kind, bytes });
         self.serial
     }
 
     /// Takes the oldest request off if it is not younger than this one.
-    pub(super) fn acknowledged(&mut self, serial: u32) -> Option<What> {
+    pub(super) fn pop_acknowledged(&mut self, serial: u32) -> Option<RequestKind> {
         // Numbers go round; fewer than half of all are ever under way.
-        self.take(|post| serial.wrapping_sub(post.serial) < u32::MAX / 2)
+        self.pop_if(|post| serial.wrapping_sub(post.serial) < u32::MAX / 2)
     }
 
-    fn take(&mut self, of: impl Fn(&Post) -> bool) -> Option<What> {
-        self.under_way.front().filter(|post| of(post))?;
-        let post = self.under_way.pop_front()?;
+    fn pop_if(&mut self, of: impl Fn(&PostedWrite) -> bool) -> Option<RequestKind> {
+        self.in_flight.front().filter(|post| of(post))?;
+        let post = self.in_flight.pop_front()?;
         self.bytes -= post.bytes;
-        Some(post.what)
+        Some(post.kind)
     }
 }
 
 impl Link {
     /// A receive was completed, well or not; `true` if another is to be posted.
-    pub(in super::super) fn received_one(&mut self, pair: usize) -> bool {
-        let pair = &mut self.pairs[pair];
-        if !pair.alive {
-            pair.receives = pair.receives.saturating_sub(1);
+    pub(in super::super) fn recv_completed(&mut self, qp: usize) -> bool {
+        let qp = &mut self.qps[qp];
+        if !qp.alive {
+            qp.receives = qp.receives.saturating_sub(1);
         }
-        pair.alive
+        qp.alive
     }
 
     /// A request was not carried out. Those before it were, as the ones after it are told one by one.
-    pub(in super::super) fn failed(&mut self, pair: usize, serial: u32) {
-        while let Some(what) = self.pairs[pair]
-            .take(|post| post.serial != serial && serial.wrapping_sub(post.serial) < u32::MAX / 2)
+    pub(in super::super) fn write_failed(&mut self, qp: usize, serial: u32) {
+        while let Some(kind) = self.qps[qp]
+            .pop_if(|post| post.serial != serial && serial.wrapping_sub(post.serial) < u32::MAX / 2)
         {
-            self.over(what);
+            self.complete(kind);
         }
-        let pair = &mut self.pairs[pair];
-        let failed = pair.take(|post| post.serial == serial);
-        pair.lost.extend(failed.filter(|what| what.matters()));
+        let qp = &mut self.qps[qp];
+        let write_failed = qp.pop_if(|post| post.serial == serial);
+        qp.lost.extend(write_failed.filter(|kind| kind.must_arrive()));
     }
 
     /// A request was never posted, nor any after it, be it the mark of an end.
-    pub(in super::super) fn withdraw(&mut self, pair: usize, serial: u32) {
-        let pair = &mut self.pairs[pair];
-        pair.ending = false;
-        let young = |post: &Post| post.serial.wrapping_sub(serial) < u32::MAX / 2;
-        let at = pair.under_way.iter().position(young).unwrap_or(pair.under_way.len());
-        for post in pair.under_way.drain(at..) {
-            pair.bytes -= post.bytes;
-            pair.lost.extend(Some(post.what).filter(|what| what.matters()));
+    pub(in super::super) fn unpost(&mut self, qp: usize, serial: u32) {
+        let qp = &mut self.qps[qp];
+        qp.draining = false;
+        let young = |post: &PostedWrite| post.serial.wrapping_sub(serial) < u32::MAX / 2;
+        let at = qp.in_flight.iter().position(young).unwrap_or(qp.in_flight.len());
+        for post in qp.in_flight.drain(at..) {
+            qp.bytes -= post.bytes;
+            qp.lost.extend(Some(post.kind).filter(|kind| kind.must_arrive()));
         }
     }
 
     /// A write of nothing to a queue pair that was broken off, which fails after all that was written before it: what
     /// has no completion of its own by then was carried out.
-    pub(in super::super) fn mark_end(&mut self, pair: usize) -> Result<Request> {
-        self.pairs[pair].ending = true;
-        self.request(pair, What::Probe)
+    pub(in super::super) fn drain_marker(&mut self, qp: usize) -> Result<LinkRequest> {
+        self.qps[qp].draining = true;
+        self.request(qp, RequestKind::Probe)
     }
 
     /// The link is lost, for this reason.
-    pub(in super::super) fn give_out(&mut self, cause: &Error) {
+    pub(in super::super) fn mark_unreachable(&mut self, cause: &Error) {
         self.lose(format!("cannot be reached any more: {}", cause.message()));
     }
 
     /// A queue pair is of no use any more, for this reason. `true` if that is news, and it must be broken off.
-    pub(in super::super) fn break_pair(&mut self, pair: usize, cause: &Error) -> bool {
-        if !std::mem::replace(&mut self.pairs[pair].alive, false) {
+    pub(in super::super) fn break_qp(&mut self, qp: usize, cause: &Error) -> bool {
+        if !std::mem::replace(&mut self.qps[qp].alive, false) {
             return false;
         }
-        let living = self.pairs.iter().filter(|pair| pair.alive).count();
+        let living = self.qps.iter().filter(|qp| qp.alive).count();
         if living == 0 {
-            self.give_out(cause);
-        } else if self.broken.is_none() {
+            self.mark_unreachable(cause);
+        } else if self.failure.is_none() {
             log::warn!(
                 "verbs: a queue pair to rank {} broke ({}); {living} of {} carry on, and what was under way goes again",
                 self.peer,
                 cause.message(),
-                self.pairs.len()
+                self.qps.len()
             );
         }
         true
     }
 
     /// The peer has told what came over a queue pair that is broken at its end.
-    pub(super) fn heard_known(&mut self, pair: usize) -> Result<()> {
-        let known = match self.pairs.get_mut(pair) {
-            Some(broken) => &mut broken.heard,
-            None => return Err(self.nonsense()),
+    pub(super) fn received_recovery_state(&mut self, qp: usize) -> Result<()> {
+        let known = match self.qps.get_mut(qp) {
+            Some(failure) => &mut failure.peer_state,
+            None => return Err(self.protocol_violation()),
         };
-        known.get_or_insert_with(|| self.board.known(pair));
+        known.get_or_insert_with(|| self.control.read_recovery(qp));
         Ok(())
     }
 
     /// A queue pair that is broken at the peer's end and not yet at this one.
-    pub(in super::super) fn to_break_off(&self) -> Option<usize> {
-        self.pairs.iter().position(|pair| pair.alive && pair.heard.is_some())
+    pub(in super::super) fn next_qp_to_break(&self) -> Option<usize> {
+        self.qps.iter().position(|qp| qp.alive && qp.peer_state.is_some())
     }
 
     /// Broken queue pairs that the device has let go of, which [`settle`](Self::settle) does not know yet.
-    pub(in super::super) fn let_go(&self) -> impl Iterator<Item = usize> {
-        self.pairs.iter().enumerate().filter(|(_, pair)| pair.is_untold()).map(|(number, _)| number)
+    pub(in super::super) fn newly_flushed(&self) -> impl Iterator<Item = usize> {
+        self.qps.iter().enumerate().filter(|(_, qp)| qp.needs_report()).map(|(number, _)| number)
     }
 
     /// Whether a device may still be at work for a queue pair that has broken.
-    pub(super) fn is_breaking(&self) -> bool {
-        self.pairs.iter().any(|pair| pair.ending && pair.told.is_none())
+    pub(super) fn is_draining(&self) -> bool {
+        self.qps.iter().any(|qp| qp.draining && qp.local_state.is_none())
     }
 
     /// Goes on with what broken queue pairs need: telling what came, and writing again what did not.
-    pub(in super::super) fn settle(&mut self) {
-        for number in 0..self.pairs.len() {
-            let pair = &mut self.pairs[number];
-            if pair.alive {
+    pub(in super::super) fn recover(&mut self) {
+        for number in 0..self.qps.len() {
+            let qp = &mut self.qps[number];
+            if qp.alive {
                 continue;
             }
             // If each end waited here for what the other knows, both might wait for ever.
-            let known = |what: &mut What| matches!(what, What::Known { .. });
-            self.again.extend(pair.lost.extract_if(.., known));
-            if pair.is_untold() {
-                self.pairs[number].told = Some(self.known());
-                self.again.push_back(What::Known { pair: number });
+            let known = |kind: &mut RequestKind| matches!(kind, RequestKind::Recovery { .. });
+            self.retransmits.extend(qp.lost.extract_if(.., known));
+            if qp.needs_report() {
+                self.qps[number].local_state = Some(self.known());
+                self.retransmits.push_back(RequestKind::Recovery { qp: number });
             }
-            if let Pair { told: Some(_), heard: Some(known), .. } = self.pairs[number] {
-                for index in 0..self.pairs[number].lost.len() {
-                    let what = self.pairs[number].lost[index];
-                    let lacking = match what {
-                        What::Call { turn } | What::EagerCall { turn, .. } => {
-                            known.of(turn).is_some_and(|come| !come.called)
+            if let QpState { local_state: Some(_), peer_state: Some(known), .. } = self.qps[number] {
+                for index in 0..self.qps[number].lost.len() {
+                    let kind = self.qps[number].lost[index];
+                    let lacking = match kind {
+                        RequestKind::Call { epoch } | RequestKind::EagerCall { epoch, .. } => {
+                            known.of(epoch).is_some_and(|report| !report.call_received)
                         }
-                        What::Eager { turn, message, .. } => {
-                            known.of(turn).is_some_and(|come| come.eager >> message & 1 == 0)
+                        RequestKind::Eager { epoch, message, .. } => {
+                            known.of(epoch).is_some_and(|report| report.eager >> message & 1 == 0)
                         }
-                        What::Grants { turn, from, .. } => {
-                            known.of(turn).is_some_and(|come| !come.has_grant(from))
+                        RequestKind::Cts { epoch, from, .. } => {
+                            known.of(epoch).is_some_and(|report| !report.has_cts(from))
                         }
-                        What::Data { turn, message } => known.of(turn).is_some_and(|come| !come.has(message)),
-                        What::Known { .. } => true,
-                        What::Bye => {
+                        RequestKind::Data { epoch, message } => {
+                            known.of(epoch).is_some_and(|report| !report.has(message))
+                        }
+                        RequestKind::Recovery { .. } => true,
+                        RequestKind::Bye => {
                             // After all else that was lost.
-                            self.leaving = true;
+                            self.bye_due = true;
                             false
                         }
-                        What::Hello | What::Probe => false,
+                        RequestKind::Hello | RequestKind::Probe => false,
                     };
                     if lacking {
-                        self.again.push_back(what);
+                        self.retransmits.push_back(kind);
                     } else {
-                        self.over(what);
+                        self.complete(kind);
                     }
                 }
-                self.pairs[number].lost.clear();
+                self.qps[number].lost.clear();
             }
         }
     }
 
     /// An error if the link cannot be used any more and the call that this rank is in needs it.
-    pub(in super::super) fn check_needed(&self) -> Result<()> {
-        match &self.broken {
-            Some(error) if error.kind() != ErrorKind::PeerLost || self.needs() => Err(error.clone()),
+    pub(in super::super) fn check_if_needed(&self) -> Result<()> {
+        match &self.failure {
+            Some(error) if error.kind() != ErrorKind::PeerLost || self.needs_peer() => Err(error.clone()),
             _ => Ok(()),
         }
     }
 
     /// Whether the peer said that it makes no more calls.
     pub(in super::super) fn has_left(&self) -> bool {
-        self.left.is_some()
+        self.polls_since_bye.is_some()
     }
 
     /// An error if the peer has left while this rank needs something that it has not written. What it wrote before it
     /// left may lie in another rail's completion queue, so all of them are looked at once more first. What it has not
     /// acknowledged it may have got.
     pub(super) fn check_left(&mut self) -> Result<()> {
-        let (outgoing, incoming) = (&self.outgoing[parity(self.turn)], &self.incoming[parity(self.turn)]);
-        let lacks = outgoing.next < outgoing.posted || incoming.lacks();
-        match &mut self.left {
-            Some(looks) if lacks => {
+        let (outgoing, incoming) = (&self.outgoing[parity(self.epoch)], &self.incoming[parity(self.epoch)]);
+        let is_incomplete = outgoing.next < outgoing.posted || incoming.is_incomplete();
+        match &mut self.polls_since_bye {
+            Some(looks) if is_incomplete => {
                 *looks += 1;
                 if *looks > 2 { Err(self.lose("closed its communicator".to_owned())) } else { Ok(()) }
             }
@@ -285,26 +287,26 @@ impl Link {
 
     /// Says that this rank makes no more calls, once the peer has or gets all that was told before.
     pub(in super::super) fn bye(&mut self) {
-        self.leaving = true;
+        self.bye_due = true;
     }
 
     /// Whether it is time for that.
-    pub(super) fn goodbye(&self) -> Option<What> {
-        let all = self.pairs.iter().all(|pair| pair.alive || pair.is_settled());
-        (self.leaving && all).then_some(What::Bye)
+    pub(super) fn due_bye(&self) -> Option<RequestKind> {
+        let all = self.qps.iter().all(|qp| qp.alive || qp.is_resolved());
+        (self.bye_due && all).then_some(RequestKind::Bye)
     }
 
     /// A write of nothing over a queue pair that is silent: if the peer cannot be reached any more, that shows. One
     /// that has left is let go, unless something is still to be heard of it.
-    pub(in super::super) fn probe(&mut self, pair: usize) -> Result<Option<Request>> {
-        let silent = (self.left.is_none() || self.needs()) && self.pairs[pair].is_silent();
-        if silent { self.request(pair, What::Probe).map(Some) } else { Ok(None) }
+    pub(in super::super) fn probe(&mut self, qp: usize) -> Result<Option<LinkRequest>> {
+        let silent = (self.polls_since_bye.is_none() || self.needs_peer()) && self.qps[qp].needs_probe();
+        if silent { self.request(qp, RequestKind::Probe).map(Some) } else { Ok(None) }
     }
 
     /// Whether all that was written has been acknowledged, and nothing is waiting to be written, or can be.
-    pub(in super::super) fn is_flushed(&self) -> bool {
-        let said = !self.leaving && self.again.is_empty();
-        self.broken.is_some() || (said && self.pairs.iter().all(Pair::is_settled))
+    pub(in super::super) fn is_drained(&self) -> bool {
+        let said = !self.bye_due && self.retransmits.is_empty();
+        self.failure.is_some() || (said && self.qps.iter().all(QpState::is_resolved))
     }
 }
 

@@ -2,38 +2,39 @@
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::transport::verbs::wire::{EAGER_BYTES, WINDOW};
+use crate::transport::verbs::wire::{MAX_EAGER_BYTES, WINDOW};
 
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// Lengths around all ends of what is short and what is not, more than a window of them.
 fn lens() -> Vec<usize> {
-    let around = [0, 1, 2, 63, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
+    let around =
+        [0, 1, 2, 63, MAX_EAGER_BYTES - 1, MAX_EAGER_BYTES, MAX_EAGER_BYTES + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
     around.into_iter().cycle().take(2 * WINDOW + 3).collect()
 }
 
 /// Calls with a few messages of each sort first, and then with many.
 fn calls() -> [Vec<usize>; 6] {
-    [vec![0], vec![SUBCHUNK], vec![EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
+    [vec![0], vec![SUBCHUNK], vec![MAX_EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
 }
 
-fn exchange_all(setup: &Setup) {
-    let act = |linked: &mut Linked| {
-        let mut heap = Heap::default();
-        (1..).zip(calls()).try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut heap))
+fn exchange_all(setup: &LinkSetup) {
+    let act = |rank: &mut ConnectedRank| {
+        let mut heap = HeapMemory::default();
+        (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut heap))
     };
     for outcome in setup.run(act).expect("all devices work") {
         outcome.expect("all is well");
     }
 }
 
-fn pair_of(rails: &[Rail]) -> (Linked, Linked) {
-    let mut linked = Setup::over(rails, rails.len()).link().expect("all devices work").into_iter();
-    let (mut one, mut other) = (linked.next().expect("rank 0"), linked.next().expect("rank 1"));
+fn pair_of(rails: &[Rail]) -> (ConnectedRank, ConnectedRank) {
+    let mut rank = LinkSetup::over(rails, rails.len()).link().expect("all devices work").into_iter();
+    let (mut one, mut other) = (rank.next().expect("rank 0"), rank.next().expect("rank 1"));
     let deadline = Instant::now() + LIMIT;
     thread::scope(|scope| {
-        let greeting = scope.spawn(|| one.verbs.greet(deadline));
-        other.verbs.greet(deadline).expect("the other is there");
+        let greeting = scope.spawn(|| one.verbs.handshake(deadline));
+        other.verbs.handshake(deadline).expect("the other is there");
         greeting.join().expect("no rank panics").expect("the other is there");
     });
     (one, other)
@@ -41,34 +42,34 @@ fn pair_of(rails: &[Rail]) -> (Linked, Linked) {
 
 #[test]
 fn two_ranks_exchange_messages_of_all_sizes_over_one_device() {
-    on_rails(LIMIT, |rails| exchange_all(&Setup::over(rails, 1)));
+    on_rails(LIMIT, |rails| exchange_all(&LinkSetup::over(rails, 1)));
 }
 
 #[test]
 fn two_ranks_exchange_messages_of_all_sizes_over_all_devices_and_several_queue_pairs() {
-    on_rails(LIMIT, |rails| exchange_all(&Setup { qps_per_rail: 2, ..Setup::over(rails, rails.len()) }));
+    on_rails(LIMIT, |rails| {
+        exchange_all(&LinkSetup { qps_per_rail: 2, ..LinkSetup::over(rails, rails.len()) })
+    });
 }
 
 #[test]
 fn three_ranks_exchange_messages_of_all_sizes() {
-    on_rails(LIMIT, |rails| exchange_all(&Setup { ranks: 3, ..Setup::over(rails, rails.len()) }));
+    on_rails(LIMIT, |rails| exchange_all(&LinkSetup { ranks: 3, ..LinkSetup::over(rails, rails.len()) }));
 }
 
 /// Memory of the host that a driver made for tests takes for a GPU's, and that is not read before a flush.
 #[test]
 fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
     on_rails(LIMIT, |rails| {
-        let setup = Setup { on_gpu: true, ..Setup::over(rails, rails.len()) };
-        let act = |linked: &mut Linked| {
-            linked.verbs.pretend(GpuRegistrar::pretended());
-            let mut pool = Pool::on_gpu(2 * WINDOW);
-            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_recv_into(pool.whole));
-            linked.registrar.register(pool.whole)?;
-            (1..)
-                .zip(calls())
-                .try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut pool))?;
-            assert!(linked.verbs.flushes(), "this GPU keeps no order with what devices write");
-            linked.registrar.deregister(pool.whole)
+        let setup = LinkSetup { on_gpu: true, ..LinkSetup::over(rails, rails.len()) };
+        let act = |rank: &mut ConnectedRank| {
+            rank.verbs.set_gpus(GpuRegistrar::pretended());
+            let mut pool = SlotPool::on_gpu(2 * WINDOW);
+            assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
+            rank.registrar.register(pool.whole)?;
+            (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut pool))?;
+            assert!(rank.verbs.flushes(), "this GPU keeps no order with what devices write");
+            rank.registrar.deregister(pool.whole)
         };
         for outcome in setup.run(act).expect("all devices work") {
             outcome.expect("all is well");
@@ -79,17 +80,15 @@ fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
 #[test]
 fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
     on_rails(LIMIT, |rails| {
-        let setup = Setup { registration: Registration::Stage, ..Setup::over(rails, rails.len()) };
-        let act = |linked: &mut Linked| {
-            assert!(linked.verbs.stages_host_memory());
-            let mut pool = Pool::new(2 * WINDOW);
-            assert!(!linked.verbs.can_send_from(pool.whole) && !linked.verbs.can_recv_into(pool.whole));
-            linked.registrar.register(pool.whole)?;
-            (1..)
-                .zip(calls())
-                .try_for_each(|(sequence, lens)| linked.exchange(sequence, &lens, &mut pool))?;
-            linked.registrar.deregister(pool.whole)?;
-            assert!(!linked.verbs.can_send_from(pool.whole));
+        let setup = LinkSetup { registration: Registration::Stage, ..LinkSetup::over(rails, rails.len()) };
+        let act = |rank: &mut ConnectedRank| {
+            assert!(rank.verbs.stages_host_memory());
+            let mut pool = SlotPool::new(2 * WINDOW);
+            assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
+            rank.registrar.register(pool.whole)?;
+            (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut pool))?;
+            rank.registrar.deregister(pool.whole)?;
+            assert!(!rank.verbs.can_send_from(pool.whole));
             Ok(())
         };
         for outcome in setup.run(act).expect("all devices work") {
@@ -123,9 +122,9 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
                 behind.begin(2).expect("alive");
             }
             behind.expect_called(sequence);
-            let mut landings = [[0; 100]; 3];
-            for landing in &mut landings {
-                behind.verbs.post_recv(1, piece(landing)).expect("alive");
+            let mut destinations = [[0; 100]; 3];
+            for destination in &mut destinations {
+                behind.verbs.post_recv(1, piece(destination)).expect("alive");
             }
             let mut events = Events::new();
             while events.len() < 3 {
@@ -135,7 +134,7 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
                 events.iter().all(|event| matches!(event, Event::RecvComplete { peer: 1 })),
                 "{events:?}"
             );
-            assert_eq!(landings, sent);
+            assert_eq!(destinations, sent);
             behind.expect_silence();
         }
         let (one, other) = (thread::spawn(|| drop(ahead)), thread::spawn(|| drop(behind)));
@@ -148,15 +147,15 @@ fn nothing_is_taken_beyond_the_window_or_for_strangers() {
     on_rails(LIMIT, |rails| {
         let (mut here, mut there) = pair_of(rails);
         let mut message = vec![0; SUBCHUNK];
-        let mut landings = vec![0; (WINDOW + 1) * SUBCHUNK];
-        let landings = piece(&mut landings);
+        let mut destinations = vec![0; (WINDOW + 1) * SUBCHUNK];
+        let destinations = piece(&mut destinations);
         here.begin(1).expect("alive");
         assert_eq!(here.verbs.window(), WINDOW);
         for at in 0..WINDOW {
             here.verbs.send(1, piece(&mut message)).expect("within the window");
-            here.verbs.post_recv(1, landings.narrow(at * SUBCHUNK, SUBCHUNK)).expect("within the window");
+            here.verbs.post_recv(1, destinations.narrow(at * SUBCHUNK, SUBCHUNK)).expect("within the window");
         }
-        let beyond = landings.narrow(WINDOW * SUBCHUNK, SUBCHUNK);
+        let beyond = destinations.narrow(WINDOW * SUBCHUNK, SUBCHUNK);
         for error in [here.verbs.send(1, piece(&mut message)), here.verbs.post_recv(1, beyond)] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
@@ -171,14 +170,14 @@ fn nothing_is_taken_beyond_the_window_or_for_strangers() {
 fn links_that_were_given_up_say_so_and_the_peer_notices() {
     on_rails(LIMIT, |rails| {
         let (mut here, mut there) = pair_of(rails);
-        let mut landing = vec![0; SUBCHUNK];
+        let mut destination = vec![0; SUBCHUNK];
         here.begin(1).expect("alive");
         there.begin(1).expect("alive");
-        here.verbs.post_recv(1, piece(&mut landing)).expect("alive");
+        here.verbs.post_recv(1, piece(&mut destination)).expect("alive");
         here.verbs.poll(&mut Events::new()).expect("alive");
         there.expect_called(1);
         here.verbs.abort();
-        drop(landing);
+        drop(destination);
         let error = here.verbs.poll(&mut Events::new()).expect_err("given up");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(here.verbs.announce(1, &call(2)).expect_err("given up").message().contains("given up"));

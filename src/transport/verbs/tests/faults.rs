@@ -1,7 +1,7 @@
 //! Whatever goes wrong with a device, once: the outcome is a correct exchange or an error that says what it was.
 
 use super::*;
-use crate::transport::verbs::link::RECEIVES;
+use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::Verb;
 use rustix::io::Errno;
 
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// has one of 20 s.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long all of a test's may.
-const ALL: Duration = Duration::from_secs(240);
+const TEST_LIMIT: Duration = Duration::from_secs(240);
 
 /// What verbs call it when nobody acknowledges a request.
 const RETRIED: u32 = 12;
@@ -19,14 +19,14 @@ const LENS: [usize; 6] = [10, 5000, 300, SUBCHUNK, 20_000, 1];
 
 /// What came of an exchange in which something went wrong on rank 0: nothing, or its error.
 fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
-    let setup = Setup { shim: shim.clone(), ..Setup::over(rails, rails.len()) };
-    watched(LIMIT, move || {
-        let act = |linked: &mut Linked| {
+    let setup = LinkSetup { shim: shim.clone(), ..LinkSetup::over(rails, rails.len()) };
+    with_timeout(LIMIT, move || {
+        let act = |rank: &mut ConnectedRank| {
             // In memory that outlives the links, whatever becomes of them.
-            let mut pool = Pool::new(4 * LENS.len());
-            let outcome = (1..3).try_for_each(|sequence| linked.exchange(sequence, &LENS, &mut pool));
+            let mut pool = SlotPool::new(4 * LENS.len());
+            let outcome = (1..3).try_for_each(|sequence| rank.exchange(sequence, &LENS, &mut pool));
             if outcome.is_err() {
-                linked.verbs.abort();
+                rank.verbs.abort();
             }
             outcome
         };
@@ -73,7 +73,7 @@ fn a_verb_that_fails_while_links_are_made_is_named_with_its_device() {
         AllocPd, CreateCompChannel, CreateCq, CreateQp, GetDeviceList, ModifyQpToInit, ModifyQpToRtr,
         ModifyQpToRts, OpenDevice, QueryPort,
     };
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for (verb, errno) in [
             (GetDeviceList, Errno::NOSYS),
             (OpenDevice, Errno::ACCESS),
@@ -95,7 +95,7 @@ fn a_verb_that_fails_while_links_are_made_is_named_with_its_device() {
 
 #[test]
 fn memory_that_cannot_be_registered_is_an_error() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         let tried = with_each_failing(rails, Verb::RegMr, Errno::NOMEM, 12, |k, outcome| {
             assert_names(outcome, Verb::RegMr, rails, k);
         });
@@ -105,7 +105,7 @@ fn memory_that_cannot_be_registered_is_an_error() {
 
 #[test]
 fn a_completion_queue_that_cannot_be_polled_is_an_error() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         // How often it is polled depends on the time that things take.
         for k in (0..12).chain([20, 40, 80, 160, 320, 640, 1280]) {
             let shim = Shim::failing(Verb::PollCq, k, Errno::IO.raw_os_error());
@@ -121,7 +121,7 @@ fn a_completion_queue_that_cannot_be_polled_is_an_error() {
 
 #[test]
 fn a_completion_queue_that_cannot_be_armed_is_polled() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ReqNotifyCq, k, Errno::INVAL.raw_os_error());
             exchange(rails, &shim).expect("nobody need sleep");
@@ -131,7 +131,7 @@ fn a_completion_queue_that_cannot_be_armed_is_polled() {
 
 #[test]
 fn requests_that_cannot_be_posted_go_over_another_rail_or_are_an_error() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for errno in [Errno::NOMEM, Errno::INVAL] {
             with_each_failing(&rails[..1], Verb::PostSend, errno, 30, |k, outcome| {
                 // The last ones only say goodbye; the first say hello and tell the call.
@@ -150,9 +150,9 @@ fn requests_that_cannot_be_posted_go_over_another_rail_or_are_an_error() {
 
 #[test]
 fn receives_that_cannot_be_posted_end_their_queue_pair() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for rails in [&rails[..1], rails] {
-            let connecting = (RECEIVES * rails.len()) as u64;
+            let connecting = (RECV_DEPTH * rails.len()) as u64;
             for k in [0, 1, connecting - 1].into_iter().chain(connecting..connecting + 40) {
                 let shim = Shim::failing(Verb::PostRecv, k, Errno::NOMEM.raw_os_error());
                 let outcome = exchange(rails, &shim);
@@ -175,7 +175,7 @@ fn receives_that_cannot_be_posted_end_their_queue_pair() {
 
 #[test]
 fn completions_of_every_status_break_their_queue_pair_only() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for rails in [&rails[..1], rails] {
             for status in 1..=21 {
                 // A connection that breaks is what happens most.
@@ -202,7 +202,7 @@ fn completions_of_every_status_break_their_queue_pair_only() {
 
 #[test]
 fn queue_pairs_that_break_and_cannot_be_broken_off_are_an_error() {
-    on_rails(ALL, |rails| {
+    on_rails(TEST_LIMIT, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ModifyQpToErr, 0, Errno::INVAL.raw_os_error());
             let shim = shim.and_failing_completion(k, RETRIED);

@@ -5,7 +5,7 @@
 mod contract;
 mod faults;
 
-use super::connect::{Options, Prepared};
+use super::connect::{UnconnectedVerbs, VerbsOptions};
 use super::gpu::GpuRegistrar;
 use super::inventory::{Affinity, Inventory};
 use super::objects::Shim;
@@ -34,14 +34,14 @@ fn on_rails(limit: Duration, test: impl FnOnce(&[Rail]) + Send + 'static) {
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
         let selection = select(&Inventory::local(), &Config::default(), &Affinity::local(None));
         let rails = selection.expect("some device can be used").rails;
-        watched(limit, move || test(&rails));
+        with_timeout(limit, move || test(&rails));
     } else {
         eprintln!("skipped: no RDMA device here");
     }
 }
 
 /// Runs something that must not hang.
-fn watched<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> T {
+fn with_timeout<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, waiting) = mpsc::channel();
     let running = thread::spawn(move || done.send(run()));
     match waiting.recv_timeout(limit) {
@@ -56,7 +56,7 @@ fn watched<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 
 
 /// How ranks are linked.
 #[derive(Clone)]
-struct Setup {
+struct LinkSetup {
     ranks: usize,
     rails: Vec<Rail>,
     qps_per_rail: usize,
@@ -67,7 +67,7 @@ struct Setup {
     shim: Shim,
 }
 
-impl Setup {
+impl LinkSetup {
     /// Two ranks, linked by this many of these rails.
     fn over(rails: &[Rail], count: usize) -> Self {
         Self {
@@ -80,31 +80,32 @@ impl Setup {
         }
     }
 
-    fn options(&self, me: Rank) -> Options {
-        Options {
+    fn options(&self, me: Rank) -> VerbsOptions {
+        VerbsOptions {
             qps_per_rail: self.qps_per_rail,
             registration: self.registration,
             subchunk: SUBCHUNK,
             shim: if me == 0 { self.shim.clone() } else { Shim::none() },
-            ..Options::new(&Config::default())
+            ..VerbsOptions::new(&Config::default())
         }
     }
 
     /// Links the ranks, step by step and all of them together; they have not said hello then.
-    fn link(&self) -> Result<Vec<Linked>> {
+    fn link(&self) -> Result<Vec<ConnectedRank>> {
         let faults: Vec<_> = (0..self.ranks).map(|_| Fault::new().map(Arc::new)).collect::<Result<_>>()?;
         let open = |me: Rank| {
             let peers = (0..self.ranks).filter(|peer| *peer != me);
             let peers: Vec<_> = peers.map(|peer| (peer, pair_rails(&self.rails, &self.rails))).collect();
-            Prepared::open(me, &self.rails, &peers, self.options(me))
+            UnconnectedVerbs::open(me, &self.rails, &peers, self.options(me))
         };
         let prepared: Vec<_> = (0..self.ranks).map(open).collect::<Result<_>>()?;
-        let invitations: Vec<_> = prepared.iter().map(Prepared::invitations).collect::<Result<_>>()?;
+        let connect_info: Vec<_> =
+            prepared.iter().map(UnconnectedVerbs::connect_info).collect::<Result<_>>()?;
         let rails = vec![self.rails.clone(); self.ranks];
-        let connect = |(me, prepared): (Rank, Prepared)| {
+        let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
-            let verbs = prepared.connect(&rails, &invitations, &faults[me])?;
-            Ok(Linked {
+            let verbs = prepared.connect(&rails, &connect_info, &faults[me])?;
+            Ok(ConnectedRank {
                 me,
                 ranks: self.ranks,
                 on_gpu: self.on_gpu,
@@ -117,14 +118,14 @@ impl Setup {
     }
 
     /// Links the ranks, has each of them do something, and takes the links down. How each of them fared.
-    fn run(&self, act: impl Fn(&mut Linked) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
+    fn run(&self, act: impl Fn(&mut ConnectedRank) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
         let act = &act;
-        let linked = self.link()?;
+        let rank = self.link()?;
         Ok(thread::scope(|scope| {
-            let running = linked.into_iter().map(|mut linked| {
+            let running = rank.into_iter().map(|mut rank| {
                 scope.spawn(move || {
-                    let greeted = linked.verbs.greet(Instant::now() + Duration::from_secs(20));
-                    greeted.and_then(|()| act(&mut linked)).inspect_err(|error| linked.fail(error))
+                    let hellos = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
+                    hellos.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
                 })
             });
             let running: Vec<_> = running.collect();
@@ -134,7 +135,7 @@ impl Setup {
 }
 
 /// One rank with its links.
-struct Linked {
+struct ConnectedRank {
     me: Rank,
     ranks: usize,
     on_gpu: bool,
@@ -143,7 +144,7 @@ struct Linked {
     faults: Vec<Arc<Fault>>,
 }
 
-impl Linked {
+impl ConnectedRank {
     fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
         let me = self.me;
         (0..self.ranks).filter(move |peer| *peer != me)
@@ -205,26 +206,28 @@ impl Linked {
     }
 
     /// Exchanges messages of these lengths, the same in each direction, with all other ranks in one call.
-    fn exchange(&mut self, sequence: u64, lens: &[usize], memory: &mut dyn Memory) -> Result<()> {
+    fn exchange(&mut self, sequence: u64, lens: &[usize], memory: &mut dyn MessageMemory) -> Result<()> {
         self.begin(sequence)?;
-        let mut exchanges: Vec<_> = (0..self.ranks).map(|_| Exchange::default()).collect();
+        let mut exchanges: Vec<_> = (0..self.ranks).map(|_| PeerExchange::default()).collect();
         let mut events = Events::new();
-        while self.peers().any(|peer| !exchanges[peer].is_over(lens)) {
+        while self.peers().any(|peer| !exchanges[peer].is_complete(lens)) {
             for peer in self.peers() {
                 let exchange = &mut exchanges[peer];
-                while exchange.posted < lens.len() && exchange.sources.len() < self.verbs.window() {
-                    let source = memory.take(lens[exchange.posted]);
+                while exchange.sent < lens.len() && exchange.sources.len() < self.verbs.window() {
+                    let source = memory.take(lens[exchange.sent]);
                     assert!(self.verbs.can_send_from(source));
-                    fill(source, self.me, sequence, exchange.posted);
+                    fill(source, self.me, sequence, exchange.sent);
                     self.verbs.send(peer, source)?;
                     exchange.sources.push_back(source);
-                    exchange.posted += 1;
+                    exchange.sent += 1;
                 }
-                while exchange.awaited() < lens.len() && exchange.landings.len() < self.verbs.window() {
-                    let landing = memory.take(lens[exchange.awaited()]);
-                    assert!(self.verbs.can_recv_into(landing));
-                    self.verbs.post_recv(peer, landing)?;
-                    exchange.landings.push_back(landing);
+                while exchange.recvs_posted() < lens.len()
+                    && exchange.destinations.len() < self.verbs.window()
+                {
+                    let destination = memory.take(lens[exchange.recvs_posted()]);
+                    assert!(self.verbs.can_recv_into(destination));
+                    self.verbs.post_recv(peer, destination)?;
+                    exchange.destinations.push_back(destination);
                 }
             }
             self.wait(&mut events)?;
@@ -232,20 +235,21 @@ impl Linked {
                 match event {
                     Event::PeerEntered { peer, call: theirs } => {
                         assert_eq!(theirs, Call { on_gpu: self.on_gpu, ..call(sequence) });
-                        assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
+                        assert!(!std::mem::replace(&mut exchanges[peer].peer_entered, true), "called twice");
                     }
                     Event::SendComplete { peer } => {
                         let source = exchanges[peer].sources.pop_front().expect("sent after it was posted");
                         fill(source, 99, sequence, 0);
-                        memory.give_back(source);
+                        memory.release(source);
                     }
                     Event::RecvComplete { peer } => {
                         let exchange = &mut exchanges[peer];
-                        assert!(exchange.called, "a message came before the call");
-                        let landing = exchange.landings.pop_front().expect("landed after it was opened");
-                        check(landing, peer, sequence, exchange.landed);
-                        exchange.landed += 1;
-                        memory.give_back(landing);
+                        assert!(exchange.peer_entered, "a message came before the call");
+                        let destination =
+                            exchange.destinations.pop_front().expect("landed after it was opened");
+                        check(destination, peer, sequence, exchange.received);
+                        exchange.received += 1;
+                        memory.release(destination);
                     }
                     Event::RecvReady { .. } => panic!("nothing is delivered in place"),
                 }
@@ -257,52 +261,52 @@ impl Linked {
 
 /// What one rank does in one call with one peer.
 #[derive(Default)]
-struct Exchange {
+struct PeerExchange {
     sources: VecDeque<Piece>,
-    posted: usize,
-    landings: VecDeque<Piece>,
-    landed: usize,
-    called: bool,
+    sent: usize,
+    destinations: VecDeque<Piece>,
+    received: usize,
+    peer_entered: bool,
 }
 
-impl Exchange {
-    fn awaited(&self) -> usize {
-        self.landed + self.landings.len()
+impl PeerExchange {
+    fn recvs_posted(&self) -> usize {
+        self.received + self.destinations.len()
     }
 
-    fn is_over(&self, lens: &[usize]) -> bool {
-        let sent = self.posted == lens.len() && self.sources.is_empty();
-        self.called && sent && self.landed == lens.len()
+    fn is_complete(&self, lens: &[usize]) -> bool {
+        let sent = self.sent == lens.len() && self.sources.is_empty();
+        self.peer_entered && sent && self.received == lens.len()
     }
 }
 
 /// Where messages are sent from and land.
-trait Memory {
+trait MessageMemory {
     fn take(&mut self, len: usize) -> Piece;
-    fn give_back(&mut self, piece: Piece);
+    fn release(&mut self, piece: Piece);
 }
 
 /// Any memory, kept to the end.
 #[derive(Default)]
-struct Heap(Vec<Vec<u8>>);
+struct HeapMemory(Vec<Vec<u8>>);
 
-impl Memory for Heap {
+impl MessageMemory for HeapMemory {
     fn take(&mut self, len: usize) -> Piece {
         self.0.push(vec![0; len]);
         piece(self.0.last_mut().expect("just pushed"))
     }
 
-    fn give_back(&mut self, _piece: Piece) {}
+    fn release(&mut self, _piece: Piece) {}
 }
 
 /// Slots of one size, used again and again.
-struct Pool {
+struct SlotPool {
     slots: Vec<Piece>,
     whole: Piece,
     _bytes: Vec<u8>,
 }
 
-impl Pool {
+impl SlotPool {
     fn new(slots: usize) -> Self {
         let mut bytes = vec![0; slots * SUBCHUNK];
         let whole = piece(&mut bytes);
@@ -324,12 +328,12 @@ impl Pool {
     }
 }
 
-impl Memory for Pool {
+impl MessageMemory for SlotPool {
     fn take(&mut self, len: usize) -> Piece {
         self.slots.pop().expect("enough slots").narrow(0, len)
     }
 
-    fn give_back(&mut self, piece: Piece) {
+    fn release(&mut self, piece: Piece) {
         let at = (piece.as_ptr() as usize - self.whole.as_ptr() as usize) / SUBCHUNK;
         self.slots.push(self.whole.narrow(at * SUBCHUNK, SUBCHUNK));
     }

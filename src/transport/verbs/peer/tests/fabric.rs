@@ -8,7 +8,7 @@
 
 use super::super::id;
 use crate::transport::fixtures::Random;
-use crate::transport::verbs::link::RECEIVES;
+use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,13 +19,13 @@ const FLUSHED: WcStatus = WcStatus::FLUSHED;
 pub(super) const RETRIED: WcStatus = WcStatus(12);
 
 /// A write that is not acknowledged.
-struct Flight {
+struct InFlightWrite {
     request: WriteRequest,
     /// Its bytes, if they were read already.
     bytes: Option<Vec<u8>>,
 }
 
-impl Flight {
+impl InFlightWrite {
     /// Reads the bytes now, unless that was done before.
     fn read(&mut self) {
         let WriteRequest { from, len, .. } = self.request;
@@ -41,12 +41,12 @@ impl Flight {
 
 /// One end of a connection, as its device has it.
 #[derive(Default)]
-struct End {
+struct SimulatedQp {
     /// Not acknowledged, oldest first, and how many of them were delivered.
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlightWrite>,
     delivered: usize,
     /// On the wire though this end has broken.
-    strays: VecDeque<Flight>,
+    on_the_wire: VecDeque<InFlightWrite>,
     receives: usize,
     broken: bool,
     rail: usize,
@@ -54,11 +54,11 @@ struct End {
 
 pub(super) struct Fabric {
     /// By pair, then by rank.
-    pairs: Vec<[End; 2]>,
+    qps: Vec<[SimulatedQp; 2]>,
     /// By rank, then by rail.
     queues: [Vec<VecDeque<Completion>>; 2],
     /// How many writes have waited on one queue pair at most, to be looked at.
-    pub waited: usize,
+    pub max_queued: usize,
 }
 
 impl Fabric {
@@ -67,11 +67,11 @@ impl Fabric {
         let queues = |of: fn(&(usize, usize)) -> usize| {
             vec![VecDeque::new(); 1 + rails.iter().map(of).max().unwrap_or(0)]
         };
-        let end = |rail| End { rail, ..End::default() };
+        let end = |rail| SimulatedQp { rail, ..SimulatedQp::default() };
         Self {
-            pairs: rails.iter().map(|(one, other)| [end(*one), end(*other)]).collect(),
+            qps: rails.iter().map(|(one, other)| [end(*one), end(*other)]).collect(),
             queues: [queues(|(one, _)| *one), queues(|(_, other)| *other)],
-            waited: 0,
+            max_queued: 0,
         }
     }
 
@@ -81,123 +81,123 @@ impl Fabric {
 
     /// Whether both ends of some connection still stand.
     pub(super) fn connects(&self) -> bool {
-        self.pairs.iter().any(|ends| ends.iter().all(|end| !end.broken))
+        self.qps.iter().any(|ends| ends.iter().all(|end| !end.broken))
     }
 
     /// Whether a device of this rank's may still read this memory.
     pub(super) fn reads(&self, rank: usize, memory: &Range<u64>) -> bool {
-        let ends = self.pairs.iter().map(|ends| &ends[rank]);
-        ends.flat_map(|end| &end.flights).any(|flight| memory.contains(&flight.request.from))
+        let ends = self.qps.iter().map(|ends| &ends[rank]);
+        ends.flat_map(|end| &end.in_flight).any(|write| memory.contains(&write.request.from))
     }
 
     /// Does what a queue pair of this rank's was told.
-    pub(super) fn obey(&mut self, rank: usize, pair: usize, recorded: RecordedCalls, random: &mut Random) {
+    pub(super) fn execute(&mut self, rank: usize, qp: usize, recorded: RecordedCalls, random: &mut Random) {
         if recorded.in_error {
-            self.break_end(rank, pair, FLUSHED, random);
+            self.break_end(rank, qp, FLUSHED, random);
         }
-        let end = &mut self.pairs[pair][rank];
+        let end = &mut self.qps[qp][rank];
         if end.broken {
-            let flushed = Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) };
+            let flushed = Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) };
             self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
         } else {
             end.receives += recorded.receives;
         }
         for request in recorded.posted {
-            let end = &mut self.pairs[pair][rank];
+            let end = &mut self.qps[qp][rank];
             if end.broken {
                 let outcome = Err(FLUSHED);
                 self.queues[rank][end.rail].push_back(Completion { id: request.id, outcome });
                 continue;
             }
-            let mut flight = Flight { request, bytes: None };
+            let mut write = InFlightWrite { request, bytes: None };
             if random.once_in(2) {
-                flight.read();
+                write.read();
             }
-            end.flights.push_back(flight);
+            end.in_flight.push_back(write);
         }
     }
 
     /// Delivers the oldest write that this rank has on its way over a queue pair, if there is one that can be.
     /// `allows` panics if it must not be written where it goes to.
-    pub(super) fn deliver(&mut self, from: usize, pair: usize, allows: impl FnOnce(&WriteRequest)) {
-        let [low, high] = &mut self.pairs[pair];
+    pub(super) fn deliver(&mut self, from: usize, qp: usize, allows: impl FnOnce(&WriteRequest)) {
+        let [low, high] = &mut self.qps[qp];
         let (sender, receiver) = if from == 0 { (low, high) } else { (high, low) };
         if receiver.broken {
-            sender.strays.clear();
+            sender.on_the_wire.clear();
             return;
         }
-        let (mut stray, mut flight) = (sender.strays.pop_front(), None);
+        let (mut stray, mut write) = (sender.on_the_wire.pop_front(), None);
         if stray.is_none() && !sender.broken {
-            flight = sender.flights.get_mut(sender.delivered);
-            sender.delivered += usize::from(flight.is_some());
+            write = sender.in_flight.get_mut(sender.delivered);
+            sender.delivered += usize::from(write.is_some());
         }
-        let Some(flight) = stray.as_mut().or(flight) else { return };
-        flight.read();
-        let (request, bytes) = (flight.request, flight.bytes.as_ref().expect("it was read just now"));
+        let Some(write) = stray.as_mut().or(write) else { return };
+        write.read();
+        let (request, bytes) = (write.request, write.bytes.as_ref().expect("it was read just now"));
         allows(&request);
         // SAFETY: `allows` says that this memory is the receiver's and that it is to be written.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.to as *mut u8, bytes.len()) };
         let Some(immediate) = request.immediate else { return };
-        assert!(receiver.receives > 0, "more than {RECEIVES} writes wait on queue pair {pair}");
+        assert!(receiver.receives > 0, "more than {RECV_DEPTH} writes wait on queue pair {qp}");
         receiver.receives -= 1;
-        self.waited = self.waited.max(RECEIVES - receiver.receives);
+        self.max_queued = self.max_queued.max(RECV_DEPTH - receiver.receives);
         let outcome = Ok(Some((immediate, request.len)));
-        self.queues[1 - from][receiver.rail].push_back(Completion { id: id(0, pair, true, 0), outcome });
+        self.queues[1 - from][receiver.rail].push_back(Completion { id: id(0, qp, true, 0), outcome });
     }
 
     /// Acknowledges the oldest write that was delivered.
-    pub(super) fn acknowledge(&mut self, rank: usize, pair: usize) {
-        let end = &mut self.pairs[pair][rank];
+    pub(super) fn acknowledge(&mut self, rank: usize, qp: usize) {
+        let end = &mut self.qps[qp][rank];
         if end.broken || end.delivered == 0 {
             return;
         }
-        let flight = end.flights.pop_front().expect("as many as were delivered");
+        let write = end.in_flight.pop_front().expect("as many as were delivered");
         end.delivered -= 1;
-        if flight.request.signalled {
-            let completion = Completion { id: flight.request.id, outcome: Ok(None) };
+        if write.request.signalled {
+            let completion = Completion { id: write.request.id, outcome: Ok(None) };
             self.queues[rank][end.rail].push_back(completion);
         }
     }
 
     /// Finds out that the other end does not answer, if that is so and something was asked of it.
-    pub(super) fn miss(&mut self, rank: usize, pair: usize, random: &mut Random) {
-        let ends = &self.pairs[pair];
-        if ends[1 - rank].broken && !ends[rank].flights.is_empty() {
-            self.break_end(rank, pair, RETRIED, random);
+    pub(super) fn time_out(&mut self, rank: usize, qp: usize, random: &mut Random) {
+        let ends = &self.qps[qp];
+        if ends[1 - rank].broken && !ends[rank].in_flight.is_empty() {
+            self.break_end(rank, qp, RETRIED, random);
         }
     }
 
     /// Breaks one end. All that was under way there fails, the oldest for this reason; some of it may be on the wire.
-    pub(super) fn break_end(&mut self, rank: usize, pair: usize, first: WcStatus, random: &mut Random) {
-        let end = &mut self.pairs[pair][rank];
+    pub(super) fn break_end(&mut self, rank: usize, qp: usize, first: WcStatus, random: &mut Random) {
+        let end = &mut self.qps[qp][rank];
         if std::mem::replace(&mut end.broken, true) {
             return;
         }
         let queue = &mut self.queues[rank][end.rail];
-        let on_the_wire = random.below(end.flights.len() - end.delivered + 1);
+        let on_the_wire = random.below(end.in_flight.len() - end.delivered + 1);
         let mut status = first;
-        for (number, mut flight) in end.flights.drain(..).enumerate() {
+        for (number, mut write) in end.in_flight.drain(..).enumerate() {
             while end.receives > 0 && random.once_in(4) {
-                queue.push_back(Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) });
+                queue.push_back(Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) });
                 end.receives -= 1;
             }
-            queue.push_back(Completion { id: flight.request.id, outcome: Err(status) });
+            queue.push_back(Completion { id: write.request.id, outcome: Err(status) });
             status = FLUSHED;
             if (end.delivered..end.delivered + on_the_wire).contains(&number) {
-                flight.read();
-                end.strays.push_back(flight);
+                write.read();
+                end.on_the_wire.push_back(write);
             }
         }
         end.delivered = 0;
         for _ in 0..std::mem::take(&mut end.receives) {
-            queue.push_back(Completion { id: id(0, pair, true, 0), outcome: Err(FLUSHED) });
+            queue.push_back(Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) });
         }
     }
 
     /// The rank destroys its queue pairs.
     pub(super) fn destroy(&mut self, rank: usize, random: &mut Random) {
-        for pair in 0..self.pairs.len() {
-            self.break_end(rank, pair, FLUSHED, random);
+        for qp in 0..self.qps.len() {
+            self.break_end(rank, qp, FLUSHED, random);
         }
         self.queues[rank].iter_mut().for_each(VecDeque::clear);
     }

@@ -1,88 +1,96 @@
 //! A peer's link and its queue pairs, over a simulated fabric.
 
 mod fabric;
-mod plan;
-mod world;
+mod scenario;
+mod simulation;
 
 use super::{Peer, id};
 use crate::error::{Error, ErrorKind};
 use crate::transport::Events;
 use crate::transport::fixtures::{Random, call};
-use crate::transport::verbs::link::RECEIVES;
+use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, Shim, Verb, WcStatus};
-use crate::transport::verbs::wire::{WINDOW, Word};
-use plan::{Plan, PlannedCall};
+use crate::transport::verbs::wire::{ImmKind, WINDOW};
 use rustix::io::Errno;
+use scenario::{Scenario, ScenarioCall};
+use simulation::Simulation;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use world::World;
 
 /// Plays the worlds of many seeds: in how many a rank's call failed, and how many writes waited somewhere at most. A
 /// seed that goes wrong is named.
-fn play(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan) -> (usize, usize) {
-    let (mut failed, mut waited) = (0, 0);
+fn run_all(seeds: std::ops::Range<u64>, scenario: impl Fn(u64) -> Scenario) -> (usize, usize) {
+    let (mut failed, mut max_queued) = (0, 0);
     for seed in seeds {
-        let outcome = catch_unwind(AssertUnwindSafe(|| World::new(plan(seed)).run()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| Simulation::new(scenario(seed)).run()));
         let outcome = outcome.unwrap_or_else(|panic| {
             println!("seed {seed}");
             resume_unwind(panic)
         });
         failed += usize::from(outcome.failed.iter().any(Option::is_some));
-        waited = waited.max(outcome.waited);
+        max_queued = max_queued.max(outcome.max_queued);
     }
-    (failed, waited)
+    (failed, max_queued)
 }
 
 #[test]
 fn all_messages_arrive_once_and_in_order_over_one_to_four_queue_pairs() {
-    assert_eq!(play(0..4_000, |seed| Plan::of(seed, 0)).0, 0);
+    assert_eq!(run_all(0..4_000, |seed| Scenario::of(seed, 0)).0, 0);
 }
 
 #[test]
 fn all_messages_arrive_while_one_queue_pair_lives_and_else_the_peer_is_lost() {
-    let (failed, _) = play(0..16_000, |seed| Plan::of(seed, 6));
+    let (failed, _) = run_all(0..16_000, |seed| Scenario::of(seed, 6));
     assert!((100..8_000).contains(&failed), "{failed} worlds fell apart");
 }
 
 #[test]
 fn there_is_a_receive_for_all_that_can_come_while_nobody_looks() {
     let lens = |long: bool| vec![if long { 5_000 } else { 10 }; 70];
-    let (failed, waited) = play(0..400, |seed| {
+    let (failed, max_queued) = run_all(0..400, |seed| {
         let calls = (0..3).map(|call| {
             let lens = [lens(call != 1), lens(call != 1)];
-            PlannedCall { goes_here: true, lens }
+            ScenarioCall { goes_here: true, lens }
         });
-        let plan = Plan::of(seed, 0);
-        Plan { rails: vec![(0, 0)], calls: calls.collect(), fussy: true, ..plan }
+        let scenario = Scenario::of(seed, 0);
+        Scenario { rails: vec![(0, 0)], calls: calls.collect(), stepwise: true, ..scenario }
     });
     assert_eq!(failed, 0);
     // A window of messages and as many grants, and there is room for as many again.
-    assert!((2 * WINDOW..RECEIVES / 2).contains(&waited), "{waited} writes waited at most");
+    assert!((2 * WINDOW..RECV_DEPTH / 2).contains(&max_queued), "{max_queued} writes waited at most");
 }
 
 #[test]
 fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
-    play(0..4_000, |seed| {
-        let plan = Plan::of(seed, 3);
+    run_all(0..4_000, |seed| {
+        let scenario = Scenario::of(seed, 3);
         let random = &mut Random(seed ^ 1 << 32);
-        let connecting = RECEIVES * plan.rails.len();
+        let connecting = RECV_DEPTH * scenario.rails.len();
         let shims = [(), ()].map(|()| {
             let (verb, k) = match random.below(4) {
-                0 => (Verb::PostSend, plan.rails.len() + random.below(40)),
+                0 => (Verb::PostSend, scenario.rails.len() + random.below(40)),
                 1 => (Verb::PostRecv, connecting + random.below(40)),
                 2 => (Verb::ModifyQpToErr, random.below(3)),
                 _ => return Shim::none(),
             };
             Shim::failing(verb, k as u64, Errno::IO.raw_os_error())
         });
-        Plan { shims, ..plan }
+        Scenario { shims, ..scenario }
     });
 }
 
 /// Two ranks with two queue pairs, over which each has said hello and nothing else has happened.
-fn greeting(shim: Shim) -> World {
+fn after_hellos(shim: Shim) -> Simulation {
     let rails = vec![(0, 0), (1, 1)];
     let shims = [shim, Shim::none()];
-    World::new(Plan { seed: 0, rails, calls: vec![], breaks: 0, spared: None, shims, fussy: false })
+    Simulation::new(Scenario {
+        seed: 0,
+        rails,
+        calls: vec![],
+        breaks: 0,
+        unbroken: None,
+        shims,
+        stepwise: false,
+    })
 }
 
 fn failing(verb: Verb, k: usize) -> Shim {
@@ -91,7 +99,7 @@ fn failing(verb: Verb, k: usize) -> Shim {
 
 /// Tells how a receive over queue pair 0 ended.
 fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, WcStatus>) {
-    peer.completed(&Completion { id: id(0, 0, true, 0), outcome }).expect("what came makes sense");
+    peer.handle_completion(&Completion { id: id(0, 0, true, 0), outcome }).expect("what came makes sense");
 }
 
 /// Has what a queue pair holds flushed: this many receives, and these requests.
@@ -99,86 +107,86 @@ fn flush(peer: &mut Peer, receives: usize, recorded: &RecordedCalls) {
     (0..receives).for_each(|_| received(peer, Err(WcStatus::FLUSHED)));
     for request in &recorded.posted {
         let completion = Completion { id: request.id, outcome: Err(WcStatus::FLUSHED) };
-        peer.completed(&completion).expect("no word was heard");
+        peer.handle_completion(&completion).expect("no word was heard");
     }
 }
 
 /// What is told the peer over queue pair 1 now.
-fn told(peer: &mut Peer) -> Vec<Word> {
-    peer.step(&mut Events::new()).expect("a queue pair lives");
-    let words = peer.pairs[1].recorded_calls().posted.into_iter().filter_map(|request| request.immediate);
-    words.map(|word| Word::unpack(word).0).collect()
+fn posted_kinds(peer: &mut Peer) -> Vec<ImmKind> {
+    peer.progress(&mut Events::new()).expect("a queue pair lives");
+    let words = peer.qps[1].recorded_calls().posted.into_iter().filter_map(|request| request.immediate);
+    words.map(|word| ImmKind::unpack(word).0).collect()
 }
 
 #[test]
 fn a_queue_pair_is_told_of_when_all_it_held_was_flushed_receives_first() {
-    let mut world = greeting(Shim::none());
-    let peer = world.peer(0);
+    let mut simulation = after_hellos(Shim::none());
+    let peer = simulation.peer(0);
     received(peer, Err(WcStatus::FLUSHED));
-    let recorded = peer.pairs[0].recorded_calls();
+    let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error, "and the rest comes after");
-    flush(peer, RECEIVES - 2, &recorded);
-    assert_eq!(told(peer), []);
+    flush(peer, RECV_DEPTH - 2, &recorded);
+    assert_eq!(posted_kinds(peer), []);
     flush(peer, 1, &RecordedCalls::default());
-    assert_eq!(told(peer), [Word::Known(0)]);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
 }
 
 #[test]
 fn what_was_carried_out_without_a_completion_does_not_keep_a_broken_queue_pair() {
-    let mut world = greeting(Shim::none());
-    let peer = world.peer(0);
+    let mut simulation = after_hellos(Shim::none());
+    let peer = simulation.peer(0);
     peer.link.begin(1);
     peer.link.announce(&call(1)).expect("alive");
-    peer.step(&mut Events::new()).expect("alive");
-    assert!(peer.pairs[0].recorded_calls().posted.iter().all(|request| !request.signalled));
-    peer.break_off(0, &Error::new(ErrorKind::System, "the device is tired"));
-    let recorded = peer.pairs[0].recorded_calls();
+    peer.progress(&mut Events::new()).expect("alive");
+    assert!(peer.qps[0].recorded_calls().posted.iter().all(|request| !request.signalled));
+    peer.break_qp(0, &Error::new(ErrorKind::System, "the device is tired"));
+    let recorded = peer.qps[0].recorded_calls();
     assert_eq!(recorded.posted.len(), 1, "one request marks the end");
-    flush(peer, RECEIVES, &recorded);
-    assert_eq!(told(peer), [Word::Known(0)]);
+    flush(peer, RECV_DEPTH, &recorded);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
 }
 
 #[test]
 fn a_receive_that_could_not_be_posted_is_not_waited_for() {
-    let mut world = greeting(failing(Verb::PostRecv, 2 * RECEIVES));
-    let peer = world.peer(0);
-    received(peer, Ok(Some((Word::Hello.pack(0), 0))));
-    let recorded = peer.pairs[0].recorded_calls();
+    let mut simulation = after_hellos(failing(Verb::PostRecv, 2 * RECV_DEPTH));
+    let peer = simulation.peer(0);
+    received(peer, Ok(Some((ImmKind::Hello.pack(0), 0))));
+    let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
-    flush(peer, RECEIVES - 1, &recorded);
-    assert_eq!(told(peer), [Word::Known(0)]);
+    flush(peer, RECV_DEPTH - 1, &recorded);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
 }
 
 #[test]
 fn a_write_that_came_and_cannot_be_known_loses_the_link() {
-    let mut world = greeting(Shim::none());
-    let peer = world.peer(0);
+    let mut simulation = after_hellos(Shim::none());
+    let peer = simulation.peer(0);
     received(peer, Err(WcStatus(4)));
     let error = peer.link.check().expect_err("nobody knows what came");
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert!(error.message().contains("a receive ended with: local protection error (status 4)"), "{error}");
-    assert!((0..2).all(|pair| peer.pairs[pair].recorded_calls().in_error), "so the peer notices");
+    assert!((0..2).all(|qp| peer.qps[qp].recorded_calls().in_error), "so the peer notices");
 }
 
 #[test]
 fn a_queue_pair_that_cannot_be_broken_off_loses_the_link() {
-    let mut world = greeting(failing(Verb::ModifyQpToErr, 0));
-    let peer = world.peer(0);
+    let mut simulation = after_hellos(failing(Verb::ModifyQpToErr, 0));
+    let peer = simulation.peer(0);
     received(peer, Err(WcStatus::FLUSHED));
     let error = peer.link.check().expect_err("the peer may still write over it");
     assert!(error.message().contains("ibv_modify_qp to ERR failed on inert0"), "{error}");
-    assert!(peer.pairs[1].recorded_calls().in_error, "so the peer notices");
+    assert!(peer.qps[1].recorded_calls().in_error, "so the peer notices");
 }
 
 #[test]
 fn a_chain_that_is_refused_goes_over_another_queue_pair() {
-    let mut world = greeting(failing(Verb::PostSend, 2));
-    let peer = world.peer(0);
+    let mut simulation = after_hellos(failing(Verb::PostSend, 2));
+    let peer = simulation.peer(0);
     peer.link.begin(1);
     peer.link.announce(&call(1)).expect("alive");
-    peer.step(&mut Events::new()).expect("one lives");
-    let recorded = peer.pairs[0].recorded_calls();
+    peer.progress(&mut Events::new()).expect("one lives");
+    let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
-    flush(peer, RECEIVES, &recorded);
-    assert_eq!(told(peer), [Word::Known(0)], "and the peer shall say whether it came");
+    flush(peer, RECV_DEPTH, &recorded);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)], "and the peer shall say whether it came");
 }

@@ -7,7 +7,7 @@
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
-use super::wire::RAILS;
+use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Piece, Registrar};
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 /// What is registered.
 #[derive(Clone, Copy, Debug)]
-enum Memory {
+enum RegisteredRange {
     Host(Piece),
     /// At all rails from the beginning. The worst way is this rung; it is never touched here.
     Gpu(AddressRange, GdrMode),
 }
 
-impl Memory {
+impl RegisteredRange {
     fn span(self) -> AddressRange {
         match self {
             Self::Host(piece) => AddressRange::of(piece),
@@ -33,14 +33,14 @@ impl Memory {
 }
 
 /// Memory that is registered at each rail, at once or when the rail is first needed.
-pub(super) struct Region {
-    memory: Memory,
+pub(super) struct RegisteredMemory {
+    memory: RegisteredRange,
     access: AccessFlags,
     pds: Arc<[Arc<ProtectionDomain>]>,
-    by_rail: [OnceLock<MemoryRegion>; RAILS],
+    by_rail: [OnceLock<MemoryRegion>; MAX_RAILS],
 }
 
-impl std::fmt::Debug for Region {
+impl std::fmt::Debug for RegisteredMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let AddressRange { address, len } = self.memory.span();
         write!(f, "Region({address:#x}+{len})")
@@ -48,28 +48,28 @@ impl std::fmt::Debug for Region {
 }
 
 // SAFETY: a region is an address range with keys; nothing is read or written through it here.
-unsafe impl Sync for Region {}
+unsafe impl Sync for RegisteredMemory {}
 
-impl Region {
+impl RegisteredMemory {
     fn new(pds: &Arc<[Arc<ProtectionDomain>]>, piece: Piece, access: AccessFlags) -> Self {
-        Self::of(pds, Memory::Host(piece), access)
+        Self::of(pds, RegisteredRange::Host(piece), access)
     }
 
-    fn of(pds: &Arc<[Arc<ProtectionDomain>]>, memory: Memory, access: AccessFlags) -> Self {
+    fn of(pds: &Arc<[Arc<ProtectionDomain>]>, memory: RegisteredRange, access: AccessFlags) -> Self {
         Self { memory, access, pds: Arc::clone(pds), by_rail: Default::default() }
     }
 
     fn at(&self, rail: usize) -> Result<&MemoryRegion> {
-        let place = &self.by_rail[rail];
-        if let Some(region) = place.get() {
+        let slot = &self.by_rail[rail];
+        if let Some(region) = slot.get() {
             return Ok(region);
         }
-        let Memory::Host(piece) = self.memory else {
-            let words = format!("memory of a GPU is not registered at rail {rail}");
-            return Err(Error::new(ErrorKind::Internal, words));
+        let RegisteredRange::Host(piece) = self.memory else {
+            let message = format!("memory of a GPU is not registered at rail {rail}");
+            return Err(Error::new(ErrorKind::Internal, message));
         };
         let region = self.pds[rail].register(piece, self.access)?;
-        Ok(place.get_or_init(|| region))
+        Ok(slot.get_or_init(|| region))
     }
 
     /// The key for this rank's own requests at a rail. No memory needs none.
@@ -81,8 +81,8 @@ impl Region {
     }
 
     /// The keys for a peer's requests, by rail.
-    pub(super) fn rkeys(&self) -> Result<[u32; RAILS]> {
-        let mut keys = [0; RAILS];
+    pub(super) fn rkeys(&self) -> Result<[u32; MAX_RAILS]> {
+        let mut keys = [0; MAX_RAILS];
         if self.memory.span().len == 0 {
             return Ok(keys);
         }
@@ -100,32 +100,32 @@ impl Region {
 }
 
 /// A region that somebody has registered, this many times.
-struct Entry {
-    region: Arc<Region>,
+struct RegistryEntry {
+    region: Arc<RegisteredMemory>,
     count: usize,
 }
 
 /// All regions of a rank.
-pub(super) struct Regions {
+pub(super) struct MemoryRegistry {
     pds: Arc<[Arc<ProtectionDomain>]>,
     relaxed: bool,
     /// Registered until further notice, in no order: there are few.
-    known: RwLock<Vec<Entry>>,
+    entries: RwLock<Vec<RegistryEntry>>,
     /// Of sub-chunks under way, so that those that go to several peers are registered once.
-    passing: Mutex<HashMap<(usize, usize), Weak<Region>>>,
+    transient: Mutex<HashMap<(usize, usize), Weak<RegisteredMemory>>>,
     /// Whether memory that nobody registered is copied through slots instead.
     stages: bool,
     /// How memory of GPUs is reached, and the GPUs once there was any.
     gpu_direct: GpuDirect,
     gpus: OnceLock<GpuRegistrar>,
     /// The first region on a GPU that must not read what devices wrote before a flush.
-    flushed: OnceLock<Arc<Region>>,
+    flush_source: OnceLock<Arc<RegisteredMemory>>,
 }
 
 /// Entries of `passing` before those are removed whose sub-chunks are through.
-const PASSING: usize = 4096;
+const TRANSIENT_LIMIT: usize = 4096;
 
-impl Regions {
+impl MemoryRegistry {
     /// No regions yet. What is done with memory that nobody registers is measured on a sub-chunk of this many bytes,
     /// unless it is said.
     ///
@@ -152,23 +152,23 @@ impl Regions {
         Ok(Self {
             pds,
             relaxed,
-            known: RwLock::default(),
-            passing: Mutex::default(),
+            entries: RwLock::default(),
+            transient: Mutex::default(),
             stages,
             gpu_direct: GpuDirect::Auto,
             gpus: OnceLock::new(),
-            flushed: OnceLock::new(),
+            flush_source: OnceLock::new(),
         })
     }
 
     /// The same, which reaches memory of GPUs in this way.
-    pub(super) fn reaching_gpus(self, gpu_direct: GpuDirect) -> Self {
+    pub(super) fn with_gpu_direct(self, gpu_direct: GpuDirect) -> Self {
         Self { gpu_direct, ..self }
     }
 
     /// Takes what is registered as a GPU's for memory of these.
     #[cfg(test)]
-    pub(super) fn pretend(&self, gpus: GpuRegistrar) {
+    pub(super) fn set_gpus(&self, gpus: GpuRegistrar) {
         assert!(self.gpus.set(gpus).is_ok(), "before any GPU was asked for");
     }
 
@@ -178,16 +178,21 @@ impl Regions {
 
     /// Registers memory that this object's owner keeps for as long as it lives: boards, for one. Such writes are
     /// never carried out in another order.
-    pub(super) fn own(&self, piece: Piece, remote_write: bool) -> Result<Arc<Region>> {
-        let region = Region::new(&self.pds, piece, AccessFlags { remote_write, ..AccessFlags::SEND });
+    pub(super) fn register_internal(
+        &self,
+        piece: Piece,
+        remote_write: bool,
+    ) -> Result<Arc<RegisteredMemory>> {
+        let region =
+            RegisteredMemory::new(&self.pds, piece, AccessFlags { remote_write, ..AccessFlags::SEND });
         region.rkeys()?;
         Ok(Arc::new(region))
     }
 
     /// The region that a piece lies in, if somebody registered one.
-    pub(super) fn find(&self, piece: Piece) -> Option<Arc<Region>> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.iter().find(|entry| entry.region.contains(piece)).map(|entry| Arc::clone(&entry.region))
+    pub(super) fn find(&self, piece: Piece) -> Option<Arc<RegisteredMemory>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().find(|entry| entry.region.contains(piece)).map(|entry| Arc::clone(&entry.region))
     }
 
     /// Whether memory that lies in no region is to be copied through slots.
@@ -196,26 +201,26 @@ impl Regions {
     }
 
     /// The region that a piece is sent from: a known one, or one that lives as long as it is held.
-    pub(super) fn for_sending(&self, piece: Piece) -> Result<Arc<Region>> {
+    pub(super) fn for_sending(&self, piece: Piece) -> Result<Arc<RegisteredMemory>> {
         if let Some(region) = self.find(piece) {
             return Ok(region);
         }
-        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = (piece.as_ptr() as usize, piece.len());
-        if let Some(region) = passing.get(&place).and_then(Weak::upgrade) {
+        let mut transient = self.transient.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = (piece.as_ptr() as usize, piece.len());
+        if let Some(region) = transient.get(&slot).and_then(Weak::upgrade) {
             return Ok(region);
         }
-        if passing.len() >= PASSING {
-            passing.retain(|_, region| region.strong_count() > 0);
+        if transient.len() >= TRANSIENT_LIMIT {
+            transient.retain(|_, region| region.strong_count() > 0);
         }
-        let region = Arc::new(Region::new(&self.pds, piece, AccessFlags::SEND));
-        passing.insert(place, Arc::downgrade(&region));
+        let region = Arc::new(RegisteredMemory::new(&self.pds, piece, AccessFlags::SEND));
+        transient.insert(slot, Arc::downgrade(&region));
         Ok(region)
     }
 
     /// The region that a piece may be written in by a peer: a known one, or one that lives as long as it is held.
-    pub(super) fn for_landing(&self, piece: Piece) -> Arc<Region> {
-        self.find(piece).unwrap_or_else(|| Arc::new(Region::new(&self.pds, piece, self.writable())))
+    pub(super) fn for_receiving(&self, piece: Piece) -> Arc<RegisteredMemory> {
+        self.find(piece).unwrap_or_else(|| Arc::new(RegisteredMemory::new(&self.pds, piece, self.writable())))
     }
 
     /// Registers memory of a GPU, as [`register`](Registrar::register) does that of the host, and tells by which rung
@@ -225,11 +230,11 @@ impl Regions {
     /// # Errors
     /// `InvalidArgument` if it is no memory of a GPU; `Unsupported` if the setting names a rung that cannot be had.
     pub(super) fn register_gpu(&self, gpus: &GpuRegistrar, span: AddressRange) -> Result<GdrMode> {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
-            let Memory::Gpu(_, mode) = entry.region.memory else {
-                let words = "this memory is registered as the host's already";
-                return Err(Error::new(ErrorKind::InvalidArgument, words));
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.region.memory.span() == span) {
+            let RegisteredRange::Gpu(_, mode) = entry.region.memory else {
+                let message = "this memory is registered as the host's already";
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
             };
             entry.count += 1;
             return Ok(mode);
@@ -237,23 +242,23 @@ impl Regions {
         let access = AccessFlags { remote_read: true, ..self.writable() };
         let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
         if mode != GdrMode::HostStaging {
-            let region = Region::of(&self.pds, Memory::Gpu(span, mode), access);
-            for (place, registered) in region.by_rail.iter().zip(by_rail) {
-                place.get_or_init(|| registered);
+            let region = RegisteredMemory::of(&self.pds, RegisteredRange::Gpu(span, mode), access);
+            for (slot, registered) in region.by_rail.iter().zip(by_rail) {
+                slot.get_or_init(|| registered);
             }
             let region = Arc::new(region);
             if gpus.needs_flush(span)? {
-                self.flushed.get_or_init(|| Arc::clone(&region));
+                self.flush_source.get_or_init(|| Arc::clone(&region));
             }
-            known.push(Entry { region, count: 1 });
+            entries.push(RegistryEntry { region, count: 1 });
         }
         Ok(mode)
     }
 
     /// What is read so that all that was written to the GPU before has arrived there, if that is needed: an address, and
     /// its key by rail.
-    pub(super) fn to_flush(&self) -> Result<Option<(u64, [u32; RAILS])>> {
-        let Some(region) = self.flushed.get() else { return Ok(None) };
+    pub(super) fn flush_source(&self) -> Result<Option<(u64, [u32; MAX_RAILS])>> {
+        let Some(region) = self.flush_source.get() else { return Ok(None) };
         Ok(Some((region.memory.span().address, region.rkeys()?)))
     }
 
@@ -263,29 +268,29 @@ impl Regions {
     /// `InvalidArgument` if it is not registered.
     #[cfg(test)]
     pub(super) fn deregister_gpu(&self, span: AddressRange) -> Result<()> {
-        self.take_back(span)
+        self.remove(span)
     }
 
-    fn is_known(&self, span: AddressRange) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.iter().any(|entry| entry.region.memory.span() == span)
+    fn is_registered(&self, span: AddressRange) -> bool {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().any(|entry| entry.region.memory.span() == span)
     }
 
-    fn take_back(&self, span: AddressRange) -> Result<()> {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = known.iter().position(|entry| entry.region.memory.span() == span) else {
+    fn remove(&self, span: AddressRange) -> Result<()> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = entries.iter().position(|entry| entry.region.memory.span() == span) else {
             return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
         };
-        known[at].count -= 1;
-        if known[at].count == 0 {
+        entries[at].count -= 1;
+        if entries[at].count == 0 {
             // Messages that are under way keep it until they are through.
-            known.swap_remove(at);
+            entries.swap_remove(at);
         }
         Ok(())
     }
 }
 
-impl Registrar for Regions {
+impl Registrar for MemoryRegistry {
     fn register(&self, piece: Piece) -> Result<()> {
         if piece.is_empty() {
             return Ok(());
@@ -295,15 +300,15 @@ impl Registrar for Regions {
             let gpus = self.gpus.get_or_init(|| GpuRegistrar::new(self.gpu_direct));
             return self.register_gpu(gpus, AddressRange::of(piece)).map(drop);
         }
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let span = Memory::Host(piece).span();
-        if let Some(entry) = known.iter_mut().find(|entry| entry.region.memory.span() == span) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let span = RegisteredRange::Host(piece).span();
+        if let Some(entry) = entries.iter_mut().find(|entry| entry.region.memory.span() == span) {
             entry.count += 1;
             return Ok(());
         }
-        let region = Region::new(&self.pds, piece, self.writable());
+        let region = RegisteredMemory::new(&self.pds, piece, self.writable());
         region.rkeys()?;
-        known.push(Entry { region: Arc::new(region), count: 1 });
+        entries.push(RegistryEntry { region: Arc::new(region), count: 1 });
         Ok(())
     }
 
@@ -312,11 +317,11 @@ impl Registrar for Regions {
             return Ok(());
         }
         let span = AddressRange::of(piece);
-        if !piece.is_host() && !self.is_known(span) {
+        if !piece.is_host() && !self.is_registered(span) {
             // No device reaches it, so that it was not registered in truth.
             return Ok(());
         }
-        self.take_back(span)
+        self.remove(span)
     }
 }
 
@@ -329,7 +334,7 @@ fn measure(pds: &Arc<[Arc<ProtectionDomain>]>, subchunk: usize) -> Result<(Durat
     for _ in 0..TRIES {
         let start = Instant::now();
         crate::memory::lend_in_place(&mut from, |piece| {
-            Region::new(pds, piece, AccessFlags::SEND).rkeys().map(drop)
+            RegisteredMemory::new(pds, piece, AccessFlags::SEND).rkeys().map(drop)
         })?;
         registering = registering.min(start.elapsed());
         let start = Instant::now();
@@ -346,45 +351,45 @@ mod tests {
     use super::*;
     use crate::transport::fixtures::piece;
 
-    fn regions(shim: &Shim, registration: Registration) -> Result<Regions> {
+    fn registry(shim: &Shim, registration: Registration) -> Result<MemoryRegistry> {
         let pd = ProtectionDomain::new(&Context::inert("inert", shim.clone()))?;
-        Regions::new(vec![pd], true, registration, 4096)
+        MemoryRegistry::new(vec![pd], true, registration, 4096)
     }
 
     #[test]
     fn registered_memory_is_found_until_it_was_deregistered_as_often() {
-        let regions = regions(&Shim::none(), Registration::Stage).expect("inert");
+        let registry = registry(&Shim::none(), Registration::Stage).expect("inert");
         let mut bytes = vec![0; 100];
         let all = piece(&mut bytes);
         for _ in 0..2 {
-            regions.register(all).expect("inert");
+            registry.register(all).expect("inert");
         }
-        assert!(regions.find(all.narrow(10, 90)).is_some());
-        regions.deregister(all).expect("registered twice");
-        assert!(regions.find(all.narrow(0, 1)).is_some());
-        regions.deregister(all).expect("registered twice");
-        assert!(regions.find(all.narrow(0, 1)).is_none());
-        let error = regions.deregister(all).expect_err("not registered any more");
+        assert!(registry.find(all.narrow(10, 90)).is_some());
+        registry.deregister(all).expect("registered twice");
+        assert!(registry.find(all.narrow(0, 1)).is_some());
+        registry.deregister(all).expect("registered twice");
+        assert!(registry.find(all.narrow(0, 1)).is_none());
+        let error = registry.deregister(all).expect_err("not registered any more");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
 
     #[test]
     fn what_was_not_registered_is_so_for_as_long_as_it_is_under_way() {
-        let regions = regions(&Shim::none(), Registration::Subchunk).expect("inert");
+        let registry = registry(&Shim::none(), Registration::Subchunk).expect("inert");
         let mut bytes = vec![0; 100];
         let all = piece(&mut bytes);
-        let first = regions.for_sending(all).expect("inert");
-        let second = regions.for_sending(all).expect("inert");
+        let first = registry.for_sending(all).expect("inert");
+        let second = registry.for_sending(all).expect("inert");
         assert!(Arc::ptr_eq(&first, &second), "one region for both peers");
         drop((first, second));
-        assert_eq!(Arc::strong_count(&regions.for_sending(all).expect("inert")), 1, "nothing is kept");
-        assert!(regions.find(all).is_none());
+        assert_eq!(Arc::strong_count(&registry.for_sending(all).expect("inert")), 1, "nothing is kept");
+        assert!(registry.find(all).is_none());
     }
 
     #[test]
     fn a_refusal_is_told_with_the_limit_to_raise() {
         let shim = Shim::failing(Verb::RegMr, 0, rustix::io::Errno::NOMEM.raw_os_error());
-        let Err(error) = regions(&shim, Registration::Auto) else { panic!("nothing can be registered") };
+        let Err(error) = registry(&shim, Registration::Auto) else { panic!("nothing can be registered") };
         assert!(error.message().contains("ulimit -l unlimited"), "{error}");
     }
 }

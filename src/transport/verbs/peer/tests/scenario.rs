@@ -2,66 +2,66 @@
 
 use crate::transport::fixtures::Random;
 use crate::transport::verbs::objects::Shim;
-use crate::transport::verbs::wire::EAGER_BYTES;
+use crate::transport::verbs::wire::MAX_EAGER_BYTES;
 
 /// The longest message.
 pub(super) const LONGEST: usize = 20 << 10;
 
 /// What is to happen.
-pub(super) struct Plan {
+pub(super) struct Scenario {
     pub seed: u64,
     /// By pair: the rail of rank 0 and of rank 1.
     pub rails: Vec<(usize, usize)>,
-    pub calls: Vec<PlannedCall>,
+    pub calls: Vec<ScenarioCall>,
     /// How many ends of pairs break by themselves, and a pair of which none does.
     pub breaks: usize,
-    pub spared: Option<usize>,
+    pub unbroken: Option<usize>,
     /// What fails at each rank.
     pub shims: [Shim; 2],
     /// Whether ranks do one thing at a time and look at what came of it, and then nothing for long.
-    pub fussy: bool,
+    pub stepwise: bool,
 }
 
 /// The lengths of one call's messages, by who sends them; a call that does not go over this link has none.
-pub(super) struct PlannedCall {
+pub(super) struct ScenarioCall {
     pub goes_here: bool,
     pub lens: [Vec<usize>; 2],
 }
 
-impl Plan {
+impl Scenario {
     /// Whatever a seed says.
     pub(super) fn of(seed: u64, breaks: usize) -> Self {
         let mut random = Random(seed);
-        let pairs = 1 + random.below(4);
-        let (mine, theirs) = (1 + random.below(pairs), 1 + random.below(pairs));
+        let qps = 1 + random.below(4);
+        let (mine, theirs) = (1 + random.below(qps), 1 + random.below(qps));
         let calls = 1 + random.below(4);
         Self {
             seed,
-            rails: (0..pairs).map(|pair| (pair % mine, pair % theirs)).collect(),
-            calls: (0..calls).map(|_| PlannedCall::random(&mut random)).collect(),
+            rails: (0..qps).map(|qp| (qp % mine, qp % theirs)).collect(),
+            calls: (0..calls).map(|_| ScenarioCall::random(&mut random)).collect(),
             breaks: if breaks == 0 { 0 } else { random.below(breaks + 1) },
-            spared: (!random.once_in(4)).then(|| random.below(pairs)),
+            unbroken: (!random.once_in(4)).then(|| random.below(qps)),
             shims: [Shim::none(), Shim::none()],
-            fussy: false,
+            stepwise: false,
         }
     }
 }
 
-impl PlannedCall {
+impl ScenarioCall {
     fn random(random: &mut Random) -> Self {
         let lens = |random: &mut Random| {
             let most = [1, 3, 8, 100][random.below(4)];
-            (0..random.below(most + 1)).map(|_| len(random)).collect()
+            (0..random.below(most + 1)).map(|_| message_len(random)).collect()
         };
         Self { goes_here: !random.once_in(6), lens: [lens(random), lens(random)] }
     }
 }
 
-fn len(random: &mut Random) -> usize {
+fn message_len(random: &mut Random) -> usize {
     match random.below(8) {
         0..=3 => 1 + random.below(64),
-        4 | 5 => EAGER_BYTES - 2 + random.below(5),
-        6 => 1 + random.below(EAGER_BYTES),
+        4 | 5 => MAX_EAGER_BYTES - 2 + random.below(5),
+        6 => 1 + random.below(MAX_EAGER_BYTES),
         _ => 1 + random.below(LONGEST),
     }
 }

@@ -1,0 +1,430 @@
+//! Two ranks that exchange the messages of several calls over the simulated fabric, and what must hold meanwhile.
+
+use super::super::{ControlMemory, LinkConnectInfo, Peer};
+use super::fabric::{Fabric, RETRIED};
+use super::scenario::{LONGEST, Scenario, content};
+use crate::error::{Error, ErrorKind};
+use crate::memory::Piece;
+use crate::transport::fixtures::{Random, call, piece};
+use crate::transport::verbs::control_buffer::ControlBuffer;
+use crate::transport::verbs::link::{Link, RECV_DEPTH, SEND_DEPTH};
+use crate::transport::verbs::objects::{
+    CompletionQueue, Context, Depth, Endpoint, PathAttributes, ProtectionDomain, QueuePair, WriteRequest,
+};
+use crate::transport::verbs::registry::{MemoryRegistry, RegisteredMemory};
+use crate::transport::verbs::wire::{ControlLayout, ImmKind, MAX_RAILS, WINDOW};
+use crate::transport::{Event, Events};
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+/// Steps after which a world that has not ended never will.
+const MAX_STEPS: usize = 400_000;
+
+/// What came of it.
+pub(super) struct SimulationOutcome {
+    /// By rank.
+    pub failed: [Option<Error>; 2],
+    /// How many writes have waited on one queue pair at most.
+    pub max_queued: usize,
+}
+
+fn bytes_of(piece: Piece) -> &'static [u8] {
+    // SAFETY: worlds keep their memory to their end; what this returns is compared at once.
+    unsafe { std::slice::from_raw_parts(piece.as_ptr(), piece.len()) }
+}
+
+fn overwrite(piece: Piece) {
+    // SAFETY: the piece is the rank's own memory, which nobody else may touch any more.
+    unsafe { std::ptr::write_bytes(piece.as_ptr(), 0xee, piece.len()) };
+}
+
+/// One message's landing that is open: which message, and where.
+struct ExpectedMessage {
+    message: u64,
+    index: Piece,
+}
+
+/// One rank's part in one call.
+#[derive(Default)]
+struct SimulatedCall {
+    sources: VecDeque<Piece>,
+    posted: usize,
+    recvs_posted: VecDeque<ExpectedMessage>,
+    recvs_completed: usize,
+    call_received: bool,
+}
+
+struct SimulatedRank {
+    peer: Peer,
+    registry: MemoryRegistry,
+    remote: Piece,
+    /// Where messages can land, used again as soon as possible.
+    free: Vec<Piece>,
+    /// Calls that are over, and the one that is under way.
+    done: usize,
+    current: Option<SimulatedCall>,
+    held_memory: Vec<Weak<RegisteredMemory>>,
+    leaving: bool,
+    /// Whether it has destroyed its queue pairs.
+    destroyed: bool,
+    failed: Option<Error>,
+    /// Whether it looks at all at the moment.
+    awake: bool,
+    /// Kept for what points into it.
+    memory: Vec<Vec<u8>>,
+}
+
+pub(super) struct Simulation {
+    scenario: Scenario,
+    random: Random,
+    fabric: Fabric,
+    ranks: [SimulatedRank; 2],
+    breaks: usize,
+}
+
+impl SimulatedRank {
+    fn new(me: usize, scenario: &Scenario, controls: &[Piece; 2], memory: Vec<Vec<u8>>) -> Self {
+        let rails: Vec<_> =
+            scenario.rails.iter().map(|rails| if me == 0 { *rails } else { (rails.1, rails.0) }).collect();
+        let count = 1 + rails.iter().map(|(mine, _)| *mine).max().unwrap_or(0);
+        let pds: Vec<_> = (0..count)
+            .map(|rail| {
+                let context = Context::inert(&format!("inert{rail}"), scenario.shims[me].clone());
+                ProtectionDomain::new(&context).expect("inert")
+            })
+            .collect();
+        let queues: Vec<_> =
+            pds.iter().map(|pd| CompletionQueue::new(pd.context(), 1).expect("inert")).collect();
+        let registration = crate::config::Registration::Subchunk;
+        let registry = MemoryRegistry::new(pds.clone(), false, registration, 4096).expect("inert");
+        let layout = ControlLayout { qps: rails.len() };
+        let mut memory = memory;
+        memory.push(vec![0; layout.bytes()]);
+        let local = piece(memory.last_mut().expect("just pushed"));
+        memory.push(vec![0; LONGEST * (WINDOW + 4)]);
+        let recvs_posted = piece(memory.last_mut().expect("just pushed"));
+        let control = ControlBuffer::new(controls[me], local, layout);
+        let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: 0 };
+        let fresh = rails.iter().map(|(mine, _)| {
+            let qp = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
+            (qp.expect("inert"), ROUTE)
+        });
+        let theirs = LinkConnectInfo {
+            endpoints: vec![Endpoint { qpn: 1, psn: 1 }; rails.len()],
+            address: controls[1 - me].as_ptr() as u64,
+            keys: [7; MAX_RAILS],
+        };
+        let link = Link::new(1 - me, control, &rails);
+        let boards_of = ControlMemory {
+            remote: registry.register_internal(controls[me], true).expect("inert"),
+            local: registry.register_internal(local, false).expect("inert"),
+            _memory: memmap2::MmapMut::map_anon(1).expect("a page"),
+        };
+        let peer =
+            Peer::connect(0, link, control, &Arc::new(boards_of), fresh.collect(), &theirs).expect("inert");
+        Self {
+            peer,
+            registry,
+            remote: controls[me],
+            free: (0..WINDOW + 4).map(|at| recvs_posted.narrow(at * LONGEST, LONGEST)).collect(),
+            done: 0,
+            current: None,
+            held_memory: Vec::new(),
+            leaving: false,
+            destroyed: false,
+            failed: None,
+            awake: true,
+            memory,
+        }
+    }
+
+    /// Panics unless the peer may write this now.
+    fn allow(&self, request: &WriteRequest) {
+        let (from, len) = (request.to, request.len as usize);
+        let remote = self.remote.as_ptr() as u64;
+        assert_eq!(request.rkey, 7, "the key of a rail that this rank has");
+        if (remote..remote + self.remote.len() as u64).contains(&from) {
+            assert!(from + len as u64 <= remote + self.remote.len() as u64, "within the inbox");
+            return;
+        }
+        let landing = self.current.iter().flat_map(|current| &current.recvs_posted).find(|landing| {
+            (landing.index.as_ptr() as u64, landing.index.len()) == (from, len)
+                && request
+                    .immediate
+                    .is_some_and(|word| ImmKind::unpack(word).0 == ImmKind::Data(landing.message))
+        });
+        assert!(landing.is_some(), "{request:?} is written where no landing of its message is open");
+    }
+}
+
+const ROUTE: PathAttributes = PathAttributes {
+    port: 1,
+    gid_index: 0,
+    gid: [0; 16],
+    lid: 0,
+    global: true,
+    mtu: 3,
+    service_level: 0,
+    traffic_class: 0,
+    timeout: 0,
+    retries: 0,
+};
+
+impl Simulation {
+    pub(super) fn new(scenario: Scenario) -> Self {
+        let layout = ControlLayout { qps: scenario.rails.len() };
+        let mut remote = [vec![0; layout.bytes()], vec![0; layout.bytes()]];
+        let controls = remote.each_mut().map(|remote| piece(remote));
+        let [one, other] = remote;
+        let mut fabric = Fabric::new(&scenario.rails);
+        let mut random = Random(!scenario.seed);
+        let mut ranks = [
+            SimulatedRank::new(0, &scenario, &controls, vec![one]),
+            SimulatedRank::new(1, &scenario, &controls, vec![other]),
+        ];
+        for (me, rank) in ranks.iter_mut().enumerate() {
+            for qp in 0..scenario.rails.len() {
+                let hello = rank.peer.link.hello(qp).expect("alive");
+                rank.peer.post_now(&hello).expect("alive");
+            }
+            execute(&mut fabric, me, rank, &mut random);
+        }
+        Self { breaks: scenario.breaks, scenario, random, fabric, ranks }
+    }
+
+    /// One rank's end, for who plays the device himself.
+    pub(super) fn peer(&mut self, me: usize) -> &mut Peer {
+        &mut self.ranks[me].peer
+    }
+
+    /// Lets happen what may, one thing after the other, until both ranks have left or failed.
+    pub(super) fn run(mut self) -> SimulationOutcome {
+        for _ in 0..MAX_STEPS {
+            for me in 0..2 {
+                if !self.ranks[me].destroyed && self.is_over(me) {
+                    self.ranks[me].destroyed = true;
+                    self.fabric.destroy(me, &mut self.random);
+                }
+            }
+            if self.ranks.iter().all(|rank| rank.destroyed) {
+                return self.close();
+            }
+            if self.random.once_in(if self.scenario.stepwise { 3_000 } else { 80 }) {
+                // Somebody computes for a while, or sleeps.
+                self.ranks.iter_mut().for_each(|rank| rank.awake = !self.random.once_in(3));
+            }
+            let (me, qp) = (self.random.below(2), self.random.below(self.scenario.rails.len()));
+            match self.random.below(12) {
+                0..=3 => self.fabric.deliver(me, qp, |request| self.ranks[1 - me].allow(request)),
+                4..=6 => self.fabric.acknowledge(me, qp),
+                7 if self.random.once_in(8) => self.fabric.time_out(me, qp, &mut self.random),
+                7 if self.breaks > 0 && self.scenario.unbroken != Some(qp) && self.random.once_in(16) => {
+                    self.breaks -= 1;
+                    self.fabric.break_end(me, qp, RETRIED, &mut self.random);
+                }
+                8 | 9 if self.ranks[me].awake => {
+                    self.act(me);
+                    if self.scenario.stepwise {
+                        self.poll(me);
+                    }
+                }
+                10 | 11 if self.ranks[me].awake => self.poll(me),
+                _ => {}
+            }
+        }
+        let posted_kinds = |rank: &SimulatedRank| format!("{} calls done, {:?}", rank.done, rank.peer.link);
+        panic!(
+            "this never ends\nrank 0: {}\nrank 1: {}",
+            posted_kinds(&self.ranks[0]),
+            posted_kinds(&self.ranks[1])
+        );
+    }
+
+    fn is_over(&self, me: usize) -> bool {
+        let rank = &self.ranks[me];
+        let link = &rank.peer.link;
+        rank.failed.is_some()
+            || (rank.leaving && (!self.fabric.connects() || (link.is_drained() && link.has_left())))
+    }
+
+    fn close(self) -> SimulationOutcome {
+        let failed = self.ranks.map(|rank| {
+            let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
+            // A link that was given up holds what it held until it is destroyed.
+            let living = failed.is_none().then_some(peer);
+            let held_memory = held_memory.iter().filter(|region| region.upgrade().is_some()).count();
+            assert_eq!(held_memory, 0, "regions are held for nothing");
+            drop(living);
+            assert!(memory.len() > 2, "memory is kept to the end");
+            failed
+        });
+        SimulationOutcome { failed, max_queued: self.fabric.max_queued }
+    }
+
+    /// What a rank does by itself: begin the next call, send, or open a landing.
+    fn act(&mut self, me: usize) {
+        let Self { scenario, random, ranks, .. } = self;
+        let rank = &mut ranks[me];
+        if rank.destroyed || rank.leaving {
+            return;
+        }
+        let sequence = rank.done as u64 + 1;
+        let Some(call_plan) = scenario.calls.get(rank.done) else {
+            rank.peer.link.bye();
+            rank.leaving = true;
+            return;
+        };
+        let Some(current) = &mut rank.current else {
+            if random.once_in(4) {
+                assert!(!rank.peer.link.is_busy(), "nothing is under way between calls");
+                rank.peer.link.begin(sequence);
+                rank.current = Some(SimulatedCall::default());
+                if call_plan.goes_here
+                    && let Err(error) = rank.peer.link.announce(&call(sequence))
+                {
+                    self.fail(me, error);
+                }
+            }
+            return;
+        };
+        if !call_plan.goes_here {
+            // This rank has done what it had to do elsewhere.
+            if random.once_in(4) {
+                (rank.current, rank.done) = (None, rank.done + 1);
+            }
+            return;
+        }
+        let (sends, lands) = (&call_plan.lens[me], &call_plan.lens[1 - me]);
+        let mut outcome = Ok(());
+        for _ in 0..if scenario.stepwise { 1 } else { 1 + random.below(5) } {
+            if random.once_in(2) {
+                if current.posted < sends.len() && current.sources.len() < WINDOW {
+                    let len = sends[current.posted];
+                    rank.memory.push(content(scenario.seed, me, sequence, current.posted, len));
+                    let source = piece(rank.memory.last_mut().expect("just pushed"));
+                    let eager = rank.peer.link.sends_eagerly(len);
+                    let region = (!eager).then(|| rank.registry.for_sending(source).expect("inert"));
+                    rank.held_memory.extend(region.as_ref().map(Arc::downgrade));
+                    outcome = outcome.and(rank.peer.link.send(source, region));
+                    current.sources.push_back(source);
+                    current.posted += 1;
+                }
+            } else {
+                let message = current.recvs_completed + current.recvs_posted.len();
+                if message < lands.len() && current.recvs_posted.len() < WINDOW {
+                    let len = lands[message];
+                    let index = rank.free.pop().expect("more places than landings").narrow(0, len);
+                    let eager = rank.peer.link.receives_eagerly(len);
+                    let region = (!eager).then(|| rank.registry.for_receiving(index));
+                    rank.held_memory.extend(region.as_ref().map(Arc::downgrade));
+                    let keys =
+                        region.as_ref().map_or([0; MAX_RAILS], |region| region.rkeys().expect("inert"));
+                    current.recvs_posted.push_back(ExpectedMessage { message: message as u64, index });
+                    outcome = outcome.and(rank.peer.link.post_recv(index, region, keys));
+                }
+            }
+        }
+        if let Err(error) = outcome {
+            self.fail(me, error);
+        }
+    }
+
+    /// A rank looks at what was completed, posts what is due, and hears what happened.
+    fn poll(&mut self, me: usize) {
+        let Self { random, fabric, ranks, .. } = self;
+        let rank = &mut ranks[me];
+        // Between calls nobody looks.
+        if rank.destroyed || !(rank.leaving || rank.current.is_some()) {
+            return;
+        }
+        let mut events = Events::new();
+        let mut outcome = Ok(());
+        for rail in 0..fabric.rails(me) {
+            // When the peer has left nothing takes long to show any more.
+            let all = rank.peer.link.has_left() || random.once_in(2);
+            let most = if all { usize::MAX } else { random.below(40) };
+            for _ in 0..most {
+                let Some(completion) = fabric.completion(me, rail) else { break };
+                outcome = outcome.and_then(|()| rank.peer.handle_completion(&completion));
+                execute(fabric, me, rank, random);
+            }
+        }
+        if random.once_in(8) {
+            for qp in 0..rank.peer.qp_count() {
+                if let Ok(Some(probe)) = rank.peer.link.probe(qp) {
+                    outcome = outcome.and_then(|()| rank.peer.post_now(&probe));
+                }
+            }
+        }
+        let outcome = outcome.and_then(|()| rank.peer.progress(&mut events).map(drop));
+        execute(fabric, me, rank, random);
+        events.into_iter().for_each(|event| self.handle_event(me, event));
+        if let Err(error) = outcome {
+            self.fail(me, error);
+        }
+        let rank = &mut self.ranks[me];
+        let Some(call_plan) = self.scenario.calls.get(rank.done) else { return };
+        let done = rank.current.as_ref().is_some_and(|current| {
+            let sent = current.posted == call_plan.lens[me].len() && current.sources.is_empty();
+            current.call_received && sent && current.recvs_completed == call_plan.lens[1 - me].len()
+        });
+        if done && rank.failed.is_none() {
+            (rank.current, rank.done) = (None, rank.done + 1);
+            rank.held_memory.retain(|region| region.upgrade().is_some());
+            assert!(rank.held_memory.is_empty(), "a region is held after the call");
+        }
+    }
+
+    fn handle_event(&mut self, me: usize, event: Event) {
+        let rank = &mut self.ranks[me];
+        let sequence = rank.done as u64 + 1;
+        let current = rank.current.as_mut().expect("events are heard within a call");
+        match event {
+            Event::PeerEntered { peer, call: theirs } => {
+                assert_eq!((peer, theirs), (1 - me, call(sequence)));
+                assert!(!std::mem::replace(&mut current.call_received, true), "called once");
+            }
+            Event::SendComplete { .. } => {
+                let source = current.sources.pop_front().expect("sent after it was posted");
+                let start = source.as_ptr() as u64;
+                let read = self.fabric.reads(me, &(start..start + source.len() as u64));
+                assert!(!read, "what was sent is still to be read");
+                overwrite(source);
+            }
+            Event::RecvComplete { .. } => {
+                assert!(current.call_received, "the call comes first");
+                let landing = current.recvs_posted.pop_front().expect("landed after it was opened");
+                let len = landing.index.len();
+                let expected = content(self.scenario.seed, 1 - me, sequence, current.recvs_completed, len);
+                assert!(bytes_of(landing.index) == expected, "message {} is another", landing.message);
+                current.recvs_completed += 1;
+                overwrite(landing.index);
+                // SAFETY: the place was cut from one as long as the longest message.
+                rank.free.push(unsafe {
+                    Piece::new(NonNull::new(landing.index.as_ptr()).expect("memory"), LONGEST)
+                });
+            }
+            Event::RecvReady { .. } => panic!("nothing is delivered in place"),
+        }
+    }
+
+    /// A rank's call has failed. That may only be if no connection is left, or if a device refuses.
+    fn fail(&mut self, me: usize, error: Error) {
+        let refused = self.scenario.shims[me].triggered() && error.message().contains("ibv_");
+        assert!(refused || !self.fabric.connects(), "rank {me} fails though a connection is left: {error}");
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.message().starts_with(&format!("rank {} ", 1 - me)), "{error}");
+        let rank = &mut self.ranks[me];
+        rank.peer.abort(&error);
+        rank.failed = Some(error);
+        rank.current = None;
+    }
+}
+
+/// Has the fabric do what a rank's queue pairs were told.
+fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Random) {
+    for (number, qp) in rank.peer.qps.iter_mut().enumerate() {
+        fabric.execute(me, number, qp.recorded_calls(), random);
+    }
+}
