@@ -1,55 +1,114 @@
-# What a developer and CI run. `make test` is everything; parts have names of their own.
+# What a developer and CI run: `make check` while working, `make lint test` before a commit lands.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# Debian packages that tests need beyond Rust; without root they are named, not installed.
-PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
+# Major version of the C ABI, which the shared library's SONAME carries (build.rs).
+ABI = $(firstword $(subst ., ,$(VERSION)))
 
-# Those that links over RDMA are built with, and those that the virtual machines of test-verbs are made of.
+# Debian packages: for the build with RDMA, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
+TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-.PHONY: all build test lint bench bench-lab bench-verbs install setup setup-verbs setup-cuda test-rust test-cuda test-gpu test-cust \
-	gpu-bundle test-loom test-verbs
-
-# The code for RDMA is tested and linted too wherever it can be built. Asked when a recipe runs, after its packages came.
+# The feature verbs is tested and linted wherever it can be built. Evaluated when a recipe runs, after the packages came.
 FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
 
-# cust is linked to libcuda.so, which it looks for in the folder lib64 of this one; it is the simulated driver's.
+# cargo-nextest runs each test in a process of its own; without it, cargo test runs them in one.
+NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run || echo test)
+# The library, the command and tests/suite, in one build.
+TESTS = --lib --bins --test suite
+
+# cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
+# Feature sets beside the main one share its dependencies; flexring itself is compiled without the optimizer for them.
+QUICK = --config profile.test.opt-level=0
+
+.PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
+	setup setup-check fmt clippy doc deny msrv aarch64 \
+	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long gpu-bundle
 
 all: build
 
 build:
 	$(CARGO) build --release
 
-test: setup setup-verbs setup-cuda build test-rust test-cuda test-gpu test-cust test-loom test-verbs
+# The quick loop: needs nothing but Rust, installs nothing. Property tests run with a tenth of their cases.
+check: fmt
+	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(FEATURES) --lib --bins
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(FEATURES) --test suite pipeline planners imports
 
-# Tests run the release build's library and command too, as users do.
+# What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
+lint:
+	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny msrv aarch64
+
+test:
+	@MAKE="$(MAKE)" tests/stages setup build test-rust test-nvrtc test-cust test-loom test-gpu test-verbs
+
+# Ten times as many cases of property tests, and all scenarios of the virtual machines. Results: tests/README.md.
+test-long:
+	@MAKE="$(MAKE)" tests/stages setup build test-rust-long test-nvrtc test-cust test-loom test-gpu test-verbs-long
+
+fmt:
+	$(CARGO) fmt --check
+
+# All features that can be built here, in one pass.
+clippy: $(CUST)
+	@if [ -d $(CUST)/lib64 ] && [ -n "$(FEATURES)" ]; then set -x; \
+	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
+	else echo "skipped: clippy of the features cust and verbs: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
+	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
+
+doc: $(CUST)
+	@if [ -d $(CUST)/lib64 ] && [ -n "$(FEATURES)" ]; then set -x; \
+	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --all-features; \
+	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES); fi
+
+# Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
+deny:
+	@if command -v cargo-deny >/dev/null; then set -x; $(CARGO) deny --all-features check licenses bans sources; \
+	timeout 60 $(CARGO) deny fetch && $(CARGO) deny --all-features check advisories \
+	|| echo "skipped: security advisories: their database cannot be fetched"; \
+	else echo "skipped: security advisories: no cargo-deny (cargo install --locked cargo-deny)"; \
+	tests/dependencies.py; fi
+
+# The minimum Rust version of Cargo.toml. Without that toolchain, clippy's lint incompatible_msrv still checks the standard
+# library's items.
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+msrv:
+	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then set -x; rustup run $(MSRV) cargo check --target-dir target/msrv; \
+	else echo "skipped: cargo check with Rust $(MSRV): no such toolchain (rustup toolchain install $(MSRV))"; fi
+
+aarch64:
+	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" ]; then set -x; \
+	$(CARGO) check --target aarch64-unknown-linux-gnu; \
+	else echo "skipped: cargo check for aarch64: no such target (rustup target add aarch64-unknown-linux-gnu)"; fi
+
 test-rust:
-	$(CARGO) test
-	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) test $(FEATURES) --lib transport::verbs; fi
+	$(CARGO) $(NEXTEST) $(FEATURES) $(TESTS)
 
-# Builds embed machine code where there is an nvcc, which all other tests ran with; here is the other way, in which the
-# source is compiled by NVRTC when it is needed.
-test-cuda: setup-cuda
+test-rust-long:
+	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(FEATURES) $(TESTS)
+
+# Builds embed machine code where there is an nvcc, which test-rust uses; here is the other way: the kernels' source is
+# embedded, and NVRTC compiles it when it is needed.
+test-nvrtc:
 	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cu13/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test --no-default-features --features cuda --lib --target-dir target/nvrtc \
-		--config profile.test.opt-level=0 --config profile.test.debug=0 what_is_embedded
+	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test $(QUICK) --no-default-features --features cuda --lib what_is_embedded
 
-# Vectors on GPUs, by the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
-test-gpu: setup-cuda
-	CARGO=$(CARGO) tests/gpu/run --simulated
+# Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
+test-gpu:
+	CARGO=$(CARGO) tests/gpu/run --simulated $(FEATURES)
 
 # All that tests/gpu/run needs on a machine with a GPU that has neither Rust nor a network.
-gpu-bundle: setup-cuda
+gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
-# The feature `cust`, which needs a libcuda.so to be built.
+# The feature cust, which needs a libcuda.so to be built.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test --features cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test $(QUICK) --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
@@ -57,24 +116,18 @@ $(CUST):
 	@mkdir -p $(CUST)
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
-# Every interleaving of the shared-memory ring that the memory model allows.
+# Every interleaving of the shared-memory queue that the memory model allows.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom transport::shm
+	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom spsc_queue
 
-# On RDMA devices, which virtual machines bring along.
-test-verbs: setup-verbs
-	@bench/setup.sh $(VM_PACKAGES)
+# On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
+test-verbs:
+	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py --short $(FEATURES); \
+	else echo "skipped: RDMA: libibverbs-dev and librdmacm-dev are not installed"; fi
+
+test-verbs-long:
 	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py $(FEATURES); \
-	else echo "skipped: libibverbs-dev and librdmacm-dev are not installed"; fi
-
-lint: setup-verbs setup-cuda $(CUST)
-	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
-	@if [ -n "$(FEATURES)" ]; then set -x; $(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
-	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --features cust --lib --test cust -- -D warnings; \
-	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES)
+	else echo "skipped: RDMA: libibverbs-dev and librdmacm-dev are not installed"; fi
 
 bench: build
 	bench/run.sh
@@ -85,25 +138,21 @@ bench-lab: build
 	bench/lab_compare.py --out bench/out/lab.json
 
 # RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
-bench-verbs: setup-verbs
-	@bench/setup.sh $(VM_PACKAGES)
+bench-verbs:
+	@bench/setup.sh $(VERBS_PACKAGES) $(VM_PACKAGES)
 	$(CARGO) build --release $(FEATURES) --target-dir target/verbs
 	bench/verbs.py --flexring target/verbs/release/flexring
 
+# Everything that the tests use beyond Rust: Debian packages, and from PyPI the compilers of GPU kernels (0.5 GB).
 setup:
-	@bench/setup.sh $(PACKAGES)
-
-setup-verbs:
-	@bench/setup.sh $(VERBS_PACKAGES)
-
-# What compiles GPU kernels, from PyPI: an nvcc that `cargo build` finds, and NVRTC for tests. 0.5 GB.
-setup-cuda:
+	@bench/setup.sh $(VERBS_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
 	@bench/setup_cuda.sh target/cuda-toolkit
 
 install: build
 	install -Dm644 include/flexring.h $(DESTDIR)$(PREFIX)/include/flexring.h
 	install -Dm644 target/release/libflexring.a $(DESTDIR)$(PREFIX)/lib/libflexring.a
-	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so
+	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so.$(ABI)
+	ln -sfn libflexring.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libflexring.so
 	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' flexring.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/flexring.pc

@@ -1,7 +1,5 @@
 //! cust's buffers in calls. cust is linked to libcuda.so: `make test-cust` has it be the simulated driver's.
 
-#![cfg(feature = "cust")]
-
 #[path = "../src/test_effort.rs"]
 mod effort;
 #[path = "suite/harness/mod.rs"]
