@@ -1,11 +1,14 @@
-//! Mailboxes: the path of small messages within a node. Every rank puts its whole vector into its own box and
-//! reads everybody else's. No hand-off, no acknowledgement.
+//! Mailboxes: the path of small messages within a node. Every rank writes its whole vector to its own mailbox and
+//! reads every other rank's, without hand-off or acknowledgement.
 //!
-//! There are two boxes, used in turn. A rank that fills a box for its n-th small call has seen everybody's
-//! box of call n-1, and nobody fills that one before having read all boxes of call n-2: so the box that is
-//! overwritten is one that everybody has read.
+//! A mailbox has two slots, which alternate from call to call. A rank that fills a slot for its n-th small call has read
+//! every rank's slot of call n-1, and a rank fills that one only after it has read all slots of call n-2. So all ranks have
+//! read the slot that is overwritten. Must not know what the bytes mean.
 
-use super::{ArenaLayout, ArenaRef, ControlPage, Neighbours};
+use super::arena_ref::{ArenaOwner, ArenaRef};
+use super::control_page::ControlPage;
+use super::layout::{ArenaLayout, MAILBOX_HEADER};
+use super::neighbours::Neighbours;
 use crate::call::{Call, CallWords};
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
@@ -14,109 +17,103 @@ use crate::wake::WakeFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What stands before the bytes in a box: one cache line.
+/// What precedes the bytes in a slot.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Head {
-    /// Which small call this is for, from 1.
+struct Header {
+    /// Sequence number of the small call that the slot holds, from 1.
     number: AtomicU64,
     call: [AtomicU64; 5],
 }
 
-/// Bytes that the two boxes of a rank take.
-pub(super) fn bytes(small: usize) -> usize {
-    2 * box_bytes(small)
-}
+const _: () = assert!(size_of::<Header>() == MAILBOX_HEADER);
 
-fn box_bytes(small: usize) -> usize {
-    (size_of::<Head>() + small).next_multiple_of(64)
-}
-
-/// The two boxes of one rank.
+/// The two slots of one rank.
 #[derive(Debug)]
-struct Boxes {
-    heads: [ArenaRef<Head>; 2],
+struct Slots {
+    headers: [ArenaRef<Header>; 2],
     bytes: [Piece; 2],
 }
 
-impl Boxes {
+impl Slots {
+    /// The slots in an arena, of which `piece` returns a range and which `owner` keeps mapped.
     fn new(
         layout: ArenaLayout,
         piece: impl Fn(usize, usize) -> Option<Piece>,
-        held: &Arc<dyn std::any::Any + Send + Sync>,
+        owner: &ArenaOwner,
     ) -> Result<Self> {
-        let at = |which| layout.mailbox() + which * box_bytes(layout.small);
-        let head = |which| ArenaRef::new(piece(at(which), size_of::<Head>()), Arc::clone(held));
-        let bytes = |which| {
-            piece(at(which) + size_of::<Head>(), layout.small).expect("the mailbox lies within the arena")
+        let header = |slot| ArenaRef::new(piece(layout.mailbox(slot), MAILBOX_HEADER), Arc::clone(owner));
+        let bytes = |slot| {
+            piece(layout.mailbox(slot) + MAILBOX_HEADER, layout.small())
+                .expect("the mailbox lies within the arena")
         };
-        Ok(Self { heads: [head(0)?, head(1)?], bytes: [bytes(0), bytes(1)] })
+        Ok(Self { headers: [header(0)?, header(1)?], bytes: [bytes(0), bytes(1)] })
     }
 }
 
 struct PeerMailbox {
-    boxes: Boxes,
+    slots: Slots,
     control: ArenaRef<ControlPage>,
     wake: WakeFd,
 }
 
 /// The mailboxes of a node, as one of its ranks sees them.
 pub struct Mailbox {
-    mine: Boxes,
+    mine: Slots,
     place: usize,
-    /// By place on the node; `None` for this rank.
+    /// By index on the node; `None` for this rank.
     others: Vec<Option<PeerMailbox>>,
     ranks: Vec<Rank>,
     number: u64,
 }
 
 impl Mailbox {
-    /// Joins the boxes of `arena`, laid out by `layout`, with those of the neighbours.
+    /// Connects the mailbox in `arena`, laid out by `layout`, with those of the neighbours.
     ///
     /// # Errors
-    /// `Internal` if the layout does not fit; `System` if a descriptor cannot be kept.
+    /// `Internal` if the layout does not fit; `System` if the process has no descriptor left.
     pub fn new(arena: &Arc<Arena>, layout: ArenaLayout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
-        let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(arena) as _;
-        let mine = Boxes::new(layout, |offset, len| arena.piece(offset, len), &held)?;
+        let owner: ArenaOwner = Arc::clone(arena) as _;
+        let mine = Slots::new(layout, |offset, len| arena.piece(offset, len), &owner)?;
         let mut others: Vec<Option<PeerMailbox>> = (0..=neighbours.others.len()).map(|_| None).collect();
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
-            let held: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&other.arena) as _;
+            let owner: ArenaOwner = Arc::clone(&other.arena) as _;
             ranks[other.place] = other.rank;
             others[other.place] = Some(PeerMailbox {
-                boxes: Boxes::new(layout, |offset, len| other.arena.piece(offset, len), &held)?,
-                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), held)?,
+                slots: Slots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
+                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), owner)?,
                 wake: other.wake.try_clone()?,
             });
         }
         Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
     }
 
-    /// How many ranks share the node.
+    /// The number of ranks on the node.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks.len()
     }
 
-    /// The rank at this place on the node.
+    /// The rank with the index `place` on the node.
     #[must_use]
     pub fn rank_at(&self, place: usize) -> Rank {
         self.ranks[place]
     }
 
-    /// Begins a small call and gives this rank's own box, to be filled before [`post`](Self::post).
+    /// Begins a small call and returns this rank's own slot, to be filled before [`post`](Self::post).
     pub fn open(&mut self) -> Piece {
         self.number += 1;
-        self.mine.bytes[self.which()]
+        self.mine.bytes[self.slot()]
     }
 
-    /// Shows the box to everybody, with what this rank calls.
+    /// Publishes the slot to every neighbour, with this rank's call.
     pub fn post(&self, call: &Call) {
-        let head = &self.mine.heads[self.which()];
-        for (slot, word) in head.call.iter().zip(call.to_words()) {
-            slot.store(word, Ordering::Relaxed);
+        let header = &self.mine.headers[self.slot()];
+        for (word, value) in header.call.iter().zip(call.to_words()) {
+            word.store(value, Ordering::Relaxed);
         }
-        head.number.store(self.number, Ordering::Release);
+        header.number.store(self.number, Ordering::Release);
         for other in self.others.iter().flatten() {
             if other.control.need_wakeup.is_set() {
                 other.wake.notify();
@@ -124,20 +121,21 @@ impl Mailbox {
         }
     }
 
-    /// What the rank at `place` has put into its box for this call, if it has yet: its call and the bytes.
-    /// `Some(None)` in front if what it says is no call.
+    /// The call and the bytes that the rank with the index `place` has posted for this call; `None` if it has not yet. The
+    /// call is `None` if its words are invalid.
     #[must_use]
     pub fn look(&self, place: usize) -> Option<(Option<Call>, Piece)> {
-        let boxes = if place == self.place { &self.mine } else { &self.others[place].as_ref()?.boxes };
-        let head = &boxes.heads[self.which()];
-        if head.number.load(Ordering::Acquire) != self.number {
+        let slots = if place == self.place { &self.mine } else { &self.others[place].as_ref()?.slots };
+        let header = &slots.headers[self.slot()];
+        if header.number.load(Ordering::Acquire) != self.number {
             return None;
         }
-        let words: CallWords = std::array::from_fn(|word| head.call[word].load(Ordering::Relaxed));
-        Some((Call::from_words(words), boxes.bytes[self.which()]))
+        let words: CallWords = std::array::from_fn(|word| header.call[word].load(Ordering::Relaxed));
+        Some((Call::from_words(words), slots.bytes[self.slot()]))
     }
 
-    fn which(&self) -> usize {
+    /// The index of the slot that this call uses.
+    fn slot(&self) -> usize {
         (self.number % 2) as usize
     }
 }

@@ -1,5 +1,7 @@
-//! How ranks of one node get hold of each other's arena and wake-up: descriptors passed over sockets that have no
-//! name in any file system.
+//! How the ranks of one node exchange the descriptors of their arenas and wake-ups: datagrams over abstract sockets, which
+//! have no name in any file system.
+//!
+//! Owns these sockets and who may send to them. Must not know what is done with the arenas afterwards.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -24,44 +26,46 @@ use std::time::{Duration, Instant};
 pub struct Neighbour {
     /// Its rank in the world.
     pub rank: Rank,
-    /// Its place among the ranks of the node.
+    /// Its index among the ranks of the node.
     pub place: usize,
-    /// Its memory.
+    /// Its arena, mapped for reading.
     pub arena: Arc<PeerArena>,
-    /// What wakes it.
+    /// Wakes its executor.
     pub wake: WakeFd,
-    /// What tells it that a neighbour has allocated memory.
+    /// Wakes the thread that prefaults neighbours' buffers for it.
     pub prefault: WakeFd,
 }
 
 /// All ranks of a node, as one of them sees them.
 pub struct Neighbours {
-    /// This rank's place among them.
+    /// This rank's index among them.
     pub place: usize,
-    /// What wakes this rank.
+    /// Wakes this rank's executor.
     pub wake: WakeFd,
-    /// What tells this rank that a neighbour has allocated memory.
+    /// Wakes the thread that prefaults neighbours' buffers for this rank.
     pub prefault: WakeFd,
-    /// The others.
+    /// All ranks of the node but this one, by index.
     pub others: Vec<Neighbour>,
 }
 
-/// A socket at which the neighbours hand in their descriptors. Made before the ranks tell each other its name.
+/// A socket that receives the neighbours' descriptors. Created before the ranks exchange its secret at the rendezvous.
 pub struct DescriptorExchange {
     socket: OwnedFd,
     secret: [u8; 16],
 }
 
-/// A datagram: the secret of the invitation and the sender's place on the node.
+/// Bytes of a datagram: the secret of the receiving socket, and the sender's index on the node.
 const DATAGRAM: usize = 16 + 8;
 
 impl DescriptorExchange {
-    /// Opens a socket under a name that nobody can guess.
+    /// Opens a socket with a random name of 128 bits.
     ///
     /// # Errors
-    /// `System` if no socket can be had.
+    /// `System` if no socket can be created.
     pub fn new() -> Result<Self> {
-        let failed = |cause: Errno| Error::system("cannot open a socket for the ranks of this node", cause);
+        let failed = |cause: Errno| {
+            Error::system("cannot open the socket for the descriptors of this node's ranks", cause)
+        };
         let mut secret = [0; 16];
         getrandom::fill(&mut secret)
             .map_err(|cause| Error::new(ErrorKind::System, format!("cannot draw random bytes: {cause}")))?;
@@ -71,18 +75,19 @@ impl DescriptorExchange {
         Ok(Self { socket, secret })
     }
 
-    /// What the neighbours must be told.
+    /// The secret that neighbours need to send to this socket.
     #[must_use]
     pub fn secret(&self) -> [u8; 16] {
         self.secret
     }
 
-    /// Hands this rank's arena and wake-up to every neighbour and takes theirs. `node` lists the ranks of the
-    /// node with the secrets of their invitations, in the same order on all of them; `fixed` is how much of
-    /// an arena is made ready for reading.
+    /// Sends the descriptors of this rank's arena and wake-ups to every neighbour, and receives theirs. `node` lists the
+    /// ranks of the node with the secrets of their sockets, in the same order on all of them; the first `fixed` bytes of
+    /// each arena are made ready for reading.
     ///
     /// # Errors
-    /// `Rendezvous` if they do not all come before `deadline`, or the error of `fault` if it is raised meanwhile.
+    /// `Rendezvous`, naming the missing ranks, if some have not sent theirs by `deadline`; `System` if a neighbour cannot be
+    /// reached; or the error of `fault` if it is raised meanwhile.
     pub fn run(
         self,
         me: Rank,
@@ -106,13 +111,13 @@ impl DescriptorExchange {
                     [arena.file(), wake.as_fd(), prefault.as_fd()],
                 ) {
                     Ok(()) => {}
-                    // Its queue is full: it reads as soon as it gets here.
+                    // Its queue is full; it drains the queue once it runs this function.
                     Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
                     Err(cause) => {
                         return Err(Error::system(
                             format_args!(
                                 "cannot reach rank {} on this node: do both share a network namespace? \
-                                 (FLEXRING_NODE tells nodes apart)",
+                                 (set FLEXRING_NODE to different names where they do not)",
                                 node[other].0
                             ),
                             cause,
@@ -138,19 +143,19 @@ impl DescriptorExchange {
                 });
             }
             if Instant::now() >= deadline {
-                let come = |(other, _): &(usize, _)| {
+                let received = |(other, _): &(usize, _)| {
                     *other == place || others.iter().any(|neighbour| neighbour.place == *other)
                 };
                 let missing: Vec<Rank> = node
                     .iter()
                     .enumerate()
-                    .filter(|entry| !come(entry))
+                    .filter(|entry| !received(entry))
                     .map(|(_, (rank, _))| *rank)
                     .collect();
                 return Err(Error::new(
                     ErrorKind::Rendezvous,
                     format!(
-                        "{} on this node did not hand over their shared memory in time",
+                        "{} on this node did not share their memory before FLEXRING_CONNECT_TIMEOUT_MS ran out",
                         RankList::new(&missing)
                     ),
                 ));
@@ -179,7 +184,7 @@ impl DescriptorExchange {
         sendmsg_addr(&self.socket, &address(secret)?, &bytes, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// The next datagram that knows the secret, if one is there. Others are dropped.
+    /// The next datagram with the right secret, if one is there. All others are dropped.
     fn receive(&self) -> Result<Option<(usize, [OwnedFd; 3])>> {
         loop {
             let mut datagram = [0; DATAGRAM];
@@ -205,21 +210,22 @@ impl DescriptorExchange {
             {
                 return Ok(Some((place as usize, descriptors)));
             }
-            log::warn!("dropped a message of a stranger at the socket for the ranks of this node");
+            log::warn!(
+                "dropped an unauthenticated datagram at the socket for the descriptors of this node's ranks"
+            );
         }
     }
 
-    /// Waits until something may have changed.
+    /// Waits until a datagram may have come, or it is time to send again.
     fn wait(&self, fault: &Fault, all_sent: bool, deadline: Instant) {
-        // A neighbour whose queue was full rings nowhere when it has room again.
+        // A neighbour whose queue was full does not notify when it has room again.
         let retry = if all_sent { Duration::from_secs(1) } else { Duration::from_millis(1) };
-        let patience = deadline.saturating_duration_since(Instant::now()).min(retry);
-        let patience =
-            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        let timeout = deadline.saturating_duration_since(Instant::now()).min(retry);
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let wake = fault.wake_fd();
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&wake, PollFlags::IN)];
-        // Whatever ends the wait, the caller looks at everything again.
-        let _ = poll(&mut descriptors, Some(&patience));
+        // The caller checks everything again, whatever ended the wait.
+        let _ = poll(&mut descriptors, Some(&timeout));
     }
 }
 

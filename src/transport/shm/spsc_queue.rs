@@ -1,31 +1,30 @@
-//! The lane: the single-producer, single-consumer ring between two ranks that share memory, and the need_wakeup
-//! through which a sleeper is woken.
+//! The single-producer, single-consumer queue between two ranks that share memory.
 //!
-//! Each rank writes to its own memory only and reads its peer's. So a lane is one half of a pair: in mine I
-//! write what I send to the peer and how much of what it sent I have consumed; in its twin the peer does the
-//! same for me. Owns the memory ordering between ranks; must not know what the words of an entry mean.
+//! Each rank writes to its own memory only and reads its peer's, so a connection takes two [`SpscQueue`]s, one in each
+//! arena. In its own, a rank writes the entries that it sends and how many of the peer's entries it has consumed.
+//! Owns the memory ordering between the two ranks. Must not know what an entry means.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Deref;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// Entries of a lane.
+/// Capacity of a queue, in entries.
 pub(super) const ENTRIES: usize = if cfg!(loom) { 2 } else { 64 };
 
-/// What one entry carries: one cache line.
+/// One entry: a cache line.
 pub(super) type Entry = [u64; 8];
 
-/// One rank's half of the pair.
+/// The half of a connection that one of the two ranks writes.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SpscQueue {
-    /// How many entries I have written.
+    /// Entries written by the owner so far.
     written: CachePadded<AtomicU64>,
-    /// How many of the peer's entries I need no longer.
+    /// Entries of the peer that the owner has consumed so far.
     consumed: CachePadded<AtomicU64>,
     entries: [CachePadded<[AtomicU64; 8]>; ENTRIES],
 }
@@ -41,47 +40,47 @@ impl Default for SpscQueue {
     }
 }
 
-/// A peer's counter is one that it cannot have come to by the rules.
+/// A peer's counter has a value that the protocol excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidCounter;
 
-/// Both halves as one of the two ranks sees them.
+/// Both halves of a connection, as one of its two ranks uses them.
 #[derive(Debug)]
-pub(super) struct Duplex<L> {
-    mine: L,
-    theirs: L,
-    /// Entries that I have written.
+pub(super) struct Duplex<Q> {
+    mine: Q,
+    theirs: Q,
+    /// Entries that this rank has written.
     written: u64,
-    /// Entries of the peer that I have read.
+    /// Entries of the peer that this rank has read.
     read: u64,
-    /// Entries of the peer that I have given back.
+    /// Entries of the peer that this rank has consumed.
     consumed: u64,
 }
 
-impl<L: Deref<Target = SpscQueue>> Duplex<L> {
-    /// Two halves that nobody has used yet.
-    pub(super) fn new(mine: L, theirs: L) -> Self {
+impl<Q: Deref<Target = SpscQueue>> Duplex<Q> {
+    /// A connection over two unused queues: this rank's own, and the peer's.
+    pub(super) fn new(mine: Q, theirs: Q) -> Self {
         Self { mine, theirs, written: 0, read: 0, consumed: 0 }
     }
 
-    /// How many of my entries the peer has given back.
+    /// The number of this rank's entries that the peer has consumed.
     pub(super) fn acknowledged(&self) -> Result<u64, InvalidCounter> {
         let acknowledged = self.theirs.consumed.load(Ordering::Acquire);
         if acknowledged > self.written { Err(InvalidCounter) } else { Ok(acknowledged) }
     }
 
-    /// Writes the next entry. The caller keeps within [`ENTRIES`] beyond what was acknowledged.
-    pub(super) fn write(&mut self, words: Entry) {
-        let entry = &self.mine.entries[self.written as usize % ENTRIES];
-        for (slot, word) in entry.iter().zip(words) {
-            // Ordered by the release below, and not overwritten before the peer has given the entry back.
-            slot.store(word, Ordering::Relaxed);
+    /// Writes the next entry. The caller keeps at most [`ENTRIES`] entries unacknowledged.
+    pub(super) fn write(&mut self, entry: Entry) {
+        let slot = &self.mine.entries[self.written as usize % ENTRIES];
+        for (word, value) in slot.iter().zip(entry) {
+            // The release store below orders these. The slot is free: the peer has consumed its last entry.
+            word.store(value, Ordering::Relaxed);
         }
         self.written += 1;
         self.mine.written.store(self.written, Ordering::Release);
     }
 
-    /// The peer's next entry, if it has written one. Looking does not take it.
+    /// The peer's next entry, if it has written one. It stays the next entry until [`advance`](Self::advance).
     pub(super) fn peek(&self) -> Result<Option<Entry>, InvalidCounter> {
         let written = self.theirs.written.load(Ordering::Acquire);
         if written == self.read {
@@ -90,60 +89,31 @@ impl<L: Deref<Target = SpscQueue>> Duplex<L> {
         if written < self.read || written - self.consumed > ENTRIES as u64 {
             return Err(InvalidCounter);
         }
-        let entry = &self.theirs.entries[self.read as usize % ENTRIES];
-        Ok(Some(std::array::from_fn(|word| entry[word].load(Ordering::Relaxed))))
+        let slot = &self.theirs.entries[self.read as usize % ENTRIES];
+        Ok(Some(std::array::from_fn(|word| slot[word].load(Ordering::Relaxed))))
     }
 
-    /// Takes the entry that was looked at.
+    /// Moves past the entry that [`peek`](Self::peek) returned. It still takes room until it is consumed.
     pub(super) fn advance(&mut self) {
         self.read += 1;
     }
 
-    /// Gives the oldest entry that was taken back to the peer.
+    /// Gives the slot of the oldest entry that was read back to the peer.
     pub(super) fn consume(&mut self) {
-        debug_assert!(self.consumed < self.read, "only what was read can be given back");
+        debug_assert!(self.consumed < self.read, "only an entry that was read can be consumed");
         self.consumed += 1;
         self.mine.consumed.store(self.consumed, Ordering::Release);
     }
 }
 
-/// A rank's word on whether it sleeps. It announces the sleep and then looks once more; a waker publishes and
-/// then looks at the word. The two fences make sure that at least one of them sees the other.
-#[derive(Debug)]
-#[repr(transparent)]
-pub(super) struct NeedWakeup(AtomicU32);
-
-impl NeedWakeup {
-    #[cfg(loom)]
-    pub(super) fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
-    /// The owner is about to sleep and will look for news once more after this.
-    pub(super) fn set(&self) {
-        self.0.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// The owner is awake.
-    pub(super) fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether the owner must be woken for what the caller has published before.
-    pub(super) fn is_set(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) != 0
-    }
-}
-
 #[cfg(all(test, loom))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use loom::sync::Arc;
     use loom::thread;
 
-    fn pair() -> (Duplex<Arc<SpscQueue>>, Duplex<Arc<SpscQueue>>) {
+    /// Both ends of a connection.
+    pub(in super::super) fn pair() -> (Duplex<Arc<SpscQueue>>, Duplex<Arc<SpscQueue>>) {
         let (left, right) = (Arc::new(SpscQueue::default()), Arc::new(SpscQueue::default()));
         (Duplex::new(Arc::clone(&left), Arc::clone(&right)), Duplex::new(right, left))
     }
@@ -161,34 +131,17 @@ mod tests {
                 }
             });
             for value in 1..=3u64 {
-                let words = loop {
+                let entry = loop {
                     match consumer.peek().unwrap() {
-                        Some(words) => break words,
+                        Some(entry) => break entry,
                         None => thread::yield_now(),
                     }
                 };
-                assert_eq!(words, [value; 8]);
+                assert_eq!(entry, [value; 8]);
                 consumer.advance();
                 consumer.consume();
             }
             thread.join().unwrap();
-        });
-    }
-
-    #[test]
-    fn a_sleeper_sees_the_entry_or_is_woken() {
-        loom::model(|| {
-            let (mut producer, consumer) = pair();
-            let need_wakeup = Arc::new(NeedWakeup::new());
-            let sleeper = Arc::clone(&need_wakeup);
-            let thread = thread::spawn(move || {
-                producer.write([1; 8]);
-                need_wakeup.is_set()
-            });
-            sleeper.set();
-            let seen = consumer.peek().unwrap().is_some();
-            let woken = thread.join().unwrap();
-            assert!(seen || woken, "the sleeper would sleep for ever");
         });
     }
 }

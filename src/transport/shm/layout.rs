@@ -1,0 +1,115 @@
+//! The layout of an arena: the offsets of the control page, the queues, the mailboxes and the pools.
+//!
+//! Owns every offset. Must not know what is written there.
+
+use super::control_page::ControlPage;
+use super::spsc_queue::SpscQueue;
+use crate::memory::{Arena, Piece};
+
+/// Bytes of the header of a mailbox slot: one cache line.
+pub(super) const MAILBOX_HEADER: usize = 64;
+
+/// The offset of each part of an arena, computed from the number of ranks on the node and the sizes of small messages
+/// and slots.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaLayout {
+    neighbours: usize,
+    small: usize,
+    slots: usize,
+    slot_bytes: usize,
+    gpu_slot_bytes: usize,
+}
+
+/// Slots of one size, side by side in an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolLayout {
+    offset: usize,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+impl PoolLayout {
+    /// The number of slots, and the bytes of each.
+    #[must_use]
+    pub fn slots(self) -> (usize, usize) {
+        (self.slots, self.slot_bytes)
+    }
+
+    pub(super) fn offset(self) -> usize {
+        self.offset
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        self.slots * self.slot_bytes
+    }
+
+    /// The memory of the whole pool in `arena`.
+    #[must_use]
+    pub fn piece(self, arena: &Arena) -> Piece {
+        arena.piece(self.offset, self.bytes()).expect("pools lie within the arena")
+    }
+
+    /// Divides `piece`, which is as long as the pool, into slots.
+    #[must_use]
+    pub fn cut(self, piece: Piece) -> Vec<Piece> {
+        (0..self.slots).map(|number| piece.narrow(number * self.slot_bytes, self.slot_bytes)).collect()
+    }
+}
+
+impl ArenaLayout {
+    /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
+    /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. Equal on all ranks of
+    /// the node, except for the pools, which come last.
+    #[must_use]
+    pub fn new(
+        neighbours: usize,
+        small: usize,
+        slots: usize,
+        slot_bytes: usize,
+        gpu_slot_bytes: usize,
+    ) -> Self {
+        Self { neighbours, small, slots, slot_bytes, gpu_slot_bytes }
+    }
+
+    /// Bytes of the longest message that goes through a mailbox.
+    pub(super) fn small(self) -> usize {
+        self.small
+    }
+
+    /// The offset of the queue to the neighbour with this index on the node.
+    pub(super) fn queue(self, neighbour: usize) -> usize {
+        size_of::<ControlPage>() + neighbour * size_of::<SpscQueue>()
+    }
+
+    /// The offset of the mailbox slot with this index, 0 or 1.
+    pub(super) fn mailbox(self, slot: usize) -> usize {
+        let slot_bytes = (MAILBOX_HEADER + self.small).next_multiple_of(64);
+        self.queue(self.neighbours).next_multiple_of(4096) + slot * slot_bytes
+    }
+
+    /// The pool for vectors in host memory.
+    #[must_use]
+    pub fn pool(self) -> PoolLayout {
+        // Behind both slots of the mailbox.
+        let offset = self.mailbox(2).next_multiple_of(4096);
+        PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
+    }
+
+    /// The pool for vectors on GPUs. It takes no memory until the first call on a GPU.
+    #[must_use]
+    pub fn gpu_pool(self) -> PoolLayout {
+        let before = self.pool();
+        PoolLayout {
+            offset: before.offset + before.bytes(),
+            slots: self.slots,
+            slot_bytes: self.gpu_slot_bytes,
+        }
+    }
+
+    /// Bytes at the start of an arena that this layout takes.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        let last = self.gpu_pool();
+        last.offset + last.bytes()
+    }
+}

@@ -1,0 +1,196 @@
+//! The link to one neighbour: which entry of the queue means what, and which events follow from it.
+//!
+//! Owns the format of entries and the state of one connection. Must not know other links.
+
+use super::arena_ref::ArenaRef;
+use super::control_page::ControlPage;
+use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
+use crate::call::{Call, CallWords};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{PeerArena, Piece};
+use crate::transport::{Event, Events, Rank};
+use crate::wake::WakeFd;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Entries of a queue that messages may take; the others are for the calls that announce them. A rank is at
+/// most one call ahead of a peer, so two are enough.
+pub(super) const WINDOW: usize = ENTRIES - 2;
+
+/// First words of an entry. `CALL` is followed by a call's words, the others by offset and length of a message.
+const CALL: u64 = 1;
+/// A message in the sender's arena.
+const MESSAGE: u64 = 2;
+/// A message in the GPU memory that its sender shares.
+const GPU_MESSAGE: u64 = 3;
+
+/// A neighbour's GPU memory, as this rank reaches it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum PeerGpu {
+    /// The neighbour has not published any yet.
+    #[default]
+    Unknown,
+    Open(Piece),
+    /// It cannot be opened.
+    Unreachable,
+}
+
+impl PeerGpu {
+    /// A range of it, if it lies within. The offset and length come from the peer and are checked here.
+    fn piece(self, offset: u64, len: u64) -> Option<Piece> {
+        let Self::Open(all) = self else { return None };
+        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+        (offset.checked_add(len)? <= all.len()).then(|| all.narrow(offset, len))
+    }
+}
+
+/// The link to one neighbour.
+pub(super) struct Link {
+    pub rank: Rank,
+    /// Its index among the ranks of the node.
+    pub place: usize,
+    pub control: ArenaRef<ControlPage>,
+    pub arena: Arc<PeerArena>,
+    pub gpu: PeerGpu,
+    duplex: Duplex<ArenaRef<SpscQueue>>,
+    wake: WakeFd,
+    /// This rank's entries that are not acknowledged yet, oldest first: whether each is a message.
+    unacknowledged: VecDeque<bool>,
+    acknowledged: u64,
+    /// Whether the peer's entry into this call was reported.
+    peer_entered: bool,
+    /// Sequence number of the call that this rank is in, and whether the call uses this link.
+    sequence: u64,
+    announced: bool,
+}
+
+impl Link {
+    pub(super) fn new(
+        rank: Rank,
+        place: usize,
+        duplex: Duplex<ArenaRef<SpscQueue>>,
+        control: ArenaRef<ControlPage>,
+        arena: Arc<PeerArena>,
+        wake: WakeFd,
+    ) -> Self {
+        Self {
+            rank,
+            place,
+            control,
+            arena,
+            gpu: PeerGpu::default(),
+            duplex,
+            wake,
+            unacknowledged: VecDeque::with_capacity(ENTRIES),
+            acknowledged: 0,
+            peer_entered: true,
+            sequence: 0,
+            announced: false,
+        }
+    }
+
+    /// Begins call `sequence`: the peer's entry into it may be reported from now on.
+    pub(super) fn begin(&mut self, sequence: u64) {
+        (self.sequence, self.announced, self.peer_entered) = (sequence, false, false);
+    }
+
+    /// Sends this rank's call.
+    pub(super) fn announce(&mut self, call: &Call) {
+        let call = call.to_words();
+        let mut entry = [0; 8];
+        entry[0] = CALL;
+        entry[1..=call.len()].copy_from_slice(&call);
+        self.announced = true;
+        self.write(entry, false);
+    }
+
+    /// Sends a message: a range of this rank's arena, or, if `on_gpu`, of the GPU memory that it shares.
+    pub(super) fn send(&mut self, on_gpu: bool, offset: usize, len: usize) {
+        let kind = if on_gpu { GPU_MESSAGE } else { MESSAGE };
+        self.write([kind, offset as u64, len as u64, 0, 0, 0, 0, 0], true);
+    }
+
+    fn write(&mut self, entry: Entry, is_message: bool) {
+        self.duplex.write(entry);
+        self.unacknowledged.push_back(is_message);
+        self.wake();
+    }
+
+    /// Gives the oldest message back to the peer.
+    pub(super) fn release(&mut self) {
+        self.duplex.consume();
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if self.control.need_wakeup.is_set() {
+            self.wake.notify();
+        }
+    }
+
+    /// Whether the peer's call must wait until this rank begins it too. Not so if this rank's call uses the link and the
+    /// peer is in a later one: the peer will never send what this rank expects, so the later call is reported.
+    fn is_ahead(&self, call: &Entry) -> bool {
+        self.peer_entered || (!self.announced && call[1] > self.sequence)
+    }
+
+    /// Whether [`poll`](Self::poll) would report something.
+    pub(super) fn has_news(&self) -> bool {
+        let readable = match self.duplex.peek() {
+            // A call that is ahead of this rank's stays in the queue.
+            Ok(Some(entry)) => entry[0] != CALL || !self.is_ahead(&entry),
+            Ok(None) => false,
+            Err(InvalidCounter) => true,
+        };
+        readable || self.duplex.acknowledged() != Ok(self.acknowledged)
+    }
+
+    pub(super) fn poll(&mut self, events: &mut Events) -> Result<bool> {
+        let before = events.len();
+        let acknowledged = self.duplex.acknowledged().map_err(|InvalidCounter| self.invalid())?;
+        while self.acknowledged < acknowledged {
+            self.acknowledged += 1;
+            if self.unacknowledged.pop_front() == Some(true) {
+                events.push_back(Event::SendComplete { peer: self.rank });
+            }
+        }
+        while let Some(entry) = self.duplex.peek().map_err(|InvalidCounter| self.invalid())? {
+            match entry[0] {
+                CALL if self.is_ahead(&entry) => break,
+                CALL => {
+                    let call: CallWords = std::array::from_fn(|word| entry[word + 1]);
+                    let call = Call::from_words(call).ok_or_else(|| self.invalid())?;
+                    self.peer_entered = true;
+                    self.duplex.advance();
+                    // All messages before it are consumed, because this rank is in a new call.
+                    self.duplex.consume();
+                    self.wake();
+                    events.push_back(Event::PeerEntered { peer: self.rank, call });
+                }
+                MESSAGE => {
+                    let view = self.arena.piece(entry[1] as usize, entry[2] as usize);
+                    let view = view.ok_or_else(|| self.invalid())?;
+                    self.duplex.advance();
+                    events.push_back(Event::RecvReady { peer: self.rank, view });
+                }
+                GPU_MESSAGE => {
+                    let view = self.gpu.piece(entry[1], entry[2]).ok_or_else(|| self.invalid())?;
+                    self.duplex.advance();
+                    events.push_back(Event::RecvReady { peer: self.rank, view });
+                }
+                _ => return Err(self.invalid()),
+            }
+        }
+        Ok(events.len() > before)
+    }
+
+    fn invalid(&self) -> Error {
+        Error::new(
+            ErrorKind::Disagreement,
+            format!(
+                "rank {} wrote an invalid entry to shared memory: do all ranks run the same build of flexring?",
+                self.rank
+            ),
+        )
+    }
+}

@@ -1,0 +1,63 @@
+//! The flag that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is set.
+//!
+//! Owns the memory ordering between the sleeper and its wakers. Must not know how a rank is woken, or what it waits for.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Whether a rank must be woken. The sleeper sets the flag and then checks for news once more; a waker publishes and
+/// then reads the flag. The two fences ensure that at least one of them sees the other's store.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct NeedWakeup(AtomicU32);
+
+impl NeedWakeup {
+    #[cfg(all(test, loom))]
+    pub(super) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Called by the owner before it sleeps. It must check for news once more between this and the sleep.
+    pub(super) fn set(&self) {
+        self.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Called by the owner when it is awake.
+    pub(super) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the caller must wake the owner for what the caller has published before.
+    pub(super) fn is_set(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::super::spsc_queue::tests::pair;
+    use super::NeedWakeup;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn a_sleeper_sees_the_entry_or_is_woken() {
+        loom::model(|| {
+            let (mut producer, consumer) = pair();
+            let need_wakeup = Arc::new(NeedWakeup::new());
+            let sleeper = Arc::clone(&need_wakeup);
+            let thread = thread::spawn(move || {
+                producer.write([1; 8]);
+                need_wakeup.is_set()
+            });
+            sleeper.set();
+            let seen = consumer.peek().unwrap().is_some();
+            let woken = thread.join().unwrap();
+            assert!(seen || woken, "the sleeper would sleep for ever");
+        });
+    }
+}
