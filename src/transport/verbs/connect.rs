@@ -1,22 +1,19 @@
-//! How the links of a rank come to be: devices opened, queue pairs made, told, connected, and tried.
+//! Setting up the links of a rank: opening devices, creating queue pairs, exchanging addresses, connecting.
 //!
-//! Owns the steps up to the first message. Must not know how what ranks tell each other travels.
+//! Owns the steps up to the first message. Must not know how ranks exchange [`ConnectInfo`].
 //!
-//! Every step is one that all ranks take together, so that all of them can tell each other how it went before the
-//! next: [`UnconnectedVerbs::open`] and the invitations, [`UnconnectedVerbs::connect`], and [`Verbs::greet`].
+//! All ranks take each step together and compare the outcomes before the next: [`UnconnectedVerbs::open`] and
+//! [`UnconnectedVerbs::connect_info`], then [`UnconnectedVerbs::connect`], then [`Verbs::handshake`].
 
 use super::control_buffer::ControlBuffer;
-use super::inventory::LinkLayer;
 use super::link::{Link, RECV_DEPTH, SEND_DEPTH};
-use super::objects::{
-    CompletionQueue, Context, Depth, Fresh, PathAttributes, PortAttributes, ProtectionDomain, QueuePair, Shim,
-};
+use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
+use super::options::VerbsOptions;
 use super::peer::{ControlMemory, LinkConnectInfo, Peer};
 use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::transport::{RailDevice, Verbs};
 use super::wire::{ControlLayout, MAX_RAILS};
-use crate::config::{Config, GpuDirect, Registration};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
@@ -24,61 +21,22 @@ use crate::rank::Rank;
 use memmap2::MmapMut;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// Bytes that a work request shall carry itself, if the device can: a call with a few dozen elements.
+/// Inline data requested for each queue pair, in bytes: enough for a call with a few dozen elements.
 const INLINE: u32 = 188;
 
-/// How links are made.
-#[derive(Clone, Debug)]
-pub(crate) struct VerbsOptions {
-    pub service_level: u8,
-    pub traffic_class: u8,
-    pub timeout: u8,
-    pub retries: u8,
-    pub qps_per_rail: usize,
-    pub registration: Registration,
-    pub relaxed_ordering: bool,
-    /// How memory of GPUs is reached.
-    pub gpu_direct: GpuDirect,
-    /// Bytes of a sub-chunk.
-    pub subchunk: usize,
-    /// How often an idle connection is tried while this rank waits.
-    pub heartbeat: Duration,
-    pub shim: Shim,
-}
-
-impl VerbsOptions {
-    /// What the settings say.
-    pub(crate) fn new(config: &Config) -> Self {
-        Self {
-            service_level: config.ib_sl as u8,
-            traffic_class: config.ib_tc as u8,
-            timeout: config.ib_timeout as u8,
-            // To some drivers 7 means for ever, and a peer that is gone would never show.
-            retries: config.ib_retries.min(6) as u8,
-            qps_per_rail: config.ib_qps_per_rail,
-            registration: config.ib_register,
-            relaxed_ordering: config.ib_relaxed_ordering.0,
-            gpu_direct: config.gpu_direct,
-            subchunk: config.subchunk.0,
-            heartbeat: config.heartbeat,
-            shim: Shim::none(),
-        }
-    }
-}
-
-/// What a rank tells the others of itself, once its queue pairs exist.
+/// What a rank publishes once its queue pairs exist: everything that its peers need to connect to them.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ConnectInfo {
-    /// By rail: the largest packets that its port takes, as verbs number them.
+    /// By rail: the active MTU of its port, as verbs number MTUs.
     mtus: Vec<u32>,
-    peers: Vec<(Rank, LinkConnectInfo)>,
+    /// By peer: the part for the link to that peer.
+    links: Vec<(Rank, LinkConnectInfo)>,
 }
 
-/// A rank whose queue pairs are not connected yet.
+/// The links of a rank before its queue pairs are connected.
 pub(crate) struct UnconnectedVerbs {
-    peers: Vec<UnconnectedLink>,
+    links: Vec<UnconnectedLink>,
     devices: Vec<RailDevice>,
     ports: Vec<PortAttributes>,
     rails: Vec<Rail>,
@@ -88,19 +46,20 @@ pub(crate) struct UnconnectedVerbs {
     me: Rank,
 }
 
-/// One peer, half connected.
+/// One link before its queue pairs are connected.
 struct UnconnectedLink {
     peer: Rank,
-    /// By pair, the rail of this rank and of the peer.
+    /// By queue pair: the rail of this rank and the rail of the peer.
     rails: Vec<(usize, usize)>,
-    pairs: Vec<QueuePair<Fresh>>,
+    qps: Vec<QueuePair<Fresh>>,
     control: ControlBuffer,
+    /// Address of the remote side of the control buffer, to which the peer writes.
     address: u64,
 }
 
 impl UnconnectedVerbs {
-    /// Opens the rails' devices and makes the queue pairs: for each peer, over each pair of rails (this rank's and the
-    /// peer's) that is to connect them.
+    /// Opens the devices of `rails` and creates the queue pairs. `peers` lists, for each peer, the pairs of rails
+    /// (this rank's, the peer's) to connect.
     ///
     /// # Errors
     /// `System`, naming verb, device and cause, if a device refuses.
@@ -114,7 +73,7 @@ impl UnconnectedVerbs {
             let pairs = peers.iter().flat_map(|(_, pairs)| pairs);
             pairs.filter(|(mine, _)| *mine == rail).count() * options.qps_per_rail
         };
-        // One request more is for the end of a queue pair that breaks.
+        // One extra request: the drain marker of a queue pair that breaks.
         let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: INLINE };
         let mut devices = Vec::new();
         let mut ports = Vec::new();
@@ -133,115 +92,95 @@ impl UnconnectedVerbs {
 
         let layouts =
             peers.iter().map(|(_, rails)| ControlLayout { qps: rails.len() * options.qps_per_rail });
-        let half: usize = layouts.map(ControlLayout::bytes).sum::<usize>().max(4096);
-        let mut memory = MmapMut::map_anon(2 * half)
-            .map_err(|cause| Error::system("cannot have memory for the boards of links", cause))?;
+        let side_len: usize = layouts.map(ControlLayout::bytes).sum::<usize>().max(4096);
+        let mut memory = MmapMut::map_anon(2 * side_len)
+            .map_err(|cause| Error::system("cannot map memory for the control buffers of links", cause))?;
         let start = NonNull::from(&mut memory[..]).cast();
-        // SAFETY: every link holds the mapping, and nobody touches it but through the links' boards.
-        let all = unsafe { Piece::new(start, 2 * half) };
-        let (remote, local) = (all.narrow(0, half), all.narrow(half, half));
-        let (inboxes_at, outboxes_at) =
-            (registry.register_internal(remote, true)?, registry.register_internal(local, false)?);
-        let controls = Arc::new(ControlMemory { remote: inboxes_at, local: outboxes_at, _memory: memory });
+        // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access it.
+        let whole = unsafe { Piece::new(start, 2 * side_len) };
+        let (remote, local) = (whole.narrow(0, side_len), whole.narrow(side_len, side_len));
+        let controls = Arc::new(ControlMemory {
+            remote: registry.register_internal(remote, true)?,
+            local: registry.register_internal(local, false)?,
+            _memory: memory,
+        });
 
-        let mut unconnected = Vec::new();
-        let mut at = 0;
-        for (peer, rails_to) in peers {
-            let rails_of: Vec<_> =
-                rails_to.iter().flat_map(|rails| std::iter::repeat_n(*rails, options.qps_per_rail)).collect();
-            let mut pairs = Vec::new();
-            for (mine, _) in &rails_of {
+        let mut links = Vec::new();
+        let mut offset = 0;
+        for (peer, pairs) in peers {
+            let rails_by_qp: Vec<_> =
+                pairs.iter().flat_map(|pair| std::iter::repeat_n(*pair, options.qps_per_rail)).collect();
+            let mut qps = Vec::new();
+            for (mine, _) in &rails_by_qp {
                 let RailDevice { pd, queue, .. } = &devices[*mine];
                 let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
-                let place = (rails[*mine].port, rails[*mine].pkey_index);
-                pairs.push(QueuePair::new(pd, queue, depth, place, *peer, psn)?);
+                let port = (rails[*mine].port, rails[*mine].pkey_index);
+                qps.push(QueuePair::new(pd, queue, depth, port, *peer, psn)?);
             }
-            let layout = ControlLayout { qps: rails_of.len() };
-            let control = ControlBuffer::new(
-                remote.narrow(at, layout.bytes()),
-                local.narrow(at, layout.bytes()),
-                layout,
-            );
-            let address = remote.narrow(at, 1).as_ptr() as u64;
-            unconnected.push(UnconnectedLink { peer: *peer, rails: rails_of, pairs, control, address });
-            at += layout.bytes();
+            let layout = ControlLayout { qps: rails_by_qp.len() };
+            let remote = remote.narrow(offset, layout.bytes());
+            let local = local.narrow(offset, layout.bytes());
+            let control = ControlBuffer::new(remote, local, layout);
+            let address = remote.as_ptr() as u64;
+            links.push(UnconnectedLink { peer: *peer, rails: rails_by_qp, qps, control, address });
+            offset += layout.bytes();
         }
         let rails = rails.to_vec();
         let registry = Arc::new(registry);
-        Ok(Self { peers: unconnected, devices, ports, rails, registry, controls, options, me })
+        Ok(Self { links, devices, ports, rails, registry, controls, options, me })
     }
 
-    /// What the peers must know.
+    /// What the peers need to connect to this rank.
     ///
     /// # Errors
-    /// `System` if a key cannot be had.
+    /// `System` if the control buffers cannot be registered at a device.
     pub(crate) fn connect_info(&self) -> Result<ConnectInfo> {
         let keys = self.controls.remote.rkeys()?;
-        let peers = self.peers.iter().map(|half| {
-            let endpoints = half.pairs.iter().map(QueuePair::endpoint).collect();
-            (half.peer, LinkConnectInfo { endpoints, address: half.address, keys })
+        let links = self.links.iter().map(|link| {
+            let endpoints = link.qps.iter().map(QueuePair::endpoint).collect();
+            (link.peer, LinkConnectInfo { endpoints, address: link.address, keys })
         });
         let mtus = self.ports.iter().map(|port| port.mtu).collect();
-        Ok(ConnectInfo { mtus, peers: peers.collect() })
+        Ok(ConnectInfo { mtus, links: links.collect() })
     }
 
-    /// Connects to all peers; `rails` and `invitations` are what the ranks have told, by rank.
+    /// Connects to all peers. `rails` and `connect_info` are what the ranks published, by rank.
     ///
     /// # Errors
-    /// `System` if a device refuses; `Disagreement` if what a peer told does not fit.
+    /// `System` if a device refuses; `Disagreement` if what a peer published does not fit this rank's links.
     pub(crate) fn connect(
         self,
         rails: &[Vec<Rail>],
         connect_info: &[ConnectInfo],
         fault: &Arc<Fault>,
     ) -> Result<Verbs> {
-        let Self { peers, devices, ports, rails: mine, registry, controls, options, me } = self;
-        let mut links = Vec::new();
-        for (place, half) in peers.into_iter().enumerate() {
-            let peer = half.peer;
+        let Self { links, devices, ports, rails: mine, registry, controls, options, me } = self;
+        let mut peers = Vec::new();
+        for (index, link) in links.into_iter().enumerate() {
+            let peer = link.peer;
             let missing = |what: &str| {
-                Error::new(ErrorKind::Disagreement, format!("rank {peer} told nothing of its {what}"))
+                let message = format!("rank {peer} published no {what}; do all ranks run the same version?");
+                Error::new(ErrorKind::Disagreement, message)
             };
             let theirs = &connect_info[peer];
-            let (_, connect_info) =
-                theirs.peers.iter().find(|(rank, _)| *rank == me).ok_or_else(|| missing("queue pairs"))?;
+            let (_, link_info) =
+                theirs.links.iter().find(|(rank, _)| *rank == me).ok_or_else(|| missing("queue pairs"))?;
             let mut fresh = Vec::new();
-            for (pair, (mine_at, theirs_at)) in half.pairs.into_iter().zip(&half.rails) {
-                let rail = rails[peer].get(*theirs_at).ok_or_else(|| missing("rails"))?;
-                let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| missing("packets"))?;
+            for (qp, (mine_at, theirs_at)) in link.qps.into_iter().zip(&link.rails) {
+                let rail = rails[peer].get(*theirs_at).ok_or_else(|| missing("matching rail"))?;
+                let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| missing("MTU of its rail"))?;
                 let mtu = ports[*mine_at].mtu.min(*mtu);
-                fresh.push((pair, path_attributes(&mine[*mine_at], rail, mtu, &options)));
+                fresh.push((qp, options.path_attributes(&mine[*mine_at], rail, mtu)));
             }
-            let link = Link::new(peer, half.control, &half.rails);
-            links.push(Peer::connect(place, link, half.control, &controls, fresh, connect_info)?);
+            let state = Link::new(peer, link.control, &link.rails);
+            peers.push(Peer::connect(index, state, link.control, &controls, fresh, link_info)?);
         }
         let rails = mine.into_iter().zip(ports).collect();
-        Verbs::new(links, devices, rails, registry, options, Arc::clone(fault))
+        Verbs::new(peers, devices, rails, registry, options, Arc::clone(fault))
     }
 
-    /// Whoever is told of memory that devices shall reach.
+    /// The registrar of the memory that devices may access.
     pub(crate) fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::clone(&self.registry) as _
-    }
-}
-
-/// How a peer's rail is reached from one of this rank's.
-pub(super) fn path_attributes(
-    mine: &Rail,
-    theirs: &Rail,
-    mtu: u32,
-    options: &VerbsOptions,
-) -> PathAttributes {
-    PathAttributes {
-        port: mine.port,
-        gid_index: mine.gid_index,
-        gid: theirs.gid,
-        lid: theirs.lid,
-        global: mine.layer == LinkLayer::Ethernet || mine.network != theirs.network,
-        mtu,
-        service_level: options.service_level,
-        traffic_class: options.traffic_class,
-        timeout: options.timeout,
-        retries: options.retries,
     }
 }

@@ -1,21 +1,23 @@
-//! Verbs: RDMA devices, which of their ports a rank uses, and what connects them to a peer's.
+//! The verbs transport: RDMA devices, which of their ports a rank uses, and the links to peers over them.
 //!
-//! What needs no library of the devices is compiled always, so that `flexring doctor` can tell about any machine.
-//! Must not know schedules, nor how ranks find each other.
+//! The modules that need no RDMA library are always compiled, so that `flexring doctor` reports on any machine.
+//! Must not know schedules, nor how ranks find each other. Dependencies point from the bottom of this table upwards.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `inventory` | what RDMA devices there are, as the kernel's files tell |
-//! | `port_selection` | which of their ports become rails, why the others do not, and which rails of two ranks are connected |
-//! | `objects` | owners of devices, domains, queues, queue pairs and registered memory |
-//! | `regions` | what memory is registered, and for how long |
-//! | `gpu` | which way devices take to a GPU's memory, and what must be known of it |
-//! | `probe` | what an open device says of itself, for `flexring doctor` |
-//! | `wire`, `board` | what ranks write into each other's memory |
-//! | `link` | one peer's messages, over one queue pair or many: pure |
-//! | `peer` | the link and its queue pairs together |
-//! | `connect` | opening, connecting, trying |
+//! | `inventory` | the RDMA devices that the kernel lists |
+//! | `port_selection` | which ports become rails, why others do not, and which rails of two ranks are connected |
+//! | `objects` | RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
+//! | `options` | link settings, and the path attributes that follow from them |
+//! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
+//! | `probe` | what an open device reports about itself, for `flexring doctor` |
+//! | `wire` | what ranks write into each other's memory: immediate data and control entries |
+//! | `control_buffer` | reading and writing control entries |
+//! | `registry` | which memory is registered, and for how long |
+//! | `link` | the protocol of one link over one or more queue pairs, without I/O |
+//! | `peer` | one link together with its queue pairs |
 //! | `transport` | all links of a rank |
+//! | `connect` | opening devices, exchanging addresses, connecting |
 
 #[cfg(feature = "verbs")]
 mod connect;
@@ -32,6 +34,8 @@ mod link;
 #[cfg(feature = "verbs")]
 mod objects;
 #[cfg(feature = "verbs")]
+mod options;
+#[cfg(feature = "verbs")]
 mod peer;
 pub mod port_selection;
 #[cfg(feature = "verbs")]
@@ -46,4 +50,6 @@ mod transport;
 mod wire;
 
 #[cfg(feature = "verbs")]
-pub(crate) use connect::{ConnectInfo, UnconnectedVerbs, VerbsOptions};
+pub(crate) use connect::{ConnectInfo, UnconnectedVerbs};
+#[cfg(feature = "verbs")]
+pub(crate) use options::VerbsOptions;

@@ -1,8 +1,8 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
 
-use super::connect::VerbsOptions;
 use super::gpu::{FlushQueue, Flusher};
 use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
+use super::options::VerbsOptions;
 use super::peer::{Peer, peer_index_of};
 use super::port_selection::Rail;
 use super::registry::MemoryRegistry;

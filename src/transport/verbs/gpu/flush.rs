@@ -9,11 +9,11 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
-use crate::transport::verbs::connect::{VerbsOptions, path_attributes};
 use crate::transport::verbs::objects::{
     AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
     QueuePair, ReadRequest,
 };
+use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
 use crate::transport::{Event, Events};
 use std::cell::UnsafeCell;
@@ -84,7 +84,7 @@ impl Flusher {
         let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
         let pair = QueuePair::loopback(pd, &queue, depth, (rail.port, rail.pkey_index))?;
         let itself = pair.endpoint();
-        let pair = pair.connect(0, itself, &path_attributes(rail, rail, port.mtu, options))?;
+        let pair = pair.connect(0, itself, &options.path_attributes(rail, rail, port.mtu))?;
         let device = rail.device.clone();
         Ok(Self { pair, queue, landing, byte, device, begun: 0, done: 0 })
     }

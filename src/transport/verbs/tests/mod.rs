@@ -5,10 +5,11 @@
 mod contract;
 mod faults;
 
-use super::connect::{UnconnectedVerbs, VerbsOptions};
+use super::connect::UnconnectedVerbs;
 use super::gpu::GpuRegistrar;
 use super::inventory::{Affinity, Inventory};
 use super::objects::Shim;
+use super::options::VerbsOptions;
 use super::port_selection::{Rail, pair_rails, select};
 use super::transport::Verbs;
 use crate::call::Call;
