@@ -1,8 +1,10 @@
-//! Whose turn it is: calls of a communicator run one at a time, in the order in which they were made.
+//! The order of calls: a communicator runs its calls one at a time, in the order in which they were made.
+//!
+//! Owns the ticket lock for that. Must not know what a call is.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The order of calls, whichever threads make them.
+/// A ticket lock: turns come in the order of tickets, whichever thread holds them.
 #[derive(Debug, Default)]
 pub(super) struct CallQueue {
     state: Mutex<QueueState>,
@@ -11,24 +13,27 @@ pub(super) struct CallQueue {
 
 #[derive(Debug, Default)]
 struct QueueState {
-    taken: u64,
+    /// Number of the next ticket.
+    next: u64,
+    /// Number of the ticket whose turn it is.
     serving: u64,
+    /// Threads that wait for their turn.
     waiting: u32,
 }
 
-/// A place in the order.
+/// A position in the order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct QueueTicket(u64);
 
 impl CallQueue {
-    /// Takes the next place.
+    /// Takes the next position.
     pub(super) fn take_ticket(&self) -> QueueTicket {
         let mut state = self.lock();
-        state.taken += 1;
-        QueueTicket(state.taken - 1)
+        state.next += 1;
+        QueueTicket(state.next - 1)
     }
 
-    /// Waits until it is this ticket's turn. The turn ends when the guard is dropped.
+    /// Waits for this ticket's turn. The turn ends when the guard is dropped.
     pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
         let mut state = self.lock();
         while state.serving != ticket.0 {
@@ -44,7 +49,7 @@ impl CallQueue {
     }
 }
 
-/// Somebody's turn.
+/// The current turn. Dropping it starts the next one.
 #[derive(Debug)]
 pub(super) struct ActiveCall<'a>(&'a CallQueue);
 

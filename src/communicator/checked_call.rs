@@ -1,4 +1,6 @@
-//! What a caller asks for, checked.
+//! The arguments of a call, checked.
+//!
+//! Owns the rules that arguments must satisfy. Must not know how calls run.
 
 use crate::call::Collective;
 use crate::dtype::{DType, ReduceOp};
@@ -6,55 +8,58 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{Memory, Piece};
 use crate::rank::Rank;
 
-/// A checked call. The pieces are what the caller vouches for.
+/// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckedCall {
     pub(super) collective: Collective,
     pub(super) root: Rank,
-    /// What this rank gives; empty where it gives nothing.
+    /// What this rank contributes; empty if it contributes nothing.
     pub(super) input: Piece,
-    /// What this rank gets; empty where it gets nothing.
+    /// Where this rank's result goes; empty if it gets none.
     pub(super) output: Piece,
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
-    /// Elements of the whole vector.
+    /// Number of elements in the whole vector.
     pub(super) count: u64,
-    /// Whether what input and output have in common is the same memory.
+    /// Whether input and output overlap. They then have the same elements at the same addresses.
     pub(super) in_place: bool,
 }
 
 impl CheckedCall {
-    /// Whether all memory of the call is the host's.
+    /// Whether input and output are memory of the host.
     pub(crate) fn is_on_host(&self) -> bool {
         self.input.is_host() && self.output.is_host()
     }
 
-    /// Whose memory the call is about.
+    /// The memory that input and output are in.
     pub(super) fn memory(&self) -> Memory {
         if self.input.is_empty() { self.output.memory() } else { self.input.memory() }
     }
 
-    /// Bytes that are needed for what is made on the way: as many as the whole vector has, if the caller's has fewer.
-    pub(super) fn scratch(&self) -> usize {
+    /// Bytes of scratch memory for intermediate results: the length of the whole vector if the output is
+    /// shorter, else 0.
+    pub(super) fn scratch_bytes(&self) -> usize {
         let whole = self.count as usize * self.dtype.size();
         if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
     }
 
-    /// Whether there is nothing to reduce or to move.
+    /// Whether the whole vector has no elements.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 }
 
-/// Who asks: the rank, and how many there are.
+/// Checks the arguments of the calls of one rank. Every method fails with `InvalidArgument`, and says which
+/// argument is wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallValidator {
     pub(crate) rank: Rank,
+    /// Number of ranks.
     pub(crate) world: usize,
 }
 
 impl CallValidator {
-    /// Checks an all-reduce of the elements of `input` into `output`.
+    /// Checks an all-reduce of `input` into `output`.
     pub(crate) fn all_reduce(
         self,
         input: Piece,
@@ -68,7 +73,7 @@ impl CallValidator {
         self.check(Collective::AllReduce, 0, (input, 0), (output, 0), input.len(), dtype, op)
     }
 
-    /// Checks a reduction of `input`, of which this rank gets its part.
+    /// Checks a reduce-scatter of `input`, whose part for this rank goes to `output`.
     pub(crate) fn reduce_scatter(
         self,
         input: Piece,
@@ -88,7 +93,7 @@ impl CallValidator {
         self.check(Collective::ReduceScatter, 0, (input, 0), (output, offset), input.len(), dtype, op)
     }
 
-    /// Checks a gathering of all `input`s into every `output`.
+    /// Checks an all-gather of all ranks' `input` into `output`.
     pub(crate) fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
         if input.len().checked_mul(self.world) != Some(output.len()) {
             return refuse(format!(
@@ -103,7 +108,7 @@ impl CallValidator {
         self.check(Collective::AllGather, 0, (input, offset), (output, 0), output.len(), dtype, op)
     }
 
-    /// Checks a broadcast of the root's `input` into every `output`.
+    /// Checks a broadcast of the root's `input` into `output` of all ranks.
     pub(crate) fn broadcast(
         self,
         input: Piece,
@@ -119,7 +124,7 @@ impl CallValidator {
         self.check(Collective::Broadcast, root, (input, 0), (output, 0), output.len(), dtype, op)
     }
 
-    /// Checks a reduction of all `input`s into the root's `output`.
+    /// Checks a reduction of all ranks' `input` into the root's `output`.
     pub(crate) fn reduce(
         self,
         input: Piece,
@@ -135,7 +140,8 @@ impl CallValidator {
         self.check(Collective::Reduce, root, (input, 0), (output, 0), input.len(), dtype, op)
     }
 
-    /// What all have in common. Pieces come with where they begin in the whole vector of `bytes` bytes.
+    /// The checks that all collectives share. Each piece comes with its offset in the whole vector of `bytes`
+    /// bytes.
     #[allow(clippy::too_many_arguments, reason = "they are the caller's arguments")]
     fn check(
         self,
@@ -168,7 +174,7 @@ impl CallValidator {
                 output.memory()
             ));
         }
-        // In place, both begin at the same place of the same vector.
+        // In place, the whole vector begins at the same address for both.
         let in_place =
             both && address(input).wrapping_sub(input_at) == address(output).wrapping_sub(output_at);
         let overlap = both
@@ -193,6 +199,6 @@ fn address(piece: Piece) -> usize {
     piece.as_ptr() as usize
 }
 
-fn refuse<T>(words: String) -> Result<T> {
-    Err(Error::new(ErrorKind::InvalidArgument, words))
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidArgument, message))
 }

@@ -1,141 +1,157 @@
-//! Who watches over the ranks of a communicator: the control connection between processes, or the group that the
-//! threads of one process share.
+//! The control plane of a communicator: how ranks learn of each other's calls and failures.
+//!
+//! Owns the choice between the control connection of ranks that are processes and the shared state of ranks
+//! that are threads of one process. Must not know how processes detect failures (`bootstrap`), nor what a
+//! call does.
 
 use crate::bootstrap::ControlConnection;
 use crate::call::Call;
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
 use crate::rank::Rank;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is told to the other ranks, and what they tell.
+/// Reports this rank's calls and failures to the other ranks.
 pub(super) enum ControlPlane {
-    /// Ranks that are processes.
-    ControlConnection(ControlConnection),
-    /// Ranks that are threads of this process.
-    LocalGroup(LocalMember),
+    /// Ranks are processes.
+    Processes(ControlConnection),
+    /// Ranks are threads of this process.
+    Threads(LocalMember),
 }
 
 impl ControlPlane {
-    /// This rank enters a call.
-    pub(super) fn enter(&self, call: &Call) {
+    /// Reports that this rank enters a call.
+    pub(super) fn enter_call(&self, call: &Call) {
         match self {
-            Self::ControlConnection(control) => control.call_state().enter(call),
-            Self::LocalGroup(member) => member.enter(call),
+            Self::Processes(connection) => connection.call_state().enter(call),
+            Self::Threads(member) => member.enter_call(call),
         }
     }
 
-    /// This rank has left the call that it entered last.
-    pub(super) fn leave(&self) {
+    /// Reports that this rank has left the call that it entered last.
+    pub(super) fn leave_call(&self) {
         match self {
-            Self::ControlConnection(control) => control.call_state().leave(),
-            Self::LocalGroup(member) => member.leave(),
+            Self::Processes(connection) => connection.call_state().leave(),
+            Self::Threads(member) => member.leave_call(),
         }
     }
 
-    /// Tells everybody that this rank failed, and returns what everybody is told to be the cause.
-    pub(super) fn report(&self, error: Error) -> Error {
+    /// Reports that this rank failed, and returns the root cause, which is the same on all ranks.
+    pub(super) fn report_failure(&self, error: Error) -> Error {
         match self {
-            Self::ControlConnection(control) => {
+            Self::Processes(connection) => {
                 let suspect = error.suspect();
-                control.report(error, suspect)
+                connection.report(error, suspect)
             }
-            Self::LocalGroup(member) => member.report(error),
+            Self::Threads(member) => member.report_failure(error),
         }
     }
 
     /// Ends the communicator on all ranks.
     pub(super) fn abort(&self, fault: &Fault, rank: Rank) {
-        let words = "the communicator was aborted";
+        let message = "the communicator was aborted";
         match self {
-            Self::ControlConnection(control) => control.abort(words),
-            Self::LocalGroup(_) => {
-                fault.raise(Error::new(ErrorKind::Aborted, format!("rank {rank}: {words}")));
+            Self::Processes(connection) => connection.abort(message),
+            Self::Threads(_) => {
+                fault.raise(Error::new(ErrorKind::Aborted, format!("rank {rank}: {message}")));
             }
         }
     }
 }
 
-/// Ranks that are threads of one process share one fault, and see each other's calls.
+/// The shared state of ranks that are threads of one process: one fault, and the progress of each rank.
 pub(super) struct LocalGroup {
-    calls: Mutex<Vec<CallProgress>>,
+    /// By rank.
+    progress: Mutex<Vec<CallProgress>>,
     fault: Arc<Fault>,
 }
 
+/// Where a rank is in the sequence of calls.
 #[derive(Clone, Copy, Debug)]
 enum CallProgress {
+    /// Between two calls. `finished` is the sequence number of the last one, 0 before the first.
     Idle { finished: u64 },
-    In(Call),
+    /// In a call.
+    InCall(Call),
+    /// The rank's communicator was dropped.
     Left { finished: u64 },
+}
+
+impl CallProgress {
+    /// Sequence number of the last call that the rank finished or entered.
+    fn last_call(self) -> u64 {
+        match self {
+            Self::Idle { finished } | Self::Left { finished } => finished,
+            Self::InCall(call) => call.sequence,
+        }
+    }
 }
 
 impl LocalGroup {
     pub(super) fn new(world: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Arc::new(Self { calls: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
+        Arc::new(Self { progress: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
     }
 
-    /// Adds to a time-out which ranks are not in the call.
-    fn explain(&self, error: &Error) -> Error {
-        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = calls.iter().map(|standing| standing.finished()).max().unwrap_or(0);
-        let mut words = error.message().to_owned();
-        for (rank, standing) in calls.iter().enumerate() {
-            match standing {
+    /// Adds to a time-out which ranks have not made the call.
+    fn explain_timeout(&self, error: &Error) -> Error {
+        let progress = self.lock();
+        let current = progress.iter().map(|progress| progress.last_call()).max().unwrap_or(0);
+        let mut message = error.message().to_owned();
+        for (rank, progress) in progress.iter().enumerate() {
+            // Writing to a String cannot fail.
+            let _ = match progress {
                 CallProgress::Idle { finished } if *finished < current => {
-                    words += &format!("; rank {rank} has not made call #{current}: its last was #{finished}");
+                    write!(message, "; rank {rank} has not made call #{current}: its last was #{finished}")
                 }
                 CallProgress::Left { finished } if *finished < current => {
-                    words += &format!("; rank {rank} left after call #{finished}");
+                    write!(message, "; rank {rank} left after call #{finished}")
                 }
-                _ => {}
-            }
+                _ => Ok(()),
+            };
         }
-        Error::new(error.kind(), words)
+        Error::new(error.kind(), message)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<CallProgress>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of them.
+/// One rank of a [`LocalGroup`].
 pub(super) struct LocalMember {
     pub(super) group: Arc<LocalGroup>,
     pub(super) rank: Rank,
 }
 
 impl LocalMember {
-    fn enter(&self, call: &Call) {
-        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = CallProgress::In(*call);
-        for (other, standing) in calls.iter().enumerate() {
-            let CallProgress::In(theirs) = standing else { continue };
+    /// Enters a call. Raises the fault if another rank is in a different call with the same sequence number.
+    fn enter_call(&self, call: &Call) {
+        let mut progress = self.group.lock();
+        progress[self.rank] = CallProgress::InCall(*call);
+        for (other, progress) in progress.iter().enumerate() {
+            let CallProgress::InCall(theirs) = progress else { continue };
             if theirs.sequence == call.sequence && !theirs.agrees_with(call) {
-                let words = call.difference(self.rank, theirs, other);
-                self.group.fault.raise(Error::new(ErrorKind::Disagreement, words));
+                let message = call.difference(self.rank, theirs, other);
+                self.group.fault.raise(Error::new(ErrorKind::Disagreement, message));
             }
         }
     }
 
-    fn leave(&self) {
-        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = CallProgress::Idle { finished: calls[self.rank].finished() };
+    fn leave_call(&self) {
+        let mut progress = self.group.lock();
+        progress[self.rank] = CallProgress::Idle { finished: progress[self.rank].last_call() };
     }
 
-    fn report(&self, error: Error) -> Error {
-        let error = if error.kind() == ErrorKind::Timeout { self.group.explain(&error) } else { error };
-        self.group.fault.raise(error)
+    fn report_failure(&self, error: Error) -> Error {
+        let timed_out = error.kind() == ErrorKind::Timeout;
+        self.group.fault.raise(if timed_out { self.group.explain_timeout(&error) } else { error })
     }
 }
 
 impl Drop for LocalMember {
     fn drop(&mut self) {
-        let mut calls = self.group.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls[self.rank] = CallProgress::Left { finished: calls[self.rank].finished() };
-    }
-}
-
-impl CallProgress {
-    fn finished(self) -> u64 {
-        match self {
-            Self::Idle { finished } | Self::Left { finished } => finished,
-            Self::In(call) => call.sequence,
-        }
+        let mut progress = self.group.lock();
+        progress[self.rank] = CallProgress::Left { finished: progress[self.rank].last_call() };
     }
 }

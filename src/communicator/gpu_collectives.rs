@@ -1,6 +1,7 @@
-//! The collectives on vectors that are on a GPU.
+//! The collectives on vectors in the memory of a GPU.
 //!
-//! Owns nothing: every call is that of the host's vectors, but takes effect in the stream of the vector.
+//! Owns the public methods for them. Must not know how a call runs: each method has the arguments checked,
+//! and submits the call to the stream of its vector.
 
 use super::{CheckedCall, Communicator};
 use crate::device::CallerStream;
@@ -10,18 +11,19 @@ use crate::error::Result;
 use crate::memory::Piece;
 use crate::rank::Rank;
 
-/// The same as on the host's vectors, on a GPU's. Every call returns at once and takes effect in the stream of the vector
-/// that it writes: behind what is in that stream, and before what comes later. If it fails later, the next call says so.
-/// Calls on cust's `DeviceBuffer` return when the result is there.
+/// Collectives on vectors in the memory of a GPU. Every call returns at once and takes effect in the stream
+/// of the vector that it writes: after the work that is in that stream already, and before work that is added
+/// later. If a call fails after it has returned, the next call returns the error. Calls on cust's
+/// `DeviceBuffer` return when the result is complete.
 impl Communicator {
     /// [`all_reduce`](Self::all_reduce) on a GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` if the memory is not of the communicator's GPU, or the operation is none of the type; the
-    /// failure of an earlier call.
+    /// `InvalidArgument` if the memory does not belong to the communicator's GPU, or the type does not
+    /// support the operation; the failure of an earlier call.
     pub fn all_reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.validator().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
+            self.run_in_place::<V>(self.validator().all_reduce(piece, piece, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -35,7 +37,9 @@ impl Communicator {
         receive: &mut W,
         op: ReduceOp,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.validator().all_reduce(input, output, T::DTYPE, op))
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().all_reduce(input, output, T::DTYPE, op)
+        })
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) on a GPU.
@@ -48,7 +52,7 @@ impl Communicator {
         receive: &mut W,
         op: ReduceOp,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| {
+        self.run_out_of_place(send, receive, |input, output| {
             self.validator().reduce_scatter(input, output, T::DTYPE, op)
         })
     }
@@ -62,7 +66,9 @@ impl Communicator {
         send: &V,
         receive: &mut W,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.validator().all_gather(input, output, T::DTYPE))
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().all_gather(input, output, T::DTYPE)
+        })
     }
 
     /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) on a GPU.
@@ -72,7 +78,7 @@ impl Communicator {
     pub fn reduce_scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_on::<V>(self.validator().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
+            self.run_in_place::<V>(self.validator().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
         })
     }
 
@@ -83,7 +89,7 @@ impl Communicator {
     pub fn all_gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V) -> Result<()> {
         vector.lend(|piece, stream| {
             let part = self.part_of::<V::Item>(piece);
-            self.run_on::<V>(self.validator().all_gather(part, piece, V::Item::DTYPE)?, stream)
+            self.run_in_place::<V>(self.validator().all_gather(part, piece, V::Item::DTYPE)?, stream)
         })
     }
 
@@ -93,7 +99,7 @@ impl Communicator {
     /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `root`.
     pub fn broadcast_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.validator().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
+            self.run_in_place::<V>(self.validator().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)
         })
     }
 
@@ -107,7 +113,9 @@ impl Communicator {
         receive: &mut W,
         root: Rank,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| self.validator().broadcast(input, output, T::DTYPE, root))
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().broadcast(input, output, T::DTYPE, root)
+        })
     }
 
     /// [`reduce`](Self::reduce) on a GPU.
@@ -116,7 +124,7 @@ impl Communicator {
     /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
     pub fn reduce_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            self.run_on::<V>(self.validator().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
+            self.run_in_place::<V>(self.validator().reduce(piece, piece, V::Item::DTYPE, op, root)?, stream)
         })
     }
 
@@ -131,20 +139,20 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<()> {
-        self.between(send, receive, |input, output| {
+        self.run_out_of_place(send, receive, |input, output| {
             self.validator().reduce(input, output, T::DTYPE, op, root)
         })
     }
 
-    /// Runs a call on a vector of this kind.
-    fn run_on<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
+    /// Submits a call on one vector, and waits for it if vectors of this kind require that.
+    fn run_in_place<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
         let outcome = self.submit_in_stream(checked, stream, None)?;
         if V::WAITS { outcome.wait() } else { Ok(()) }
     }
 
-    /// Two vectors meet in the stream of the one that is written; what is in the other's comes before, too, as that one
-    /// is made to wait for it.
-    fn between<V: GpuVector, W: GpuVector>(
+    /// Submits a call that reads one vector and writes another. It takes effect in the stream of the vector
+    /// that it writes, and is also ordered with the work in the other vector's stream.
+    fn run_out_of_place<V: GpuVector, W: GpuVector>(
         &self,
         send: &V,
         receive: &mut W,

@@ -1,6 +1,7 @@
-//! Which program serves a call.
+//! Which program executes a call.
 //!
-//! Owns the plans of a communicator and the programs that were made of them. Must not know what runs them.
+//! Owns the plans of a communicator, and the programs that were lowered from them. Must not know how programs
+//! run.
 
 use super::checked_call::CheckedCall;
 use crate::call::Collective;
@@ -19,38 +20,48 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The plans of a communicator, and its programs so far.
+/// Debug builds verify plans for at most this many ranks, because every rank verifies the programs of all
+/// ranks.
+const MAX_VERIFIED_RANKS: usize = 16;
+
+/// The plans of a communicator, and the programs that calls have needed so far.
 pub(super) struct Plans {
     rank: Rank,
-    /// For vectors whose bytes take the time.
     main: Arc<Plan>,
-    /// For vectors whose messages take the time, if there is another plan for them.
+    /// `None` if the main plan is used for all sizes.
     direct: Option<Arc<Plan>>,
-    /// Bytes up to which a vector is one of those.
+    /// Largest vector, in bytes, that uses the direct plan.
     direct_limit: usize,
-    /// Bytes up to which every rank reduces a vector itself.
+    /// Largest vector, in bytes, that every rank reduces itself.
     small: usize,
     subchunk: usize,
     reproducible: bool,
-    installed: HashMap<Key, Installed>,
-    /// What was chosen and why.
+    installed: HashMap<ProgramKey, Installed>,
+    /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
 }
 
-/// Debug builds prove plans for at most this many ranks: every rank proves all ranks' programs.
-const PROVED: usize = 16;
+/// The plans that a communicator can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum PlanKind {
+    /// For long vectors, whose time depends on bandwidth.
+    Main,
+    /// For short vectors, whose time depends on the number of messages: straight between all ranks.
+    Direct,
+}
 
-/// Which program: whether the plan is the direct one, and what it is for.
-type Key = (bool, ProgramSpec);
+/// Identifies a program.
+type ProgramKey = (PlanKind, ProgramSpec);
 
 #[derive(Clone, Copy)]
 struct Installed {
     path: Path,
+    /// Equal on all ranks that run the same program.
     digest: u64,
 }
 
 impl Plans {
-    /// Plans for `topology` as the settings ask for.
+    /// Makes the plans for `topology` according to the settings.
     pub(super) fn new(config: &Config, topology: &Topology, rank: Rank) -> Result<Self> {
         let (main, selection) = match &config.plan_file {
             Some(path) => (
@@ -67,11 +78,11 @@ impl Plans {
                 (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
             }
         };
-        // The planners are proved by tests; where speed does not matter, so is what they plan here.
-        if cfg!(debug_assertions) && topology.world() <= PROVED {
+        // Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
+        if cfg!(debug_assertions) && topology.world() <= MAX_VERIFIED_RANKS {
             VerifiedPlan::new(Plan::clone(&main))?;
         }
-        // Who names an algorithm gets it for all sizes.
+        // An algorithm that the user named is used for all sizes.
         let direct = selection::uses_direct_plan(config, topology)
             .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));
         Ok(Self {
@@ -87,32 +98,35 @@ impl Plans {
         })
     }
 
-    /// What was chosen and why, in a clause.
+    /// The schedule and why it was chosen, as a clause.
     pub(super) fn summary(&self) -> String {
         format!("schedule {} ({})", self.main.schedule().name(), self.selection.reason)
     }
 
-    /// Equal on all ranks that will run the same programs.
+    /// Equal on all ranks that have the same plans and sub-chunk size.
     pub(super) fn digest(&self) -> u64 {
         let direct = self.direct.as_ref().map_or(0, |plan| plan.digest());
         self.main.digest() ^ direct.rotate_left(1) ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
     }
 
-    /// Makes the programs of usual calls, so that the first of them is as fast as the others.
+    /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
-        for (direct, by_wave, one_shot) in
-            [(false, true, false), (false, false, false), (true, false, false), (true, false, true)]
-        {
-            if !direct || self.direct.is_some() {
+        for (kind, by_wave, one_shot) in [
+            (PlanKind::Main, true, false),
+            (PlanKind::Main, false, false),
+            (PlanKind::Direct, false, false),
+            (PlanKind::Direct, false, true),
+        ] {
+            if kind == PlanKind::Main || self.direct.is_some() {
                 let reproducible = self.reproducible;
                 let spec = ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE };
-                self.install((direct, spec), executor)?;
+                self.install((kind, spec), executor)?;
             }
         }
         Ok(())
     }
 
-    /// Uses another plan for everything from now on. The first call of each kind pays for its program.
+    /// Uses another plan for all later calls. The first call of each kind installs its program.
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
         self.direct = None;
@@ -120,12 +134,14 @@ impl Plans {
         executor.uninstall_all();
     }
 
-    /// How `checked` is done, and the digest by which ranks agree on it. The first call of its kind pays for the
-    /// program.
+    /// How `checked` is executed, and the digest by which ranks check that they run the same program. The
+    /// first call of its kind installs the program.
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(Path, u64)> {
         let bytes = checked.count as usize * checked.dtype.size();
         let direct = bytes <= self.direct_limit && self.direct.is_some();
-        // What a rank receives then grows with the world.
+        let kind = if direct { PlanKind::Direct } else { PlanKind::Main };
+        // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
+        // their total length.
         let received = bytes * (self.main.schedule().world() - 1);
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
@@ -135,23 +151,28 @@ impl Plans {
             root: checked.root,
             prescale,
             reproducible: self.reproducible && checked.collective.reduces(),
-            by_wave: !one_shot && self.plan(direct).longest_shard() * bytes as f64 > self.subchunk as f64,
+            by_wave: !one_shot && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
             one_shot,
         };
-        let installed = match self.installed.get(&(direct, spec)) {
+        let installed = match self.installed.get(&(kind, spec)) {
             Some(installed) => *installed,
-            None => self.install((direct, spec), executor)?,
+            None => self.install((kind, spec), executor)?,
         };
         Ok((installed.path, installed.digest))
     }
 
-    fn plan(&self, direct: bool) -> &Plan {
-        self.direct.as_ref().filter(|_| direct).unwrap_or(&self.main)
+    fn plan(&self, kind: PlanKind) -> &Plan {
+        match (kind, &self.direct) {
+            (PlanKind::Direct, Some(direct)) => direct,
+            _ => &self.main,
+        }
     }
 
-    fn install(&mut self, key: Key, executor: &mut Executor) -> Result<Installed> {
-        let program = Arc::new(self.plan(key.0).program(self.rank, key.1));
-        // Each has the plan's own digest in it, which must not cancel out.
+    fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<Installed> {
+        let (kind, spec) = key;
+        let program = Arc::new(self.plan(kind).program(self.rank, spec));
+        // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
+        // would cancel out.
         let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
         let digest = xxh3_64(&both.to_le_bytes());
         let installed = Installed { digest, path: executor.install(program)? };
@@ -160,15 +181,16 @@ impl Plans {
     }
 }
 
-/// Reads a plan and proves it.
+/// Reads a plan and verifies it.
 fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Plan>> {
-    let refuse =
-        |words: String| Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_PLAN_FILE={path}: {words}"));
+    let refuse = |message: String| {
+        Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_PLAN_FILE={path}: {message}"))
+    };
     let schedule = description::plan(path)?;
     let (planned, world) = (schedule.world(), topology.world());
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
     }
-    let proven = VerifiedPlan::for_all(Plan::on(schedule, topology, config.lowering));
-    proven.map(|proven| Arc::clone(proven.plan())).map_err(|error| refuse(error.message().to_owned()))
+    let verified = VerifiedPlan::for_all(Plan::on(schedule, topology, config.lowering));
+    verified.map(|verified| Arc::clone(verified.plan())).map_err(|error| refuse(error.message().to_owned()))
 }

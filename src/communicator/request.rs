@@ -1,4 +1,6 @@
-//! Calls that run while their caller does something else.
+//! Asynchronous calls as their callers see them.
+//!
+//! Owns the outcome of a call and the request that waits for it. Must not know what runs the call.
 
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,11 +11,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector that an asynchronous call can own: its elements stay where they are when the owner moves.
+/// A vector that an asynchronous call can own. Its elements keep their address when the owner moves.
 pub trait Owned: sealed::Sealed + Send + 'static {
-    /// What it is a vector of.
+    /// The element type.
     type Item: Element;
-    /// Its elements.
+    /// Borrows the elements.
     fn elements(&mut self) -> &mut [Self::Item];
 }
 
@@ -33,21 +35,22 @@ impl<T: Element> Owned for Buffer<T> {
     }
 }
 
-/// How a call under way ends, seen by its caller and by the thread that runs it.
+/// The result of a call, shared by its caller and the thread that runs it.
 #[derive(Debug, Default)]
 pub(crate) struct CallOutcome {
+    /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
 }
 
 impl CallOutcome {
-    /// Tells how the call ended; only the first word counts.
+    /// Sets the result and wakes the waiters. Only the first call has an effect.
     pub(super) fn end(&self, result: Result<()>) {
         self.lock().get_or_insert(result);
         self.ended.notify_all();
     }
 
-    /// Waits for the end.
+    /// Waits until the call is over and returns its result.
     pub(crate) fn wait(&self) -> Result<()> {
         let mut result = self.lock();
         loop {
@@ -58,7 +61,7 @@ impl CallOutcome {
         }
     }
 
-    /// Whether the call has ended.
+    /// Whether the call is over, with success or not.
     pub(crate) fn is_over(&self) -> bool {
         self.lock().is_some()
     }
@@ -68,8 +71,8 @@ impl CallOutcome {
     }
 }
 
-/// An all-reduce under way. It owns the vector, so nobody can touch it meanwhile; dropping the request waits
-/// for the call to end.
+/// An all-reduce that was started by [`all_reduce_async`](super::Communicator::all_reduce_async). It owns the
+/// vector until the call is over; dropping the request waits for that.
 #[derive(Debug)]
 pub struct Request<B: Owned> {
     pub(super) outcome: Arc<CallOutcome>,
@@ -77,16 +80,16 @@ pub struct Request<B: Owned> {
 }
 
 impl<B: Owned> Request<B> {
-    /// Whether the call has ended, well or not.
+    /// Whether the call is over, with success or not.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.outcome.is_over()
     }
 
-    /// Waits for the end and gives the vector back.
+    /// Waits until the call is over and returns the vector.
     ///
     /// # Errors
-    /// Whatever went wrong, as for the blocking call.
+    /// As for the blocking call.
     pub fn wait(mut self) -> Result<B> {
         self.outcome.wait()?;
         self.vector.take().ok_or_else(|| Error::new(ErrorKind::Internal, "the vector of a request is gone"))
@@ -95,7 +98,7 @@ impl<B: Owned> Request<B> {
 
 impl<B: Owned> Drop for Request<B> {
     fn drop(&mut self) {
-        // The call uses the vector until its end, so it cannot be freed before.
+        // The call uses the vector until its end, so the vector cannot be freed before.
         let _ = self.outcome.wait();
     }
 }

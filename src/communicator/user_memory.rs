@@ -1,6 +1,6 @@
-//! Memory that others reach: neighbours read it, devices send from it and write to it.
+//! Memory of users that peers and devices reach: neighbours read it, RDMA devices send from it and write to it.
 //!
-//! Owns who must be told of such memory, and tells them. Must not know what is kept in it.
+//! Owns its allocation, and its announcement to neighbours and devices. Must not know its contents.
 
 use crate::dtype::Element;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,26 +11,35 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A rank's memory that others reach.
+/// Allocates and registers the memory that users give to calls.
 pub(super) struct UserMemory {
-    pub arena: Arc<Arena>,
-    /// Tells the neighbours of new buffers, if there are neighbours.
-    pub prefault: Option<RemotePrefault>,
-    /// Tells the devices, if there are devices.
-    pub registrar: Option<Arc<dyn Registrar>>,
-    /// What users have registered, by address and length, and how often: told wrong the same with and without devices.
-    pub registered: Mutex<HashMap<(usize, usize), usize>>,
+    arena: Arc<Arena>,
+    /// Announces new buffers to the neighbours, if there are neighbours.
+    prefault: Option<RemotePrefault>,
+    /// Registers memory with the RDMA devices, if there are devices.
+    registrar: Option<Arc<dyn Registrar>>,
+    /// How often users have registered each memory, by address and length. Kept without devices, too, so that
+    /// wrong arguments of `deregister` are refused in either case.
+    registered: Mutex<HashMap<(usize, usize), usize>>,
 }
 
 impl UserMemory {
-    /// A vector of `len` zeros.
+    pub(super) fn new(
+        arena: Arc<Arena>,
+        prefault: Option<RemotePrefault>,
+        registrar: Option<Arc<dyn Registrar>>,
+    ) -> Self {
+        Self { arena, prefault, registrar, registered: Mutex::default() }
+    }
+
+    /// Allocates a vector of `len` zeros.
     pub(super) fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let buffer = Buffer::new(Arc::clone(&self.arena), len, self.registrar.clone())?;
         self.announce(buffer.offset(), size_of_val(&buffer[..]));
         Ok(buffer)
     }
 
-    /// The same as plain bytes, for somebody who keeps the address only.
+    /// Allocates zeroed bytes that the caller frees by address.
     pub(super) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
         let (offset, start) = self.arena.lease(bytes)?;
         self.announce(offset, bytes);
@@ -40,12 +49,12 @@ impl UserMemory {
         Ok(start)
     }
 
-    /// Whether this memory lies in the arena.
-    pub(super) fn has(&self, start: *const u8, len: usize) -> bool {
+    /// Whether these bytes are part of the arena.
+    pub(super) fn contains(&self, start: *const u8, len: usize) -> bool {
         self.arena.has(start, len)
     }
 
-    /// Takes a lease back; `false` if nothing was leased at this address.
+    /// Frees leased bytes; `false` if nothing is leased at this address.
     pub(super) fn end_lease(&self, start: *const u8) -> bool {
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.leased(start)) {
             registrar.forget(piece);
@@ -59,29 +68,29 @@ impl UserMemory {
         }
     }
 
-    /// Registers memory of the user's own with the devices, if there are any.
+    /// Registers memory that is not in the arena with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece) -> Result<()> {
         if let Some(registrar) = &self.registrar {
             registrar.register(piece)?;
         }
-        *self.registered().entry(key(piece)).or_default() += 1;
+        *self.registered().entry(address_and_length(piece)).or_default() += 1;
         Ok(())
     }
 
-    /// Takes one registration of exactly this memory back.
+    /// Undoes one registration of exactly this memory.
     pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
         let mut registered = self.registered();
-        let Some(count) = registered.get_mut(&key(piece)) else {
-            let words = format!(
-                "{} bytes at {:p} are not registered: the same address and length are given back that were registered",
+        let Some(count) = registered.get_mut(&address_and_length(piece)) else {
+            let message = format!(
+                "{} bytes at {:p} are not registered: deregister takes the address and length that were registered",
                 piece.len(),
                 piece.as_ptr()
             );
-            return Err(Error::new(ErrorKind::InvalidArgument, words));
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
         };
         *count -= 1;
         if *count == 0 {
-            registered.remove(&key(piece));
+            registered.remove(&address_and_length(piece));
         }
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(piece))
     }
@@ -91,11 +100,11 @@ impl UserMemory {
     }
 }
 
-fn key(piece: Piece) -> (usize, usize) {
+fn address_and_length(piece: Piece) -> (usize, usize) {
     (piece.as_ptr() as usize, piece.len())
 }
 
-/// A vector that is registered with the RDMA devices of a communicator.
+/// A vector that is registered with the RDMA devices of a communicator until it is dropped.
 pub struct Registered<'a, T: Element> {
     vector: &'a mut [T],
     piece: Piece,

@@ -1,0 +1,80 @@
+//! Buffers of users: allocation, registration, and where an address lies.
+//!
+//! Owns the methods of the communicator for them. Must not know calls, nor how memory reaches peers and
+//! devices.
+
+use super::{Communicator, Registered};
+use crate::dtype::Element;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{self, Buffer, Memory, Piece};
+use std::ptr::NonNull;
+
+impl Communicator {
+    /// Allocates a vector of `len` zeros in memory that the other ranks of this node read directly, and that
+    /// is registered with the RDMA devices that this communicator uses.
+    ///
+    /// # Errors
+    /// `System` if there is not that much memory.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        self.runner.user_memory.alloc(len)
+    }
+
+    /// Registers the caller's own vector with the RDMA devices that this communicator uses, for as long as
+    /// the returned guard lives. Calls on it, or on parts of it, then copy and register nothing. Has no
+    /// effect without RDMA devices.
+    ///
+    /// # Errors
+    /// `System` if the memory cannot be locked or a device has no room for it.
+    pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
+        Registered::new(&self.runner.user_memory, vector)
+    }
+
+    /// [`register`](Self::register) by address, for the C API. Ends with
+    /// [`deregister_piece`](Self::deregister_piece).
+    pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
+        self.runner.prepare_gpu(piece)?;
+        self.runner.user_memory.register(piece)
+    }
+
+    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.
+    pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
+        self.runner.user_memory.deregister(piece)
+    }
+
+    /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with
+    /// [`end_lease`](Self::end_lease).
+    pub(crate) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.runner.user_memory.lease(bytes)
+    }
+
+    /// Frees leased memory; `false` if nothing is leased at this address.
+    pub(crate) fn end_lease(&self, start: *const u8) -> bool {
+        self.runner.user_memory.end_lease(start)
+    }
+
+    /// Whether the bytes at `start` are memory of the host or of a GPU.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if this process cannot access them.
+    pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<Memory> {
+        if self.runner.user_memory.contains(start, len) {
+            return Ok(Memory::Host);
+        }
+        if let Some(memory) = self.runner.gpu_state.locate(start, len)? {
+            return Ok(memory);
+        }
+        for end in [start, start.wrapping_add(len.saturating_sub(1))] {
+            if !memory::is_readable(end) {
+                let message = format!(
+                    "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {}?",
+                    self.runner
+                        .gpu_state
+                        .why_none()
+                        .unwrap_or_else(|| "of a context that is gone".to_owned())
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
+            }
+        }
+        Ok(Memory::Host)
+    }
+}

@@ -1,0 +1,72 @@
+//! The interface of `cuda.rs` in builds without the feature `cuda`.
+
+use crate::device::CallerStream;
+use crate::error::{Error, ErrorKind, Result};
+use crate::executor::Executor;
+use crate::fault::Fault;
+use crate::memory::{Arena, Memory, Piece, Registrar};
+use crate::transport::shm::ArenaLayout;
+use std::sync::Arc;
+
+const WHY: &str = "this build of flexring has no CUDA";
+
+pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u32> {
+    None
+}
+
+/// Stands for the absence of a GPU.
+pub(in crate::communicator) struct GpuState;
+
+/// Cannot be constructed, because there are no streams.
+pub(in crate::communicator) enum Gate {}
+
+impl Gate {
+    pub(in crate::communicator) fn wait_ready(&self, _fault: &Fault) -> Result<()> {
+        match *self {}
+    }
+}
+
+#[allow(clippy::unused_self, reason = "the interface of cuda.rs")]
+impl GpuState {
+    pub(in crate::communicator) fn new(
+        _requested: Option<usize>,
+        _ipc: bool,
+        _layout: ArenaLayout,
+        _arena: &Arc<Arena>,
+        _registrar: Option<Arc<dyn Registrar>>,
+    ) -> Self {
+        Self
+    }
+
+    pub(in crate::communicator) fn locate(&self, _start: *const u8, _len: usize) -> Result<Option<Memory>> {
+        Ok(None)
+    }
+
+    pub(in crate::communicator) fn why_none(&self) -> Option<String> {
+        Some(WHY.to_owned())
+    }
+
+    pub(in crate::communicator) fn prepare_early(&self, _executor: &mut Executor) -> Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::communicator) fn serves(&self, _: Memory) -> Result<bool> {
+        Ok(true)
+    }
+
+    pub(in crate::communicator) fn prepare(&self, _: Memory, _: &mut Executor) -> Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::communicator) fn reserve(&self, _bytes: usize) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, WHY))
+    }
+
+    pub(in crate::communicator) fn scratch(&self, _bytes: usize) -> Result<Piece> {
+        Err(Error::new(ErrorKind::Unsupported, WHY))
+    }
+
+    pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
+        Err(Error::new(ErrorKind::Unsupported, WHY))
+    }
+}

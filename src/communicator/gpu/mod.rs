@@ -1,0 +1,15 @@
+//! The GPU that a communicator works with.
+//!
+//! Owns which GPU that is, and what a communicator keeps on it. Must not know how data is moved or reduced
+//! there. Builds without the feature `cuda` use `absent.rs`, which has the interface of `cuda.rs` and refuses
+//! all memory of GPUs.
+
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+#[cfg(not(feature = "cuda"))]
+pub(super) use absent::{Gate, GpuState, numa_node};
+#[cfg(feature = "cuda")]
+pub(super) use cuda::{Gate, GpuState, numa_node};

@@ -1,0 +1,46 @@
+//! The information that every rank sends to all others before links are made.
+//!
+//! Owns its contents and exchange. Must not know how links are made from it.
+
+use crate::bootstrap::ControlConnection;
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::verbs::port_selection::Rail;
+use std::net::SocketAddr;
+
+/// What a rank publishes about itself.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub(super) struct PeerInfo {
+    /// Ranks with equal names share memory.
+    pub node: String,
+    pub host: String,
+    /// The node's name as users write it in a topology file.
+    pub topology_name: String,
+    /// Authenticates a neighbour that passes its descriptors; `None` if this rank does not share memory.
+    pub secret: Option<[u8; 16]>,
+    /// Where this rank listens for TCP links.
+    pub endpoints: Vec<SocketAddr>,
+    /// A random number. That of rank 0 authenticates the TCP links of this communicator.
+    pub token: u64,
+    pub rails: RailOffer,
+}
+
+/// The RDMA ports that a rank can use for links.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct RailOffer {
+    /// The best one first.
+    pub rails: Vec<Rail>,
+    /// Why there are none, if RDMA devices are wanted.
+    pub why_not: Option<Error>,
+}
+
+impl PeerInfo {
+    /// Sends this rank's information to all ranks, and returns that of all ranks, by rank.
+    pub(super) fn exchange(&self, connection: &ControlConnection) -> Result<Vec<Self>> {
+        let unreadable = |cause: postcard::Error| {
+            Error::new(ErrorKind::Internal, format!("cannot read peer info: {cause}"))
+        };
+        let mine = postcard::to_stdvec(self).map_err(unreadable)?;
+        let infos = connection.all_gather("peer info", &mine)?;
+        infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()
+    }
+}

@@ -1,0 +1,194 @@
+//! Runs the calls of one rank, one at a time.
+//!
+//! Owns the executor, the plans, scratch memory, and what happens on this rank when a call fails. Must not
+//! know the public API, nor which thread submits a call.
+
+use super::call_queue::{CallQueue, QueueTicket};
+use super::checked_call::CheckedCall;
+use super::control_plane::ControlPlane;
+use super::gpu::{Gate, GpuState};
+use super::plans::Plans;
+use super::request::CallOutcome;
+use super::user_memory::UserMemory;
+use crate::call::{Call, Collective};
+use crate::device::Arithmetic;
+use crate::dtype::ReduceOp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::executor::{BoundCall, Executor, Path};
+use crate::fault::Fault;
+use crate::memory::{Buffer, Piece};
+use crate::rank::Rank;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
+pub(super) struct CallRunner {
+    pub rank: Rank,
+    /// Number of ranks.
+    pub world: usize,
+    /// Largest vector, in bytes, that takes the path for small messages.
+    pub small: usize,
+    /// Bytes of a slot of the pool.
+    pub subchunk: usize,
+    pub user_memory: UserMemory,
+    pub gpu_state: GpuState,
+    pub engine: Mutex<Engine>,
+    pub queue: CallQueue,
+    pub fault: Arc<Fault>,
+    /// Whether a caller on this rank has received the error that ended the communicator.
+    pub error_reported: AtomicBool,
+    pub control: ControlPlane,
+    /// Links, schedule and other choices, in one sentence.
+    pub summary: String,
+}
+
+/// What only the running call uses.
+pub(super) struct Engine {
+    pub executor: Executor,
+    pub plans: Plans,
+    /// Intermediate results outside the caller's memory; as long as the longest call needed so far.
+    pub scratch: Option<Buffer<u8>>,
+    /// Sequence number of the last call, from 1.
+    pub sequence: u64,
+}
+
+/// A call that waits for the worker.
+pub(super) struct QueuedCall {
+    pub ticket: QueueTicket,
+    pub call: CheckedCall,
+    /// Lets the call's stream continue when it is dropped.
+    pub gate: Option<Gate>,
+    pub outcome: Arc<CallOutcome>,
+}
+
+impl Drop for QueuedCall {
+    fn drop(&mut self) {
+        // Has no effect after a regular end. Otherwise it releases the thread that waits for the call.
+        self.outcome.end(Err(Error::new(ErrorKind::Internal, "the worker thread ended before the call did")));
+    }
+}
+
+impl CallRunner {
+    /// The body of the worker thread: runs queued calls until the sender is dropped.
+    pub(super) fn run_queued(&self, calls: &Receiver<QueuedCall>) {
+        for queued in calls {
+            let _turn = self.queue.wait_turn(&queued.ticket);
+            let started = queued.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
+            let started = started.map_err(|failure| self.fail(failure));
+            // Wait for the stream within the turn, because the next call may rely on all earlier ones being
+            // over. If the fault was raised during the wait, `run` returns it.
+            let outcome = started.and_then(|()| self.run(&queued.call));
+            // The caller of a call in a stream does not get this outcome, so the next call reports it.
+            self.error_reported.fetch_or(outcome.is_err() && queued.gate.is_none(), Ordering::Relaxed);
+            queued.outcome.end(outcome);
+            // Release the stream before the next call gets its turn.
+            drop(queued);
+        }
+    }
+
+    /// Runs a call whose turn it is.
+    pub(super) fn run(&self, checked: &CheckedCall) -> Result<()> {
+        let mut engine = self.lock_engine();
+        self.check_usable()?;
+        engine.sequence += 1;
+        // Fail before `leave`, so that the report to the other ranks names the call.
+        let outcome = self.attempt(checked, &mut engine).map_err(|failure| self.fail(failure));
+        self.control.leave_call();
+        outcome
+    }
+
+    /// Locks the engine. After a panic in an earlier call the executor has given up its links and refuses to
+    /// run, so a poisoned lock is safe to use.
+    pub(super) fn lock_engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses calls on a communicator that has failed. The first caller gets the original error, later
+    /// callers get `Aborted` with its message.
+    pub(super) fn check_usable(&self) -> Result<()> {
+        let Some(error) = self.fault.get() else { return Ok(()) };
+        if !self.error_reported.swap(true, Ordering::Relaxed) {
+            return Err(error.clone());
+        }
+        let message = format!("this communicator has failed before: {}", error.message());
+        Err(Error::new(ErrorKind::Aborted, message))
+    }
+
+    /// Ends the communicator on all ranks, unless it has already failed, and returns the error that ended it.
+    pub(super) fn fail(&self, failure: Error) -> Error {
+        match self.fault.get() {
+            Some(error) => error.clone(),
+            None => self.fault.raise(self.control.report_failure(failure)),
+        }
+    }
+
+    /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.
+    pub(super) fn prepare_gpu(&self, piece: Piece) -> Result<()> {
+        if self.gpu_state.serves(piece.memory())? {
+            return Ok(());
+        }
+        self.gpu_state.prepare(piece.memory(), &mut self.lock_engine().executor)
+    }
+
+    fn attempt(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<()> {
+        self.gpu_state.prepare(checked.memory(), &mut engine.executor)?;
+        let (path, program) = self.path(checked, engine)?;
+        let call = Call {
+            sequence: engine.sequence,
+            collective: checked.collective,
+            dtype: checked.dtype,
+            op: checked.op.code(),
+            root: checked.root as u32,
+            count: checked.count,
+            program,
+            on_gpu: !checked.is_on_host(),
+            factor: checked.op.factor(),
+        };
+        log::trace!("rank {}: {call}", self.rank);
+        self.control.enter_call(&call);
+        let bound = BoundCall {
+            call,
+            input: checked.input,
+            output: checked.output,
+            scratch: self.scratch(checked, engine)?,
+            in_place: checked.in_place,
+            arithmetic: match checked.op {
+                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
+                ReduceOp::Prod => Arithmetic::Prod,
+                ReduceOp::Max => Arithmetic::Max,
+                ReduceOp::Min => Arithmetic::Min,
+            },
+            average: checked.op == ReduceOp::Avg,
+            prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
+        };
+        engine.executor.run(&bound, path)
+    }
+
+    /// How the call is executed, and the digest by which ranks check that they run the same program.
+    fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(Path, u64)> {
+        // A vector on a GPU that is reduced on the host needs a slot there.
+        let limit = if checked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
+        let small = checked.collective == Collective::AllReduce && checked.input.len() <= limit;
+        if small && engine.executor.small_path() {
+            return Ok((Path::Small, engine.plans.digest()));
+        }
+        engine.plans.path(checked, &mut engine.executor)
+    }
+
+    /// Memory as long as the whole vector, if the caller's output is shorter; else empty.
+    fn scratch(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<Piece> {
+        let bytes = checked.scratch_bytes();
+        if bytes == 0 {
+            return Ok(Piece::EMPTY);
+        }
+        if !checked.is_on_host() {
+            return self.gpu_state.scratch(bytes);
+        }
+        if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
+            engine.scratch = None;
+            engine.scratch = Some(self.user_memory.alloc(bytes)?);
+        }
+        Ok(engine.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
+    }
+}

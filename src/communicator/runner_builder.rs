@@ -1,0 +1,117 @@
+//! Builds the call runner of a rank once its links are ready.
+//!
+//! Owns the layout of a rank's arena, and the assembly of executor, plans and user memory. Must not know how
+//! links were made.
+
+use super::call_queue::CallQueue;
+use super::control_plane::ControlPlane;
+use super::gpu::GpuState;
+use super::plans::Plans;
+use super::runner::{CallRunner, Engine};
+use super::user_memory::UserMemory;
+use crate::config::Config;
+use crate::device::host::Host;
+use crate::error::Result;
+use crate::executor::{Executor, Parts};
+use crate::fault::Fault;
+use crate::memory::{Arena, Registrar};
+use crate::rank::Rank;
+use crate::transport::AnyTransport;
+use crate::transport::shm::{ArenaLayout, Mailbox, RemotePrefault};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// The layout of a rank's arena. `local_ranks` is the number of ranks that share memory, this rank included.
+pub(super) fn arena_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
+    // The executor uses one more slot for itself.
+    let slots = config.slots_for(world) + 1;
+    ArenaLayout::new(local_ranks, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
+}
+
+/// Whether more ranks than cores share a node.
+pub(super) fn is_crowded(ranks: usize) -> bool {
+    std::thread::available_parallelism().map_or(true, |cores| ranks > cores.get())
+}
+
+/// What a rank has when its links are ready.
+pub(super) struct CallRunnerBuilder<'a> {
+    pub config: &'a Config,
+    /// Number of nodes in the topology.
+    pub nodes: usize,
+    /// Number of ranks.
+    pub world: usize,
+    pub me: Rank,
+    pub plans: Plans,
+    pub arena: Arc<Arena>,
+    pub layout: ArenaLayout,
+    pub transports: Vec<AnyTransport>,
+    /// By rank, the index of the transport that reaches it.
+    pub routes: Vec<usize>,
+    /// The path for small messages, if all ranks share memory.
+    pub mailbox: Option<Mailbox>,
+    /// Announces new buffers to the neighbours, if there are neighbours.
+    pub prefault: Option<RemotePrefault>,
+    /// Registers memory with the RDMA devices, if there are devices.
+    pub registrar: Option<Arc<dyn Registrar>>,
+    /// Whether more ranks than cores share this node.
+    pub crowded: bool,
+    pub fault: Arc<Fault>,
+}
+
+impl CallRunnerBuilder<'_> {
+    pub(super) fn build(mut self, control: ControlPlane) -> Result<CallRunner> {
+        let host = Host::new(self.config.simd)?;
+        let summary = self.summary(&host);
+        let Self { config, me, world, arena, layout, registrar, fault, .. } = self;
+        let mut executor = Executor::new(Parts {
+            rank: me,
+            world,
+            transports: self.transports,
+            routes: self.routes,
+            device: Box::new(host),
+            slots: layout.pool().cut(layout.pool().piece(&arena)),
+            mailbox: self.mailbox,
+            fault: Arc::clone(&fault),
+            spin: config.spin(),
+            timeout: config.timeout,
+            crowded: self.crowded,
+        });
+        self.plans.prepare(&mut executor)?;
+        let gpu_state = GpuState::new(config.gpu, config.gpu_ipc.0, layout, &arena, registrar.clone());
+        gpu_state.prepare_early(&mut executor)?;
+        Ok(CallRunner {
+            rank: me,
+            world,
+            small: config.small.0,
+            subchunk: config.subchunk.0,
+            gpu_state,
+            user_memory: UserMemory::new(arena, self.prefault, registrar),
+            engine: Mutex::new(Engine { executor, plans: self.plans, scratch: None, sequence: 0 }),
+            queue: CallQueue::default(),
+            fault,
+            error_reported: AtomicBool::new(false),
+            control,
+            summary,
+        })
+    }
+
+    /// Links, schedule and settings of this rank, in one sentence.
+    fn summary(&self, host: &Host) -> String {
+        let Self { config, me, world, nodes, .. } = *self;
+        let link = |(index, transport): (usize, &AnyTransport)| {
+            let ranks = (0..world).filter(|rank| *rank != me && self.routes[*rank] == index).count();
+            format!("{} to {ranks} {}", transport.common().name(), if ranks == 1 { "rank" } else { "ranks" })
+        };
+        let links: Vec<String> = self.transports.iter().enumerate().map(link).collect();
+        let links = if links.is_empty() { "alone".to_owned() } else { links.join(", ") };
+        format!(
+            "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",
+            if nodes == 1 { "node" } else { "nodes" },
+            self.plans.summary(),
+            config.slots_for(world),
+            config.subchunk,
+            host.simd().name(),
+            if config.reproducible.0 { ", reproducible" } else { "" },
+        )
+    }
+}
