@@ -1,8 +1,10 @@
-//! An open device.
+//! An open device and its asynchronous events.
+//!
+//! Owns opening and closing. Must not know what is created on the device.
 
-use super::Handle;
+use super::handle::VerbsHandle;
 use super::shim::Shim;
-use super::verb::{Site, Verb, errno, failed};
+use super::verb::{CallSite, Verb, errno, failed};
 use crate::error::{Error, ErrorKind, Result};
 use rdma_sys::{
     ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type,
@@ -15,32 +17,32 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// An open device.
+/// An open device (`ibv_context`).
 pub(crate) struct Context {
-    handle: Handle<ibv_context>,
+    handle: VerbsHandle<ibv_context>,
     name: String,
     pub(super) shim: Shim,
 }
 
-/// What a port says of itself.
+/// The attributes of a port (`ibv_port_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortAttributes {
     pub active: bool,
     pub lid: u16,
-    /// As verbs number them: 1 is 256 bytes, 5 is 4096.
+    /// The active MTU, numbered as `ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
 }
 
-/// Something that happened to a device on its own account.
+/// An asynchronous event of a device (`ibv_async_event`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    /// The device is lost, or all its completions are.
+    /// The device failed, or its completion queue did.
     Fatal(&'static str),
-    /// A port went down.
+    /// The port of this number went down.
     PortDown(u8),
-    /// A port came up.
+    /// The port of this number came up.
     PortUp(u8),
-    /// Whatever else: worth a line in the log.
+    /// Any other event, with its description for the log.
     Other(&'static str),
 }
 
@@ -48,19 +50,19 @@ impl Context {
     /// Opens the device called `name`.
     ///
     /// # Errors
-    /// `System` if there is none of that name or it cannot be opened.
+    /// `System` if there is no device of that name or it cannot be opened.
     pub(crate) fn open(name: &str, shim: Shim) -> Result<Arc<Self>> {
-        let site = Site { device: name.to_owned(), ..Site::default() };
+        let site = CallSite { device: name.to_owned(), ..CallSite::default() };
         if let Some(errno) = shim.injected_errno(Verb::GetDeviceList) {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
         let mut count = 0;
-        // SAFETY: the count is a valid place; a NULL list is told apart below.
+        // SAFETY: the count is valid for writes; a null pointer is handled below.
         let list = unsafe { ibv_get_device_list(&raw mut count) };
         if list.is_null() {
             return Err(failed(Verb::GetDeviceList, &site, errno()));
         }
-        // SAFETY: the list has `count` devices, each with a name that ends in NUL, until it is freed.
+        // SAFETY: until it is freed, the list has `count` devices, each with a NUL-terminated name.
         let found = (0..count as usize).map(|index| unsafe { *list.add(index) }).find(|device| {
             // SAFETY: as above.
             unsafe { CStr::from_ptr(ibv_get_device_name(*device)) }.to_str() == Ok(name)
@@ -72,12 +74,12 @@ impl Context {
             )),
             (Some(_), Some(errno)) => Err(failed(Verb::OpenDevice, &site, errno)),
             (Some(device), None) => {
-                // SAFETY: the device is of the list, which is freed only afterwards.
+                // SAFETY: the device belongs to the list, which is freed only afterwards.
                 let raw = unsafe { ibv_open_device(device) };
-                Handle::returned(raw).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
+                VerbsHandle::from_raw(raw).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
             }
         };
-        // SAFETY: the list came from ibv_get_device_list and no device of it is used any more; open ones stay.
+        // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay valid.
         unsafe { ibv_free_device_list(list) };
         let context = Self { handle: opened?, name: name.to_owned(), shim };
         if let Some(fd) = context.async_fd() {
@@ -86,10 +88,10 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// A context of no device.
+    /// A context without a device.
     #[cfg(test)]
     pub(crate) fn inert(name: &str, shim: Shim) -> Arc<Self> {
-        Arc::new(Self { handle: Handle::inert(), name: name.to_owned(), shim })
+        Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), shim })
     }
 
     pub(super) fn raw(&self) -> Option<*mut ibv_context> {
@@ -101,16 +103,16 @@ impl Context {
         &self.name
     }
 
-    pub(super) fn site(&self) -> Site {
-        Site { device: self.name.clone(), ..Site::default() }
+    pub(super) fn site(&self) -> CallSite {
+        CallSite { device: self.name.clone(), ..CallSite::default() }
     }
 
-    /// What a port says of itself.
+    /// Queries a port.
     ///
     /// # Errors
-    /// `System` if it says nothing.
+    /// `System` if the device refuses.
     pub(crate) fn port(&self, port: u8) -> Result<PortAttributes> {
-        let site = Site { port: Some(port), ..self.site() };
+        let site = CallSite { port: Some(port), ..self.site() };
         if let Some(errno) = self.shim.injected_errno(Verb::QueryPort) {
             return Err(failed(Verb::QueryPort, &site, errno));
         }
@@ -118,57 +120,57 @@ impl Context {
             return Ok(PortAttributes { active: true, lid: 1, mtu: 3 });
         };
         // SAFETY: all zeros are a valid ibv_port_attr: it consists of integers.
-        let mut facts: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-        // SAFETY: the context is open, and `facts` may be written.
-        let code = unsafe { rdma_sys::___ibv_query_port(raw, port, &raw mut facts) };
+        let mut attributes: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the context is open, and `attributes` is valid for writes.
+        let code = unsafe { rdma_sys::___ibv_query_port(raw, port, &raw mut attributes) };
         if code != 0 {
             return Err(failed(Verb::QueryPort, &site, code));
         }
-        let active = facts.state == ibv_port_state::IBV_PORT_ACTIVE;
-        Ok(PortAttributes { active, lid: facts.lid, mtu: facts.active_mtu })
+        let active = attributes.state == ibv_port_state::IBV_PORT_ACTIVE;
+        Ok(PortAttributes { active, lid: attributes.lid, mtu: attributes.active_mtu })
     }
 
-    /// A descriptor that is readable when something has happened to the device; none if this is inert.
+    /// A descriptor that is readable while there is an asynchronous event; `None` without a device.
     pub(crate) fn async_fd(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the descriptor belongs to the context and stays open for as long as that is.
+        // SAFETY: the descriptor belongs to the context and stays open while the context is open.
         self.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).async_fd) })
     }
 
-    /// The next thing that has happened to the device, if any. Never waits.
+    /// Takes the next asynchronous event, if there is one. Never blocks.
     pub(crate) fn next_async_event(&self) -> Option<AsyncEvent> {
         use ibv_event_type as Kind;
         let raw = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
-        // SAFETY: the context is open and its descriptor does not block; the event is written if 0 is returned.
+        // SAFETY: the context is open and its descriptor is non-blocking; the event is written if 0 is returned.
         if unsafe { ibv_get_async_event(raw, event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: it was written just now.
+        // SAFETY: the call above wrote it.
         let mut event = unsafe { event.assume_init() };
-        // SAFETY: events about ports have a port number; reading it for others yields a number that is not used.
+        // SAFETY: events of ports have a port number; for other events, reading it yields a number that is not used.
         let port = unsafe { event.element.port_num } as u8;
-        let happening = match event.event_type {
+        let kind = match event.event_type {
             Kind::IBV_EVENT_DEVICE_FATAL => AsyncEvent::Fatal("the device failed"),
             Kind::IBV_EVENT_CQ_ERR => AsyncEvent::Fatal("its completion queue overran"),
             Kind::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
             Kind::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
             Kind::IBV_EVENT_QP_FATAL | Kind::IBV_EVENT_QP_REQ_ERR | Kind::IBV_EVENT_QP_ACCESS_ERR => {
-                // Its completions tell the same, and which link it is.
+                // Its completions report the failure too, and identify the link.
                 AsyncEvent::Other("a queue pair failed")
             }
             Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => {
                 AsyncEvent::Other("its address changed")
             }
             Kind::IBV_EVENT_PKEY_CHANGE => AsyncEvent::Other("its partition keys changed"),
-            _ => AsyncEvent::Other("something of no consequence happened"),
+            _ => AsyncEvent::Other("an event without consequences"),
         };
-        // SAFETY: the event was got and is acknowledged once.
+        // SAFETY: the event was read above and is acknowledged once.
         unsafe { ibv_ack_async_event(&raw mut event) };
-        Some(happening)
+        Some(kind)
     }
 }
 
-/// Has reads from a descriptor of libibverbs return at once when there is nothing.
+/// Makes a descriptor of libibverbs non-blocking.
 pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
     fcntl_getfl(fd)
         .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
@@ -178,7 +180,7 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
 impl Drop for Context {
     fn drop(&mut self) {
         if let Some(raw) = self.raw() {
-            // SAFETY: the context is open, and nothing that was made from it lives: all of it holds an Arc of this.
+            // SAFETY: the context is open, and every object that was created from it is destroyed: each holds an Arc of it.
             if unsafe { ibv_close_device(raw) } != 0 {
                 log::warn!("cannot close {}: {}", self.name, std::io::Error::last_os_error());
             }

@@ -1,121 +1,101 @@
-//! A reliable connection between two ranks, its states as types.
+//! A queue pair: a reliable connection between two ranks, its states as types.
 //!
-//! [`Fresh`] takes receives and knows its own end; [`Connected`] knows the peer's and takes writes. Every message
-//! is an RDMA write with immediate data, so a receive needs no memory: it is only there to be completed.
+//! A [`Fresh`] queue pair has its own endpoint and accepts receives. A [`Connected`] one also has the peer's endpoint
+//! and accepts writes. Every message is an RDMA write with immediate data, so a posted receive needs no memory: it
+//! exists to be completed. Must not know what the messages mean.
 
 use super::completion::CompletionQueue;
+use super::context::Context;
+use super::handle::VerbsHandle;
 use super::protection_domain::ProtectionDomain;
-use super::verb::{Site, Verb, errno, failed};
-use super::{Context, Handle};
+use super::verb::{CallSite, Verb, errno, failed};
+use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_create_qp, ibv_destroy_qp, ibv_gid, ibv_global_route, ibv_modify_qp,
     ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state as State, ibv_qp_type, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
-    ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
+    ibv_qp_init_attr, ibv_qp_state as State, ibv_qp_type, ibv_recv_wr,
 };
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// How many requests a queue pair takes before it must complete some.
+/// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Depth {
+    /// Writes and reads that are posted and not completed.
     pub sends: u32,
+    /// Receives that are posted and not completed.
     pub receives: u32,
-    /// Bytes that shall fit into a request itself; fewer may.
+    /// Bytes that a request can carry inline. The device may provide fewer.
     pub inline: u32,
 }
 
-/// One end of a connection, as the other must know it.
+/// One end of a connection; the peer needs it to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Endpoint {
-    /// The queue pair's number on its device.
+    /// The number of the queue pair on its device.
     pub qpn: u32,
-    /// The number of the first packet that it sends.
+    /// The packet sequence number of the first packet that it sends, 24 bits.
     pub psn: u32,
 }
 
-/// How a peer's port is reached from one of this rank's, and how patiently.
+/// The path from a local port to a peer's port (`ibv_ah_attr`), with MTU and retries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathAttributes {
+    /// The local port, from 1.
     pub port: u8,
+    /// The index of the local GID.
     pub gid_index: u8,
-    /// The peer's port.
+    /// The GID of the peer's port.
     pub gid: [u8; 16],
+    /// The LID of the peer's port; 0 on Ethernet.
     pub lid: u16,
-    /// Whether packets carry a global header: always on Ethernet, and between subnets.
+    /// Whether packets have a global routing header: always on Ethernet, and between InfiniBand subnets.
     pub global: bool,
-    /// As verbs number it.
+    /// Numbered as `ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
     pub service_level: u8,
     pub traffic_class: u8,
-    /// An acknowledgement is waited for 4.096 us times two to the power of this.
+    /// The acknowledgement timeout is 4.096 us times two to the power of this.
     pub timeout: u8,
     pub retries: u8,
 }
 
-/// An RDMA write.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteRequest {
-    pub id: u64,
-    pub from: u64,
-    pub len: u32,
-    pub lkey: u32,
-    pub to: u64,
-    pub rkey: u32,
-    /// What completes a receive of the peer's; without it the peer does not notice the write.
-    pub immediate: Option<u32>,
-    /// Whether its completion is told. A failure always is.
-    pub signalled: bool,
-}
-
-/// An RDMA read, whose completion is told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadRequest {
-    pub id: u64,
-    pub from: u64,
-    pub rkey: u32,
-    pub into: u64,
-    pub len: u32,
-    pub lkey: u32,
-}
-
-/// The state of a queue pair that takes receives and is not connected.
+/// The state of a queue pair that accepts receives and is not connected.
 pub(crate) struct Fresh;
 
-/// The state of a queue pair that is connected, until it breaks.
+/// The state of a queue pair that is connected, or was until an error.
 pub(crate) struct Connected {
+    /// Bytes that a request can carry inline.
     inline: u32,
-    /// Room for a chain of requests, so that posting one allocates nothing.
-    chain: Vec<(ibv_send_wr, ibv_sge)>,
+    chain: Chain,
 }
 
-// SAFETY: the pointers in the chain point into the chain itself and are set anew whenever it is posted.
-unsafe impl Send for Connected {}
-
-/// A queue pair. Destroying it ends all access of the device to memory on its behalf.
+/// A queue pair. Once it is destroyed, the device no longer accesses memory on its behalf.
 pub(crate) struct QueuePair<S> {
     inner: Inner,
     state: S,
 }
 
-/// What a queue pair of no device was told to do, for tests that play the device.
+/// The calls that a queue pair without a device received, for tests that simulate the device.
 #[cfg(test)]
 #[derive(Debug, Default)]
 pub(crate) struct RecordedCalls {
     pub posted: Vec<WriteRequest>,
+    /// Receives that were posted.
     pub receives: usize,
+    /// Whether it was moved to the error state.
     pub in_error: bool,
 }
 
-/// What a queue pair consists of, whatever its state.
+/// The part of a queue pair that is common to all states.
 struct Inner {
-    handle: Handle<ibv_qp>,
+    handle: VerbsHandle<ibv_qp>,
     depth: Depth,
     endpoint: Endpoint,
-    site: Site,
+    site: CallSite,
     context: Arc<Context>,
     _queue: Arc<CompletionQueue>,
     _pd: Arc<ProtectionDomain>,
@@ -125,9 +105,9 @@ struct Inner {
 
 impl Inner {
     fn modify(&self, verb: Verb, attributes: &mut ibv_qp_attr, mask: Mask) -> Result<()> {
-        let refused = |errno| Err(failed(verb, &self.site, errno));
+        let error = |errno| Err(failed(verb, &self.site, errno));
         if let Some(errno) = self.context.shim.injected_errno(verb) {
-            return refused(errno);
+            return error(errno);
         }
         let Some(raw) = self.handle.raw() else {
             #[cfg(test)]
@@ -139,15 +119,15 @@ impl Inner {
         // SAFETY: the queue pair is alive, and the attributes are valid for the mask.
         match unsafe { ibv_modify_qp(raw, attributes, mask.0 as i32) } {
             0 => Ok(()),
-            errno => refused(errno),
+            errno => error(errno),
         }
     }
 
     fn post_recv(&mut self, id: u64, count: usize) -> Result<()> {
-        let refused = |errno| Err(failed(Verb::PostRecv, &self.site, errno));
+        let error = |errno| Err(failed(Verb::PostRecv, &self.site, errno));
         for _ in 0..count {
             if let Some(errno) = self.context.shim.injected_errno(Verb::PostRecv) {
-                return refused(errno);
+                return error(errno);
             }
             let Some(raw) = self.handle.raw() else {
                 #[cfg(test)]
@@ -158,10 +138,10 @@ impl Inner {
             };
             let mut request = ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
             let mut bad = null_mut();
-            // SAFETY: the queue pair is alive; the request, which names no memory, is copied before this returns.
+            // SAFETY: the queue pair is alive; the request, which refers to no memory, is copied before this returns.
             match unsafe { ibv_post_recv(raw, &raw mut request, &raw mut bad) } {
                 0 => {}
-                errno => return refused(errno),
+                errno => return error(errno),
             }
         }
         Ok(())
@@ -171,8 +151,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(raw) = self.handle.raw() {
-            // SAFETY: the queue pair is alive and owned by this alone; completions of it that nobody has taken yet
-            // go with it.
+            // SAFETY: the queue pair is alive and has this one owner. Its completions that were not polled are removed
+            // with it.
             let code = unsafe { ibv_destroy_qp(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
@@ -188,7 +168,8 @@ fn zeroed_attributes() -> ibv_qp_attr {
 }
 
 impl QueuePair<Fresh> {
-    /// A queue pair at a port, all of whose completions go to `queue`.
+    /// Creates a queue pair in the INIT state; `port` is the port's number and the index of the partition key. `queue`
+    /// receives all its completions.
     ///
     /// # Errors
     /// `System` if the device has none left.
@@ -196,15 +177,16 @@ impl QueuePair<Fresh> {
         pd: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
-        place: (u8, u16),
+        port: (u8, u16),
         peer: Rank,
         psn: u32,
     ) -> Result<Self> {
         let access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-        Self::create(pd, queue, depth, place, (Some(peer), access), psn)
+        Self::create(pd, queue, depth, port, (Some(peer), access), psn)
     }
 
-    /// A queue pair that is to be connected to itself, and may read.
+    /// Creates a queue pair that can be connected to itself, and that accepts RDMA reads. `port` is as in
+    /// [`new`](Self::new).
     ///
     /// # Errors
     /// `System` if the device has none left.
@@ -212,9 +194,9 @@ impl QueuePair<Fresh> {
         pd: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
         depth: Depth,
-        place: (u8, u16),
+        port: (u8, u16),
     ) -> Result<Self> {
-        Self::create(pd, queue, depth, place, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
+        Self::create(pd, queue, depth, port, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
     }
 
     fn create(
@@ -226,10 +208,10 @@ impl QueuePair<Fresh> {
         psn: u32,
     ) -> Result<Self> {
         let context = Arc::clone(pd.context());
-        let site = Site { port: Some(port), peer, ..context.site() };
-        let refused = |errno| failed(Verb::CreateQp, &site, errno);
+        let site = CallSite { port: Some(port), peer, ..context.site() };
+        let error = |errno| failed(Verb::CreateQp, &site, errno);
         if let Some(errno) = context.shim.injected_errno(Verb::CreateQp) {
-            return Err(refused(errno));
+            return Err(error(errno));
         }
         let (handle, qpn, inline) = match (pd.raw(), queue.raw()) {
             (Some(pd), Some(queue)) => {
@@ -248,19 +230,19 @@ impl QueuePair<Fresh> {
                     qp_type: ibv_qp_type::IBV_QPT_RC,
                     sq_sig_all: 0,
                 };
-                // SAFETY: domain and queue are alive; the attributes may be read and written.
+                // SAFETY: domain and queue are alive; the attributes are valid for reads and writes.
                 let mut raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
                 if raw.is_null() && depth.inline > 0 {
-                    // There is no other way to learn how much a device takes than to ask for less.
+                    // A device does not report how much inline data it supports, so try without any.
                     attributes.cap.max_inline_data = 0;
                     // SAFETY: as above.
                     raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
                 }
-                let handle = Handle::returned(raw).ok_or_else(|| refused(errno()))?;
-                // SAFETY: the queue pair was just made.
+                let handle = VerbsHandle::from_raw(raw).ok_or_else(|| error(errno()))?;
+                // SAFETY: the queue pair was just created.
                 (handle, unsafe { (*raw).qp_num }, attributes.cap.max_inline_data)
             }
-            _ => (Handle(None), peer.unwrap_or_default() as u32, depth.inline),
+            _ => (VerbsHandle::inert(), peer.unwrap_or_default() as u32, depth.inline),
         };
         let qp = Self {
             inner: Inner {
@@ -287,12 +269,12 @@ impl QueuePair<Fresh> {
         Ok(qp)
     }
 
-    /// This end, as the peer must know it.
+    /// This end of the connection.
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.inner.endpoint
     }
 
-    /// Posts as many receives as fit, each numbered `id`, and connects to the peer's end.
+    /// Fills the receive queue with receives of this `id`, and connects to the peer's end over `path`.
     ///
     /// # Errors
     /// `System` if the device refuses or the peer's address cannot be resolved.
@@ -348,23 +330,21 @@ impl QueuePair<Fresh> {
             | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
         self.inner.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
         let Depth { sends, inline, .. } = self.inner.depth;
-        let state = Connected { inline, chain: Vec::with_capacity(sends as usize) };
+        let state = Connected { inline, chain: Chain::with_capacity(sends as usize) };
         Ok(QueuePair { inner: self.inner, state })
     }
 }
 
 impl QueuePair<Connected> {
-    /// Posts requests as one chain, at most as many as the queue pair takes.
+    /// Posts writes as one chain, at most as many as the send queue has room for.
     ///
     /// # Errors
-    /// `System` if the device refuses, with the number of requests that it took before.
+    /// `System` if the device refuses, with the number of requests that it accepted before.
     pub(crate) fn post_send(&mut self, requests: &[WriteRequest]) -> std::result::Result<(), (usize, Error)> {
         if requests.is_empty() {
             return Ok(());
         }
-        let Connected { inline, chain } = &mut self.state;
-        chain.clear();
-        chain.extend(requests.iter().map(|request| work_request(request, *inline)));
+        self.state.chain.set_writes(requests, self.state.inline);
         self.post_chain()?;
         #[cfg(test)]
         if self.inner.handle.raw().is_none() {
@@ -378,48 +358,28 @@ impl QueuePair<Connected> {
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn post_read(&mut self, request: &ReadRequest) -> Result<()> {
-        let ReadRequest { id, from, rkey, into, len, lkey } = *request;
-        let write =
-            WriteRequest { id, from: into, len, lkey, to: from, rkey, immediate: None, signalled: true };
-        // Reads name the same things as writes; only the bytes go the other way, so they cannot go along.
-        let (mut wr, sge) = work_request(&write, 0);
-        wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
-        self.state.chain.clear();
-        self.state.chain.push((wr, sge));
+        self.state.chain.set_read(request);
         self.post_chain().map_err(|(_, error)| error)
     }
 
-    /// Posts what is in the chain.
     fn post_chain(&mut self) -> std::result::Result<(), (usize, Error)> {
-        let refused = |taken, errno| Err((taken, failed(Verb::PostSend, &self.inner.site, errno)));
+        let error = |accepted, errno| Err((accepted, failed(Verb::PostSend, &self.inner.site, errno)));
         if let Some(errno) = self.inner.context.shim.injected_errno(Verb::PostSend) {
-            return refused(0, errno);
+            return error(0, errno);
         }
         let Some(raw) = self.inner.handle.raw() else { return Ok(()) };
-        let chain = &mut self.state.chain;
-        for index in 0..chain.len() {
-            let sge = &raw mut chain[index].1;
-            // Of no bytes a device need not be told where they are.
-            let empty = chain[index].1.length == 0;
-            chain[index].0.sg_list = if empty { null_mut() } else { sge };
-            chain[index].0.num_sge = i32::from(!empty);
-            chain[index].0.next =
-                chain.get_mut(index + 1).map_or(null_mut(), |(next, _)| std::ptr::from_mut(next));
-        }
+        let first = self.state.chain.link();
         let mut bad = null_mut();
-        // SAFETY: the queue pair is alive. The requests and their lists lie in the chain, which is not touched until
-        // this returns, and are copied by then. The memory they name is registered, and stays so and unchanged
-        // until their completion: links keep the region of each piece until then.
-        match unsafe { ibv_post_send(raw, &raw mut chain[0].0, &raw mut bad) } {
+        // SAFETY: the queue pair is alive. The requests and their lists are in the chain, which is not changed until
+        // this returns, and are copied by then. The memory that they refer to is registered, and stays registered and
+        // unchanged until their completion: links keep the region of each piece until then.
+        match unsafe { ibv_post_send(raw, first, &raw mut bad) } {
             0 => Ok(()),
-            errno => {
-                let taken = chain.iter().position(|(request, _)| std::ptr::eq(request, bad)).unwrap_or(0);
-                refused(taken, errno)
-            }
+            errno => error(self.state.chain.position(bad), errno),
         }
     }
 
-    /// Posts one receive in place of one that was completed.
+    /// Posts one receive, to replace one that was completed.
     ///
     /// # Errors
     /// `System` if the device refuses.
@@ -427,54 +387,34 @@ impl QueuePair<Connected> {
         self.inner.post_recv(id, 1)
     }
 
-    /// Breaks the connection: nothing that the peer sends is carried out any more, and all requests complete.
+    /// Moves the queue pair to the error state: the device no longer executes the peer's requests, and flushes all
+    /// posted ones.
     ///
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn move_to_error(&mut self) -> Result<()> {
-        self.enter(State::IBV_QPS_ERR, Verb::ModifyQpToErr)
+        self.move_to(State::IBV_QPS_ERR, Verb::ModifyQpToErr)
     }
 
-    /// Has the device forget all that came and all that was asked for, once the connection is broken.
+    /// Moves the queue pair from the error state to the RESET state: the device discards all that was received and
+    /// posted.
     ///
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn reset(&mut self) -> Result<()> {
-        self.enter(State::IBV_QPS_RESET, Verb::ModifyQpToReset)
+        self.move_to(State::IBV_QPS_RESET, Verb::ModifyQpToReset)
     }
 
-    /// Enters a state that needs no other attribute.
-    fn enter(&self, state: State::Type, verb: Verb) -> Result<()> {
+    /// Moves the queue pair to a state that needs no other attribute.
+    fn move_to(&self, state: State::Type, verb: Verb) -> Result<()> {
         let mut attributes = zeroed_attributes();
         attributes.qp_state = state;
         self.inner.modify(verb, &mut attributes, Mask::IBV_QP_STATE)
     }
 
-    /// What this was told since this was last asked. Of an inert one only.
+    /// The calls since the last call of this. Only for a queue pair without a device.
     #[cfg(test)]
     pub(crate) fn recorded_calls(&mut self) -> RecordedCalls {
         std::mem::take(self.inner.recorded.get_mut())
     }
-}
-
-fn work_request(request: &WriteRequest, inline: u32) -> (ibv_send_wr, ibv_sge) {
-    let mut flags = 0;
-    if request.signalled {
-        flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
-    }
-    if request.len <= inline && request.len > 0 {
-        flags |= ibv_send_flags::IBV_SEND_INLINE.0;
-    }
-    // SAFETY: ibv_send_wr consists of integers, pointers and unions of them, for which zeros are valid.
-    let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
-    wr.wr_id = request.id;
-    wr.opcode = match request.immediate {
-        Some(_) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-        None => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-    };
-    wr.send_flags = flags;
-    let imm_data = request.immediate.unwrap_or(0).to_be();
-    wr.imm_data_invalidated_rkey_union = imm_data_invalidated_rkey_union_t { imm_data };
-    wr.wr = wr_t { rdma: rdma_t { remote_addr: request.to, rkey: request.rkey } };
-    (wr, ibv_sge { addr: request.from, length: request.len, lkey: request.lkey })
 }

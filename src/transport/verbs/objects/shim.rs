@@ -1,12 +1,14 @@
-//! Where tests make verbs fail: the k-th call of a verb, or the k-th completion. In other builds it is nothing.
+//! Fault injection for tests: the k-th call of a verb fails, or the k-th completion has an error status.
+//!
+//! Owns both forms of the [`Shim`]: outside of tests, it is empty and does nothing.
 
 #[cfg(test)]
-pub(crate) use faults::Shim;
+pub(crate) use injecting::Shim;
 #[cfg(not(test))]
-pub(crate) use nothing::Shim;
+pub(crate) use passing::Shim;
 
 #[cfg(not(test))]
-mod nothing {
+mod passing {
     use super::super::verb::Verb;
     use rdma_sys::ibv_wc;
 
@@ -19,27 +21,27 @@ mod nothing {
             Self
         }
 
-        /// The errno that this call shall fail with instead of being made.
+        /// The errno with which this call fails; `None` to make the call.
         #[inline]
         pub(crate) fn injected_errno(&self, _verb: Verb) -> Option<i32> {
             None
         }
 
-        /// Changes a completion.
+        /// Changes the status of a completion.
         #[inline]
         pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
     }
 }
 
 #[cfg(test)]
-mod faults {
+mod injecting {
     use super::super::verb::Verb;
     use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-    /// What shall go wrong, and how often things went so far.
+    /// The faults to inject, and the numbers of calls and completions so far.
     #[derive(Debug, Default)]
-    struct Faults {
+    struct InjectedFaults {
         /// This call of this verb (from 0) fails with this errno.
         call: Option<(Verb, u64, i32)>,
         calls: u64,
@@ -48,9 +50,9 @@ mod faults {
         completions: u64,
     }
 
-    /// What all objects of a device that was opened with it have in common.
+    /// The faults of a device, shared by all objects created on it.
     #[derive(Clone, Debug, Default)]
-    pub(crate) struct Shim(Arc<Mutex<Faults>>);
+    pub(crate) struct Shim(Arc<Mutex<InjectedFaults>>);
 
     impl Shim {
         /// Lets every verb pass.
@@ -58,27 +60,33 @@ mod faults {
             Self::default()
         }
 
-        /// The `k`-th call of `verb` fails with `errno`.
+        /// The `k`-th call of `verb`, from 0, fails with `errno`.
         pub(crate) fn failing(verb: Verb, k: u64, errno: i32) -> Self {
-            Self(Arc::new(Mutex::new(Faults { call: Some((verb, k, errno)), ..Faults::default() })))
+            Self(Arc::new(Mutex::new(InjectedFaults {
+                call: Some((verb, k, errno)),
+                ..InjectedFaults::default()
+            })))
         }
 
-        /// The `k`-th completion has this status.
+        /// The `k`-th completion, from 0, has this status.
         pub(crate) fn failing_completion(k: u64, status: u32) -> Self {
-            Self(Arc::new(Mutex::new(Faults { completion: Some((k, status)), ..Faults::default() })))
+            Self(Arc::new(Mutex::new(InjectedFaults {
+                completion: Some((k, status)),
+                ..InjectedFaults::default()
+            })))
         }
 
-        /// The `k`-th completion has this status as well.
+        /// Additionally, the `k`-th completion has this status.
         pub(crate) fn and_failing_completion(self, k: u64, status: u32) -> Self {
             self.faults().completion = Some((k, status));
             self
         }
 
-        fn faults(&self) -> MutexGuard<'_, Faults> {
+        fn faults(&self) -> MutexGuard<'_, InjectedFaults> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// Whether something of what shall go wrong went wrong.
+        /// Whether a fault was injected.
         pub(crate) fn triggered(&self) -> bool {
             let faults = self.faults();
             let call = faults.call.is_some_and(|(_, k, _)| faults.calls > k);
@@ -87,8 +95,8 @@ mod faults {
 
         pub(crate) fn injected_errno(&self, verb: Verb) -> Option<i32> {
             let mut faults = self.faults();
-            let (chosen, k, errno) = faults.call?;
-            if chosen != verb {
+            let (failing, k, errno) = faults.call?;
+            if failing != verb {
                 return None;
             }
             faults.calls += 1;
@@ -98,7 +106,8 @@ mod faults {
         pub(crate) fn alter(&self, completion: &mut ibv_wc) {
             let mut faults = self.faults();
             let Some((k, status)) = faults.completion else { return };
-            // No device takes a write, acknowledges it, and drops its receive: the next completion fails instead.
+            // No real device accepts a write, acknowledges it and flushes its receive, so the next completion fails
+            // instead.
             let received = completion.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
             if faults.completions == k && received && status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
                 return;

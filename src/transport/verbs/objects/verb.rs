@@ -1,4 +1,6 @@
-//! The names of verbs, and what a failing one says: which verb, on which device and port, towards whom, and why.
+//! The names of verbs, and the error of a verb that failed: verb, device, port, peer, cause and fix.
+//!
+//! Must not know what the verbs are called for.
 
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
@@ -29,7 +31,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// All of them.
+    /// All verbs.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 18] = [
         Self::GetDeviceList,
@@ -52,7 +54,7 @@ impl Verb {
         Self::PostRecv,
     ];
 
-    /// Its name in libibverbs, and what it was to do where the name does not tell.
+    /// The function of libibverbs, with the new state for `ibv_modify_qp`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::GetDeviceList => "ibv_get_device_list",
@@ -76,34 +78,34 @@ impl Verb {
         }
     }
 
-    /// What most likely helps, if anything is known to.
-    fn advice(self, errno: i32) -> Option<&'static str> {
+    /// The most likely fix, if one is known.
+    fn fix(self, errno: i32) -> Option<&'static str> {
         let (nomem, access) = (Errno::NOMEM.raw_os_error(), Errno::ACCESS.raw_os_error());
         let (perm, timed_out) = (Errno::PERM.raw_os_error(), Errno::TIMEDOUT.raw_os_error());
         match self {
             Self::RegMr | Self::CreateCq | Self::CreateQp if errno == nomem => {
-                Some("too little memory may be locked: raise the limit (ulimit -l unlimited)")
+                Some("the memlock limit is too low: raise it (ulimit -l unlimited)")
             }
             Self::OpenDevice if errno == access || errno == perm => {
-                Some("this user may not open /dev/infiniband/uverbs*")
+                Some("this user has no permission to open /dev/infiniband/uverbs*")
             }
-            Self::ModifyQpToRtr if errno == timed_out => {
-                Some("the peer's address could not be resolved: can its interface be reached from this one?")
-            }
+            Self::ModifyQpToRtr if errno == timed_out => Some(
+                "the peer's address could not be resolved: check that its interface is reachable from this one",
+            ),
             _ => None,
         }
     }
 }
 
-/// Where a verb was called: as much of it as is known.
+/// The context of a call, for error messages. What is unknown is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Site {
+pub(crate) struct CallSite {
     pub device: String,
     pub port: Option<u8>,
     pub peer: Option<Rank>,
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "on {}", self.device)?;
         if let Some(port) = self.port {
@@ -116,18 +118,18 @@ impl fmt::Display for Site {
     }
 }
 
-/// What a verb that failed at `site` with `errno` says.
-pub(crate) fn failed(verb: Verb, site: &Site, errno: i32) -> Error {
+/// The error of a verb that failed with `errno`. It blames the peer, if one is known.
+pub(crate) fn failed(verb: Verb, site: &CallSite, errno: i32) -> Error {
     let cause = std::io::Error::from_raw_os_error(errno);
-    let advice = verb.advice(errno).map(|advice| format!("; {advice}")).unwrap_or_default();
-    let error = Error::new(ErrorKind::System, format!("{} failed {site}: {cause}{advice}", verb.name()));
+    let fix = verb.fix(errno).map(|fix| format!("; {fix}")).unwrap_or_default();
+    let error = Error::new(ErrorKind::System, format!("{} failed {site}: {cause}{fix}", verb.name()));
     match site.peer {
         Some(peer) => error.blaming(peer),
         None => error,
     }
 }
 
-/// What `errno` says now: for verbs that return a pointer.
+/// The current `errno`, for verbs that return a null pointer on failure.
 pub(super) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -137,18 +139,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_say_verb_place_peer_cause_and_mend() {
-        let site = Site { device: "mlx5_0".to_owned(), port: Some(1), peer: Some(3) };
-        let words = failed(Verb::CreateQp, &site, Errno::NOMEM.raw_os_error()).to_string();
+    fn an_error_names_verb_device_port_peer_cause_and_fix() {
+        let site = CallSite { device: "mlx5_0".to_owned(), port: Some(1), peer: Some(3) };
+        let message = failed(Verb::CreateQp, &site, Errno::NOMEM.raw_os_error()).to_string();
         assert!(
-            words.starts_with("system error: ibv_create_qp failed on mlx5_0 port 1 for rank 3: Cannot"),
-            "{words}"
+            message.starts_with("system error: ibv_create_qp failed on mlx5_0 port 1 for rank 3: Cannot"),
+            "{message}"
         );
-        assert!(words.ends_with("(ulimit -l unlimited)"), "{words}");
+        assert!(message.ends_with("(ulimit -l unlimited)"), "{message}");
     }
 
     #[test]
-    fn every_verb_has_a_name_of_its_own() {
+    fn verb_names_are_distinct() {
         let names: std::collections::BTreeSet<_> = Verb::ALL.iter().map(|verb| verb.name()).collect();
         assert_eq!(names.len(), Verb::ALL.len());
     }

@@ -1,0 +1,33 @@
+//! The pointer to a libibverbs object.
+//!
+//! Owns the pointer's optionality and thread-safety claims. Must not know what kind of object it points to.
+
+use std::ptr::NonNull;
+
+/// A pointer to a verbs object. In tests it may be inert: there is no object, and every verb on it succeeds without
+/// doing anything.
+pub(super) struct VerbsHandle<T>(Option<NonNull<T>>);
+
+impl<T> VerbsHandle<T> {
+    /// Wraps the pointer that a verb returned; `None` for a null pointer, which means that the verb failed.
+    pub(super) fn from_raw(raw: *mut T) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self(Some(raw)))
+    }
+
+    /// A handle without an object: before the object is created, and in tests without a device.
+    pub(super) fn inert() -> Self {
+        Self(None)
+    }
+
+    /// The pointer, or `None` if the handle is inert.
+    pub(super) fn raw(&self) -> Option<*mut T> {
+        self.0.map(NonNull::as_ptr)
+    }
+}
+
+// SAFETY: a handle is an address. libibverbs allows its objects to be used from any thread, by one thread at a time
+// for each object; the exclusive borrows of the owners' methods and the locks within libibverbs ensure that.
+unsafe impl<T> Send for VerbsHandle<T> {}
+// SAFETY: as above. Shared owners (contexts, protection domains, memory regions) are only read, or used through verbs
+// that lock.
+unsafe impl<T> Sync for VerbsHandle<T> {}

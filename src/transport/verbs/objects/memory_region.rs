@@ -1,0 +1,160 @@
+//! Registered memory and the rights to it.
+//!
+//! Owns registration and deregistration. Must not know why memory is registered, or for how long.
+
+use super::handle::VerbsHandle;
+use super::protection_domain::ProtectionDomain;
+use super::verb::{Verb, errno, failed};
+use crate::error::Result;
+use crate::memory::Piece;
+use rdma_sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova2};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// The rights to registered memory. The local device may always read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AccessFlags {
+    /// Peers may write to it.
+    pub remote_write: bool,
+    /// RDMA reads may read it, as flushes of GPU memory do.
+    pub remote_read: bool,
+    /// The device may reorder writes to it (relaxed ordering); the data is complete only with the completion.
+    pub relaxed: bool,
+}
+
+impl AccessFlags {
+    /// Send-only: the local device reads it, and nothing else has access.
+    pub(crate) const SEND: Self = Self { remote_write: false, remote_read: false, relaxed: false };
+
+    fn flags(self) -> u32 {
+        let mut flags = 0;
+        if self.remote_write {
+            flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        }
+        if self.remote_read {
+            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+        }
+        if self.relaxed {
+            // An optional flag: libibverbs removes it where the driver does not know it.
+            flags |= ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+        }
+        flags
+    }
+}
+
+/// Registered memory. While it lives, the device may read it, and peers that have its rkey may access it as its
+/// [`AccessFlags`] allow.
+pub(crate) struct MemoryRegion {
+    handle: VerbsHandle<ibv_mr>,
+    lkey: u32,
+    rkey: u32,
+    pd: Arc<ProtectionDomain>,
+}
+
+impl MemoryRegion {
+    /// The key for this rank's own work requests.
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key for the peers' work requests.
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Takes ownership of a region that a verb returned; `None` for a null pointer.
+    fn from_raw(raw: *mut ibv_mr, pd: &Arc<ProtectionDomain>) -> Option<Self> {
+        let handle = VerbsHandle::from_raw(raw)?;
+        // SAFETY: the region was just created, and its keys do not change.
+        let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
+        Some(Self { handle, lkey, rkey, pd: Arc::clone(pd) })
+    }
+
+    /// A region in a domain without a device.
+    fn inert(pd: &Arc<ProtectionDomain>) -> Self {
+        Self { handle: VerbsHandle::inert(), lkey: 7, rkey: 7, pd: Arc::clone(pd) }
+    }
+}
+
+impl ProtectionDomain {
+    /// Registers host memory, which must stay mapped while the region lives.
+    ///
+    /// # Errors
+    /// `System` if the kernel cannot pin the memory or the device has no resources for the region.
+    pub(crate) fn register(self: &Arc<Self>, piece: Piece, access: AccessFlags) -> Result<MemoryRegion> {
+        self.register_address(piece.as_ptr() as u64, piece.len(), access)
+            .map_err(|errno| failed(Verb::RegMr, &self.context.site(), errno))
+    }
+
+    /// Registers memory by its address: host memory or, with a peer memory module, GPU memory.
+    ///
+    /// # Errors
+    /// The errno; `EFAULT` if the kernel does not know any memory at this address.
+    pub(crate) fn register_address(
+        self: &Arc<Self>,
+        address: u64,
+        len: usize,
+        access: AccessFlags,
+    ) -> std::result::Result<MemoryRegion, i32> {
+        if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
+            return Err(errno);
+        }
+        let Some(raw) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+        let start = address as *mut c_void;
+        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here
+        // accesses it. The caller guarantees that the range stays mapped while the region lives, as the contract of
+        // pieces says.
+        let region = unsafe { ibv_reg_mr_iova2(raw, start, len, address, access.flags()) };
+        MemoryRegion::from_raw(region, self).ok_or_else(errno)
+    }
+
+    /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on.
+    ///
+    /// # Errors
+    /// The errno, which also says whether the driver supports DMA-BUFs at all.
+    pub(crate) fn register_dmabuf(
+        self: &Arc<Self>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: u64,
+        access: AccessFlags,
+    ) -> std::result::Result<MemoryRegion, i32> {
+        if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
+            return Err(errno);
+        }
+        let Some(raw) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+        let flags = access.flags() as i32;
+        // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
+        let region = unsafe { ibv_reg_dmabuf_mr(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
+        MemoryRegion::from_raw(region, self).ok_or_else(errno)
+    }
+
+    /// Finds out whether the driver supports DMA-BUFs, by registering one that does not exist. Returns the errno.
+    pub(crate) fn probe_dmabuf(&self) -> i32 {
+        match (self.raw(), self.context.shim.injected_errno(Verb::RegDmabufMr)) {
+            (_, Some(errno)) => errno,
+            (None, _) => rustix::io::Errno::OPNOTSUPP.raw_os_error(),
+            (Some(raw), None) => {
+                // SAFETY: the domain is alive. The descriptor -1 is refused in any case, so nothing is registered.
+                let region = unsafe { ibv_reg_dmabuf_mr(raw, 0, 4096, 0, -1, 0) };
+                debug_assert!(region.is_null(), "a DMA-BUF with the descriptor -1 was registered");
+                errno()
+            }
+        }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if let Some(raw) = self.handle.raw() {
+            // SAFETY: the region is alive, and so is its domain, which it holds.
+            let code = unsafe { ibv_dereg_mr(raw) };
+            if code != 0 {
+                let cause = std::io::Error::from_raw_os_error(code);
+                log::warn!("cannot deregister memory from {}: {cause}", self.pd.context.name());
+            }
+        }
+    }
+}
