@@ -1,112 +1,77 @@
-//! What the pipeline says and is told: actions, places, and what a call is about.
+//! The pipeline's output: actions, and the locations of the data that they name.
+//!
+//! Owns the vocabulary between the pipeline and the executor. Must not know when an action is due.
 
 use crate::plan::Rank;
 use crate::plan::program::{BufferKind, StepId};
 
-/// A slot of the pool, by number.
+/// Number of a slot in the pool, from 0.
 pub type Slot = u32;
 
-/// How one link hands messages over; what the transport of the link says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkProfile {
-    /// Whether received messages are read where they are; otherwise they land where this rank says.
-    pub in_place: bool,
-    /// Messages under way at most, in each direction.
-    pub window: usize,
-    /// Slots that messages to the peer may hold while they are staged.
-    pub send_slots: usize,
-    /// Slots that messages from the peer may hold. Apart from the others: a landing is made long before its
-    /// message is due, and must not keep an earlier message to the peer from leaving.
-    pub recv_slots: usize,
-}
-
-/// What of the caller's memory a link cannot take as it lies in a call, so that a slot stands in for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Staging {
-    /// Sending from the input.
-    pub input: bool,
-    /// Sending from the output.
-    pub output: bool,
-    /// Landing in the output.
-    pub recv: bool,
-}
-
-/// What a call is about, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Binding {
-    /// Elements of the vector.
-    pub count: u64,
-    /// Elements of a sub-chunk, at least 1.
-    pub subchunk: u64,
-    /// Span boundaries are multiples of this many elements.
-    pub align: u64,
-    /// Whether input and output are the same memory.
-    pub in_place: bool,
-}
-
-/// Where a message's bytes are, on the side that has them.
+/// Where the bytes of a message are, as seen by this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// In a vector of the caller.
+    /// In one of the caller's vectors.
     Buffer(BufferKind),
-    /// In a slot of the pool, from its start.
+    /// In a slot of the pool, from the slot's first byte.
     Slot(Slot),
-    /// Where the peer has it: the `message`-th of this call on the link from `peer`.
+    /// In the memory of `peer`, which this rank reads in place.
     Peer {
-        /// From whom.
+        /// The sender.
         peer: Rank,
-        /// Its place on its link, from 0.
+        /// Sequence number of the message on its link in this call, from 0.
         message: u64,
     },
 }
 
-/// What the executor shall do. Elements are ranges of the vector.
+/// A request to the executor. A step and a sub-chunk index (from 0 within the step) name a range of elements; see
+/// [`Pipeline::elements`](super::Pipeline::elements).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Copy these elements of a vector to the slot, then say [`Pipeline::stage_complete`](super::Pipeline::stage_complete) with the
-    /// same step and sub-chunk.
+    /// Copy the elements from a vector to a slot, then call
+    /// [`Pipeline::stage_complete`](super::Pipeline::stage_complete) with the same step and sub-chunk.
     Stage {
-        /// The send that this is for.
+        /// The send that reads the slot.
         step: StepId,
-        /// Which of its sub-chunks.
+        /// Sub-chunk index within the step.
         sub: u64,
-        /// From which vector.
+        /// The vector to copy from.
         buffer: BufferKind,
-        /// Where to.
+        /// The slot to copy to.
         slot: Slot,
     },
-    /// Send these elements as the next message to the peer.
+    /// Send the elements as the next message to the peer.
     Send {
-        /// To whom.
+        /// The receiver.
         peer: Rank,
-        /// Where they are.
+        /// The memory to send from: a vector or a slot.
         location: Location,
-        /// The step and sub-chunk that they belong to.
+        /// The step that sends.
         step: StepId,
-        /// Which of its sub-chunks.
+        /// Sub-chunk index within the step.
         sub: u64,
     },
-    /// Have the peer's next message that has no landing yet written here.
+    /// Post a receive for the peer's next message that has none yet.
     PostRecv {
-        /// From whom.
+        /// The sender.
         peer: Rank,
-        /// Where to: the output or a slot.
+        /// The memory to receive into: the output or a slot.
         location: Location,
-        /// The step and sub-chunk that it belongs to.
+        /// The step that uses the message.
         step: StepId,
-        /// Which of its sub-chunks.
+        /// Sub-chunk index within the step.
         sub: u64,
     },
-    /// Add the operands of the step, then say [`Pipeline::combine_complete`](super::Pipeline::combine_complete).
+    /// Add the operands of the step, then call [`Pipeline::combine_complete`](super::Pipeline::combine_complete).
     Combine {
-        /// The step.
+        /// The step that adds.
         step: StepId,
-        /// Which of its sub-chunks.
+        /// Sub-chunk index within the step.
         sub: u64,
     },
-    /// Tell the peer that its oldest message is no longer read.
+    /// Inform the peer that this rank no longer reads its oldest message.
     Release {
-        /// Who.
+        /// The sender of the message.
         peer: Rank,
     },
 }

@@ -1,16 +1,19 @@
-//! What can be done now: decided anew whenever something may have become possible.
+//! The pipeline's decisions: the next action that is possible now.
+//!
+//! Owns the order in which pending work is tried. Must not know how events change the state.
 
+use super::Pipeline;
+use super::action::{Action, Location};
 use super::link_state::{PendingRecv, PendingSend};
-use super::{Action, Location, Pipeline};
 use crate::plan::Rank;
 use crate::plan::program::{Body, BufferKind, OperandSource, StepId};
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Pipeline {
-    /// The next thing to do, if there is anything to do now.
+    /// The next action for the executor; `None` if nothing is possible before the next event.
     pub fn next_action(&mut self) -> Option<Action> {
-        // Releases and messages first: they keep peers and wires busy while this rank adds.
+        // Releases and messages come first: they keep peers and links busy while this rank adds.
         if let Some(peer) = self.to_release.pop_front() {
             return Some(Action::Release { peer });
         }
@@ -67,8 +70,8 @@ impl Pipeline {
         }
     }
 
-    /// Stages a sub-chunk once for all peers that need it staged. All of them must be ready for it, so that a
-    /// slot is only held by messages that are on their way.
+    /// Stages a sub-chunk once for all peers that need it staged. Waits until every one of them can send it next, so
+    /// that only messages in flight hold a slot.
     fn try_stage(&mut self, step: StepId, sub: u64) -> Option<Action> {
         let mut users = 0;
         for peer in self.peers_of(step) {
@@ -83,7 +86,7 @@ impl Pipeline {
             }
             users += 1;
         }
-        let slot = self.free.pop().expect("slots suffice for all that links may hold");
+        let slot = self.free.pop().expect("the pool has a slot for every link's share");
         self.slot_users[slot as usize] = users;
         let program = Arc::clone(&self.program);
         let Body::Send { buffer, peers } = &program.steps[step as usize].body else {
@@ -115,7 +118,7 @@ impl Pipeline {
             if link.recv_slots_held >= link.profile.recv_slots {
                 return None;
             }
-            Some(self.free.pop().expect("slots suffice for all that links may hold"))
+            Some(self.free.pop().expect("the pool has a slot for every link's share"))
         };
         let link = self.links[peer].as_mut()?;
         link.recv_slots_held += usize::from(slot.is_some());
@@ -138,9 +141,9 @@ impl Pipeline {
                 continue;
             };
             let link = self.links[peer].as_ref()?;
-            let lands = !link.profile.in_place && !link.staging.recv;
-            if lands && self.program.steps[step as usize].is_copy() {
-                // It lands where it belongs and needs no device.
+            let direct = !link.profile.in_place && !link.staging.recv;
+            if direct && self.program.steps[step as usize].is_copy() {
+                // The message is received into the output: no device is needed.
                 return None;
             }
             if self.recv_message_of(peer, step, part as u32, sub) >= link.recv_completed {
@@ -154,7 +157,7 @@ impl Pipeline {
         Some(Action::Combine { step, sub })
     }
 
-    /// Whether all that the sub-chunk waits for is done.
+    /// Whether every earlier step is done with the elements of this sub-chunk.
     fn dependencies_met(&self, step: StepId, sub: u64) -> bool {
         let Range { end, .. } = self.elements(step, sub);
         self.program.dependencies(step).iter().all(|dependency| {
@@ -162,21 +165,21 @@ impl Pipeline {
                 return true;
             }
             let bound = &self.steps[dependency.on as usize];
-            // Steps go upwards, so all below the watermark is done; nothing above `end` matters.
+            // Steps process elements in ascending order, so everything below the watermark is done.
             end <= bound.start || self.watermark(dependency.on) >= end.min(bound.end)
         })
     }
 
-    /// The element up to which a step is done.
+    /// The element below which a step is done.
     fn watermark(&self, step: StepId) -> u64 {
         let bound = &self.steps[step as usize];
         let done = match &self.program.steps[step as usize].body {
             Body::Combine { .. } => bound.done,
             Body::Send { peers, .. } => {
-                let over = |(part, peer): (u32, &Rank)| {
+                let completed = |(part, peer): (u32, &Rank)| {
                     self.links[*peer].as_ref().expect("a send's links exist").sends.completed(step, part)
                 };
-                (0..).zip(peers).map(over).min().unwrap_or(bound.subs)
+                (0..).zip(peers).map(completed).min().unwrap_or(bound.subs)
             }
         };
         match done {

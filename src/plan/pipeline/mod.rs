@@ -1,65 +1,79 @@
-//! The pipeline's brain: which sub-chunk moves next, through which stage, into which slot, and what a
-//! completion sets free. A state machine without I/O: events in, actions out.
+//! The pipeline decides which sub-chunk moves next, through which stage and into which slot, and what a completion
+//! makes possible. It is a state machine without I/O: completions in, actions out.
 //!
-//! Owns all decisions between a bound program and its end. Must not know pointers, bytes or clocks: it speaks
-//! of elements, slots by number and messages by their place on their link. The executor drives it with real
-//! links and devices; the tests drive it with random orders of completion.
+//! Owns all decisions from a bound program to its end. Must not know pointers, bytes or clocks: it handles element
+//! ranges, slot numbers and message numbers. The executor drives it with real links and devices; tests drive it with
+//! random orders of completion.
 //!
-//! # Why it ends
+//! | module | owns |
+//! |---|---|
+//! | `action` | what the executor is asked to do, and where the data is |
+//! | `binding` | size of a call, properties of its links |
+//! | `dispatch` | the choice of the next action |
+//! | `link_state` | progress and slots of one link |
+//! | `message_order` | the order of messages on a link |
 //!
-//! Messages of a link are sent, landed and released in one order for the whole world: by step, or in waves by
-//! when they are due (see `link`), and what a message waits for comes before it in that order. So the earliest
-//! unfinished message of the world has nothing unfinished before it: it is at the head of its link, what it
-//! depends on is done, and since slots are counted per link and direction (a staged message to several peers counts
-//! on each of their links) none of those that it may take is held by a later message. It can always move, with any
-//! window and any number of slots from one per link and direction that needs them. The verifier checks, for every
-//! program, that the order is one.
+//! # Why every program ends
+//!
+//! Messages of a link are sent, received and released in one order that is the same on all ranks: by step, or with
+//! waves by due time (see `message_order`). Whatever a message waits for comes before it in that order. So nothing
+//! unfinished comes before the earliest unfinished message of the world: it is at the head of its link, its
+//! dependencies are done, and no later message holds a slot that it may take, because slots are counted per link and
+//! direction (a staged message to several peers counts on each of their links). It can always move, with any window
+//! of at least one message, and any number of slots from one per link and direction that needs slots. The verifier
+//! checks for every program that such an order exists.
 
 mod action;
+mod binding;
 mod dispatch;
 mod link_state;
+mod message_order;
 
-pub use action::{Action, Binding, LinkProfile, Location, Slot, Staging};
+pub use action::{Action, Location, Slot};
+pub use binding::{Binding, LinkProfile, Staging};
 
 use super::Rank;
 use super::program::{Body, BufferKind, OperandSource, Program, StepId, Waves};
-use link_state::{BoundStep, LinkState, PendingRecv};
+use link_state::{LinkState, PendingRecv};
+use message_order::BoundStep;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The state machine. Made once per program; [`start`](Self::start) binds it to a call without allocating.
+/// The state machine of one program. [`start`](Self::start) binds it to a call without allocating, so a program
+/// needs only one.
 #[derive(Debug)]
 pub struct Pipeline {
     program: Arc<Program>,
     binding: Binding,
-    /// Whether messages are numbered for the binding's elements.
+    /// Whether messages are numbered for the size and layout of `binding`.
     numbered: bool,
     steps: Vec<BoundStep>,
     combine_queued: Vec<bool>,
-    /// By peer; `None` where there is no traffic.
+    /// By peer; `None` where the program sends and receives nothing.
     links: Vec<Option<Box<LinkState>>>,
-    /// Those with traffic.
+    /// Peers with traffic.
     peers: Vec<Rank>,
     free: Vec<Slot>,
     slots: usize,
-    /// How many links still send from a slot.
+    /// By slot: links that still send from it.
     slot_users: Vec<u32>,
-    /// Work that may have become possible, each entry queued at most once.
+    /// Work that may have become possible. Each peer or step is queued at most once per queue.
     to_send: VecDeque<Rank>,
     to_post_recv: VecDeque<Rank>,
     to_combine: VecDeque<StepId>,
     to_release: VecDeque<Rank>,
-    /// Combine sub-chunks and messages that are not done yet.
+    /// Sub-chunks of combines and sends of messages that are not complete.
     remaining: u64,
 }
 
-/// An event that does not fit the program: a bug, or a peer that does not play by the rules.
+/// An event that does not fit the program: a bug, or a peer that violates the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
 impl Pipeline {
-    /// A pipeline for `program` on links that `profile` describes, with as many slots as they may hold together.
+    /// A pipeline for `program` on links that `profile` describes. It uses as many slots as all links together may
+    /// hold.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let (mut slots, mut window) = (0, 0);
         let mut links: Vec<Option<Box<LinkState>>> = (0..program.world).map(|_| None).collect();
@@ -96,13 +110,13 @@ impl Pipeline {
         &self.program
     }
 
-    /// How many slots it uses.
+    /// Number of slots that it uses: slots 0 up to this.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Begins a call, in which each peer's link needs this staging; whatever was under way is forgotten.
+    /// Starts a call. `staging` says what the link to each peer needs staged. Resets all state of the previous call.
     pub fn start(&mut self, binding: Binding, staging: impl Fn(Rank) -> Staging) {
         let elements = |binding: &Binding| (binding.count, binding.subchunk, binding.align);
         let numbered = self.numbered && elements(&self.binding) == elements(&binding);
@@ -125,7 +139,7 @@ impl Pipeline {
                 self.remaining += bound.subs;
             }
         }
-        // As many as the longest grid has sub-chunks.
+        // As many waves as the longest grid has sub-chunks.
         let number =
             |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
         let waves = self.program.waves.as_ref().map(|waves| (number(waves), waves.lag));
@@ -150,7 +164,7 @@ impl Pipeline {
         }
     }
 
-    /// Gives every step its elements.
+    /// Computes the elements and sub-chunks of every step.
     fn bind(&mut self) {
         let Binding { count, subchunk, align, .. } = self.binding;
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
@@ -164,13 +178,13 @@ impl Pipeline {
         }
     }
 
-    /// Whether nothing is left to do and nobody reads this rank's memory any more.
+    /// Whether all steps are complete and no peer reads this rank's memory any more.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.remaining == 0 && self.to_release.is_empty()
     }
 
-    /// The elements of a sub-chunk of a step.
+    /// The elements of a sub-chunk of a step, as a range of the vector.
     #[must_use]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
         let bound = &self.steps[step as usize];
@@ -178,7 +192,7 @@ impl Pipeline {
         cell.max(bound.start)..(cell + self.binding.subchunk).min(bound.end)
     }
 
-    /// Where the operand of a combine is for this sub-chunk.
+    /// Where operand number `part` of a combine is for this sub-chunk.
     #[must_use]
     pub fn operand_location(&self, step: StepId, part: usize, sub: u64) -> Location {
         let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
@@ -197,14 +211,14 @@ impl Pipeline {
         }
     }
 
-    /// The transport has sent the oldest message to `peer`: its bytes may change.
+    /// The oldest message in flight to `peer` is sent: its memory may be overwritten.
     ///
     /// # Errors
-    /// A violation if nothing was under way.
+    /// A violation if no message is in flight.
     pub fn send_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("sent", peer))?;
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("send completion", peer))?;
         if link.send_completed >= link.send_posted {
-            return Err(unexpected("sent", peer));
+            return Err(unexpected("send completion", peer));
         }
         let outgoing = *link.outgoing.get(link.send_completed);
         link.sends.count_completed(link.send_completed);
@@ -223,18 +237,18 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The next message of `peer` can be read where it is.
+    /// The next message of `peer` can be read in place. Returns its number.
     ///
     /// # Errors
-    /// A violation if the program expects none.
+    /// A violation if the program expects no further message, or none within the window.
     pub fn recv_ready(&mut self, peer: Rank) -> Result<u64, Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("arrived", peer))?;
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("message", peer))?;
         let message = link.recv_completed;
         let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.in_place) else {
-            return Err(unexpected("arrived", peer));
+            return Err(unexpected("message", peer));
         };
         if message - link.released >= link.profile.window as u64 {
-            return Err(unexpected("arrived beyond the window", peer));
+            return Err(unexpected("message beyond the window", peer));
         }
         link.incoming.set(message, PendingRecv { slot: None, consumed: false });
         link.recv_completed += 1;
@@ -242,7 +256,7 @@ impl Pipeline {
         Ok(message)
     }
 
-    /// The elements that the next message of `peer` carries, if the program expects one.
+    /// The elements that the next message of `peer` carries; `None` if the program expects no further message.
     #[must_use]
     pub fn next_recv(&self, peer: Rank) -> Option<Range<u64>> {
         let link = self.links[peer].as_ref()?;
@@ -250,19 +264,19 @@ impl Pipeline {
         Some(self.elements(step, sub))
     }
 
-    /// The oldest landing of `peer` is filled.
+    /// The oldest posted receive of `peer` is complete.
     ///
     /// # Errors
-    /// A violation if none was under way.
+    /// A violation if no receive is posted.
     pub fn recv_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("landed", peer))?;
+        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("receive completion", peer))?;
         let message = link.recv_completed;
         let Some((step, _)) = link.receives.get(message).filter(|_| message < link.recv_posted) else {
-            return Err(unexpected("landed", peer));
+            return Err(unexpected("receive completion", peer));
         };
         link.recv_completed += 1;
         if link.incoming.get(message).slot.is_none() {
-            // It landed where it belongs: nothing is left to be done with it.
+            // The message was received into the output: the step has nothing left to do.
             link.incoming.get(message).consumed = true;
             link.release_consumed(peer, None);
             self.steps[step as usize].issued += 1;
@@ -274,7 +288,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A slot holds what [`Action::Stage`] asked for.
+    /// The copy that [`Action::Stage`] requested is complete.
     pub fn stage_complete(&mut self, step: StepId, sub: u64) {
         for part in 0..self.peers_of(step).len() {
             let peer = self.peers_of(step)[part];
@@ -286,19 +300,19 @@ impl Pipeline {
         }
     }
 
-    /// The device has done the oldest sub-chunk of the step that was under way.
+    /// The device has completed the oldest submitted sub-chunk of the step.
     ///
     /// # Errors
-    /// A violation if none was under way.
+    /// A violation if none was submitted.
     pub fn combine_complete(&mut self, step: StepId) -> Result<(), Violation> {
         let bound = &self.steps[step as usize];
         if bound.done >= bound.issued {
-            return Err(Violation(format!("a sum of step {step} was reported that nobody asked for")));
+            return Err(Violation(format!("step {step} completed a sub-chunk that was not submitted")));
         }
         let sub = bound.done;
         let program = Arc::clone(&self.program);
         let Body::Combine { operands, .. } = &program.steps[step as usize].body else {
-            return Err(Violation(format!("step {step} adds nothing")));
+            return Err(Violation(format!("step {step} is not a combine")));
         };
         for (part, operand) in operands.iter().enumerate() {
             let OperandSource::Received { peer } = *operand else {
@@ -327,7 +341,7 @@ impl Pipeline {
         self.wake_dependents(step);
     }
 
-    /// Whatever waited for `step` may be possible now.
+    /// Queues the steps that wait for `step`.
     fn wake_dependents(&mut self, step: StepId) {
         let program = Arc::clone(&self.program);
         for dependent in program.dependents(step) {
@@ -401,5 +415,5 @@ impl Pipeline {
 }
 
 fn unexpected(what: &str, peer: Rank) -> Violation {
-    Violation(format!("a message of rank {peer} was {what} that this program does not expect"))
+    Violation(format!("unexpected {what} on the link to rank {peer}"))
 }
