@@ -341,7 +341,7 @@ impl Executor {
         let zero = self.slots.spare(size_of::<u64>());
         let nothing = BoundCall { input: zero, output: zero, scratch: zero, ..*work };
         let mut work = if work.call.count == 0 { nothing } else { *work };
-        if work.in_place && self.pipelines[self.current].program().windows.apart {
+        if work.in_place && self.pipelines[self.current].program().windows.disjoint {
             work.input = self.copy_aside(&work)?;
             work.in_place = false;
         }

@@ -1,100 +1,103 @@
-//! What one rank does: sends and combines, each after the earlier steps that touch its span.
+//! The program of one rank: sends and combines, each with the earlier steps that touch the same span.
 //!
-//! A program holds for every element count. Every step has a depth: how many hops of the collective come before
-//! it. Steps that touch the same elements have rising depths, on all ranks, and all ranks list the steps of one
-//! depth in the same order. That gives two things at once: both ends of a link see the same list of messages,
-//! and the earliest unfinished message of the whole world can always be moved, so no program waits for itself.
+//! Owns the form of a program, which serves every element count. Must not know which schedule it came from.
+//!
+//! Every step has a depth: the number of hops of the collective before it. On all ranks, steps that touch the same
+//! elements have rising depths, and steps of one depth are listed in the same order. So both ends of a link derive
+//! the same list of messages, and the earliest unfinished message of the whole world can always move: no program
+//! deadlocks.
 
 use super::Rank;
 use super::fraction::Span;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A step's place in its program.
+/// Index of a step in its program.
 pub type StepId = u32;
 
-/// Which of the operation's two vectors something is read from.
+/// The caller's two vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferKind {
-    /// What the caller gave: nothing was added to this span here yet.
+    /// The caller's contribution. Never written.
     Input,
-    /// What was made of it so far.
+    /// The result; partial sums until the program ends.
     Output,
 }
 
-/// One addend of a combine, in the order of addition.
+/// One operand of a combine, in the order of addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandSource {
-    /// This rank's own part.
+    /// Data of this rank.
     Own {
-        /// Where it is.
+        /// The vector that holds it.
         buffer: BufferKind,
-        /// Whether it still has to be multiplied with this rank's factor.
+        /// Whether the combine multiplies it by this rank's factor.
         scaled: bool,
     },
-    /// A message of `peer`.
+    /// A message.
     Received {
-        /// Who sends it.
+        /// The sender.
         peer: Rank,
     },
 }
 
-/// One thing that a rank does, sub-chunk by sub-chunk, in ascending order.
+/// One send or combine, executed sub-chunk by sub-chunk in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which part of the vector it touches.
+    /// The part of the vector that it reads or writes.
     pub span: Span,
-    /// What its sub-chunks are a grid of: steps with one grid cut the elements that they share alike.
+    /// The span whose start sub-chunk boundaries are counted from: steps with equal grids cut the elements that they
+    /// share at the same places.
     pub grid: Span,
-    /// How many hops come before it.
+    /// Hops of the collective before this step.
     pub depth: u32,
-    /// What it does.
+    /// The operation.
     pub body: Body,
 }
 
-/// What a step does.
+/// The operation of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Send the span to each of the peers.
     Send {
-        /// From where.
+        /// The vector to send from.
         buffer: BufferKind,
-        /// To whom; each is on a link of its own.
+        /// The receivers, all different.
         peers: Vec<Rank>,
     },
     /// Add the operands and write the sum to the output.
     Combine {
-        /// What is added, at least one.
+        /// The operands in the order of addition, at least one.
         operands: Vec<OperandSource>,
-        /// Whether this completes the sum over all ranks, so that an average is divided here.
+        /// Whether this completes the sum over all ranks. An average is divided here.
         last: bool,
     },
 }
 
 impl Step {
-    /// Whether it needs nothing from other ranks and gives them nothing.
+    /// Whether it is a combine of this rank's own data only.
     #[must_use]
     pub fn is_local(&self) -> bool {
         matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
     }
 
-    /// Whether it only moves a peer's bytes to where they belong, so that they can land there directly.
+    /// Whether it only copies a message to the output, so that the message can be received there directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {
         matches!(&self.body, Body::Combine { operands, last: false } if matches!(operands[..], [OperandSource::Received { .. }]))
     }
 }
 
-/// Why a step waits for an earlier one. It waits element by element: for those of its sub-chunk only.
+/// An earlier step that a step waits for. Each sub-chunk waits for its own elements only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependency {
     /// The earlier step.
     pub on: StepId,
-    /// Whether it matters only where input and output are the same memory.
+    /// Whether the dependency holds only if input and output are the same memory.
     pub in_place_only: bool,
 }
 
-/// A step's part in the traffic of one link: for a send which of its peers, for a combine which operand.
+/// A step's messages on one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEntry {
     /// The step.
@@ -103,62 +106,62 @@ pub struct LinkEntry {
     pub part: u32,
 }
 
-/// What moves between this rank and one peer, in order.
+/// The messages between this rank and one peer, in order.
 #[derive(Clone, Debug, Default)]
 pub struct LinkMessages {
-    /// What is sent.
+    /// Messages to the peer.
     pub sends: Vec<LinkEntry>,
-    /// What is received.
+    /// Messages from the peer.
     pub receives: Vec<LinkEntry>,
 }
 
-/// Which part of the vector a caller's memory holds.
+/// The parts of the vector that the caller's memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// What the caller gives.
+    /// The span of the caller's input.
     pub input: Span,
-    /// What the caller gets; what is made elsewhere on the way is the executor's own.
+    /// The span of the caller's output. Partial sums outside it are in the executor's scratch memory.
     pub output: Span,
-    /// Whether the two must not be the same memory: others may read the input until the output is complete.
-    pub apart: bool,
+    /// Whether input and output must not overlap: peers may read the input until the output is complete.
+    pub disjoint: bool,
 }
 
-/// The order of sub-chunks that travel side by side. There are as many waves as the longest grid has sub-chunks;
-/// a sub-chunk's wave is its place on its own grid, stretched to that.
+/// The order of sub-chunks that are in flight at the same time. There are as many waves as the longest grid has
+/// sub-chunks. The wave of a sub-chunk is its position in its own grid, scaled to that number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Waves {
-    /// The longest grid of the world, as a part of the vector.
+    /// Length of the longest grid of all ranks, as a part of the vector (0 to 1).
     pub longest: f64,
-    /// How many waves each hop lags behind the one before it.
+    /// Waves that each hop lags behind the previous one.
     pub lag: u64,
 }
 
-/// What one rank does in one collective.
+/// The steps of one rank in one collective, with their dependencies and messages.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Whose program this is.
+    /// The rank that runs it.
     pub rank: Rank,
-    /// How many ranks take part.
+    /// Number of ranks.
     pub world: usize,
-    /// Equal on all ranks that run the same collective.
+    /// Equal on all ranks that run the same plan for the same collective.
     pub digest: u64,
-    /// What it does, by rising depth.
+    /// Steps by rising depth.
     pub steps: Vec<Step>,
-    /// How sub-chunks of all depths travel side by side; none, and one step's come after another's.
+    /// How sub-chunks of all depths are interleaved; `None` if the messages of a link are ordered by step.
     pub waves: Option<Waves>,
-    /// Which parts of the vector are the caller's.
+    /// The parts of the vector that the caller's memory holds.
     pub windows: Windows,
-    /// For each step, the earlier steps it waits for, as a range of `dependencies`.
+    /// By step, the earlier steps that it waits for, as a range of `dependencies`.
     dependency_ranges: Vec<Range<u32>>,
     dependencies: Vec<Dependency>,
-    /// For each step, the later steps that wait for it, as a range of `dependents`.
+    /// By step, the later steps that wait for it, as a range of `dependents`.
     dependent_ranges: Vec<Range<u32>>,
     dependents: Vec<StepId>,
-    /// By peer, the traffic of its link; only those that have any.
+    /// By peer, the messages of the link; only peers with messages.
     pub links: BTreeMap<Rank, LinkMessages>,
 }
 
-/// The parts of a program that [`Program::assemble`] completes.
+/// Input of [`Program::assemble`].
 pub(super) struct ProgramParts {
     pub(super) rank: Rank,
     pub(super) world: usize,
@@ -170,7 +173,7 @@ pub(super) struct ProgramParts {
 }
 
 impl Program {
-    /// Completes a program from its steps and their dependencies.
+    /// Builds a program from its steps and their dependencies: derives dependents and messages.
     pub(super) fn assemble(parts: ProgramParts) -> Self {
         let ProgramParts { rank, world, digest, waves, windows, steps, depends } = parts;
         let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
@@ -220,9 +223,9 @@ impl Program {
         &self.dependencies[range.start as usize..range.end as usize]
     }
 
-    /// Has `step` wait for nothing, which is wrong.
+    /// Removes the dependencies of `step`, which makes the program wrong.
     #[cfg(test)]
-    pub(super) fn forget_dependencies(&mut self, step: StepId) {
+    pub(super) fn remove_dependencies(&mut self, step: StepId) {
         self.dependency_ranges[step as usize] = 0..0;
     }
 

@@ -108,7 +108,7 @@ impl ProgramSpec {
             Collective::Broadcast => (at_root, Span::WHOLE),
             Collective::Reduce => (Span::WHOLE, at_root),
         };
-        Windows { input, output, apart: self.one_shot }
+        Windows { input, output, disjoint: self.one_shot }
     }
 }
 

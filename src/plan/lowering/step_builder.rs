@@ -23,7 +23,7 @@ pub(super) struct StepBuilder {
     prescale: bool,
     reproducible: bool,
     /// Whether what reads the input and what writes the output never meet.
-    apart: bool,
+    disjoint: bool,
     /// The grid and the depth of the transfer at hand.
     pub(super) at: (Span, u32),
     pub(super) steps: Vec<Step>,
@@ -38,7 +38,7 @@ impl StepBuilder {
             rank,
             prescale: spec.prescale,
             reproducible: spec.reproducible,
-            apart: spec.one_shot,
+            disjoint: spec.one_shot,
             at: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: Vec::new(),
@@ -89,8 +89,8 @@ impl StepBuilder {
         let mut depends = Vec::new();
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
-            let apart = self.apart;
-            let readers = history.readers.iter().filter(|(_, input)| !(*input && apart));
+            let disjoint = self.disjoint;
+            let readers = history.readers.iter().filter(|(_, input)| !(*input && disjoint));
             depends.extend(readers.map(|(on, input)| Dependency { on: *on, in_place_only: *input }));
             *history = History { writer: Some(step), readers: Vec::new() };
         }

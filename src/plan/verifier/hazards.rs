@@ -1,0 +1,76 @@
+//! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads.
+//!
+//! Owns the memory of one rank. Must not know messages or other ranks.
+
+use super::segments::{cuts, range};
+use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use std::collections::HashMap;
+
+/// The last accesses to a segment of a rank's memory.
+#[derive(Clone, Default)]
+struct Accesses {
+    writer: Option<StepId>,
+    /// Steps that read after the writer, and whether they read the input. Reads of the input matter in place only.
+    readers: Vec<(StepId, bool)>,
+}
+
+/// Checks that each step of `program` waits for all earlier steps that it conflicts with.
+pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
+    let cuts = cuts(std::iter::once(program));
+    let mut accesses = vec![Accesses::default(); cuts.len()];
+    for (number, step) in (0..).zip(&program.steps) {
+        let on: HashMap<StepId, bool> = program
+            .dependencies(number)
+            .iter()
+            .map(|dependency| (dependency.on, dependency.in_place_only))
+            .collect();
+        let race = |other: StepId| {
+            Err(format!(
+                "rank {}: step {number} does not wait for step {other}, which uses {} too",
+                program.rank, step.span
+            ))
+        };
+        let (reads_output, reads_input) = match &step.body {
+            Body::Send { buffer, .. } => (*buffer == BufferKind::Output, *buffer == BufferKind::Input),
+            Body::Combine { operands, .. } => {
+                let reads = |wanted| {
+                    operands.iter().any(
+                        |operand| matches!(operand, OperandSource::Own { buffer, .. } if *buffer == wanted),
+                    )
+                };
+                (reads(BufferKind::Output), reads(BufferKind::Input))
+            }
+        };
+        let writes = matches!(step.body, Body::Combine { .. });
+        for segment in &mut accesses[range(&cuts, step.span)] {
+            if let Some(writer) = segment.writer {
+                if reads_input && !writes {
+                    return Err(format!(
+                        "rank {}: {} is sent from the input after it was added to",
+                        program.rank, step.span
+                    ));
+                }
+                if on.get(&writer) != Some(&false) {
+                    return race(writer);
+                }
+            }
+            if reads_output && segment.writer.is_none() {
+                return Err(format!("rank {}: {} is read before it is written", program.rank, step.span));
+            }
+            if writes {
+                for (reader, input) in &segment.readers {
+                    if *input && program.windows.disjoint {
+                        continue;
+                    }
+                    if on.get(reader).is_none_or(|in_place_only| *in_place_only && !input) {
+                        return race(*reader);
+                    }
+                }
+                *segment = Accesses { writer: Some(number), readers: Vec::new() };
+            } else {
+                segment.readers.push((number, reads_input));
+            }
+        }
+    }
+    Ok(())
+}

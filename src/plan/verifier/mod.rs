@@ -1,0 +1,206 @@
+//! The verifier proves that the programs of a world are correct.
+//!
+//! Owns the proofs. Must not know which planner or lowering made the programs, and repeats none of their reasoning.
+//! The proofs hold for every count, sub-chunk size, window and number of slots:
+//!
+//! 1. **Sums.** Every part of every rank's result contains every rank's contribution exactly once.
+//! 2. **Bits.** Ranks that get the same part compute it by the same additions in the same order.
+//! 3. **Links.** Both ends of every link list the same messages in the same order.
+//! 4. **Progress.** There is one order of all messages of the world in which every step comes after the steps that it
+//!    waits for. So the earliest unfinished message can always move (see [`pipeline`](super::pipeline)).
+//! 5. **Memory.** Each step waits for every earlier step that still reads what it overwrites, or still writes what it
+//!    reads.
+//!
+//! | module | proves |
+//! |---|---|
+//! | `symbolic` | sums, bits, and that the run does not deadlock |
+//! | `ordering` | links, progress |
+//! | `hazards` | memory |
+//! | `segments` | nothing: it cuts the vector for the others |
+
+mod hazards;
+mod ordering;
+mod segments;
+mod symbolic;
+
+use super::lowering::{Plan, ProgramSpec};
+use super::program::Program;
+use crate::call::Collective;
+use crate::error::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use symbolic::SymbolicRun;
+
+/// A plan that passed the verifier.
+#[derive(Clone, Debug)]
+pub struct VerifiedPlan(Arc<Plan>);
+
+impl VerifiedPlan {
+    /// Verifies the all-reduce of `plan`, with and without waves. The other collectives consist of its halves: the
+    /// reduction to the owners, and the distribution from the owners.
+    ///
+    /// # Errors
+    /// As for [`verify`].
+    pub fn new(plan: Plan) -> Result<Self> {
+        for by_wave in [true, false] {
+            verify(&plan, ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE })?;
+        }
+        Ok(Self(Arc::new(plan)))
+    }
+
+    /// Verifies every collective of `plan`, with and without waves, in reproducible order with factors, and one-shot.
+    ///
+    /// # Errors
+    /// As for [`verify`].
+    pub fn for_all(plan: Plan) -> Result<Self> {
+        let last = plan.schedule().world().saturating_sub(1);
+        for collective in Collective::ALL {
+            for (by_wave, reproducible) in [(true, false), (false, false), (true, true)] {
+                if reproducible && !collective.reduces() {
+                    continue;
+                }
+                for root in if collective.has_root() { vec![0, last] } else { vec![0] } {
+                    verify(
+                        &plan,
+                        ProgramSpec {
+                            collective,
+                            root,
+                            by_wave,
+                            reproducible,
+                            prescale: reproducible,
+                            one_shot: false,
+                        },
+                    )?;
+                }
+            }
+        }
+        verify(&plan, ProgramSpec { one_shot: true, ..ProgramSpec::ALL_REDUCE })?;
+        Ok(Self(Arc::new(plan)))
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.0
+    }
+}
+
+/// Verifies the programs of `plan` for `spec`.
+///
+/// # Errors
+/// `InvalidSetting`, naming the property that fails, the span and the ranks.
+pub fn verify(plan: &Plan, spec: ProgramSpec) -> Result<()> {
+    let world = plan.schedule().world();
+    let programs: Vec<Program> = (0..world).map(|rank| plan.program(rank, spec)).collect();
+    verify_programs(&programs, spec).map_err(|message| {
+        let name = plan.schedule().name();
+        Error::new(ErrorKind::InvalidSetting, format!("the {name} plan does not hold: {message}"))
+    })
+}
+
+/// Verifies `programs`, which are those of all ranks in rank order. The error is a clause for a message.
+///
+/// # Errors
+/// The property that fails, with span and ranks.
+pub fn verify_programs(programs: &[Program], spec: ProgramSpec) -> std::result::Result<(), String> {
+    ordering::links(programs)?;
+    for program in programs {
+        ordering::progress(program)?;
+        hazards::memory(program)?;
+    }
+    SymbolicRun::new(programs).run(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Lowering;
+    use crate::plan::planner::ring;
+    use crate::plan::program::{Body, OperandSource, Step, StepId};
+    use crate::plan::topology::Topology;
+
+    const SPEC: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
+
+    /// The verifier's error for a ring of three ranks after `change`, or "holds".
+    fn outcome(lowering: Lowering, change: impl FnOnce(&mut [Program])) -> String {
+        let topology = Topology::from_names(&["a", "b", "c"]);
+        let plan = Plan::on(ring::plan(&topology), &topology, lowering);
+        let mut programs: Vec<Program> = (0..3).map(|rank| plan.program(rank, SPEC)).collect();
+        change(&mut programs);
+        verify_programs(&programs, SPEC).err().unwrap_or_else(|| "holds".to_owned())
+    }
+
+    fn operands(program: &mut Program, step: usize) -> &mut Vec<OperandSource> {
+        match &mut program.steps[step].body {
+            Body::Combine { operands, .. } => operands,
+            Body::Send { .. } => panic!("step {step} is not a combine"),
+        }
+    }
+
+    /// The first step of a program that adds two or more operands.
+    fn reduction(program: &Program) -> usize {
+        let adds = |step: &Step| matches!(&step.body, Body::Combine { operands, .. } if operands.len() > 1);
+        program.steps.iter().position(adds).expect("every rank of a ring adds")
+    }
+
+    #[test]
+    fn correct_programs_pass() {
+        for lowering in [Lowering::Auto, Lowering::Chain, Lowering::Direct] {
+            assert_eq!(outcome(lowering, |_| {}), "holds");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_error_is_found_and_named() {
+        let error = outcome(Lowering::Direct, |programs| {
+            let step = reduction(&programs[1]);
+            operands(&mut programs[1], step).retain(|operand| !matches!(operand, OperandSource::Own { .. }));
+        });
+        assert!(error.starts_with("the contribution of rank 1 to [1/3, 2/3) is missing"), "{error}");
+
+        let error = outcome(Lowering::Direct, |programs| {
+            let step = reduction(&programs[2]);
+            let own = operands(&mut programs[2], step)
+                .iter()
+                .copied()
+                .find(|o| matches!(o, OperandSource::Own { .. }));
+            operands(&mut programs[2], step).extend(own);
+        });
+        assert!(
+            error.starts_with("the contribution of rank 2 to [2/3, 1) is counted more than once"),
+            "{error}"
+        );
+
+        let error = outcome(Lowering::Chain, |programs| {
+            let traffic = programs[0].links.values_mut().find(|traffic| traffic.sends.len() > 1);
+            traffic.expect("every rank of a ring sends").sends.swap(0, 1);
+        });
+        assert!(error.starts_with("rank 0 sends "), "{error}");
+
+        let error = outcome(Lowering::Chain, |programs| {
+            let step = reduction(&programs[0]);
+            programs[0].steps[step].depth = 9;
+        });
+        assert!(error.contains("expects"), "{error}");
+
+        let error = outcome(Lowering::Chain, |programs| {
+            let step = reduction(&programs[0]) as StepId;
+            let waiting = programs[0].dependents(step)[0];
+            programs[0].remove_dependencies(waiting);
+        });
+        assert!(error.contains(" does not wait for step "), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_deadlock() {
+        // Each of two ranks first waits for the other's message and then sends its own.
+        let topology = Topology::from_names(&["a", "b"]);
+        let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Direct);
+        let mut programs: Vec<Program> = (0..2).map(|rank| plan.program(rank, SPEC)).collect();
+        for program in &mut programs {
+            let step = reduction(program);
+            program.steps.swap(0, step);
+        }
+        let error = SymbolicRun::new(&programs).run(SPEC).expect_err("no rank sends first");
+        assert!(error.starts_with("it deadlocks: rank 0 waits for "), "{error}");
+    }
+}

@@ -1,0 +1,82 @@
+//! The checks that both ends of every link list the same messages, and that one order of all messages has no cycle.
+//!
+//! Owns the order of messages. Must not know values or memory.
+
+use crate::plan::fraction::Span;
+use crate::plan::program::{Program, Step};
+
+/// What both ends of a link must agree on for a message: its span, its grid and its depth.
+fn signature(step: &Step) -> (Span, Span, u32) {
+    (step.span, step.grid, step.depth)
+}
+
+/// Checks that both ends of every link list the same messages in the same order.
+pub(super) fn links(programs: &[Program]) -> std::result::Result<(), String> {
+    for program in programs {
+        let rank = program.rank;
+        for (peer, traffic) in &program.links {
+            let there = programs.get(*peer).and_then(|peer| peer.links.get(&rank));
+            let receives = there.map(|traffic| &traffic.receives[..]).unwrap_or_default();
+            let sends = there.map(|traffic| &traffic.sends[..]).unwrap_or_default();
+            if traffic.sends.len() != receives.len() || traffic.receives.len() != sends.len() {
+                return Err(format!(
+                    "rank {rank} sends {} spans to rank {peer}, which expects {}, and expects {} of its {}",
+                    traffic.sends.len(),
+                    receives.len(),
+                    traffic.receives.len(),
+                    sends.len()
+                ));
+            }
+            let mut last = None;
+            for (ours, theirs) in traffic.sends.iter().zip(receives) {
+                let (step, other) =
+                    (&program.steps[ours.step as usize], &programs[*peer].steps[theirs.step as usize]);
+                if signature(step) != signature(other) {
+                    return Err(format!(
+                        "rank {rank} sends {} where rank {peer} expects {}",
+                        step.span, other.span
+                    ));
+                }
+                if program.waves != programs[*peer].waves {
+                    return Err(format!("ranks {rank} and {peer} number their messages differently"));
+                }
+                if last.is_some_and(|last| last > step.depth) {
+                    return Err(format!(
+                        "messages from rank {rank} to rank {peer} are not in the order of depth"
+                    ));
+                }
+                last = Some(step.depth);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that each step waits for earlier messages only. Messages are ordered by depth, and at equal depth by the
+/// step's index in its program. With waves, sub-chunks of one grid keep that order, and steps of different grids must
+/// not depend on each other.
+pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
+    for (number, step) in (0..).zip(&program.steps) {
+        for dependency in program.dependencies(number) {
+            let before = &program.steps[dependency.on as usize];
+            let local = before.is_local() || step.is_local();
+            // A local step that no step waits for may wait for any step.
+            let last = step.is_local() && program.dependents(number).is_empty();
+            let rises =
+                before.depth < step.depth || (before.depth == step.depth && before.is_local()) || last;
+            if dependency.on >= number || !rises {
+                return Err(format!(
+                    "rank {}: {} at depth {} waits for {} at depth {}, which does not come before it",
+                    program.rank, step.span, step.depth, before.span, before.depth
+                ));
+            }
+            if program.waves.is_some() && !local && before.grid != step.grid {
+                return Err(format!(
+                    "rank {}: {} and {} depend on each other but are cut by different grids",
+                    program.rank, step.span, before.span
+                ));
+            }
+        }
+    }
+    Ok(())
+}

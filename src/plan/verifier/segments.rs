@@ -1,0 +1,26 @@
+//! The smallest spans that the steps of programs distinguish.
+//!
+//! Owns the cut points. Must not know what is checked on a segment.
+
+use crate::plan::fraction::{Fraction, Span};
+use crate::plan::program::{Program, Windows};
+
+/// All points where a step or a window of some program begins or ends, sorted, without the end of the vector. Segment
+/// i is from cut i to cut i + 1 (or to the end of the vector).
+pub(super) fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fraction> {
+    let mut cuts = vec![Fraction::ZERO];
+    for program in programs {
+        cuts.extend(program.steps.iter().flat_map(|step| [step.span.start, step.span.end]));
+        let Windows { input, output, .. } = program.windows;
+        cuts.extend([input.start, input.end, output.start, output.end]);
+    }
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.retain(|cut| *cut != Fraction::ONE);
+    cuts
+}
+
+/// The segments that make up the span, by number.
+pub(super) fn range(cuts: &[Fraction], span: Span) -> std::ops::Range<usize> {
+    cuts.partition_point(|cut| *cut < span.start)..cuts.partition_point(|cut| *cut < span.end)
+}
