@@ -1,78 +1,86 @@
-//! Collects the steps of one rank, each with the earlier ones that it waits for.
+//! Builds the steps of one rank, each with the earlier steps that it waits for.
 //!
-//! Owns the history of every point of the vector. Must not know levels or groups.
+//! Owns the accesses to every point of the vector. Must not know levels or groups.
 
-use super::ProgramSpec;
+use super::program_spec::ProgramSpec;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::program::{Body, BufferKind, Dependency, OperandSource, Step, StepId};
 use crate::plan::span_map::SpanMap;
 
-/// What happens to a point of the vector on this rank so far.
+/// The accesses to a point of the vector so far.
 #[derive(Clone, Debug, Default)]
 struct History {
-    /// The step that wrote it last; none, and it is still the input.
+    /// The last step that wrote it; `None` while only the input holds it.
     writer: Option<StepId>,
-    /// Who reads what that step wrote (or the input), and whether it was the input.
+    /// The steps that read it since, and whether they read the input.
     readers: Vec<(StepId, bool)>,
 }
 
-/// Collects the steps of one rank.
+/// The steps of one rank in the making.
 pub(super) struct StepBuilder {
     rank: Rank,
     prescale: bool,
     reproducible: bool,
-    /// Whether what reads the input and what writes the output never meet.
+    /// See [`Windows::disjoint`](crate::plan::program::Windows::disjoint).
     disjoint: bool,
-    /// The grid and the depth of the transfer at hand.
-    pub(super) at: (Span, u32),
+    /// Grid and depth of the steps that follow.
+    position: (Span, u32),
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
     history: SpanMap<History>,
 }
 
 impl StepBuilder {
-    /// Begins the program of `rank`.
+    /// Starts the program of `rank`.
     pub(super) fn new(rank: Rank, spec: ProgramSpec) -> Self {
         Self {
             rank,
             prescale: spec.prescale,
             reproducible: spec.reproducible,
             disjoint: spec.one_shot,
-            at: (Span::WHOLE, 0),
+            position: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: Vec::new(),
             history: SpanMap::uniform(History::default()),
         }
     }
 
-    /// Where this rank's part of `span` is. Spans of which only a part was written yet are completed first.
+    /// Sets the grid and the depth of the steps that follow.
+    pub(super) fn set_position(&mut self, grid: Span, depth: u32) {
+        self.position = (grid, depth);
+    }
+
+    /// The vector that holds this rank's data for `span`. Where only a part of the span was written so far, the rest
+    /// is copied to the output first.
     fn own(&mut self, span: Span, to_be_sent: bool) -> BufferKind {
-        let untouched = self.history.parts_where(span, |history| history.writer.is_none());
-        let input = matches!(untouched[..], [only] if only == span);
+        let unwritten = self.history.parts_where(span, |history| history.writer.is_none());
+        let input = matches!(unwritten[..], [only] if only == span);
         if input && !(to_be_sent && self.prescale) {
             return BufferKind::Input;
         }
-        for part in untouched {
-            self.take(part);
+        for part in unwritten {
+            self.copy_input(part);
         }
         BufferKind::Output
     }
 
-    /// What is still untouched of `span` becomes output as it is.
+    /// Copies the parts of `span` that no step has written from the input to the output.
     pub(super) fn keep(&mut self, span: Span) {
         let depth = self.steps.last().map_or(0, |step| step.depth);
         for part in self.history.parts_where(span, |history| history.writer.is_none()) {
-            self.at = (part, depth);
-            self.take(part);
+            self.position = (part, depth);
+            self.copy_input(part);
         }
     }
 
-    fn take(&mut self, span: Span) {
+    /// Copies `span` from the input to the output, scaled if the program prescales.
+    fn copy_input(&mut self, span: Span) {
         let own = OperandSource::Own { buffer: BufferKind::Input, scaled: self.prescale };
         self.combine(span, vec![own], false);
     }
 
+    /// Sends `span` to `peers`, all different.
     pub(super) fn send(&mut self, span: Span, peers: Vec<Rank>) {
         let buffer = self.own(span, true);
         let step = self.steps.len() as StepId;
@@ -100,15 +108,15 @@ impl StepBuilder {
     fn push(&mut self, span: Span, body: Body, mut depends: Vec<Dependency>) {
         depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.in_place_only));
         depends.dedup_by_key(|dependency| dependency.on);
-        let (grid, depth) = self.at;
+        let (grid, depth) = self.position;
         self.steps.push(Step { span, grid, depth, body });
         self.depends.push(depends);
     }
 
-    /// This rank receives from the others in `order` what they hold of `span` and adds it in that order, in
-    /// which it may itself be.
+    /// Receives `span` from the other ranks in `order` and adds the data in that order. If this rank is in `order`, its
+    /// own data is added at that place.
     pub(super) fn reduce(&mut self, span: Span, order: &[Rank], last: bool) {
-        // Where bits must not depend on who adds, the own contribution is rounded like those that are sent.
+        // Where bits must not depend on which rank adds, the own contribution is rounded like those that are sent.
         let own = order.contains(&self.rank).then(|| self.own(span, self.reproducible));
         let scaled = own == Some(BufferKind::Input) && self.prescale;
         let operand = |rank: &Rank| match own {
@@ -118,6 +126,7 @@ impl StepBuilder {
         self.combine(span, order.iter().map(operand).collect(), last);
     }
 
+    /// Receives `span` from another rank into the output.
     pub(super) fn copy(&mut self, span: Span, from: Rank) {
         self.combine(span, vec![OperandSource::Received { peer: from }], false);
     }

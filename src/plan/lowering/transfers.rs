@@ -1,153 +1,128 @@
-//! What a rank does in each group of each level: its transfers, phase after phase.
+//! The transfers of one rank: what it sends, adds and copies in each group of each level.
 //!
-//! Owns the hops of chains and direct exchanges, and the way from owners to users. Must not know what a transfer
-//! waits for.
+//! Owns the hops of chains and direct exchanges, and the extra hop between owners and destinations. Must not know
+//! dependencies between transfers.
 
-use super::{ExchangePattern, Plan, ProgramSpec, Segment};
+use super::exchange::{ExchangePattern, chain_len, chain_place, chain_rank};
+use super::program_spec::ProgramSpec;
+use super::segment::Segment;
 use crate::call::Collective;
 use crate::plan::Rank;
 use crate::plan::fraction::{Fraction, Span};
-use crate::plan::schedule::Group;
+use crate::plan::schedule::{Group, Schedule};
 
-/// A group's part in a program: what happens at which hop.
+/// One operation of one rank on one segment.
 pub(super) struct Transfer {
+    /// Hops of the collective before this one.
     pub(super) depth: u32,
+    /// Index of the group in its level; orders transfers of one depth.
     pub(super) group: usize,
     pub(super) segment: Segment,
-    /// Whether all that is left to be added is added here.
+    /// Whether this is a reduction that completes the sum.
     pub(super) completes: bool,
     pub(super) op: TransferOp,
 }
 
 #[derive(Clone)]
 pub(super) enum TransferOp {
-    /// Send what is held here to the ranks.
+    /// Send the segment, as this rank holds it, to these ranks.
     Send(Vec<Rank>),
-    /// Add what the ranks hold, in this order.
+    /// Receive the segment from these ranks and add it in this order; the list may contain this rank itself.
     Reduce(Vec<Rank>),
-    /// Take what that rank has.
+    /// Receive the segment from this rank.
     Copy(Rank),
 }
 
-/// How many ranks a chain visits: the participants, and the root last.
-pub(super) fn chain_len(group: &Group) -> usize {
-    group.len() + usize::from(group.place_of(group.root).is_none())
-}
-
-/// The `place`-th rank that a chain visits.
-fn chain_rank(group: &Group, place: usize) -> Rank {
-    match group.place_of(group.root) {
-        _ if place + 1 == chain_len(group) => group.root,
-        Some(root) if place >= root => group.participant(place + 1),
-        _ => group.participant(place),
-    }
-}
-
-/// The place of `rank` in the chain.
-fn chain_place(group: &Group, rank: Rank) -> usize {
-    let root = group.place_of(group.root);
-    match group.place_of(rank) {
-        _ if rank == group.root => chain_len(group) - 1,
-        Some(place) => place - usize::from(root.is_some_and(|root| root < place)),
-        None => unreachable!("the rank is in the group"),
-    }
-}
-
+/// The lowering of a plan for one rank.
 pub(super) struct RankLowering<'a> {
-    pub(super) plan: &'a Plan,
+    pub(super) schedule: &'a Schedule,
+    /// By level and group.
+    pub(super) patterns: &'a [Vec<ExchangePattern>],
+    /// By level, the hops of its longest group.
+    pub(super) hops: &'a [u32],
     pub(super) rank: Rank,
     pub(super) spec: ProgramSpec,
+    /// The whole vector, in order.
     pub(super) segments: Vec<Segment>,
 }
 
 impl RankLowering<'_> {
-    /// All that the rank does, phase after phase.
+    /// All transfers of the rank, phase by phase.
     pub(super) fn transfers(&self) -> Vec<Transfer> {
         let mut transfers = Vec::new();
         if self.spec.one_shot {
-            self.reduce_everywhere(&mut transfers);
+            self.reduce_one_shot(&mut transfers);
             return transfers;
         }
         let reduced = match self.spec.collective {
             Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
                 if self.spec.reproducible {
-                    self.reduce_at_once(&mut transfers)
+                    self.reduce_at_owners(&mut transfers)
                 } else {
                     self.reduce(&mut transfers)
                 }
             }
-            // What is gathered begins with the owners.
-            Collective::AllGather | Collective::Broadcast => self.hand(0, false, &mut transfers),
+            // The gather starts at the owners.
+            Collective::AllGather | Collective::Broadcast => self.redistribute(0, false, &mut transfers),
         };
         match self.spec.collective {
             Collective::AllReduce | Collective::AllGather | Collective::Broadcast => {
                 self.gather(reduced, &mut transfers);
             }
             Collective::ReduceScatter | Collective::Reduce => {
-                self.hand(reduced, true, &mut transfers);
+                self.redistribute(reduced, true, &mut transfers);
             }
         }
         transfers
     }
 
-    /// Down the levels. Returns the depth that comes after.
+    /// The reduction, from the first level to the last. Returns the next depth.
     fn reduce(&self, transfers: &mut Vec<Transfer>) -> u32 {
         let mut depth = 0;
-        for (number, level) in self.plan.schedule.levels().iter().enumerate() {
+        for (number, level) in self.schedule.levels().iter().enumerate() {
             for index in level.groups_of(self.rank) {
                 let group = &level.groups()[index];
-                self.reduce_hops(group, self.plan.patterns[number][index], |hop, op| {
+                self.reduce_hops(group, self.patterns[number][index], |hop, op| {
                     for segment in self.segments_of(group.span) {
-                        // Wherever else a part of the sum is made, others are still to be added.
+                        // The sum is complete at the last level that reduces the shard; at earlier levels, other
+                        // contributions are still missing.
                         let completes = group.root == self.rank && segment.shard.level == Some(number);
-                        transfers.push(Transfer {
-                            depth: depth + hop as u32,
-                            group: index,
-                            segment,
-                            completes,
-                            op: op.clone(),
-                        });
+                        let (depth, op) = (depth + hop as u32, op.clone());
+                        transfers.push(Transfer { depth, group: index, segment, completes, op });
                     }
                 });
             }
-            depth += self.plan.hops[number];
+            depth += self.hops[number];
         }
         depth
     }
 
-    fn reduce_hops(
-        &self,
-        group: &Group,
-        pattern: ExchangePattern,
-        mut transfer: impl FnMut(usize, TransferOp),
-    ) {
+    fn reduce_hops(&self, group: &Group, pattern: ExchangePattern, mut push: impl FnMut(usize, TransferOp)) {
         let rank = self.rank;
         match pattern {
             ExchangePattern::Direct if rank == group.root => {
-                transfer(0, TransferOp::Reduce(group.participants().collect()))
+                push(0, TransferOp::Reduce(group.participants().collect()));
             }
-            ExchangePattern::Direct => transfer(0, TransferOp::Send(vec![group.root])),
+            ExchangePattern::Direct => push(0, TransferOp::Send(vec![group.root])),
             ExchangePattern::Chain => {
                 let place = chain_place(group, rank);
                 if place > 0 {
                     let before = chain_rank(group, place - 1);
                     let adds = group.place_of(rank).is_some();
-                    transfer(
-                        place - 1,
-                        TransferOp::Reduce(if adds { vec![before, rank] } else { vec![before] }),
-                    );
+                    push(place - 1, TransferOp::Reduce(if adds { vec![before, rank] } else { vec![before] }));
                 }
                 if place + 1 < chain_len(group) {
-                    transfer(place, TransferOp::Send(vec![chain_rank(group, place + 1)]));
+                    push(place, TransferOp::Send(vec![chain_rank(group, place + 1)]));
                 }
             }
         }
     }
 
-    /// Everybody's contribution straight to the owner, who adds them in the order of the ranks.
-    fn reduce_at_once(&self, transfers: &mut Vec<Transfer>) -> u32 {
-        let world = self.plan.schedule.world();
-        let shards = self.plan.schedule.shards().iter().filter(|_| world > 1);
+    /// Every rank sends its contribution to the owner of each shard, which adds them in rank order. Returns the next
+    /// depth.
+    fn reduce_at_owners(&self, transfers: &mut Vec<Transfer>) -> u32 {
+        let world = self.schedule.world();
+        let shards = self.schedule.shards().iter().filter(|_| world > 1);
         for (index, shard) in shards.enumerate() {
             let completes = shard.owner == self.rank;
             let op = if completes {
@@ -162,12 +137,12 @@ impl RankLowering<'_> {
         1
     }
 
-    /// Everybody's contribution straight to everybody, who all add them in the order of the ranks.
-    fn reduce_everywhere(&self, transfers: &mut Vec<Transfer>) {
-        let world = self.plan.schedule.world();
+    /// Every rank sends its contribution to all others, and adds all contributions in rank order.
+    fn reduce_one_shot(&self, transfers: &mut Vec<Transfer>) {
+        let world = self.schedule.world();
         let others: Vec<Rank> = (0..world).filter(|rank| *rank != self.rank).collect();
-        let acts = [TransferOp::Send(others), TransferOp::Reduce((0..world).collect())];
-        for op in acts.into_iter().filter(|_| world > 1) {
+        let ops = [TransferOp::Send(others), TransferOp::Reduce((0..world).collect())];
+        for op in ops.into_iter().filter(|_| world > 1) {
             let completes = matches!(op, TransferOp::Reduce(_));
             transfers.extend(self.segments.iter().map(|segment| Transfer {
                 depth: 0,
@@ -179,61 +154,52 @@ impl RankLowering<'_> {
         }
     }
 
-    /// Back up the levels, beginning at `depth`.
+    /// The gather, from the last level to the first, starting at `depth`.
     fn gather(&self, mut depth: u32, transfers: &mut Vec<Transfer>) {
-        for (number, level) in self.plan.schedule.levels().iter().enumerate().rev() {
+        for (number, level) in self.schedule.levels().iter().enumerate().rev() {
             for index in level.groups_of(self.rank) {
                 let group = &level.groups()[index];
-                self.gather_hops(group, self.plan.patterns[number][index], |hop, op| {
+                self.gather_hops(group, self.patterns[number][index], |hop, op| {
                     for segment in self.segments_of(group.span) {
-                        let depth = depth + hop as u32;
-                        transfers.push(Transfer {
-                            depth,
-                            group: index,
-                            segment,
-                            completes: false,
-                            op: op.clone(),
-                        });
+                        let (depth, op) = (depth + hop as u32, op.clone());
+                        transfers.push(Transfer { depth, group: index, segment, completes: false, op });
                     }
                 });
             }
-            depth += self.plan.hops[number];
+            depth += self.hops[number];
         }
     }
 
-    fn gather_hops(
-        &self,
-        group: &Group,
-        pattern: ExchangePattern,
-        mut transfer: impl FnMut(usize, TransferOp),
-    ) {
+    fn gather_hops(&self, group: &Group, pattern: ExchangePattern, mut push: impl FnMut(usize, TransferOp)) {
         let rank = self.rank;
         match pattern {
             ExchangePattern::Direct if rank == group.root => {
-                transfer(0, TransferOp::Send(group.participants().filter(|other| *other != rank).collect()));
+                let others = group.participants().filter(|other| *other != rank);
+                push(0, TransferOp::Send(others.collect()));
             }
-            ExchangePattern::Direct => transfer(0, TransferOp::Copy(group.root)),
+            ExchangePattern::Direct => push(0, TransferOp::Copy(group.root)),
             ExchangePattern::Chain => {
-                // The chain goes on around: from the root to the first participant and so to the last.
+                // The chain continues as a ring: from the root to the first participant, and on to the last.
                 let len = chain_len(group);
                 let place = (chain_place(group, rank) + 1) % len;
                 let at = |place: usize| chain_rank(group, (place + len - 1) % len);
                 if place > 0 {
-                    transfer(place - 1, TransferOp::Copy(at(place - 1)));
+                    push(place - 1, TransferOp::Copy(at(place - 1)));
                 }
                 if place + 1 < len {
-                    transfer(place, TransferOp::Send(vec![at(place + 1)]));
+                    push(place, TransferOp::Send(vec![at(place + 1)]));
                 }
             }
         }
     }
 
-    /// Each part of the vector from its owner to the rank that shall have it, or back.
-    fn hand(&self, depth: u32, out: bool, transfers: &mut Vec<Transfer>) -> u32 {
-        let (rank, world) = (self.rank, self.plan.schedule.world());
-        let shards = self.plan.schedule.shards();
+    /// One hop between the owners of shards and the ranks whose caller provides or receives them: from the owners if
+    /// `from_owners`, else to the owners. Returns the next depth.
+    fn redistribute(&self, depth: u32, from_owners: bool, transfers: &mut Vec<Transfer>) -> u32 {
+        let (rank, world) = (self.rank, self.schedule.world());
+        let shards = self.schedule.shards();
         let mut shard = 0;
-        // Pieces that are sent whole may have several shards.
+        // Segments that are sent whole may contain several shards.
         for segment in &self.segments {
             while shards[shard].span.end <= segment.span.start {
                 shard += 1;
@@ -244,7 +210,7 @@ impl RankLowering<'_> {
                     Collective::Reduce | Collective::Broadcast => self.spec.root,
                     _ => user_of(span.start, world),
                 };
-                let (from, to) = if out { (part.owner, user) } else { (user, part.owner) };
+                let (from, to) = if from_owners { (part.owner, user) } else { (user, part.owner) };
                 if from == to || (rank != from && rank != to) {
                     continue;
                 }
@@ -263,7 +229,7 @@ impl RankLowering<'_> {
     }
 }
 
-/// The rank whose part of `world` equal parts the point is in.
+/// The rank whose part the point is in, if the vector is divided into `world` equal parts.
 fn user_of(point: Fraction, world: usize) -> Rank {
     point.element(world as u64, 1) as Rank
 }

@@ -1,0 +1,64 @@
+//! What a program computes: the collective and its variants.
+//!
+//! Owns the options that a plan's programs differ in. Must not know schedules.
+
+use crate::call::Collective;
+use crate::plan::Rank;
+use crate::plan::fraction::{Fraction, Span};
+use crate::plan::program::Windows;
+
+/// The collective that a program executes, and in which variant. Equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProgramSpec {
+    /// The collective.
+    pub collective: Collective,
+    /// The source of a broadcast or the destination of a reduce; 0 for other collectives.
+    pub root: Rank,
+    /// Whether each rank's contribution is multiplied by its factor before it is added.
+    pub prescale: bool,
+    /// Whether the owner of each element adds all contributions in rank order in one pass, whatever the schedule.
+    pub reproducible: bool,
+    /// Whether shards are longer than a sub-chunk, so that sub-chunks move in waves, each through all levels on its
+    /// own. Otherwise spans are sent whole, in as few messages as possible.
+    pub by_wave: bool,
+    /// Whether every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors
+    /// so short that the number of hops determines the time. Excludes `prescale`.
+    pub one_shot: bool,
+}
+
+impl ProgramSpec {
+    /// An all-reduce with all variants off.
+    pub const ALL_REDUCE: Self = Self {
+        collective: Collective::AllReduce,
+        root: 0,
+        prescale: false,
+        reproducible: false,
+        by_wave: false,
+        one_shot: false,
+    };
+
+    /// The parts of the vector that the caller on `rank` provides and receives.
+    #[must_use]
+    pub fn windows(&self, rank: Rank, world: usize) -> Windows {
+        let nothing = Span { start: Fraction::ZERO, end: Fraction::ZERO };
+        let own = Span::part(rank, world);
+        let at_root = if rank == self.root { Span::WHOLE } else { nothing };
+        let (input, output) = match self.collective {
+            Collective::AllReduce => (Span::WHOLE, Span::WHOLE),
+            Collective::ReduceScatter => (Span::WHOLE, own),
+            Collective::AllGather => (own, Span::WHOLE),
+            Collective::Broadcast => (at_root, Span::WHOLE),
+            Collective::Reduce => (Span::WHOLE, at_root),
+        };
+        Windows { input, output, disjoint: self.one_shot }
+    }
+
+    /// A number that differs between variants, apart from the root.
+    pub(super) fn variant(&self) -> u64 {
+        (self.collective as u64) << 8
+            | u64::from(self.prescale) << 1
+            | u64::from(self.reproducible) << 2
+            | u64::from(self.by_wave) << 3
+            | u64::from(self.one_shot) << 4
+    }
+}
