@@ -1,7 +1,8 @@
-//! The thinking wing: which part of the vector goes where, in which order, added by whom.
+//! Planning: which part of the vector is sent to which rank, in which order, and which rank adds it.
 //!
-//! topology ──planner──> schedule ──lowering──> program ──> pipeline. Everything here is pure: no I/O, no
-//! clock, no pointer, no thread. What the executor runs, the tests run with a random order of completions.
+//! topology ──planner──> schedule ──lowering──> program ──> pipeline. Owns every decision about data movement. Must not
+//! know I/O, clocks, pointers or threads: all of it is pure, so tests run the same pipeline as the executor, with
+//! random orders of completion.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! The one table that every algorithm is: levels of groups, each saying *this span, held by these
-//! participants, is reduced onto this root*. Read downwards it is a reduce-scatter; read upwards, with
-//! broadcast for reduce, it is the all-gather.
+//! The schedule, in which every all-reduce algorithm is a table: levels of groups, each of which says *this span, held
+//! by these participants, is reduced onto this root*. Read from the first level to the last it is a reduce-scatter;
+//! read backwards, with broadcast for reduce, it is the all-gather.
 //!
-//! Owns the table and what is read off it once for all ranks. Must not know how groups become transfers.
+//! Owns the table and what is derived from it once for all ranks. Must not know how groups become transfers.
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
@@ -10,43 +10,43 @@ use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Ranks that groups draw their participants from. Many groups share one participant set, so that a schedule's size is
-/// that of its groups and not of their participants.
+/// The ranks that take part in a group. Many groups share one set, so the size of a schedule grows with the number of
+/// groups and not with the number of their participants.
 #[derive(Debug)]
 pub struct ParticipantSet {
     members: Membership,
-    /// Every member with its place, by rank.
+    /// Every member with its place, sorted by rank.
     places: Vec<(Rank, u32)>,
 }
 
 #[derive(Debug)]
 enum Membership {
-    /// All of them take part in each group.
+    /// All ranks take part in each group.
     All(Vec<Rank>),
-    /// One of each list takes part: the one whose part of the vector the group's span is in. Each list is in
-    /// the order of the vector and covers it.
+    /// One rank of each list takes part in a group: the one that holds the group's span. Each list covers the vector in
+    /// order.
     Holders(Vec<Vec<HeldSpan>>),
 }
 
-/// A part of the vector that a rank holds a partial sum of.
+/// A span of the vector and the rank that holds a partial sum of it.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldSpan {
-    /// Which part.
+    /// The part of the vector.
     pub span: Span,
-    /// Who.
+    /// The holder.
     pub rank: Rank,
 }
 
 impl ParticipantSet {
-    /// All of `ranks` take part in each group.
+    /// The set in which all of `ranks` take part in each group, in this order of addition.
     #[must_use]
     pub fn all(ranks: Vec<Rank>) -> Arc<Self> {
         let places = ranks.iter().copied().zip(0..).collect();
         Self::sorted(Membership::All(ranks), places)
     }
 
-    /// Of each of the lists that rank takes part that holds the group's span. Each list must cover the vector
-    /// in order.
+    /// The set in which one rank of each list takes part in a group: the one that holds the group's span. Each list
+    /// must cover the vector in order.
     #[must_use]
     pub fn holders(lists: Vec<Vec<HeldSpan>>) -> Arc<Self> {
         let places =
@@ -60,7 +60,7 @@ impl ParticipantSet {
         Arc::new(Self { members, places })
     }
 
-    /// How many take part in each group.
+    /// Number of participants of each group.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.members {
@@ -69,18 +69,18 @@ impl ParticipantSet {
         }
     }
 
-    /// Whether nobody does.
+    /// Whether groups have no participants.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Everybody who takes part in some group, each with its place in the order of addition.
+    /// All ranks that take part in some group, each with its place in the order of addition.
     pub fn members(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         self.places.iter().map(|(rank, place)| (*rank, *place as usize))
     }
 
-    /// The place of `rank` among the lists or ranks; none if it is in no group.
+    /// The place of `rank` in the order of addition; `None` if it takes part in no group.
     pub(super) fn place_of(&self, rank: Rank) -> Option<usize> {
         let found = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
         Some(self.places[found].1 as usize)
@@ -97,40 +97,40 @@ impl ParticipantSet {
     }
 }
 
-/// A span of the vector, held by the participants, that is reduced onto the root. The contributions are
-/// added in the order of the participants.
+/// A span of the vector that is reduced from its participants onto the root. Contributions are added in the order of
+/// the participants.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Which part of the vector.
+    /// The part of the vector.
     pub span: Span,
-    /// Who holds a part of its sum.
+    /// The ranks that hold a partial sum of it.
     pub set: Arc<ParticipantSet>,
-    /// Whose turn is first; the others follow around.
+    /// Place in the set of the first participant; the others follow cyclically.
     pub first: usize,
-    /// Who holds all of its sum afterwards; need not be a participant.
+    /// The rank that holds the sum of all participants afterwards. It need not be a participant.
     pub root: Rank,
 }
 
 impl Group {
-    /// A group with participants of its own.
+    /// A group with a set of its own.
     #[must_use]
     pub fn of(span: Span, participants: Vec<Rank>, root: Rank) -> Self {
         Self { span, set: ParticipantSet::all(participants), first: 0, root }
     }
 
-    /// How many take part.
+    /// Number of participants.
     #[must_use]
     pub fn len(&self) -> usize {
         self.set.len()
     }
 
-    /// Whether nobody takes part.
+    /// Whether there are no participants.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.set.is_empty()
     }
 
-    /// The `index`-th participant in the order of addition.
+    /// Participant number `index` in the order of addition, from 0.
     #[must_use]
     pub fn participant(&self, index: usize) -> Rank {
         self.set.at((index + self.first) % self.len(), self.span.start)
@@ -141,7 +141,7 @@ impl Group {
         (0..self.len()).map(|index| self.participant(index))
     }
 
-    /// The place of `rank` among the participants.
+    /// The index of `rank` in the order of addition; `None` if it is not a participant.
     #[must_use]
     pub fn place_of(&self, rank: Rank) -> Option<usize> {
         let place = self.set.place_of(rank)?;
@@ -149,7 +149,7 @@ impl Group {
         (self.participant(index) == rank).then_some(index)
     }
 
-    /// Whether anything moves: it is not one rank that already holds the span alone.
+    /// Whether data is sent: the root is not the only participant.
     #[must_use]
     pub fn moves(&self) -> bool {
         self.len() > 1 || (self.len() == 1 && self.participant(0) != self.root)
@@ -160,22 +160,22 @@ impl Group {
 #[derive(Clone, Debug, Default)]
 pub struct Level {
     groups: Vec<Group>,
-    /// Runs of groups with one participant set.
+    /// Runs of consecutive groups that share a participant set.
     blocks: Vec<Range<u32>>,
-    /// By rank, the blocks whose participant set it is in.
-    member_of: Table,
-    /// By rank, the groups that it is the root of.
-    root_of: Table,
+    /// By rank, the blocks whose participant set contains it.
+    member_of: RankLists,
+    /// By rank, the groups whose root it is.
+    root_of: RankLists,
 }
 
-/// Lists of numbers, one per rank, in one piece.
+/// A list of numbers for each rank, in compressed sparse row form.
 #[derive(Clone, Debug, Default)]
-struct Table {
+struct RankLists {
     starts: Vec<u32>,
     entries: Vec<u32>,
 }
 
-impl Table {
+impl RankLists {
     fn new(world: usize, pairs: impl Iterator<Item = (Rank, u32)> + Clone) -> Self {
         let mut starts = vec![0; world + 1];
         pairs.clone().for_each(|(rank, _)| starts[rank + 1] += 1);
@@ -210,18 +210,18 @@ impl Level {
         let member_of = (0..).zip(&blocks).flat_map(|(number, block)| {
             groups[block.start as usize].set.places.iter().map(move |(rank, _)| (*rank, number))
         });
-        let member_of = Table::new(world, member_of);
-        let root_of = Table::new(world, (0..).zip(&groups).map(|(number, group)| (group.root, number)));
+        let member_of = RankLists::new(world, member_of);
+        let root_of = RankLists::new(world, (0..).zip(&groups).map(|(number, group)| (group.root, number)));
         Self { groups, blocks, member_of, root_of }
     }
 
-    /// The groups.
+    /// The groups of the level.
     #[must_use]
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// Runs of groups that draw from one participant set: the participant set, and which groups.
+    /// Runs of consecutive groups that share a participant set: the set, and the groups by index.
     pub fn blocks(&self) -> impl Iterator<Item = (&Arc<ParticipantSet>, Range<usize>)> {
         let block = |block: &Range<u32>| {
             (&self.groups[block.start as usize].set, block.start as usize..block.end as usize)
@@ -229,7 +229,8 @@ impl Level {
         self.blocks.iter().map(block)
     }
 
-    /// The groups in which `rank` has something to do, by number. Costs what they are, not what all are.
+    /// The groups with data movement in which `rank` is a participant or the root, by index. The cost depends on their
+    /// number, not on the size of the level.
     #[must_use]
     pub fn groups_of(&self, rank: Rank) -> Vec<usize> {
         let mut found: Vec<usize> = self.root_of.of(rank).iter().map(|group| *group as usize).collect();
@@ -256,18 +257,18 @@ impl Level {
     }
 }
 
-/// A part of the vector whose sum ends at one rank.
+/// A part of the vector whose complete sum is at one rank after the last level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which part.
+    /// The part of the vector.
     pub span: Span,
-    /// Who has its sum when all levels are done.
+    /// The rank that has the sum.
     pub owner: Rank,
-    /// The last level that moves it; none if nobody does.
+    /// The last level that moves it, by index; `None` if no level does.
     pub level: Option<usize>,
 }
 
-/// What a planner makes.
+/// The result of a planner: the levels of an all-reduce, and the shards that they produce.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     name: String,
@@ -277,11 +278,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of the planner `name` for `world` ranks: `levels` from the first reduction to the last;
-    /// the all-gather goes back through them. Groups with holders must be in the order of their spans.
+    /// The schedule of the planner `name` for `world` ranks, with `levels` from the first reduction to the last. The
+    /// all-gather uses them in reverse order. Groups that share a set of holders must be in the order of their spans.
     ///
     /// # Panics
-    /// If a group names a rank that is not in the world.
+    /// If a group contains a rank that is not in the world.
     #[must_use]
     pub fn new(name: &str, world: usize, levels: Vec<Vec<Group>>) -> Self {
         let levels: Vec<Level> = levels.into_iter().map(|groups| Level::new(groups, world)).collect();
@@ -295,30 +296,30 @@ impl Schedule {
         &self.name
     }
 
-    /// How many ranks take part.
+    /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// From the first reduction to the last.
+    /// The levels, from the first reduction to the last.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.levels
     }
 
-    /// Where each part of the vector ends: in the order of the vector, without a gap.
+    /// The shards, which cover the vector in order.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
 
-    /// A number that differs between schedules that differ.
+    /// A hash of world and levels (XXH3). The name does not count.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&(self.world as u64).to_le_bytes());
-        // Groups share participant sets, so one is hashed only where it comes up.
+        // A set that several groups share is hashed once for each block.
         for (number, level) in self.levels.iter().enumerate() {
             for (set, block) in level.blocks() {
                 hash.update(&(number as u64).to_le_bytes());
@@ -358,7 +359,8 @@ fn hash_span(hash: &mut Xxh3, span: Span) {
     }
 }
 
-/// Goes through the levels from the last to the first and gives every point to the root that had it last.
+/// Assigns every point of the vector to the root of the last group that moves it. Goes through the levels from the last
+/// to the first; `open` is what no later level has moved.
 fn shards(levels: &[Level]) -> Vec<Shard> {
     let mut shards: Vec<Shard> = Vec::new();
     let mut open = vec![Span::WHOLE];
@@ -371,7 +373,7 @@ fn shards(levels: &[Level]) -> Vec<Shard> {
         let mut left = Vec::new();
         let mut next = groups.into_iter().peekable();
         for gap in open {
-            // `at` is how far the gap is closed; groups that end before it are of no use to later gaps.
+            // The gap is assigned up to `at`. Groups that end before it do not overlap later gaps.
             let mut at = gap.start;
             while let Some(group) = next.peek().filter(|group| group.span.start < gap.end) {
                 let part = group.span.intersection(Span { start: at, end: gap.end });
@@ -410,9 +412,9 @@ mod tests {
     }
 
     #[test]
-    fn homes_are_where_the_last_level_leaves_each_point() {
+    fn shards_end_at_the_root_of_the_last_level_that_moves_them() {
         let schedule = Schedule::new(
-            "made up",
+            "test",
             3,
             vec![
                 vec![Group::of(Span::WHOLE, vec![0, 1], 1)],
@@ -430,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_finds_its_groups_without_looking_at_the_others() {
+    fn groups_of_a_rank_are_those_where_it_holds_the_span_or_is_root() {
         let held = |index, parts, rank| HeldSpan { span: part(index, parts), rank };
         let set = ParticipantSet::holders(vec![
             vec![held(0, 2, 5), held(1, 2, 6)],
@@ -459,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_around() {
+    fn participants_follow_the_first_one_cyclically() {
         let set = ParticipantSet::all(vec![4, 2, 9]);
         let group = Group { span: Span::WHOLE, set, first: 2, root: 4 };
         assert_eq!(group.participants().collect::<Vec<_>>(), [9, 4, 2]);

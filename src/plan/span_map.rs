@@ -1,17 +1,19 @@
-//! A value for every point of the vector, kept as few segments as the history needs.
+//! A map from the points of the vector to values, stored as segments of equal values.
+//!
+//! Owns the splitting of segments. Must not know what the values mean.
 
 use super::fraction::{Fraction, Span};
 use std::collections::BTreeMap;
 
-/// A map from the points of the vector to values. Starts as one segment and splits where spans ask it to.
+/// A value for each point of the vector. Starts as one segment, which is split at the ends of spans that are accessed.
 #[derive(Clone, Debug)]
 pub(super) struct SpanMap<V> {
-    /// Each segment reaches from its key to the next key; the last one reaches to 1.
+    /// Each segment ends at the next key; the last one ends at 1.
     segments: BTreeMap<Fraction, V>,
 }
 
 impl<V: Clone> SpanMap<V> {
-    /// The same value everywhere.
+    /// A map with one value for all points.
     pub(super) fn uniform(value: V) -> Self {
         Self { segments: BTreeMap::from([(Fraction::ZERO, value)]) }
     }
@@ -24,14 +26,14 @@ impl<V: Clone> SpanMap<V> {
         self.segments.insert(at, before.expect("the first segment starts at zero"));
     }
 
-    /// The segments that make up `span` exactly, splitting those that reach beyond it.
+    /// The values of the segments that make up `span`. Splits segments that reach beyond it.
     pub(super) fn over(&mut self, span: Span) -> impl Iterator<Item = &mut V> {
         self.split(span.start);
         self.split(span.end);
         self.segments.range_mut(span.start..span.end).map(|(_, value)| value)
     }
 
-    /// Those parts of `span` whose value is `wanted`, in order, neighbours joined.
+    /// The parts of `span` whose value satisfies `wanted`, in order. Adjacent parts are joined.
     pub(super) fn parts_where(&mut self, span: Span, wanted: impl Fn(&V) -> bool) -> Vec<Span> {
         self.split(span.start);
         self.split(span.end);
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn splits_where_it_is_asked_to_and_nowhere_else() {
+    fn segments_split_only_at_the_ends_of_accessed_spans() {
         let mut map = SpanMap::uniform(0);
         map.over(Span::part(1, 3)).for_each(|value| *value = 1);
         map.over(Span::part(0, 2)).for_each(|value| *value += 10);
