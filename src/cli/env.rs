@@ -1,6 +1,6 @@
-//! `flexring env`: the settings, their values here, and where these came from.
+//! `flexring env`: prints the settings, their current values and the origin of each value.
 //!
-//! Owns the layout. What settings there are is `config`'s business.
+//! Owns the layout of the table, the Markdown and the JSON. Must not know any particular setting: `config` defines them.
 
 use crate::error::{CommandError, ERROR_PREFIX};
 use crate::output;
@@ -9,7 +9,7 @@ use clap::Args;
 use flexring::Error;
 use flexring::config::{Config, Origin, SettingRow, environment};
 
-/// Print all settings with their values and where these came from, and where the GPU kernels come from
+/// Print all settings with their values and the origin of each value, and where the GPU kernels come from
 #[derive(Args, Debug)]
 pub struct EnvOptions {
     /// Print the table of the README
@@ -27,14 +27,14 @@ pub fn run(options: &EnvOptions) -> Result<(), CommandError> {
         markdown(&Config::default().table(|_| None))
     } else {
         warn_about_unknown_settings();
-        let config = Config::from_env().map_err(|first| CommandError::Usage(complaints(first)))?;
+        let config = Config::from_env().map_err(|first| CommandError::Usage(setting_errors(first)))?;
         let rows = config.table(environment);
         if options.json { json(&rows)? } else { table(&rows) + &kernels_line() }
     };
     output::print(&text)
 }
 
-/// Where the kernels for GPUs come from, if this build has any.
+/// Where the GPU kernels come from; `None` in a build without CUDA.
 pub fn kernels() -> Option<String> {
     #[cfg(feature = "cuda")]
     return Some(flexring::device::cuda::image::origin());
@@ -42,18 +42,19 @@ pub fn kernels() -> Option<String> {
     None
 }
 
-/// The same for a terminal.
+/// The output line that says where the GPU kernels come from.
 pub fn kernels_line() -> String {
     format!("\nGPU kernels: {}\n", kernels().unwrap_or_else(|| "none: this build has no CUDA".to_owned()))
 }
 
-/// Every setting that cannot be parsed, one to a line, and not just the `first`.
-fn complaints(first: Error) -> String {
+/// The errors of all settings that cannot be parsed, one per line. `first` is the error that stopped reading; it is used
+/// if none is found when each setting is read alone.
+fn setting_errors(first: Error) -> String {
     let all: Vec<String> = unusable(environment).iter().map(|(_, error)| error.to_string()).collect();
-    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{}", ERROR_PREFIX)) }
+    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{ERROR_PREFIX}")) }
 }
 
-/// For a terminal: a line of columns for each setting, and what it does below.
+/// Aligned columns for a terminal: a line for each setting, followed by its description.
 fn table(rows: &[SettingRow]) -> String {
     let cells: Vec<[&str; 4]> =
         rows.iter().map(|row| [row.name, &row.value, origin(row), &row.expected]).collect();
@@ -75,7 +76,7 @@ fn table(rows: &[SettingRow]) -> String {
     text
 }
 
-/// For the README: what holds everywhere, so without values.
+/// The Markdown table of the README: defaults, but no current values.
 fn markdown(rows: &[SettingRow]) -> String {
     let mut text = "| setting | default | takes | what it does |\n|---|---|---|---|\n".to_owned();
     for row in rows {
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_have_a_line_for_every_setting() {
+    fn every_setting_is_in_the_table_the_markdown_and_the_json() {
         let rows = Config::default().table(|name| (name == "FLEXRING_ALGO").then(|| "auto".to_owned()));
         let text = table(&rows);
         assert_eq!(text.lines().count(), 1 + 2 * rows.len());

@@ -1,8 +1,8 @@
 //! The `flexring` command.
 //!
-//! Owns the subcommands and the exit codes: 0 if all is well, 1 if something failed or was wrong, 2 if flags or
-//! settings cannot be used. Each subcommand is a module of its own and a user of the library like any other.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command talks to its user")]
+//! Owns the list of subcommands and the exit codes: 0 on success, 1 if something failed or a result was wrong, 2 if flags
+//! or settings cannot be used. Each subcommand is a module that uses the library's public API only.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints its results and errors")]
 
 mod doctor;
 mod env;

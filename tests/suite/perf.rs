@@ -385,10 +385,10 @@ fn settings_that_cannot_be_parsed_are_all_quoted() {
 }
 
 #[test]
-fn misspelt_settings_are_warned_of() {
+fn misspelt_settings_cause_a_warning() {
     for command in ["env", "perf --ranks 1 -e 8"] {
         let (output, _, err) = output(flexring(command).env("FLEXRING_ALOG", "ring"));
         assert!(output.status.success(), "{err}");
-        assert_eq!(err, "warning: FLEXRING_ALOG is no setting of flexring; did you mean FLEXRING_ALGO?\n");
+        assert_eq!(err, "warning: FLEXRING_ALOG is not a flexring setting; did you mean FLEXRING_ALGO?\n");
     }
 }

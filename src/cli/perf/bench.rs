@@ -1,6 +1,6 @@
-//! One row of the table: the calls that are timed, and those that are checked.
+//! One row of the table: its timed calls and its checked calls.
 //!
-//! Owns the vectors of one element type. Must not know how a row is shown, nor which rows there are.
+//! Owns the vectors of one element type. Must not know how rows are printed or which rows are measured.
 
 use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};
@@ -15,7 +15,8 @@ use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
 use std::time::Instant;
 
-/// Two vectors, and a world to call with them. Where calls are on a GPU, these are what it has copies of.
+/// The vectors of one element type and the communicator whose calls use them. For calls on a GPU, the host vectors are the
+/// source and the target of the GPU's copies.
 pub struct Bench<'a, T: ExactElement> {
     comm: &'a Communicator,
     options: &'a PerfOptions,
@@ -24,14 +25,14 @@ pub struct Bench<'a, T: ExactElement> {
     on_gpu: Option<gpu::Vectors<T>>,
 }
 
-/// A row and what its check found on this rank, if anything: out of place and in place.
+/// A row, and what its checks found on this rank: at most one note each for out of place and in place.
 pub struct MeasuredRow {
     pub row: PerfRow,
     pub notes: Vec<String>,
 }
 
 impl<'a, T: ExactElement> Bench<'a, T> {
-    /// Vectors for up to `count` elements, on a GPU if one is named.
+    /// Allocates vectors for up to `count` elements, and copies on the GPU of index `gpu` if given.
     ///
     /// # Errors
     /// `System` if there is not enough memory.
@@ -51,23 +52,23 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(Self { comm, options, send: vector()?, receive: vector()?, on_gpu })
     }
 
-    /// Measures and checks one size, of `bytes` bytes. `step` is told the time after each call.
+    /// Measures and checks vectors of `bytes` bytes. `step` is called with the time after each timed call.
     ///
     /// # Errors
-    /// Whatever a call fails with.
+    /// Any error of a call.
     pub fn measure(&mut self, op: RedOp, bytes: usize, step: &mut dyn FnMut(Instant)) -> Result<MeasuredRow> {
         let (rank, world) = (self.comm.rank(), self.comm.world_size());
         let PerfOptions { collective, root, .. } = *self.options;
         let extent = Extent::new(collective, bytes, size_of::<T>(), world);
         let check = CallCheck::<T>::new(collective, op, root, rank, world);
         let mut notes = Vec::new();
-        let mut timed = |placement, words: &str| -> Result<Timing> {
+        let mut timed = |placement, label: &str| -> Result<Timing> {
             self.fill(&check, 0, extent, placement)?;
             let mut timing = self.time(op, extent, placement, step)?;
             if self.options.check > 0 {
                 let finding = self.check(&check, op, extent, placement)?;
                 timing.wrong = Some(self.total(finding.wrong)?);
-                notes.extend(finding.sentence.map(|sentence| format!("{words}: {sentence}")));
+                notes.extend(finding.sentence.map(|sentence| format!("{label}: {sentence}")));
             }
             Ok(timing)
         };
@@ -144,7 +145,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         }
     }
 
-    /// Waits until all calls are over, where they are only enqueued.
+    /// Waits until all enqueued calls are complete. Calls on host vectors are complete when they return.
     fn wait(&self) -> Result<()> {
         match &self.on_gpu {
             Some(on_gpu) => on_gpu.wait().and_then(|()| self.comm.synchronize()),
@@ -160,11 +161,11 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
         if self.on_gpu.is_some() {
-            return self.time_together(op, extent, placement, step);
+            return self.time_enqueued(op, extent, placement, step);
         }
         let warmup = self.options.warmup_iters;
         let mut times = vec![0.0; warmup + self.options.iters.get()];
-        // Ranks that come late from filling their vectors would be measured as slow calls of the others.
+        // A barrier: a rank that fills its vectors late would show up as slow calls of the other ranks.
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
         for time in &mut times {
             let start = Instant::now();
@@ -178,8 +179,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
     }
 
-    /// Times calls that are enqueued, as nccl-tests does: all of them, until the last is over.
-    fn time_together(
+    /// Times enqueued calls as nccl-tests does: from the first call to the completion of the last one.
+    fn time_enqueued(
         &mut self,
         op: RedOp,
         extent: Extent,
@@ -187,10 +188,10 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
         let (warmup, iters) = (self.options.warmup_iters, self.options.iters.get());
-        let first = self.together(warmup.min(1), op, extent, placement, step)?;
-        self.together(warmup.saturating_sub(1), op, extent, placement, step)?;
+        let first = self.mean_time(warmup.min(1), op, extent, placement, step)?;
+        self.mean_time(warmup.saturating_sub(1), op, extent, placement, step)?;
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
-        let mut times = [first, self.together(iters, op, extent, placement, step)?];
+        let mut times = [first, self.mean_time(iters, op, extent, placement, step)?];
         self.comm.all_reduce(&mut times, ReduceOp::Avg)?;
         let [first, mean] = times;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
@@ -198,8 +199,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(Timing::of_all(first, mean, extent.whole * size_of::<T>(), factor))
     }
 
-    /// Microseconds of each of so many calls, of which none waits for the one before.
-    fn together(
+    /// Enqueues `calls` calls back to back and returns the mean time of one in microseconds.
+    fn mean_time(
         &mut self,
         calls: usize,
         op: RedOp,
@@ -235,7 +236,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(finding)
     }
 
-    /// How many elements are wrong on all ranks, or on this one if those that cannot add cannot add this either.
+    /// The number of wrong elements on all ranks. Never below that of this rank, even if the all-reduce itself is wrong.
     fn total(&self, wrong: u64) -> Result<u64> {
         let mut total = [wrong];
         self.comm.all_reduce(&mut total, ReduceOp::Sum)?;
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
     use crate::perf::pattern::Pattern;
 
-    /// What rank 0 of three finds if rank 2 contributes by another pattern.
+    /// The check result of rank 0 of 3 if rank 2 contributes the values of `strange`.
     fn find(collective: &str, placement: Placement, strange: &Pattern<f32>) -> CheckResult {
         let options =
             PerfOptions::parse(&format!("--memory heap --collective {collective}")).expect("valid flags");
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn right_results_leave_nothing_to_say() {
+    fn correct_results_give_an_empty_check_result() {
         for collective in Collective::ALL {
             for placement in [Placement::Apart, Placement::InPlace] {
                 let finding = find(collective.name(), placement, &Pattern::new(RedOp::Sum, 3));
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_contributes_nothing_is_named() {
+    fn a_missing_contribution_is_attributed_to_its_rank() {
         for (collective, wrong) in [("all-reduce", 1200), ("reduce-scatter", 400), ("reduce", 1200)] {
             for placement in [Placement::Apart, Placement::InPlace] {
                 let finding = find(collective, placement, &Pattern::new(RedOp::Sum, 3).muted());

@@ -1,7 +1,7 @@
-//! The check of one call: what is in its vectors before, and what must be in them afterwards.
+//! The check of one call: the contents of its vectors before the call, and the expected contents afterwards.
 //!
-//! Owns which rank gives what, and what it must find where, for every collective. Must not know how the call is
-//! made, nor what reductions give: that is `data`.
+//! Owns, for every collective, which rank contributes which range and which range it must receive. Must not know how the
+//! call is made or what a reduction returns: that is `pattern`.
 
 use super::collective::Extent;
 use super::exact_element::ExactElement;
@@ -10,12 +10,12 @@ use super::redop::RedOp;
 use flexring::call::Collective;
 use std::ops::Range;
 
-/// Where the result goes.
+/// Whether the result overwrites the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// To another vector.
+    /// Out of place: from the send vector to the receive vector.
     Apart,
-    /// To the vector that was given, the second of the two.
+    /// In place: the receive vector holds input and result.
     InPlace,
 }
 
@@ -29,21 +29,22 @@ pub struct CallCheck<T> {
     pub root: usize,
 }
 
-/// How many tokens there are. A prime, so that they repeat where no vector is cut.
+/// The period of the tokens. A prime, so that a token repeats at no boundary where vectors are divided.
 const TOKENS: usize = 113;
 
 impl<T: ExactElement> CallCheck<T> {
-    /// The checks of `collective` by `op`, as `rank` of `world` makes them.
+    /// The checks of `collective` with `op` on `rank` of `world`.
     pub fn new(collective: Collective, op: RedOp, root: usize, rank: usize, world: usize) -> Self {
         Self { collective, pattern: Pattern::new(op, world), rank, world, root }
     }
 
-    /// How many checks it takes until each rank had its turn.
+    /// The number of checks after which each rank has contributed a distinguishable value.
     pub fn rounds(&self, extent: Extent) -> usize {
         if self.collective.reduces() { self.pattern.rounds(extent.whole) } else { 1 }
     }
 
-    /// Fills both vectors for the check of this number: what is not given must not pass for a result.
+    /// Fills both vectors for check number `round`. What is not input is set to zero, so that stale data does not pass for a
+    /// result.
     pub fn fill(
         &self,
         round: usize,
@@ -53,7 +54,7 @@ impl<T: ExactElement> CallCheck<T> {
         receive: &mut [T],
     ) {
         receive[..extent.whole].fill(T::default());
-        let given = self.given(extent, placement);
+        let given = self.input(extent, placement);
         let vector = if placement == Placement::Apart { send } else { receive };
         if self.collective.reduces() {
             self.pattern.fill(self.rank, round * extent.whole, &mut vector[given]);
@@ -65,7 +66,7 @@ impl<T: ExactElement> CallCheck<T> {
         }
     }
 
-    /// Compares what is in both vectors after the call with what must be in them.
+    /// Compares both vectors with the contents expected after check number `round`.
     pub fn verify(
         &self,
         round: usize,
@@ -98,7 +99,7 @@ impl<T: ExactElement> CallCheck<T> {
         if placement == Placement::InPlace {
             return result;
         }
-        let given = &send[self.given(extent, placement)];
+        let given = &send[self.input(extent, placement)];
         result.and(if self.collective.reduces() {
             self.pattern.verify_input(self.rank, first, given)
         } else {
@@ -108,8 +109,8 @@ impl<T: ExactElement> CallCheck<T> {
         })
     }
 
-    /// Where what this rank gives is in its vector.
-    fn given(&self, Extent { whole, part }: Extent, placement: Placement) -> Range<usize> {
+    /// The range of this rank's input in its input vector.
+    fn input(&self, Extent { whole, part }: Extent, placement: Placement) -> Range<usize> {
         match self.collective {
             Collective::AllGather if placement == Placement::InPlace => {
                 self.rank * part..(self.rank + 1) * part
@@ -121,8 +122,8 @@ impl<T: ExactElement> CallCheck<T> {
     }
 }
 
-/// What `rank` gives to be copied, until it repeats or `count` elements have theirs: tells whose it is and where
-/// from. Zeros are nobody's.
+/// The input of `rank` where it is copied and not reduced: values that differ by rank and position, never 0. Returns at most
+/// `count` elements; longer vectors repeat them.
 fn tokens<T: ExactElement>(rank: usize, count: usize) -> Vec<T> {
     let step = 1 + rank / TOKENS % (TOKENS - 1);
     (0..count.clamp(1, TOKENS))
@@ -132,9 +133,9 @@ fn tokens<T: ExactElement>(rank: usize, count: usize) -> Vec<T> {
 
 fn verify_tokens<T: ExactElement>(rank: usize, vector: &[T]) -> CheckResult {
     let sentence = |index, got: T, expected| {
-        let absent = if got == T::default() { ": nothing came" } else { "" };
+        let absent = if got == T::default() { ": nothing was received" } else { "" };
         format!(
-            "first wrong element {index} of what rank {rank} gave: got {got}, expected {expected}{absent}"
+            "first wrong element {index} of the input of rank {rank}: got {got}, expected {expected}{absent}"
         )
     };
     compare(vector, &tokens(rank, vector.len()), |got, expected| got == expected, sentence)
@@ -142,7 +143,7 @@ fn verify_tokens<T: ExactElement>(rank: usize, vector: &[T]) -> CheckResult {
 
 fn verify_untouched<T: ExactElement>(vector: &[T]) -> CheckResult {
     let sentence =
-        |index, got, _| format!("element {index} was written to, with {got}, on a rank that is not the root");
+        |index, got, _| format!("element {index} was overwritten with {got} on a rank that is not the root");
     compare(vector, &[T::default(); 1 << 10], |got, zero| got == zero, sentence)
 }
 
@@ -153,14 +154,14 @@ mod tests {
     const EXTENT: Extent = Extent { whole: 1200, part: 400 };
 
     #[test]
-    fn what_is_given_is_no_result_yet() {
+    fn vectors_before_the_call_fail_the_check() {
         for collective in Collective::ALL {
             for placement in [Placement::Apart, Placement::InPlace] {
                 let check = CallCheck::<f32>::new(collective, RedOp::Sum, 2, 1, 3);
                 let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);
                 check.fill(0, EXTENT, placement, &mut send, &mut receive);
                 let finding = check.verify(0, EXTENT, placement, &send, &receive);
-                // Rank 1 is not the root, so it has nothing to get from a reduce.
+                // Rank 1 is not the root, so it receives nothing from a reduce.
                 assert_eq!(
                     finding.wrong == 0,
                     collective == Collective::Reduce,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_part_is_missing_is_told() {
+    fn a_missing_part_is_attributed_to_its_rank() {
         let part = |rank| -> Vec<i8> { tokens(rank, 400).into_iter().cycle().take(400).collect() };
         let check = CallCheck::<i8>::new(Collective::AllGather, RedOp::Sum, 0, 1, 3);
         let (mut send, mut receive) = (vec![0; 1200], vec![0; 1200]);
@@ -180,8 +181,9 @@ mod tests {
             receive[rank * 400..][..400].copy_from_slice(&part(rank));
         }
         let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
-        let words = "first wrong element 0 of what rank 2 gave: got 0, expected 3: nothing came";
-        assert_eq!(finding, CheckResult { wrong: 400, sentence: Some(words.to_owned()) });
+        let sentence =
+            "first wrong element 0 of the input of rank 2: got 0, expected 3: nothing was received";
+        assert_eq!(finding, CheckResult { wrong: 400, sentence: Some(sentence.to_owned()) });
         receive[800..].copy_from_slice(&part(1));
         assert_eq!(check.verify(0, EXTENT, Placement::Apart, &send, &receive).wrong, 400);
         receive[800..].copy_from_slice(&part(2));
@@ -191,18 +193,20 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_written_to_without_need_says_so() {
+    fn an_overwritten_vector_of_a_rank_that_is_not_the_root_is_reported() {
         let check = CallCheck::<f64>::new(Collective::Reduce, RedOp::Max, 0, 1, 3);
         let (mut send, mut receive) = (vec![0.0; 1200], vec![0.0; 1200]);
         check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
         receive[1199] = 1.0;
         let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
         assert_eq!(finding.wrong, 1);
-        assert!(finding.sentence.is_some_and(|sentence| sentence.starts_with("element 1199 was written to")));
+        assert!(
+            finding.sentence.is_some_and(|sentence| sentence.starts_with("element 1199 was overwritten"))
+        );
     }
 
     #[test]
-    fn thousands_of_ranks_have_tokens_of_their_own() {
+    fn tokens_differ_between_thousands_of_ranks() {
         let all: std::collections::HashSet<Vec<u8>> = (0..5000)
             .map(|rank| tokens::<i8>(rank, TOKENS).iter().map(|token| *token as u8).collect())
             .collect();

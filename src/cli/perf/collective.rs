@@ -1,31 +1,32 @@
 //! The collectives as nccl-tests measures them.
 //!
-//! Owns what a size means to each, what of it a bus carries, and the columns that only some have. Must not know how
-//! anything is measured.
+//! Owns, for each collective, how a size in bytes translates to element counts, the busbw factor, and the columns for
+//! operation and root. Must not know how anything is measured.
 
 use super::redop::RedOp;
 use flexring::call::Collective;
 
-/// Bytes of which the parts of a vector are multiples, where it has one for each rank.
-const PART: usize = 16;
+/// Parts of a vector, one per rank, are multiples of this many bytes, as in nccl-tests.
+const PART_ALIGNMENT: usize = 16;
 
 /// The lengths of one call's vectors, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Of the longer one.
+    /// Length of the longer vector.
     pub whole: usize,
-    /// Of each rank's part of it; where there are no parts, the same.
+    /// Length of each rank's part of it. Equal to `whole` for collectives without parts.
     pub part: usize,
 }
 
 impl Extent {
-    /// What a vector of `bytes` bytes in all is to `collective`, whose elements have `size` of them.
+    /// The lengths for a vector of at most `bytes` bytes whose elements have `size` bytes. Reduce-scatter and all-gather
+    /// round each part down to [`PART_ALIGNMENT`].
     pub fn new(collective: Collective, bytes: usize, size: usize, world: usize) -> Self {
         let whole = bytes / size;
         match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Self { whole, part: whole },
             Collective::ReduceScatter | Collective::AllGather => {
-                let step = PART / size;
+                let step = PART_ALIGNMENT / size;
                 let part = whole / world / step * step;
                 Self { whole: part * world, part }
             }
@@ -33,7 +34,10 @@ impl Extent {
     }
 }
 
-/// The collective of this name.
+/// Parses a collective's name, written with `_` or `-`.
+///
+/// # Errors
+/// A message that lists the names.
 pub fn parse(text: &str) -> Result<Collective, String> {
     let name = text.replace('-', "_");
     Collective::ALL.into_iter().find(|collective| collective.name() == name).ok_or_else(|| {
@@ -43,7 +47,7 @@ pub fn parse(text: &str) -> Result<Collective, String> {
     })
 }
 
-/// How much of its bytes a collective moves over the busiest link of each rank.
+/// busbw / algbw: the share of the vector that each rank must send over its link at least (as nccl-tests defines it).
 pub fn bus_factor(collective: Collective, world: usize) -> f64 {
     let others = (world - 1) as f64 / world as f64;
     match collective {
@@ -53,12 +57,12 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
     }
 }
 
-/// What the column of the operation says.
+/// The entry of the `redop` column.
 pub fn redop(collective: Collective, op: RedOp) -> &'static str {
     if collective.reduces() { op.name() } else { "none" }
 }
 
-/// What the column of the root says.
+/// The entry of the `root` column; -1 for collectives without a root.
 pub fn root(collective: Collective, root: usize) -> i64 {
     if collective.has_root() { root as i64 } else { -1 }
 }
@@ -68,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_mean_what_they_mean_to_nccl_tests() {
+    fn sizes_are_divided_into_parts_as_in_nccl_tests() {
         let extent = |collective, bytes, size| Extent::new(collective, bytes, size, 3);
         for collective in [Collective::AllReduce, Collective::Broadcast, Collective::Reduce] {
             assert_eq!(extent(collective, 1000, 8), Extent { whole: 125, part: 125 });
@@ -81,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn buses_carry_what_they_carry_to_nccl_tests() {
+    fn bus_factors_are_those_of_nccl_tests() {
         assert_eq!(Collective::ALL.map(|collective| bus_factor(collective, 4)), [1.5, 0.75, 0.75, 1.0, 1.0]);
         assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
     }
 
     #[test]
-    fn names_have_either_stroke() {
+    fn names_are_parsed_with_underscores_and_hyphens() {
         for collective in Collective::ALL {
             assert_eq!(parse(collective.name()), Ok(collective));
             assert_eq!(parse(&collective.name().replace('_', "-")), Ok(collective));

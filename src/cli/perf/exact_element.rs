@@ -1,47 +1,47 @@
-//! The arithmetic of the element types, as the check of `flexring perf` needs it.
+//! The arithmetic of the element types for the check of `flexring perf`.
 //!
-//! Owns what sums, products and averages of few exact numbers must give, written apart from the kernels that it
-//! checks. Must not know which numbers are added, nor how many.
+//! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked. Must
+//! not know which numbers are combined or how many.
 
 use flexring::Element;
 use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::fmt::Display;
 
-/// An element type whose results can be foretold.
+/// An element type with predictable results for small numbers.
 pub trait ExactElement: Element + PartialEq + PartialOrd + Display {
-    /// How many base-4 digits a sum holds exactly, whichever digits they are.
+    /// The number of base-4 digits that a sum holds exactly, for any digits.
     const SUM_DIGITS: usize;
-    /// How many base-4 digits an average over `world` ranks shows apart, one rounding error or not.
+    /// The number of base-4 digits that an average over `world` ranks distinguishes despite one rounding error.
     fn average_digits(world: usize) -> usize;
-    /// What the digits of an average are counted in, if they are not whole ranks.
+    /// The unit of the digits of an average of floats.
     const AVERAGE_UNIT: i64 = 1;
-    /// How many base-4 digits the exponent of a power of [`BASE`](Self::BASE) has before powers repeat or overflow.
+    /// The number of base-4 digits in the exponent of [`BASE`](Self::BASE) before its powers repeat or overflow.
     const PRODUCT_DIGITS: usize;
-    /// What products are powers of. Powers of 3 repeat last among the wrapping integers; for floats, 2 is exact.
+    /// The base of products. Powers of 3 have the longest period among wrapping integers; powers of 2 are exact in floats.
     const BASE: i64;
-    /// Whether there are negative numbers.
+    /// Whether the type has negative numbers.
     const SIGNED: bool;
 
-    /// A whole number of this type, wrapped into its range.
+    /// The whole number `value`, wrapped into the range of the type.
     fn of(value: i64) -> Self;
-    /// Different numbers for different places from -50 to 114, none of them 0 but that for 0.
-    fn distinct(place: i64) -> Self {
-        Self::of(place)
+    /// A number for each index from -50 to 114, in ascending order of the index; 0 for index 0 only.
+    fn distinct(index: i64) -> Self {
+        Self::of(index)
     }
-    /// A factor of a pre-multiplied sum for `rank`; neighbouring ranks have different ones.
+    /// The factor of `rank` in a pre-multiplied sum. Consecutive ranks have different factors.
     fn factor(rank: usize) -> f64;
-    /// The number that gives 1 when multiplied by `factor`, exactly.
+    /// The exact inverse: `inverse(factor)` times `factor` is 1.
     fn inverse(factor: f64) -> Self;
-    /// `factor` as a number of this type.
+    /// Converts a factor to this type.
     fn of_factor(factor: f64) -> Self;
-    /// The sum, wrapping.
+    /// Sum; wrapping for integers.
     fn plus(self, other: Self) -> Self;
-    /// The product, wrapping.
+    /// Product; wrapping for integers.
     fn times(self, other: Self) -> Self;
-    /// The quotient by a number of ranks; integers truncate toward zero.
+    /// Quotient by a number of ranks; integers truncate toward zero.
     fn over(self, ranks: usize) -> Self;
-    /// Whether two numbers are equal but for one rounding error.
+    /// Whether two numbers differ by one rounding error at most; integers must be equal.
     fn is_near(self, other: Self) -> bool;
 }
 
@@ -54,7 +54,7 @@ macro_rules! integers {
             const SIGNED: bool = $ty::MIN != 0;
 
             fn average_digits(world: usize) -> usize {
-                // Digits are counted in units of the world, so that none is lost to truncation.
+                // The unit of the digits is the number of ranks, so that no digit is lost to truncation.
                 let fits = |digits: &usize| ((1i128 << (2 * *digits)) - 1) * world as i128 <= i128::from($ty::MAX);
                 (1..=$digits).take_while(fits).last().unwrap_or(0)
             }
@@ -69,7 +69,7 @@ macro_rules! integers {
             }
 
             fn inverse(factor: f64) -> Self {
-                // Every step of Newton's doubles the bits that are right, beginning with three.
+                // Every Newton step doubles the number of correct bits, which is three at the start.
                 let factor = Self::of_factor(factor);
                 (0..5).fold(factor, |inverse, _| {
                     inverse.wrapping_mul(Self::of(2).wrapping_sub(factor.wrapping_mul(inverse)))
@@ -117,7 +117,8 @@ macro_rules! floats {
             const SIGNED: bool = true;
 
             fn average_digits(_world: usize) -> usize {
-                // Three bits less than the mantissa has: quotients of neighbouring sums lie four of its steps apart.
+                // Three bits less than the mantissa: quotients of adjacent sums are at least four units in the last place
+                // apart.
                 $average_digits
             }
 
@@ -163,13 +164,12 @@ floats! {
     f64: 26, 25, 5, |value| value, |value: f64| value;
 }
 
-// A sum of two digits is exact if only one of them is not 0, which two digits are enough for: they are one rank's and
-// nobody's.
+// With two digits, one belongs to a rank and one to no rank. A sum has then at most one digit that is not 0, and is exact.
 macro_rules! eight_bits {
     ($($ty:ident),*) => {$(
         impl ExactElement for $ty {
             const SUM_DIGITS: usize = 2;
-            // Far from the subnormals, divided by any number of ranks that is tried.
+            // Stays above the subnormals when divided by any number of ranks in the tests.
             const AVERAGE_UNIT: i64 = 16;
             const PRODUCT_DIGITS: usize = 2;
             const BASE: i64 = 2;
@@ -183,9 +183,9 @@ macro_rules! eight_bits {
                 Self::from_f32(value as f32)
             }
 
-            fn distinct(place: i64) -> Self {
-                // One step of the type for one place: whole numbers are soon too far apart.
-                Self::from_bits(place.unsigned_abs() as u8 | if place < 0 { 0x80 } else { 0 })
+            fn distinct(index: i64) -> Self {
+                // Consecutive bit patterns, because whole numbers above 8 or 16 are not all exact in eight bits.
+                Self::from_bits(index.unsigned_abs() as u8 | if index < 0 { 0x80 } else { 0 })
             }
 
             fn factor(rank: usize) -> f64 {
@@ -225,33 +225,33 @@ eight_bits!(F8E4M3, F8E5M2);
 mod tests {
     use super::*;
 
-    fn factors_can_be_undone<T: ExactElement>() {
+    fn factors_have_inverses<T: ExactElement>() {
         for rank in 0..200 {
             let factor = T::factor(rank);
             let product = T::inverse(factor).times(T::of_factor(factor));
             assert!(product == T::of(1), "{} gives {product}", T::DTYPE.name());
-            assert_ne!(factor, T::factor(rank + 1), "neighbours differ");
+            assert_ne!(factor, T::factor(rank + 1), "consecutive ranks have different factors");
         }
     }
 
     #[test]
     fn every_factor_has_an_exact_inverse() {
-        factors_can_be_undone::<i8>();
-        factors_can_be_undone::<u8>();
-        factors_can_be_undone::<i32>();
-        factors_can_be_undone::<u32>();
-        factors_can_be_undone::<i64>();
-        factors_can_be_undone::<u64>();
-        factors_can_be_undone::<f16>();
-        factors_can_be_undone::<bf16>();
-        factors_can_be_undone::<f32>();
-        factors_can_be_undone::<f64>();
-        factors_can_be_undone::<F8E4M3>();
-        factors_can_be_undone::<F8E5M2>();
+        factors_have_inverses::<i8>();
+        factors_have_inverses::<u8>();
+        factors_have_inverses::<i32>();
+        factors_have_inverses::<u32>();
+        factors_have_inverses::<i64>();
+        factors_have_inverses::<u64>();
+        factors_have_inverses::<f16>();
+        factors_have_inverses::<bf16>();
+        factors_have_inverses::<f32>();
+        factors_have_inverses::<f64>();
+        factors_have_inverses::<F8E4M3>();
+        factors_have_inverses::<F8E5M2>();
     }
 
     #[test]
-    fn averages_keep_their_digits() {
+    fn averages_have_fewer_digits_in_larger_worlds() {
         assert_eq!([1, 2, 3, 8, 9, 42, 43].map(i8::average_digits), [3, 3, 2, 2, 1, 1, 0]);
         assert_eq!([1, 85, 86].map(u8::average_digits), [4, 1, 0]);
     }

@@ -1,6 +1,7 @@
 //! Vectors on GPUs.
 //!
-//! Owns which GPU a rank takes, its vectors there, and the calls on them. Must not know what is in them, nor what is timed.
+//! Owns the assignment of GPUs to ranks, the vectors on a GPU and the calls on them. Must not know their contents or what is
+//! timed.
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::{Vectors, facts, gpus};
@@ -14,8 +15,8 @@ use flexring::config::{Config, environment};
 use flexring::{Error, Result};
 use std::collections::BTreeSet;
 
-/// The GPU that rank `rank` takes, if vectors are to be on one: the one of the settings, else that of its number among the
-/// ranks of its node.
+/// The index of the GPU that holds the vectors of rank `rank`: FLEXRING_GPU if set, else the local rank modulo the number of
+/// GPUs. `None` for vectors on the host.
 ///
 /// # Errors
 /// `Unsupported` if there is no GPU.
@@ -30,31 +31,31 @@ pub fn of_rank(options: &PerfOptions, config: &Config, rank: usize) -> Result<Op
     Ok(Some(local_rank(environment)?.unwrap_or(rank) % gpus))
 }
 
-/// How many GPUs there are here, at least one.
+/// The number of GPUs that this process can use, at least 1.
 ///
 /// # Errors
-/// `Unsupported` if there is none, with what mends that.
+/// `Unsupported` if there is none, with the next step.
 pub fn check() -> Result<usize> {
-    const MEND: &str = "vectors cannot be on GPUs (`nvidia-smi` says what NVIDIA's driver finds; leave --device cuda out to \
-                        measure on the host)";
+    const FIX: &str = "check with `nvidia-smi` that NVIDIA's driver finds one, or leave out --device cuda to measure on the \
+                       host";
     match gpus() {
         Ok(0) => {
-            Err(Error::new(flexring::ErrorKind::Unsupported, format!("this process sees no GPU: {MEND}")))
+            Err(Error::new(flexring::ErrorKind::Unsupported, format!("this process finds no GPU: {FIX}")))
         }
         Ok(gpus) => Ok(gpus),
-        Err(error) => Err(Error::new(error.kind(), format!("{}: {MEND}", error.message()))),
+        Err(error) => Err(Error::new(error.kind(), format!("{}: {FIX}", error.message()))),
     }
 }
 
-/// `4 ranks share 1 GPU (NVIDIA H200)`, if ranks share any.
+/// A line such as `4 ranks share 1 GPU (NVIDIA H200)`; `None` if each rank has a GPU of its own.
 pub fn shared(ranks: &[RankInfo]) -> Option<String> {
     let ranks = ranks.iter().filter_map(|rank_info| Some((&rank_info.host, rank_info.gpu.as_ref()?)));
     let gpus: BTreeSet<_> = ranks.clone().map(|(host, gpu)| (host, &gpu.address)).collect();
     let names: BTreeSet<&str> = ranks.clone().map(|(_, gpu)| &*gpu.name).collect();
-    let (ranks, many) = (ranks.count(), gpus.len());
+    let (ranks, gpus) = (ranks.count(), gpus.len());
     let names: Vec<&str> = names.into_iter().collect();
-    (many < ranks).then(|| {
-        format!("{ranks} ranks share {many} GPU{} ({})", if many == 1 { "" } else { "s" }, names.join(", "))
+    (gpus < ranks).then(|| {
+        format!("{ranks} ranks share {gpus} GPU{} ({})", if gpus == 1 { "" } else { "s" }, names.join(", "))
     })
 }
 
@@ -69,23 +70,23 @@ mod present {
 
     pub use cuda::gpus;
 
-    /// What other ranks are told of a GPU.
+    /// Index, address and name of a GPU, for the list of ranks.
     ///
     /// # Errors
-    /// `System` if it cannot be asked.
+    /// `System` if the driver cannot be queried.
     pub fn facts(gpu: usize) -> Result<RankGpu> {
         let facts = cuda::gpu_facts(gpu)?;
         Ok(RankGpu { number: gpu as u32, address: facts.address, name: facts.name })
     }
 
-    /// Two vectors on a GPU.
+    /// A send and a receive vector on a GPU.
     pub struct Vectors<T: Element> {
         send: GpuBuffer<T>,
         receive: GpuBuffer<T>,
     }
 
     impl<T: Element> Vectors<T> {
-        /// Vectors for up to `count` elements.
+        /// Allocates vectors for up to `count` elements.
         ///
         /// # Errors
         /// `System` if there is not enough memory.
@@ -93,7 +94,7 @@ mod present {
             Ok(Self { send: GpuBuffer::new(gpu, count)?, receive: GpuBuffer::new(gpu, count)? })
         }
 
-        /// Copies the beginning of both to the GPU.
+        /// Copies to the beginning of both vectors.
         ///
         /// # Errors
         /// `System` if the GPU fails.
@@ -102,7 +103,7 @@ mod present {
             self.receive.slice_mut(0..receive.len()).write(receive)
         }
 
-        /// Copies the beginning of both from the GPU.
+        /// Copies from the beginning of both vectors.
         ///
         /// # Errors
         /// `System` if the GPU fails.
@@ -111,7 +112,7 @@ mod present {
             self.receive.slice_mut(0..receive.len()).read(receive)
         }
 
-        /// Waits until what is enqueued is over.
+        /// Waits until all enqueued calls are complete.
         ///
         /// # Errors
         /// `System` if the GPU fails.
@@ -119,10 +120,10 @@ mod present {
             self.receive.synchronize()
         }
 
-        /// Enqueues a call.
+        /// Enqueues a collective call.
         ///
         /// # Errors
-        /// What it, or one before it, fails with.
+        /// Any error of this call or of an earlier enqueued one.
         pub fn call(
             &mut self,
             comm: &Communicator,
@@ -180,9 +181,9 @@ mod absent {
         none()
     }
 
-    /// No vectors.
+    /// Uninhabited, because this build has no CUDA.
     pub enum Vectors<T> {
-        #[expect(dead_code, reason = "there are none")]
+        #[expect(dead_code, reason = "never constructed")]
         None(std::convert::Infallible, PhantomData<T>),
     }
 
@@ -223,7 +224,7 @@ mod tests {
     use crate::perf::report::RankGpu;
 
     #[test]
-    fn ranks_that_share_gpus_are_told() {
+    fn ranks_that_share_gpus_are_counted() {
         let rank_info = |host: &str, address: &str| RankInfo {
             host: host.to_owned(),
             gpu: Some(RankGpu { number: 0, address: address.to_owned(), name: "H200".to_owned() }),
@@ -231,13 +232,13 @@ mod tests {
         };
         assert_eq!(shared(&[rank_info("a", "1"), rank_info("a", "2"), rank_info("b", "1")]), None);
         assert_eq!(shared(&[RankInfo::default(), RankInfo::default()]), None);
-        let words = "3 ranks share 1 GPU (H200)";
+        let line = "3 ranks share 1 GPU (H200)";
         assert_eq!(
             shared(&[rank_info("a", "1"), rank_info("a", "1"), rank_info("a", "1")]),
-            Some(words.to_owned())
+            Some(line.to_owned())
         );
-        let words = "4 ranks share 2 GPUs (H200)";
+        let line = "4 ranks share 2 GPUs (H200)";
         let two = ["a", "b"].map(|host| rank_info(host, "1"));
-        assert_eq!(shared(&[two.clone(), two].concat()), Some(words.to_owned()));
+        assert_eq!(shared(&[two.clone(), two].concat()), Some(line.to_owned()));
     }
 }

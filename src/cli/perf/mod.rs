@@ -1,6 +1,6 @@
 //! `flexring perf`: measures collectives, checks their results, and prints the table of nccl-tests.
 //!
-//! Owns the choice of what this process is: the parent of new ranks, or a rank itself.
+//! Owns the decision whether this process starts ranks or is a rank. Must not know how anything is measured.
 
 mod bench;
 mod check;
@@ -36,7 +36,7 @@ pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
         if options.device == options::VectorDevice::Cuda {
             gpu::check()?;
         }
-        // Flags count for more than variables; what they say is checked before any rank is.
+        // Flags override environment variables. All settings are validated before any rank starts.
         let settings = options.settings();
         let lookup = |name: &str| {
             let flag = settings.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value.clone());
@@ -49,7 +49,7 @@ pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
         }
         let identity = identity(&config, lookup).map_err(no_job)?;
         if settings.iter().any(|(name, value)| environment(name).as_ref() != Some(value)) {
-            return Err(start_over(settings));
+            return Err(exec_again(settings));
         }
         if identity.rank == 0 {
             warn_about_unknown_settings();
@@ -62,7 +62,7 @@ pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
     }
 }
 
-/// How many ranks are to be started, if any.
+/// The number of ranks to start, or `None` if this process is to join an existing job.
 fn ranks(
     options: &PerfOptions,
     config: &Config,
@@ -77,7 +77,7 @@ fn ranks(
     }
 }
 
-/// Says what to do if there is no job to join.
+/// Adds the next step to the error of a process that finds no job to join.
 fn no_job(error: Error) -> CommandError {
     if error.kind() != ErrorKind::Rendezvous {
         return error.into();
@@ -88,9 +88,10 @@ fn no_job(error: Error) -> CommandError {
     ))
 }
 
-/// Becomes the same command with other variables: a process cannot safely change its own. Returns only if it fails.
-fn start_over(settings: Vec<(&'static str, String)>) -> CommandError {
+/// Executes this command again with `settings` in its environment, because a process cannot safely change its own
+/// environment. Returns only on failure.
+fn exec_again(settings: Vec<(&'static str, String)>) -> CommandError {
     let again = |program| Command::new(program).args(std::env::args_os().skip(1)).envs(settings).exec();
     let cause = std::env::current_exe().map_or_else(|cause| cause, again);
-    Error::system("cannot start over with the settings that flags stand for", cause).into()
+    Error::system("cannot execute this program again with the settings from its flags", cause).into()
 }

@@ -14,28 +14,30 @@ use std::path::PathBuf;
 
 /// Measure collectives and check their results
 ///
-/// Prints the columns of nccl-tests and takes its flags. Unlike nccl-tests, which measures 32M alone
-/// unless told otherwise, it walks from 8 bytes to 128M in factors of 16.
+/// Prints the columns of nccl-tests and takes its flags. By default it measures sizes from 8 bytes to 128M in factors
+/// of 16, while nccl-tests measures 32M only.
 ///
-/// Times are means over the iterations and over the ranks; calls on GPUs are enqueued, all of a size, and divide the time
-/// until the last is over. Sizes are binary (1K is 1024 bytes), GB/s are decimal.
+/// Times are means over the iterations and over the ranks. Calls on GPUs are enqueued back to back; the time of one call is
+/// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
+/// decimal.
 /// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for reduce-scatters and all-gathers,
-/// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector that
-/// has a part for each rank, rounded down to parts of whole 16 bytes; their count is that of one part.
+/// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector with one
+/// part per rank, where the size of a part is rounded down to a multiple of 16 bytes; their count is the length of one part.
 ///
-/// With --ranks N it starts N ranks on this machine (with --topology as many as that has); otherwise it joins the job
-/// of torchrun, mpirun or srun that it finds itself in, or the one that FLEXRING_RANK and its siblings describe.
+/// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology has.
+/// Otherwise it joins the job of torchrun, mpirun or srun, or the job described by FLEXRING_RANK, FLEXRING_WORLD_SIZE and
+/// related settings.
 #[derive(Args, Clone, Debug)]
 pub struct PerfOptions {
     /// Start N ranks on this machine
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
 
-    /// What to measure: all_reduce, reduce_scatter, all_gather, broadcast or reduce
+    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast or reduce
     #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
     pub collective: Collective,
 
-    /// The rank that broadcasts begin at and reduces end at
+    /// Root rank of broadcasts and reduces
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub root: usize,
 
@@ -47,23 +49,23 @@ pub struct PerfOptions {
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "128M", value_parser = size)]
     pub maxbytes: Size,
 
-    /// Go from one size to the next by adding so many bytes
+    /// Add this many bytes to get the next size
     #[arg(short = 'i', long, value_name = "SIZE", conflicts_with = "stepfactor", value_parser = size)]
     pub stepbytes: Option<Size>,
 
-    /// Go from one size to the next by multiplying
+    /// Multiply by this factor to get the next size
     #[arg(short = 'f', long, value_name = "FACTOR", default_value = "16")]
     pub stepfactor: NonZeroUsize,
 
-    /// How many calls are measured for each size
+    /// Number of measured calls per size
     #[arg(short = 'n', long, value_name = "N", default_value = "20")]
     pub iters: NonZeroUsize,
 
-    /// How many calls go before those that are measured
+    /// Number of calls per size before the measured ones
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "5")]
     pub warmup_iters: usize,
 
-    /// How often the results of each size are checked, apart from what is measured; 0 for never
+    /// How often the results of each size are checked, in calls that are not measured; 0 for never
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: usize,
 
@@ -76,11 +78,11 @@ pub struct PerfOptions {
     #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = redops)]
     pub op: Selection<RedOp>,
 
-    /// Which schedule is used, as FLEXRING_ALGO
+    /// Algorithm that plans the schedule, as FLEXRING_ALGO
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub algo: Option<Algorithm>,
 
-    /// Plan for this topology, as FLEXRING_TOPOLOGY; outside of a job, starts as many ranks as it has
+    /// Plan for this topology, as FLEXRING_TOPOLOGY; outside of a job, start as many ranks as it has
     #[arg(long, value_name = "TOPOLOGY")]
     pub topology: Option<String>,
 
@@ -88,7 +90,7 @@ pub struct PerfOptions {
     #[arg(long, value_name = "NAME", value_parser = lowering)]
     pub lowering: Option<Lowering>,
 
-    /// What carries the bytes, as FLEXRING_TRANSPORT
+    /// Transport between ranks, as FLEXRING_TRANSPORT
     #[arg(long, value_name = "NAME", value_parser = transport)]
     pub transport: Option<TransportChoice>,
 
@@ -96,51 +98,51 @@ pub struct PerfOptions {
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout_ms: Option<u64>,
 
-    /// Where vectors are: on the host, or on GPUs, where rank r of a node takes GPU r modulo those that there are
+    /// Memory of the vectors: the host's, or a GPU's; rank r of a node uses GPU r modulo the number of GPUs
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub device: VectorDevice,
 
-    /// Where the host's vectors lie: in the communicator's pool, which peers read directly, or on the heap [default: pool]
+    /// Allocation of host vectors: in the communicator's pool, which peers read directly, or on the heap [default: pool]
     #[arg(long, value_name = "WHERE")]
     pub memory: Option<HostMemory>,
 
-    /// Write everything that was measured to this file too, as JSON
+    /// Also write the measurements to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
-    /// Be one of the ranks that this process started
+    /// Run as a rank that the process PID started
     #[arg(long, value_name = "PID", hide = true)]
     pub rank_of: Option<i32>,
 
-    /// Draw the progress bar where that process has its standard error
+    /// Draw the progress bar on the standard error of the process given by --rank-of
     #[arg(long, requires = "rank_of", hide = true)]
     pub borrow_terminal: bool,
 }
 
-/// Whose memory vectors are.
+/// The memory that holds the vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum VectorDevice {
-    /// The host's.
+    /// Host memory
     Host,
-    /// A GPU's. Calls are enqueued, so that only all of them together have a time, as in nccl-tests.
+    /// GPU memory. Calls are enqueued and timed together, as in nccl-tests
     Cuda,
 }
 
-/// Where vectors lie.
+/// The allocation of host vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum HostMemory {
-    /// [`Communicator::alloc`](flexring::Communicator::alloc).
+    /// Allocated by the communicator
     Pool,
-    /// An ordinary vector.
+    /// Allocated on the heap
     Heap,
 }
 
-/// One of a kind, or all of them.
+/// The values that a flag selects: the one that it names, or all for `all`.
 #[derive(Clone, Debug)]
 pub struct Selection<T>(pub Vec<T>);
 
 impl PerfOptions {
-    /// The sizes to measure, in bytes, smallest first.
+    /// The sizes to measure, in bytes, in ascending order.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
         let (last, add, factor) = (self.maxbytes.0, self.stepbytes, self.stepfactor.get());
         let next = move |size: &usize| match add {
@@ -148,29 +150,29 @@ impl PerfOptions {
             None => size.checked_mul(factor),
         };
         let mut previous = None;
-        // A step that leads nowhere, such as twice zero, is the last one.
+        // Stop at a step that does not change the size, such as a factor of 1.
         std::iter::successors(Some(self.minbytes.0), next)
             .take_while(move |size| *size <= last && previous.replace(*size) != Some(*size))
     }
 
-    /// The operations to measure: any, but only one, where nothing is reduced.
+    /// The operations to measure. A collective that does not reduce is measured once, whatever the operation.
     pub fn ops(&self) -> &[RedOp] {
         if self.collective.reduces() { &self.op.0 } else { &self.op.0[..1] }
     }
 
-    /// Why these flags cannot be used together, if so.
+    /// An error message if these flags cannot be used together.
     pub fn contradiction(&self) -> Option<String> {
         if let Some(ranks) = self.ranks.filter(|ranks| self.root >= ranks.get()) {
             return Some(format!("--root {} is not a rank: there are {ranks}, from 0", self.root));
         }
         if self.device == VectorDevice::Cuda && self.memory.is_some() {
-            return Some("--memory is about the host's vectors: leave it out with --device cuda".to_owned());
+            return Some("--memory applies to host vectors: leave it out with --device cuda".to_owned());
         }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
     }
 
-    /// The settings that flags stand for, by the names of their variables.
+    /// The settings that flags override: names of environment variables and their values.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("FLEXRING_ALGO", self.algo.map(|algo| algo.name().to_owned())),
@@ -225,12 +227,12 @@ fn transport(text: &str) -> Result<TransportChoice, String> {
 
 #[cfg(test)]
 impl PerfOptions {
-    /// The options that these flags mean.
+    /// Parses flags separated by white space.
     pub fn parse(flags: &str) -> Result<Self, clap::Error> {
         use clap::FromArgMatches;
         let command = Self::augment_args(clap::Command::new("perf"));
-        let words = std::iter::once("perf").chain(flags.split_whitespace());
-        command.try_get_matches_from(words).and_then(|matches| Self::from_arg_matches(&matches))
+        let arguments = std::iter::once("perf").chain(flags.split_whitespace());
+        command.try_get_matches_from(arguments).and_then(|matches| Self::from_arg_matches(&matches))
     }
 }
 
@@ -247,22 +249,22 @@ mod tests {
     }
 
     #[test]
-    fn sizes_go_from_the_least_to_the_largest() {
+    fn sizes_ascend_by_the_step_or_the_factor() {
         assert_eq!(sizes(""), [8, 128, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 128 << 20]);
         assert_eq!(sizes("-b 1K -e 8K -f 2"), [1 << 10, 2 << 10, 4 << 10, 8 << 10]);
         assert_eq!(sizes("-b 100 -e 350 -i 100"), [100, 200, 300]);
         assert_eq!(sizes("-b 1M -e 1M"), [1 << 20]);
-        assert_eq!(sizes("-b 4 -e 9 -f 1"), [4], "a step that leads nowhere is the last one");
+        assert_eq!(sizes("-b 4 -e 9 -f 1"), [4], "a factor of 1 ends the list");
         assert_eq!(sizes("-b 0 -e 9"), [0]);
         assert_eq!(sizes("-b 4 -e 9 -i 0"), [4]);
     }
 
     #[test]
-    fn flags_of_nccl_tests_are_understood() {
+    fn flags_of_nccl_tests_are_accepted() {
         let options = parse(
             "--minbytes 8 --maxbytes 1G --stepfactor 2 --iters 7 --warmup_iters 0 --check 0 -d all -o avg",
         )
-        .expect("all known");
+        .expect("known flags");
         assert_eq!(options.datatype.0, DType::ALL);
         assert_eq!(options.op.0, [RedOp::Avg]);
         assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
@@ -270,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_parsed_is_quoted() {
-        for (flags, words) in [
+    fn values_that_cannot_be_parsed_are_quoted() {
+        for (flags, message) in [
             ("-b 1.5M", "1.5M"),
             ("-d flaot", "float8e5m2 or all"),
             ("-o sub", "mulsum or all"),
@@ -281,21 +283,21 @@ mod tests {
             ("-x", "-x"),
         ] {
             let error = parse(flags).expect_err(flags).to_string();
-            assert!(error.contains(words), "{flags}: {error}");
+            assert!(error.contains(message), "{flags}: {error}");
         }
-        assert!(parse("-b 2M -e 1M").expect("each is fine").contradiction().is_some());
+        assert!(parse("-b 2M -e 1M").expect("valid flags").contradiction().is_some());
     }
 
     #[test]
-    fn vectors_on_gpus_are_in_no_memory_of_the_host() {
-        let options = parse("--device cuda --memory heap").expect("each is fine");
-        assert!(options.contradiction().is_some_and(|words| words.contains("--device cuda")));
+    fn memory_is_a_flag_for_host_vectors_only() {
+        let options = parse("--device cuda --memory heap").expect("valid flags");
+        assert!(options.contradiction().is_some_and(|message| message.contains("--device cuda")));
         assert_eq!(parse("--device cuda").expect("valid").contradiction(), None);
         assert_eq!(parse("").expect("valid").device, VectorDevice::Host);
     }
 
     #[test]
-    fn flags_stand_for_settings() {
+    fn flags_override_settings() {
         let options = parse("--algo ring --topology 2+3 --transport TCP --timeout-ms 5").expect("valid");
         let settings = [
             ("FLEXRING_ALGO", "ring"),

@@ -1,7 +1,7 @@
-//! The parent of `--ranks N`: starts the ranks, passes on what they say, and sees all of them to their end.
+//! The parent of `--ranks N`: starts the ranks, forwards their standard error, and waits until all have ended.
 //!
-//! Owns the processes: when this is over, none is left. If the parent itself is killed, the system ends them (see
-//! `die_with_parent` in `rank`). Must not know what the ranks do.
+//! Owns the processes of the ranks: none is left when `run` returns. If the parent itself is killed, the kernel kills them
+//! (`die_with_parent` in `rank`). Must not know what the ranks measure.
 
 use super::options::PerfOptions;
 use super::report::ReportFile;
@@ -17,23 +17,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long ranks have to end by themselves after the first one failed: they learn of it and say so.
+/// How long the other ranks may run after the first one failed, so that they detect the failure and report it.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often a rank that has closed its standard error is asked whether it has ended.
+/// How often the exit status of a rank that closed its standard error is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Launchers' variables, which would confuse ranks that those launchers did not start: the beginnings of names...
-const FOREIGN_KINDS: [&str; 8] =
+/// Prefixes of variables that launchers set. They are removed because they do not describe the ranks started here.
+const LAUNCHER_PREFIXES: [&str; 8] =
     ["OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_", "TORCHELASTIC_", "LOCAL_"];
-/// ... and whole names.
-const FOREIGN: [&str; 6] =
+/// Variables that launchers set, and settings of an outer job, which are removed as well.
+const LAUNCHER_VARIABLES: [&str; 6] =
     ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT"];
 
-/// How a rank ended.
+/// The exit of a rank's process.
 struct RankExit {
     rank: usize,
     pid: u32,
     status: ExitStatus,
-    /// What it said was wrong.
+    /// The error message that it printed.
     error: Option<String>,
 }
 
@@ -41,30 +41,30 @@ struct RankExit {
 pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result::Result<(), CommandError> {
     // The coordinator serves the ranks for as long as this function runs.
     let (_coordinator, id) = Coordinator::create(config)?;
-    let (tell, told) = channel();
-    let mut family = RankProcesses::default();
+    let (exited, exits) = channel();
+    let mut processes = RankProcesses::default();
     for rank in 0..ranks {
         let mut command = command(options, rank, ranks)?;
         command.env("FLEXRING_UNIQUE_ID", id.to_hex());
-        family.start(rank, command, tell.clone())?;
+        processes.start(rank, command, exited.clone())?;
     }
-    drop(tell);
-    let failures = family.wait_all(&told);
+    drop(exited);
+    let failures = processes.wait_all(&exits);
     if failures.is_empty() {
         return Ok(());
     }
     let lines = summary(&failures);
-    lines.iter().for_each(|line| say(line));
+    lines.iter().for_each(|line| print_line(line));
     if let Some(path) = &options.json {
         ReportFile::new(path).amend(&lines.join("; "))?;
     }
     Err(CommandError::Reported)
 }
 
-/// This very command, as one rank of the world.
+/// This command with its arguments, to run as one rank of the world.
 fn command(options: &PerfOptions, rank: usize, world: usize) -> Result<Command> {
     let program = std::env::current_exe()
-        .map_err(|cause| Error::system("cannot find this program's own file", cause))?;
+        .map_err(|cause| Error::system("cannot determine the path of this executable", cause))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(["--rank-of", &std::process::id().to_string()]);
     if std::io::stderr().is_terminal() {
@@ -72,7 +72,9 @@ fn command(options: &PerfOptions, rank: usize, world: usize) -> Result<Command> 
     }
     for (name, _) in std::env::vars_os() {
         let known = name.to_string_lossy();
-        if FOREIGN.contains(&known.as_ref()) || FOREIGN_KINDS.iter().any(|kind| known.starts_with(kind)) {
+        if LAUNCHER_VARIABLES.contains(&known.as_ref())
+            || LAUNCHER_PREFIXES.iter().any(|prefix| known.starts_with(prefix))
+        {
             command.env_remove(&name);
         }
     }
@@ -86,41 +88,41 @@ fn command(options: &PerfOptions, rank: usize, world: usize) -> Result<Command> 
     Ok(command)
 }
 
-/// The ranks that run. Dropping it ends them all.
+/// The running ranks. Dropping it kills and reaps them.
 ///
-/// They must be started by the main thread: the system ends a rank with the thread that started it.
+/// Ranks must be started by the main thread: the kernel sends the parent-death signal when the starting thread ends.
 #[derive(Default)]
 struct RankProcesses(Vec<Arc<Mutex<Child>>>);
 
 impl RankProcesses {
-    fn start(&mut self, rank: usize, mut command: Command, tell: Sender<RankExit>) -> Result<()> {
+    fn start(&mut self, rank: usize, mut command: Command, exited: Sender<RankExit>) -> Result<()> {
         let mut child =
             command.spawn().map_err(|cause| Error::system(format!("cannot start rank {rank}"), cause))?;
         let (pid, stderr) = (child.id(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
         self.0.push(Arc::clone(&child));
-        let listen = move || {
+        let forward = move || {
             let error = stderr.and_then(|stderr| forward_stderr(rank, stderr));
-            // Nobody else waits for it, and nobody is interested any more if the channel is closed.
+            // No other thread reaps this process. A closed channel means that the parent is leaving already.
             if let Some(status) = wait_for_exit(&child) {
-                let _ = tell.send(RankExit { rank, pid, status, error });
+                let _ = exited.send(RankExit { rank, pid, status, error });
             }
         };
-        std::thread::Builder::new().name(format!("listen-{rank}")).spawn(listen).map_err(|cause| {
-            Error::system(format!("cannot start a thread to listen to rank {rank}"), cause)
+        std::thread::Builder::new().name(format!("stderr-{rank}")).spawn(forward).map_err(|cause| {
+            Error::system(format!("cannot start the thread that reads the output of rank {rank}"), cause)
         })?;
         Ok(())
     }
 
-    /// Waits until every rank has ended, but not for ever once one has failed. Returns those that failed, first
-    /// come first.
-    fn wait_all(&self, told: &Receiver<RankExit>) -> Vec<RankExit> {
+    /// Waits until every rank has ended. Kills those that still run [`GRACE`] after the first failure. Returns the failed
+    /// ranks in the order in which they ended.
+    fn wait_all(&self, exits: &Receiver<RankExit>) -> Vec<RankExit> {
         let mut failures = Vec::new();
         let mut deadline: Option<Instant> = None;
         loop {
             let end = match deadline {
-                None => told.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(at) => told.recv_timeout(at.saturating_duration_since(Instant::now())),
+                None => exits.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => exits.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             match end {
                 Ok(end) if end.status.success() => {}
@@ -129,7 +131,7 @@ impl RankProcesses {
                     deadline = deadline.or(Some(Instant::now() + GRACE));
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    say("ranks that have not ended by themselves are ended now");
+                    print_line("killing the ranks that still run after a failure");
                     self.kill();
                     deadline = None;
                 }
@@ -140,7 +142,7 @@ impl RankProcesses {
 
     fn kill(&self) {
         for child in &self.0 {
-            // One that has ended already is left alone.
+            // Fails harmlessly if the process was reaped.
             let _ = lock(child).kill();
         }
     }
@@ -159,7 +161,7 @@ fn lock(child: &Mutex<Child>) -> MutexGuard<'_, Child> {
     child.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a rank, without keeping others from killing it.
+/// Waits for a rank to exit. Polls, so that the lock is free for [`RankProcesses::kill`].
 fn wait_for_exit(child: &Mutex<Child>) -> Option<ExitStatus> {
     loop {
         let status = lock(child).try_wait();
@@ -171,7 +173,8 @@ fn wait_for_exit(child: &Mutex<Child>) -> Option<ExitStatus> {
     }
 }
 
-/// Passes on what a rank says, line by line, until it says no more; returns its error, which is told in the end.
+/// Forwards the standard error of a rank line by line until it is closed. Returns the error message instead of forwarding
+/// it, for the summary.
 fn forward_stderr(rank: usize, stderr: ChildStderr) -> Option<String> {
     let mut error = None;
     let mut lines = BufReader::new(stderr);
@@ -179,25 +182,25 @@ fn forward_stderr(rank: usize, stderr: ChildStderr) -> Option<String> {
     while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
         let text = String::from_utf8_lossy(&line);
         match text.trim_end().strip_prefix(ERROR_PREFIX) {
-            Some(sentence) => error = Some(sentence.to_owned()),
-            None => say(&format!("[rank {rank}] {}", text.trim_end())),
+            Some(message) => error = Some(message.to_owned()),
+            None => print_line(&format!("[rank {rank}] {}", text.trim_end())),
         }
         line.clear();
     }
     error
 }
 
-/// Says a line on standard error, over the progress bar if rank 0 draws one there.
-fn say(line: &str) {
+/// Prints a line on standard error, in place of the progress bar that rank 0 may draw there.
+fn print_line(line: &str) {
     let mut stderr = std::io::stderr().lock();
     let clear = if stderr.is_terminal() { "\r\x1b[2K" } else { "" };
-    // There is nowhere else to complain.
+    // A failure to write to standard error cannot be reported anywhere.
     let _ = writeln!(stderr, "{clear}{line}");
 }
 
-/// One line for each way in which ranks ended: those that died first, then what the others said of it.
+/// One line for each rank that was killed or exited without a message, then one for each error message with its ranks.
 fn summary(failures: &[RankExit]) -> Vec<String> {
-    let mut said: Vec<(&str, Vec<usize>)> = Vec::new();
+    let mut messages: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut lines = Vec::new();
     for RankExit { rank, pid, status, error } in failures {
         match (status.signal(), status.code(), error) {
@@ -207,18 +210,18 @@ fn summary(failures: &[RankExit]) -> Vec<String> {
                     signal_name(signal)
                 ));
             }
-            (_, _, Some(error)) => match said.iter_mut().find(|(words, _)| words == error) {
+            (_, _, Some(error)) => match messages.iter_mut().find(|(message, _)| message == error) {
                 Some((_, ranks)) => ranks.push(*rank),
-                None => said.push((error, vec![*rank])),
+                None => messages.push((error, vec![*rank])),
             },
             (_, code, None) => {
                 lines.push(format!("rank {rank} (pid {pid}) exited with code {}", code.unwrap_or_default()));
             }
         }
     }
-    lines.extend(said.into_iter().map(|(words, mut ranks)| {
+    lines.extend(messages.into_iter().map(|(message, mut ranks)| {
         ranks.sort_unstable();
-        format!("{}: {words}", RankList::unabridged(&ranks))
+        format!("{}: {message}", RankList::unabridged(&ranks))
     }));
     lines
 }
@@ -246,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_agree_on_is_said_once() {
+    fn equal_messages_of_ranks_are_merged() {
         let ends = [
             end(3, 1 << 8, Some("rank 2 died")),
             end(2, 9, None),
             end(0, 1 << 8, Some("rank 2 died")),
             end(1, 101 << 8, None),
-            end(4, 1 << 8, Some("another story")),
+            end(4, 1 << 8, Some("another error")),
             end(5, 1 << 8, Some("rank 2 died")),
         ];
         assert_eq!(
@@ -261,7 +264,7 @@ mod tests {
                 "rank 2 (pid 102) was killed by signal 9 (kill)",
                 "rank 1 (pid 101) exited with code 101",
                 "ranks 0, 3 and 5: rank 2 died",
-                "rank 4: another story",
+                "rank 4: another error",
             ]
         );
     }

@@ -1,61 +1,62 @@
-//! The data of a check: vectors whose reduction tells which rank is lost or counted twice.
+//! The data of a check: vectors whose reduction identifies a rank that is missing or counted twice.
 //!
-//! Owns what every rank contributes at every position and what must come out. Must not know how it is reduced.
+//! Owns the contribution of every rank at every position and the expected result. Must not know how it is reduced.
 //!
-//! In a sum, a rank contributes a power of 4 of its own, so the sum written in base 4 has a digit per rank: 1 if it
-//! was added once, 0 if it was lost, 2 if it was added twice. All digits fit into the type without rounding, in
-//! whichever order they are added. Where a type has fewer digits than there are ranks, the ranks take turns:
-//! at each position one group of them carries digits and the others contribute zeros. Averages do the same in units
-//! that survive the division. Products do the same in the exponent. In a pre-multiplied sum each rank has another
-//! factor and contributes its digit divided by it. For minima and maxima each position has one winner, who is
-//! followed one step behind by the next rank, and so on.
+//! In a sum, each rank contributes its own power of 4, so the sum written in base 4 has one digit per rank: 1 if the rank
+//! was added once, 0 if it is missing, 2 if it was added twice. All digits fit into the type without rounding, in any order
+//! of addition. Where a type has fewer digits than there are ranks, the ranks are divided into groups: at each position one
+//! group contributes digits and the other ranks contribute zeros. Averages use a unit that survives the division. Products
+//! use the digits of the exponent. In a pre-multiplied sum each rank has a different factor and contributes its digit
+//! divided by that factor. For minima and maxima, the ranks contribute consecutive values in an order that rotates by one
+//! rank per position, so that each rank is the winner at some position.
 //!
-//! From one position to the next the turn, the digit of each rank, the digit that nobody has, and the sign change
-//! with a prime period, so that data from another place is noticed too.
+//! The group, the digit of each rank, the unused digit and the sign change from position to position with a prime period, so
+//! that data from a wrong position is detected too.
 
 use super::exact_element::ExactElement;
 use super::redop::RedOp;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Contributions and results of one operation over one element type in one world.
+/// Contributions and results of one operation on one element type in a world of one size.
 #[derive(Clone, Debug)]
 pub struct Pattern<T> {
     op: RedOp,
     world: usize,
-    roles: Encoding<T>,
-    /// After so many positions each rank had its turn.
-    turns: usize,
+    encoding: Encoding<T>,
+    /// The number of groups. After this many positions, each rank has contributed a distinguishable value.
+    groups: usize,
+    /// The number of positions after which all contributions repeat.
     period: usize,
 }
 
-/// How the ranks share a position.
+/// How contributions identify their ranks.
 #[derive(Clone, Debug)]
 enum Encoding<T> {
-    /// A group of ranks has a digit each, counted in `unit`s.
+    /// Each rank of a group of `group` ranks contributes one of the `weights`.
     Digits { weights: Vec<T>, group: usize },
-    /// The ranks stand on the rungs of a ladder.
+    /// The ranks contribute consecutive values.
     Ranking(PhantomData<T>),
 }
 
-/// The rungs of a ladder, as many as the smallest types have room for; all ranks further behind share the last one.
+/// The number of different values in a ranking, limited by the smallest types. Ranks beyond it share the last value.
 const STEPS: usize = 100;
-/// In how many places a ladder stands.
+/// The number of different offsets of a ranking.
 const OFFSETS: usize = 8;
-/// Vectors are seldom cut in multiples of this or a larger prime.
-const LEAST_PERIOD: usize = 251;
+/// The smallest period. A prime, because vectors are rarely divided at multiples of a large prime.
+const MIN_PERIOD: usize = 251;
 
-/// What verifying a vector found.
+/// The result of verifying a vector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
-    /// How many elements are wrong.
+    /// The number of wrong elements.
     pub wrong: u64,
-    /// What the first of them tells.
+    /// A description of the first wrong element.
     pub sentence: Option<String>,
 }
 
 impl CheckResult {
-    /// Both findings in one.
+    /// Combines two results; the first description is kept.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { wrong: self.wrong + other.wrong, sentence: self.sentence.or(other.sentence) }
@@ -63,7 +64,7 @@ impl CheckResult {
 }
 
 impl<T: ExactElement> Pattern<T> {
-    /// The pattern for `op` in a world of `world` ranks, which is at least 1.
+    /// The pattern of `op` for `world` ranks, at least 1.
     pub fn new(op: RedOp, world: usize) -> Self {
         let powers = |base: T, digits: usize| {
             // base^(4^0), base^(4^1), base^(4^2), …
@@ -84,23 +85,23 @@ impl<T: ExactElement> Pattern<T> {
             RedOp::Min | RedOp::Max => Vec::new(),
         };
         if weights.is_empty() {
-            let roles = Encoding::Ranking(PhantomData);
-            return Self { op, world, roles, turns: world, period: prime_from(OFFSETS * world) };
+            let encoding = Encoding::Ranking(PhantomData);
+            return Self { op, world, encoding, groups: world, period: prime_from(OFFSETS * world) };
         }
-        // One digit is nobody's, so that the sum is not the same everywhere.
+        // One digit stays unused, so that the sum differs between positions.
         let group = (weights.len() - 1).max(1);
-        let turns = world.div_ceil(group);
-        let period = prime_from(2 * turns * weights.len());
-        Self { op, world, roles: Encoding::Digits { weights, group }, turns, period }
+        let groups = world.div_ceil(group);
+        let period = prime_from(2 * groups * weights.len());
+        Self { op, world, encoding: Encoding::Digits { weights, group }, groups, period }
     }
 
-    /// How many checks of `count` elements it takes until each rank had its turn at some position.
+    /// The number of checks of `count` elements after which each rank has contributed a distinguishable value.
     pub fn rounds(&self, count: usize) -> usize {
-        self.turns.div_ceil(count.max(1))
+        self.groups.div_ceil(count.max(1))
     }
 
-    /// Fills `vector` with what `rank` contributes from position `first` on. The check after one of n positions
-    /// begins n further on.
+    /// Fills `vector` with the contribution of `rank` from position `first` on. A check of n elements advances the position
+    /// of the next check by n.
     pub fn fill(&self, rank: usize, first: usize, vector: &mut [T]) {
         let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         for part in vector.chunks_mut(table.len()) {
@@ -108,7 +109,7 @@ impl<T: ExactElement> Pattern<T> {
         }
     }
 
-    /// Compares `vector` with what must come out from position `first` on.
+    /// Compares `vector` with the expected result from position `first` on.
     pub fn verify(&self, first: usize, vector: &[T]) -> CheckResult {
         let table = self.table(first, vector.len(), |position| self.expected(position));
         compare(
@@ -117,15 +118,15 @@ impl<T: ExactElement> Pattern<T> {
             |got, expected| self.is_right(got, expected),
             |index, got, expected| {
                 let mut sentence = format!("first wrong element {index}: got {got}, expected {expected}");
-                if let Some(story) = self.explain((first + index) % self.period, got) {
-                    sentence += &format!(": {story}");
+                if let Some(explanation) = self.explain((first + index) % self.period, got) {
+                    sentence += &format!(": {explanation}");
                 }
                 sentence
             },
         )
     }
 
-    /// Compares what `rank` contributed with what [`fill`](Self::fill) gave it.
+    /// Compares the input vector of `rank` with what [`fill`](Self::fill) wrote to it.
     pub fn verify_input(&self, rank: usize, first: usize, vector: &[T]) -> CheckResult {
         let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         compare(
@@ -136,7 +137,7 @@ impl<T: ExactElement> Pattern<T> {
         )
     }
 
-    /// What `value` gives from position `first` on, until it repeats or `count` elements have theirs.
+    /// The values from position `first` on: one period, or `count` elements if fewer.
     fn table(&self, first: usize, count: usize, value: impl Fn(usize) -> T) -> Vec<T> {
         let length = self.period.min(count).max(1);
         (0..length).map(|index| value((first + index) % self.period)).collect()
@@ -154,13 +155,13 @@ impl<T: ExactElement> Pattern<T> {
         }
     }
 
-    /// What `rank` adds to the result.
+    /// The share of `rank` in the result: its contribution times its factor.
     fn share(&self, rank: usize, position: usize) -> T {
-        let (turn, round) = (position % self.turns, position / self.turns);
-        match &self.roles {
+        let (turn, round) = (position % self.groups, position / self.groups);
+        match &self.encoding {
             Encoding::Digits { weights, group } => {
                 if rank / group != turn {
-                    return self.nothing();
+                    return self.neutral();
                 }
                 let weight = weights[(rank % group + round) % weights.len()];
                 let negative = T::SIGNED && self.op != RedOp::Prod && round / weights.len() % 2 == 1;
@@ -175,13 +176,13 @@ impl<T: ExactElement> Pattern<T> {
         }
     }
 
-    /// How many ranks are in front of `rank` on the ladder.
+    /// The number of ranks before `rank` in the ranking at this position.
     fn behind(&self, rank: usize, position: usize) -> usize {
         (rank + position) % self.world
     }
 
-    /// What changes no result.
-    fn nothing(&self) -> T {
+    /// The neutral element of sums and products.
+    fn neutral(&self) -> T {
         T::of(i64::from(self.op == RedOp::Prod))
     }
 
@@ -189,39 +190,39 @@ impl<T: ExactElement> Pattern<T> {
         self.result(position, |_| 1)
     }
 
-    /// What comes out if each rank is counted so many times.
+    /// The result if each rank is counted `times(rank)` times.
     fn result(&self, position: usize, times: impl Fn(usize) -> usize) -> T {
         let shares = self
-            .concerned(position)
+            .effective_ranks(position)
             .flat_map(|rank| std::iter::repeat_n(rank, times(rank)))
             .map(|rank| self.share(rank, position));
         match self.op {
-            RedOp::Sum | RedOp::PreMulSum => shares.fold(self.nothing(), T::plus),
-            RedOp::Avg => shares.fold(self.nothing(), T::plus).over(self.world),
-            RedOp::Prod => shares.fold(self.nothing(), T::times),
+            RedOp::Sum | RedOp::PreMulSum => shares.fold(self.neutral(), T::plus),
+            RedOp::Avg => shares.fold(self.neutral(), T::plus).over(self.world),
+            RedOp::Prod => shares.fold(self.neutral(), T::times),
             RedOp::Min => shares.reduce(|a, b| if b < a { b } else { a }).unwrap_or_default(),
             RedOp::Max => shares.reduce(|a, b| if b > a { b } else { a }).unwrap_or_default(),
         }
     }
 
-    /// The ranks whose share counts at this position.
-    fn concerned(&self, position: usize) -> std::ops::Range<usize> {
-        match self.roles {
+    /// The ranks whose share affects the result at this position.
+    fn effective_ranks(&self, position: usize) -> std::ops::Range<usize> {
+        match self.encoding {
             Encoding::Digits { group, .. } => {
-                let first = position % self.turns * group;
+                let first = position % self.groups * group;
                 first..(first + group).min(self.world)
             }
             Encoding::Ranking(_) => 0..self.world,
         }
     }
 
-    /// The simplest story that ends with `got`.
+    /// The simplest explanation of the wrong result `got`.
     fn explain(&self, position: usize, got: T) -> Option<Explanation> {
-        // On a ladder only those in front can be missed.
-        let suspects: Vec<usize> = match self.roles {
-            Encoding::Digits { .. } => self.concerned(position).collect(),
+        // In a ranking, a missing rank changes the result only if it is among the first.
+        let suspects: Vec<usize> = match self.encoding {
+            Encoding::Digits { .. } => self.effective_ranks(position).collect(),
             Encoding::Ranking(_) => {
-                self.concerned(position).filter(|rank| self.behind(*rank, position) < OFFSETS).collect()
+                self.effective_ranks(position).filter(|rank| self.behind(*rank, position) < OFFSETS).collect()
             }
         };
         let changes = suspects.iter().flat_map(|rank| [Miscount::Lost(*rank), Miscount::Twice(*rank)]);
@@ -231,13 +232,14 @@ impl<T: ExactElement> Pattern<T> {
             later.map(move |second| Explanation::Two(first, second))
         });
         let only = suspects.iter().copied().map(Explanation::Only);
-        let ends_so =
-            |story: &Explanation| self.is_right(got, self.result(position, |rank| story.times(rank)));
-        singles.chain(pairs).chain(only).chain([Explanation::Nobody]).find(ends_so)
+        let fits = |explanation: &Explanation| {
+            self.is_right(got, self.result(position, |rank| explanation.times(rank)))
+        };
+        singles.chain(pairs).chain(only).chain([Explanation::None]).find(fits)
     }
 }
 
-/// Compares a vector with a table that repeats.
+/// Compares a vector with repetitions of a table.
 pub fn compare<T: ExactElement>(
     vector: &[T],
     table: &[T],
@@ -246,7 +248,7 @@ pub fn compare<T: ExactElement>(
 ) -> CheckResult {
     let mut finding = CheckResult::default();
     for (nth, part) in vector.chunks(table.len()).enumerate() {
-        // Nearly always, and at the speed of memory.
+        // The fast path: correct parts compare as slices.
         if part == &table[..part.len()] {
             continue;
         }
@@ -261,28 +263,28 @@ pub fn compare<T: ExactElement>(
     finding
 }
 
-/// A unit for averages of a type that is too narrow for the world: alone, lost and doubled it gives three different
-/// quotients. If there is none, the largest: then only what is left of it is checked.
+/// A unit for averages of a type that has no digit for `world` ranks: counted once, missing and counted twice it gives three
+/// different quotients. If no unit does, the largest one, which detects some errors only.
 fn distinguishing_unit<T: ExactElement>(world: usize) -> T {
-    let tells = |unit: T| {
+    let distinguishes = |unit: T| {
         let (lost, once, twice) = (T::of(0), unit.over(world), unit.plus(unit).over(world));
         lost != once && once != twice && twice != lost
     };
-    let both_signs = |unit: &T| tells(*unit) && (!T::SIGNED || tells(unit.times(T::of(-1))));
+    let both_signs = |unit: &T| distinguishes(*unit) && (!T::SIGNED || distinguishes(unit.times(T::of(-1))));
     (1..=127).map(T::of).find(both_signs).unwrap_or(T::of(127))
 }
 
-/// The least prime that is not below `least` nor [`LEAST_PERIOD`].
+/// The smallest prime that is at least `least` and at least [`MIN_PERIOD`].
 fn prime_from(least: usize) -> usize {
     let is_prime = |number: &usize| {
         (2..)
             .take_while(|divisor| divisor * divisor <= *number)
             .all(|divisor| !number.is_multiple_of(divisor))
     };
-    (least.max(LEAST_PERIOD)..).find(is_prime).unwrap_or(least)
+    (least.max(MIN_PERIOD)..).find(is_prime).unwrap_or(least)
 }
 
-/// What may have happened to one rank's contribution.
+/// An error in the count of one rank's contribution.
 #[derive(Clone, Copy, Debug)]
 enum Miscount {
     Lost(usize),
@@ -309,13 +311,13 @@ impl fmt::Display for Miscount {
     }
 }
 
-/// What may have happened to a result.
+/// An explanation of a wrong result.
 #[derive(Clone, Copy, Debug)]
 enum Explanation {
     One(Miscount),
     Two(Miscount, Miscount),
     Only(usize),
-    Nobody,
+    None,
 }
 
 impl Explanation {
@@ -325,7 +327,7 @@ impl Explanation {
             Self::One(change) => changed(change).unwrap_or(1),
             Self::Two(first, second) => changed(first).or_else(|| changed(second)).unwrap_or(1),
             Self::Only(one) => usize::from(one == rank),
-            Self::Nobody => 0,
+            Self::None => 0,
         }
     }
 }
@@ -336,16 +338,16 @@ impl fmt::Display for Explanation {
             Self::One(change) => change.fmt(f),
             Self::Two(first, second) => write!(f, "{first} and {second}"),
             Self::Only(rank) => write!(f, "only rank {rank} is there"),
-            Self::Nobody => f.write_str("nobody's contribution is there"),
+            Self::None => f.write_str("no rank's contribution is there"),
         }
     }
 }
 
 #[cfg(test)]
 impl<T: ExactElement> Pattern<T> {
-    /// The same with zeros for every digit.
+    /// This pattern with zeros in place of all digits, as of a rank that contributes nothing.
     pub fn muted(mut self) -> Self {
-        if let Encoding::Digits { weights, .. } = &mut self.roles {
+        if let Encoding::Digits { weights, .. } = &mut self.encoding {
             weights.fill(T::of(0));
         }
         self

@@ -1,16 +1,16 @@
-//! The progress bar, which only a terminal shows.
+//! The progress bar, drawn on terminals only.
 //!
-//! Owns how often it is drawn: so seldom that the measurement does not notice. Must not know what it stands for.
+//! Owns the redraw rate, which is low enough not to affect the measurement. Must not know what a step is.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// How often the bar moves.
+/// The shortest time between two redraws.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A bar, or nothing where nobody would see it.
+/// A progress bar, or nothing where standard error is not a terminal.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -19,7 +19,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar of `steps` steps on this process's standard error, or on that of process `lender`.
+    /// A bar of `steps` steps on the standard error of this process, or of the process `lender`.
     pub fn new(steps: u64, lender: Option<i32>) -> Self {
         let target = match lender {
             Some(pid) => borrowed(pid),
@@ -28,7 +28,7 @@ impl Progress {
         Self::on(steps, target)
     }
 
-    /// No bar.
+    /// A progress that draws nothing.
     pub fn hidden() -> Self {
         Self::on(0, None)
     }
@@ -42,7 +42,7 @@ impl Progress {
         Self { bar, drawn: Instant::now(), done: 0 }
     }
 
-    /// One more step is done, at this time, as `message` says.
+    /// Counts one finished step and redraws the bar if [`REDRAW_INTERVAL`] has passed since it was drawn.
     pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
         self.done += 1;
         if let Some(bar) = self.bar.as_ref().filter(|_| now.duration_since(self.drawn) >= REDRAW_INTERVAL) {
@@ -52,7 +52,7 @@ impl Progress {
         }
     }
 
-    /// Does something with the terminal that the bar must not be in the way of.
+    /// Runs `act` with the bar cleared, so that its output does not mix with the bar.
     pub fn suspend<R>(&self, act: impl FnOnce() -> R) -> R {
         match &self.bar {
             Some(bar) => bar.suspend(act),
@@ -69,7 +69,7 @@ impl Drop for Progress {
     }
 }
 
-/// The terminal that another process has as its standard error.
+/// A draw target on the standard error of another process; `None` if that is not a terminal.
 fn borrowed(pid: i32) -> Option<ProgressDrawTarget> {
     let open = || File::options().read(true).write(true).open(format!("/proc/{pid}/fd/2"));
     let (input, output) = open().and_then(|input| Ok((input, open()?))).ok()?;

@@ -1,7 +1,7 @@
-//! What rank 0 shows: the table on standard output, the progress bar, and the report.
+//! The output of rank 0: the table on standard output, the progress bar and the JSON report.
 //!
-//! Owns their order in time: a row is out as soon as it is measured, and the report on disk is never behind the
-//! table. Must not know how anything is measured.
+//! Owns the order of writes: a row is printed as soon as it is measured, and the report on disk is written before the row is
+//! printed. Must not know how anything is measured.
 
 use super::gpu;
 use super::options::{HostMemory, PerfOptions, VectorDevice};
@@ -13,11 +13,11 @@ use flexring::{Error, Result};
 use std::io::Write;
 use std::time::Instant;
 
-/// Settings that say which rank this is and which GPU it takes, not how it works.
+/// Settings that identify a rank and its GPU. They are left out of the report because they do not affect results.
 const IDENTITY: [&str; 5] =
     ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT", "FLEXRING_GPU"];
 
-/// What rank 0 shows.
+/// The table, the progress bar and the report of one measurement.
 #[derive(Debug)]
 pub struct ProgressOutput {
     report: PerfReport,
@@ -26,8 +26,8 @@ pub struct ProgressOutput {
 }
 
 impl ProgressOutput {
-    /// An empty output for a world of `world` ranks. Its report is on disk already, so a path that cannot be written
-    /// is told before anything is measured.
+    /// Output for a world of `world` ranks. Writes an empty report, so that an unwritable path fails before anything is
+    /// measured.
     ///
     /// # Errors
     /// `System` if the report cannot be written.
@@ -61,7 +61,7 @@ impl ProgressOutput {
         Ok(Self { report, file, progress })
     }
 
-    /// Shows who takes part, what the communicator says of itself, and the table's head.
+    /// Prints the ranks, the communicator's summary, the settings and the table's head.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
@@ -94,24 +94,24 @@ impl ProgressOutput {
             }
             head.push('\n');
         }
-        if let Some(words) = gpu::shared(&report.ranks) {
-            head += &format!("# {words}\n");
+        if let Some(line) = gpu::shared(&report.ranks) {
+            head += &format!("# {line}\n");
         }
         head += &format!("#\n# {summary}\n");
         for (name, value) in &report.settings {
             head += &format!("# {name}={value}\n");
         }
         head += &format!("#\n{}", table::HEAD);
-        self.say(&head)?;
+        self.print(&head)?;
         self.save()
     }
 
-    /// Moves the bar.
+    /// Advances the progress bar by one call. `message` is evaluated only when the bar is redrawn.
     pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
         self.progress.step(now, message);
     }
 
-    /// Shows a row, and below it what is remarkable.
+    /// Prints a row, with its notes on the lines below it, and adds it to the report.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
@@ -120,16 +120,16 @@ impl ProgressOutput {
         notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
         self.report.add(row);
         self.save()?;
-        self.say(&lines)
+        self.print(&lines)
     }
 
-    /// Ends the table, or leaves it where an error ended it, and finishes the report.
+    /// Prints the end of the table unless `error` interrupted it, and writes the final report.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
     pub fn close(mut self, error: Option<String>) -> Result<()> {
         if error.is_none() {
-            self.say(&table::foot(self.report.wrong(), self.report.avg_busbw))?;
+            self.print(&table::foot(self.report.wrong(), self.report.avg_busbw))?;
         }
         self.report.error = error;
         self.file.as_ref().map_or(Ok(()), |file| file.finish(&self.report))
@@ -139,11 +139,11 @@ impl ProgressOutput {
         self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
     }
 
-    fn say(&self, lines: &str) -> Result<()> {
-        let say = || {
+    fn print(&self, lines: &str) -> Result<()> {
+        let write = || {
             let mut stdout = std::io::stdout().lock();
             writeln!(stdout, "{lines}").and_then(|()| stdout.flush())
         };
-        self.progress.suspend(say).map_err(|cause| Error::system("cannot write to standard output", cause))
+        self.progress.suspend(write).map_err(|cause| Error::system("cannot write to standard output", cause))
     }
 }

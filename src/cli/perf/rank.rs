@@ -1,6 +1,6 @@
-//! The life of one rank: it joins, measures row by row, and, being rank 0, shows what comes out.
+//! One rank of a measurement: it joins the world and measures row by row; rank 0 also prints.
 //!
-//! Owns the order of rows, which is the same on all ranks. Must not know who started it.
+//! Owns the order of rows, which is the same on all ranks. Must not know which process started it.
 
 use super::bench::{Bench, MeasuredRow};
 use super::collective;
@@ -17,24 +17,24 @@ use flexring::{Communicator, DType, Error, ErrorKind, ReduceOp, Result};
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// Bytes of a name that others are told.
-const NAME: usize = 64;
+/// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.
+const NAME_BYTES: usize = 64;
 
-/// Takes part as the rank that the environment says, and says how many elements were wrong.
+/// Measures as the rank that the environment names, and returns the number of wrong elements that the checks found.
 ///
 /// # Errors
-/// Whatever joining or a call fails with; `System` if rank 0 cannot write what it measured.
+/// Any error of joining or of a call; `System` if rank 0 cannot write its output.
 pub fn run(options: &PerfOptions) -> Result<u64> {
     if let Some(parent) = options.rank_of {
         die_with_parent(parent)?;
     }
     let mut config = Config::from_env()?;
     let identity = identity(&config, environment)?;
-    // So that it is ready when the communicator is.
+    // The communicator prepares this GPU while it is created, so the first call is not slower.
     config.gpu = gpu::of_rank(options, &config, identity.rank)?.or(config.gpu);
     let mut output =
         (identity.rank == 0).then(|| ProgressOutput::new(options, &config, identity.world)).transpose()?;
-    let outcome = take_part(options, &config, &identity, output.as_mut());
+    let outcome = measure(options, &config, &identity, output.as_mut());
     if let Some(output) = output {
         let error = match &outcome {
             Ok(_) => None,
@@ -46,7 +46,7 @@ pub fn run(options: &PerfOptions) -> Result<u64> {
     outcome
 }
 
-fn take_part(
+fn measure(
     options: &PerfOptions,
     config: &Config,
     identity: &Identity,
@@ -78,18 +78,19 @@ fn take_part(
     Ok(measurement.wrong)
 }
 
+/// The state of one rank's measurement.
 struct Measurement<'a> {
     comm: &'a Communicator,
     options: &'a PerfOptions,
-    /// Where vectors are, if they are on a GPU.
+    /// The index of the GPU that holds the vectors; `None` for vectors on the host.
     gpu: Option<usize>,
     output: Option<&'a mut ProgressOutput>,
-    /// How many elements were wrong so far.
+    /// Wrong elements that the checks found so far, on all ranks together.
     wrong: u64,
 }
 
 impl Measurement<'_> {
-    /// All rows of one element type.
+    /// Measures all rows of one element type.
     fn rows<T: ExactElement>(&mut self) -> Result<()> {
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
@@ -124,16 +125,17 @@ impl Measurement<'_> {
         if let Some(output) = self.output.as_mut() {
             output.row(row, &notes)?;
         } else if self.wrong == 0 {
-            // The other ranks' story is most often that of rank 0, so they tell it once.
-            let of = format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop);
-            notes.iter().for_each(|note| eprintln!("{of}, {note}"));
+            // The other ranks mostly find the same as rank 0, so they print only their first finding.
+            let row_name = format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop);
+            notes.iter().for_each(|note| eprintln!("{row_name}, {note}"));
         }
         self.wrong += wrong;
         Ok(())
     }
 }
 
-/// Learns where every rank runs, by the means at hand: each adds its own entry to zeros.
+/// Gathers process id, host and GPU of every rank with all-reduces: each rank adds its own entry to zeros, so no other
+/// collective is needed.
 fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInfo>> {
     let numbers = [std::process::id(), gpu.as_ref().map_or(0, |gpu| gpu.number)];
     let mut all = vec![0u32; 2 * comm.world_size()];
@@ -150,20 +152,23 @@ fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInf
     Ok(ranks.map(|(rank, ((numbers, host), gpu))| RankInfo { rank, pid: numbers[0], host, gpu }).collect())
 }
 
-/// Every rank's text, as far as there is room for it.
+/// The text of every rank, each cut to [`NAME_BYTES`].
 fn gather_texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
-    let mut all = vec![0u8; comm.world_size() * NAME];
-    all[comm.rank() * NAME..].iter_mut().zip(text.bytes().take(NAME)).for_each(|(to, byte)| *to = byte);
+    let mut all = vec![0u8; comm.world_size() * NAME_BYTES];
+    all[comm.rank() * NAME_BYTES..]
+        .iter_mut()
+        .zip(text.bytes().take(NAME_BYTES))
+        .for_each(|(to, byte)| *to = byte);
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    Ok(all.chunks(NAME).map(text).collect())
+    Ok(all.chunks(NAME_BYTES).map(text).collect())
 }
 
-/// Lets the system end this process when the one that started it ends, however that happens.
+/// Makes the kernel kill this process when its parent ends for any reason.
 fn die_with_parent(parent: i32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|cause| Error::system("cannot ask to be ended with the parent", cause))?;
-    // It may have ended before it was asked for.
+        .map_err(|cause| Error::system("cannot set the parent-death signal", cause))?;
+    // The parent may have ended before the signal was set.
     if getppid().map(Pid::as_raw_nonzero).is_none_or(|pid| pid.get() != parent) {
         return Err(Error::new(ErrorKind::Aborted, "the process that started this rank is gone"));
     }

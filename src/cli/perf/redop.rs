@@ -4,28 +4,28 @@
 
 use flexring::ReduceOp;
 
-/// An operation, without the factors that only a rank and a type know.
+/// A reduction operation, without the factor of a pre-multiplied sum, which depends on rank and element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedOp {
-    /// The sum.
+    /// Sum of the elements.
     Sum,
-    /// The product.
+    /// Product of the elements.
     Prod,
-    /// The smallest element.
+    /// Minimum of the elements.
     Min,
-    /// The largest element.
+    /// Maximum of the elements.
     Max,
-    /// The average.
+    /// Arithmetic mean of the elements.
     Avg,
-    /// The sum with a factor for each rank.
+    /// Sum of the elements, each multiplied by a factor of its rank.
     PreMulSum,
 }
 
 impl RedOp {
-    /// All operations, in the order of nccl-tests' names.
+    /// All operations, in the order in which `-o all` measures them.
     pub const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum];
 
-    /// The name that nccl-tests gives it.
+    /// The operation's name in nccl-tests.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -37,7 +37,7 @@ impl RedOp {
         }
     }
 
-    /// The operation as a rank with this factor calls it.
+    /// The library's operation; `factor` is used by `PreMulSum` only.
     pub fn with_factor(self, factor: f64) -> ReduceOp {
         match self {
             Self::Sum => ReduceOp::Sum,

@@ -1,48 +1,48 @@
-//! What was measured, as `--json` writes it.
+//! The report of a measurement, as `--json` writes it.
 //!
-//! Owns the statistics and the names of the fields. Must not know how it was measured.
+//! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
 use flexring::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Everything. What is not known yet is empty.
+/// The whole report. Fields that are not known yet are empty.
 #[derive(Debug, Default, Serialize)]
 pub struct PerfReport {
-    /// The version of flexring.
+    /// Version of flexring.
     pub version: &'static str,
-    /// What was called.
+    /// Name of the collective.
     pub collective: &'static str,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: usize,
-    /// What the communicator says of itself.
+    /// The communicator's summary line.
     pub summary: String,
-    /// The ranks, in order.
+    /// The ranks, in ascending order.
     pub ranks: Vec<RankInfo>,
-    /// The settings that are not the defaults.
+    /// Settings that differ from their defaults, except those that identify a rank.
     pub settings: BTreeMap<&'static str, String>,
-    /// Where vectors lay: `pool`, `heap` or `gpu`.
+    /// Memory of the vectors: `pool`, `heap` or `gpu`.
     pub memory: &'static str,
-    /// What was measured.
+    /// The rows measured so far.
     pub rows: Vec<PerfRow>,
-    /// The mean of all bus bandwidths, in GB/s.
+    /// Mean of all bus bandwidths, in GB/s.
     pub avg_busbw: f64,
-    /// What ended it early.
+    /// The error that ended the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// Where a rank runs.
+/// The process of a rank.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RankInfo {
-    /// The rank.
+    /// Rank in the world.
     pub rank: usize,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its machine.
+    /// Host name.
     pub host: String,
-    /// Its GPU, if vectors were on one.
+    /// GPU that held the vectors; `None` for vectors on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<RankGpu>,
 }
@@ -50,60 +50,61 @@ pub struct RankInfo {
 /// The GPU of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankGpu {
-    /// Its number among those that the rank sees.
+    /// Index among the GPUs that the rank can use.
     pub number: u32,
-    /// Its PCI address.
+    /// PCI address.
     pub address: String,
-    /// What it is called.
+    /// Product name.
     pub name: String,
 }
 
 /// A row of the table.
 #[derive(Debug, Serialize)]
 pub struct PerfRow {
-    /// Bytes; of all parts together.
+    /// Bytes of the longer vector.
     pub size: usize,
-    /// Elements; of one part, where each rank has a part.
+    /// Elements of the longer vector, or of one part for collectives with a part per rank.
     pub count: usize,
-    /// Their type.
+    /// Element type.
     #[serde(rename = "type")]
     pub dtype: &'static str,
-    /// The operation; `none` if there is none.
+    /// Reduction operation; `none` for collectives that do not reduce.
     pub redop: &'static str,
-    /// The rank at which it begins or ends; -1 if it is like all others.
+    /// Root rank; -1 for collectives without a root.
     pub root: i64,
-    /// The result in another vector.
+    /// Timing of out-of-place calls.
     pub out_of_place: Timing,
-    /// The result in the same vector.
+    /// Timing of in-place calls.
     pub in_place: Timing,
 }
 
-/// Times in microseconds, averaged over the ranks; bandwidths in GB/s. Calls on GPUs have no times of their own.
+/// Times in microseconds, averaged over the ranks; bandwidths in GB/s. Calls on GPUs are timed together, so their `min`,
+/// `median`, `p95` and `max` are `None`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timing {
-    /// The mean over the iterations.
+    /// Mean over the iterations.
     pub mean_us: f64,
-    /// The shortest iteration.
+    /// Shortest iteration.
     pub min: Option<f64>,
-    /// Half of the iterations were shorter.
+    /// Median of the iterations.
     pub median: Option<f64>,
-    /// 95 of 100 iterations were not longer.
+    /// 95th percentile of the iterations.
     pub p95: Option<f64>,
-    /// The longest iteration.
+    /// Longest iteration.
     pub max: Option<f64>,
-    /// The very first call of this size: a warm-up, if there is one.
+    /// First call of this size, which is a warm-up unless there are none.
     pub first: Option<f64>,
-    /// Bytes by mean time.
+    /// Algorithm bandwidth: bytes divided by mean time.
     pub algbw: f64,
-    /// The same, scaled to what each link carries.
+    /// Bus bandwidth: `algbw` times the bus factor of the collective.
     pub busbw: f64,
-    /// How many elements were wrong, on all ranks together; none if nobody looked.
+    /// Wrong elements on all ranks together; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
 impl Timing {
-    /// Sums up calls that took so many microseconds, of which the first `warmup` do not count, and which had a bus
-    /// carry their bytes times `bus_factor`.
+    /// The statistics of calls that took `times` microseconds each, without the first `warmup` ones. `bytes` is the size of
+    /// the vector, and `bus_factor` is busbw / algbw.
     pub fn of(times: &[f64], warmup: usize, bytes: usize, bus_factor: f64) -> Self {
         let mut sorted = times[warmup.min(times.len())..].to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -121,7 +122,7 @@ impl Timing {
         }
     }
 
-    /// Sums up calls that were timed together.
+    /// The statistics of calls that were timed together: `first` and `mean_us` are in microseconds.
     pub fn of_all(first: f64, mean_us: f64, bytes: usize, bus_factor: f64) -> Self {
         let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
         Self { mean_us, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
@@ -129,36 +130,36 @@ impl Timing {
 }
 
 impl PerfReport {
-    /// Takes a row in.
+    /// Adds a row and updates the average bus bandwidth.
     pub fn add(&mut self, row: PerfRow) {
         self.rows.push(row);
         let sum: f64 = self.rows.iter().map(|row| row.out_of_place.busbw + row.in_place.busbw).sum();
         self.avg_busbw = sum / (2 * self.rows.len()) as f64;
     }
 
-    /// How many elements were wrong in all.
+    /// The number of wrong elements in all rows.
     pub fn wrong(&self) -> u64 {
         let timings = self.rows.iter().flat_map(|row| [&row.out_of_place, &row.in_place]);
         timings.filter_map(|timing| timing.wrong).sum()
     }
 }
 
-/// The file that a report is written to.
+/// The file of a report.
 #[derive(Debug)]
 pub struct ReportFile {
     path: PathBuf,
-    /// Something like /dev/stdout, which is written once and not replaced.
+    /// The path exists and is not a regular file (such as /dev/stdout), so it is written once and not replaced.
     special: bool,
 }
 
 impl ReportFile {
-    /// The file of this name.
+    /// A report file at `path`. Does not access it yet.
     pub fn new(path: &Path) -> Self {
         let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
         Self { path: path.to_owned(), special }
     }
 
-    /// Writes what there is so far.
+    /// Writes an unfinished report. Special files are written by [`finish`](Self::finish) only.
     ///
     /// # Errors
     /// `System` if it cannot be written.
@@ -166,7 +167,7 @@ impl ReportFile {
         if self.special { Ok(()) } else { self.finish(report) }
     }
 
-    /// Writes what there is in the end.
+    /// Writes the final report.
     ///
     /// # Errors
     /// `System` if it cannot be written.
@@ -178,13 +179,13 @@ impl ReportFile {
         if self.special {
             return std::fs::write(&self.path, text).map_err(failed);
         }
-        // Whoever reads it meanwhile, or after a rank was killed, finds a whole report.
+        // Write to another file and rename it, so that readers find a complete report at any time, also after a crash.
         let mut draft = self.path.clone().into_os_string();
         draft.push(".part");
         std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &self.path)).map_err(failed)
     }
 
-    /// Adds `error` to a report whose writer did not live to do it; a report that tells an error is left as it is.
+    /// Adds `error` to the report on disk after rank 0 died before it could. A report that contains an error is not changed.
     ///
     /// # Errors
     /// `System` if it cannot be written.
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_summed_up_without_warm_ups() {
+    fn statistics_exclude_warm_ups() {
         let times: Vec<f64> = [900.0, 800.0].into_iter().chain((1..=20).map(f64::from)).collect();
         let timing = Timing::of(&times, 2, 21_000, 1.5);
         assert_eq!((timing.mean_us, timing.min, timing.max), (10.5, Some(1.0), Some(20.0)));
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_added_to_what_was_saved() {
+    fn an_error_is_added_to_a_saved_report() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = ReportFile::new(&folder.path().join("report.json"));
         let mut report = PerfReport { version: "1", world: 2, ..PerfReport::default() };

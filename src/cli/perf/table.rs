@@ -1,16 +1,17 @@
-//! The table of `flexring perf`, laid out as nccl-tests lays out its own.
+//! The table of `flexring perf`, in the layout of nccl-tests.
 //!
-//! Owns columns, units and rounding. Must not know where it is printed.
+//! Owns columns, units and rounding. The columns must not change: scripts that read the output of nccl-tests parse them. Must
+//! not know where the table is printed.
 
 use super::report::{PerfRow, Timing};
 
-/// The lines above the first row.
+/// The three lines above the first row.
 pub const HEAD: &str = "\
 #                                                              out-of-place                       in-place          
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       ";
 
-/// One row.
+/// The line of one row, without a line break.
 pub fn row(row: &PerfRow) -> String {
     format!(
         "{:12}  {:12}  {:>8}  {:>6}  {:>6}{}{}",
@@ -29,7 +30,7 @@ fn columns(timing: &Timing) -> String {
     format!("  {}  {:6.2}  {:6.2}  {wrong:>5}", time(timing.mean_us), timing.algbw, timing.busbw)
 }
 
-/// Microseconds with as many digits as mean something.
+/// Microseconds in seven columns, with fewer decimals for longer times.
 fn time(us: f64) -> String {
     match us {
         10_000.0.. => format!("{us:7.0}"),
@@ -38,10 +39,10 @@ fn time(us: f64) -> String {
     }
 }
 
-/// The lines below the last row.
+/// The lines below the last row: `wrong` elements in all and the average bus bandwidth in GB/s.
 pub fn foot(wrong: u64, avg_busbw: f64) -> String {
-    let verdict = if wrong == 0 { "OK" } else { "FAILED" };
-    format!("# Out of bounds values : {wrong} {verdict}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#")
+    let result = if wrong == 0 { "OK" } else { "FAILED" };
+    format!("# Out of bounds values : {wrong} {result}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#")
 }
 
 #[cfg(test)]
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_where_those_of_nccl_tests_stand() {
+    fn columns_are_aligned_as_in_nccl_tests() {
         let timing =
             |mean_us, wrong| Timing { mean_us, algbw: 53.171, busbw: 93.05, wrong, ..Timing::default() };
         let example = PerfRow {
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_foot_tells_the_verdict() {
+    fn the_foot_says_whether_all_elements_were_right() {
         assert_eq!(foot(0, 1.5), "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1.5000 \n#");
         assert!(foot(3, 1.5).contains(": 3 FAILED\n"));
     }

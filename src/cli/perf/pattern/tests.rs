@@ -47,11 +47,11 @@ fn scaled<T: ExactElement>(pattern: &Pattern<T>, rank: usize, value: T) -> T {
 }
 
 fn finish<T: ExactElement>(pattern: &Pattern<T>, sum: Option<T>) -> T {
-    let sum = sum.unwrap_or_else(|| pattern.nothing());
+    let sum = sum.unwrap_or_else(|| pattern.neutral());
     if pattern.op == RedOp::Avg { sum.over(pattern.world) } else { sum }
 }
 
-/// The reduction of what ranks really contribute, if it counts each rank so many times.
+/// The reduction of the ranks' vectors, counting each rank `times(rank)` times.
 fn reduce<T: ExactElement>(
     pattern: &Pattern<T>,
     vectors: &[Vec<T>],
@@ -60,15 +60,15 @@ fn reduce<T: ExactElement>(
     let ranks: Vec<usize> =
         (0..vectors.len()).flat_map(|rank| std::iter::repeat_n(rank, times(rank))).collect();
     let reduced = |index: usize| {
-        // Backwards, so that the order is another one than the pattern's own.
+        // In descending order of ranks, unlike the pattern itself.
         let shares = ranks.iter().rev().map(|rank| scaled(pattern, *rank, vectors[*rank][index]));
         finish(pattern, shares.reduce(|a, b| combine(pattern.op, a, b)))
     };
     (0..vectors[0].len()).map(reduced).collect()
 }
 
-/// For each rank, the reduction without it and the one that counts it twice. All at once, from the reductions of
-/// those before and of those behind each rank: there are millions to be tried.
+/// For each rank, the reduction without it and the reduction that counts it twice. Computed from prefix and suffix
+/// reductions, because there are millions of cases.
 fn altered<T: ExactElement>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
     let add = |a: Option<T>, b: Option<T>| match (a, b) {
         (Some(a), Some(b)) => Some(combine(pattern.op, a, b)),
@@ -104,7 +104,7 @@ fn vectors<T: ExactElement>(pattern: &Pattern<T>, count: usize, round: usize) ->
     (0..pattern.world).map(fill).collect()
 }
 
-fn a_right_result_passes<T: ExactElement>() {
+fn check_correct_results<T: ExactElement>() {
     for op in OPS {
         for world in (1..=70).chain([300]) {
             let pattern = Pattern::<T>::new(op, world);
@@ -116,24 +116,24 @@ fn a_right_result_passes<T: ExactElement>() {
 }
 
 #[test]
-fn right_results_pass_in_every_world() {
-    every_type!(a_right_result_passes);
+fn correct_results_pass_in_every_world() {
+    every_type!(check_correct_results);
 }
 
-fn a_lost_or_doubled_rank_is_named<T: ExactElement>() {
+fn check_miscounted_ranks<T: ExactElement>() {
     for op in OPS {
         let idempotent = matches!(op, RedOp::Min | RedOp::Max);
         for world in 1..=70 {
             let pattern = Pattern::<T>::new(op, world);
-            let vectors = vectors(&pattern, pattern.turns, 0);
+            let vectors = vectors(&pattern, pattern.groups, 0);
             for (culprit, [lost, twice]) in altered(&pattern, &vectors).iter().enumerate() {
-                let named = |vector: &[T], words: &str| {
+                let named = |vector: &[T], error: &str| {
                     let sentence = pattern.verify(0, vector).sentence.unwrap_or_default();
-                    let named = sentence.ends_with(&format!(": rank {culprit} {words}"));
+                    let named = sentence.ends_with(&format!(": rank {culprit} {error}"));
                     assert!(named, "{op:?} {} rank {culprit} of {world}: {sentence:?}", T::DTYPE.name());
                 };
                 if idempotent {
-                    // Counting the largest element twice changes nothing, nor is there a largest of none.
+                    // Counting a rank twice does not change a minimum or maximum. Those of no rank are not defined.
                     assert_eq!(pattern.verify(0, twice).wrong, 0);
                     if world > 1 {
                         named(lost, "is missing");
@@ -148,24 +148,24 @@ fn a_lost_or_doubled_rank_is_named<T: ExactElement>() {
 }
 
 #[test]
-fn a_rank_that_is_lost_or_counted_twice_is_named_in_every_world() {
-    every_type!(a_lost_or_doubled_rank_is_named);
+fn a_missing_or_doubly_counted_rank_is_named_in_every_world() {
+    every_type!(check_miscounted_ranks);
 }
 
-fn a_short_vector_is_checked_in_rounds<T: ExactElement>() {
+fn check_short_vectors<T: ExactElement>() {
     for op in OPS {
         for (world, count) in [(5, 1), (70, 1), (70, 3), (33, 8)] {
             let pattern = Pattern::<T>::new(op, world);
-            let mut noticed = vec![false; world];
+            let mut detected = vec![false; world];
             for round in 0..pattern.rounds(count) {
                 let vectors = vectors(&pattern, count, round);
                 for (culprit, [lost, _]) in altered(&pattern, &vectors).iter().enumerate() {
-                    noticed[culprit] |= pattern.verify(round * count, lost).wrong > 0;
+                    detected[culprit] |= pattern.verify(round * count, lost).wrong > 0;
                 }
             }
             assert!(
-                noticed.iter().all(|noticed| *noticed),
-                "{op:?} {} {world}: {noticed:?}",
+                detected.iter().all(|detected| *detected),
+                "{op:?} {} {world}: {detected:?}",
                 T::DTYPE.name()
             );
         }
@@ -173,11 +173,11 @@ fn a_short_vector_is_checked_in_rounds<T: ExactElement>() {
 }
 
 #[test]
-fn even_one_element_gives_every_rank_its_turn() {
-    every_type!(a_short_vector_is_checked_in_rounds);
+fn rounds_of_short_vectors_detect_every_missing_rank() {
+    every_type!(check_short_vectors);
 }
 
-fn a_misplaced_result_is_noticed<T: ExactElement>() {
+fn check_misplaced_results<T: ExactElement>() {
     for op in OPS {
         for world in [2, 4, 7] {
             let pattern = Pattern::<T>::new(op, world);
@@ -191,20 +191,20 @@ fn a_misplaced_result_is_noticed<T: ExactElement>() {
 }
 
 #[test]
-fn data_from_another_place_is_noticed() {
-    every_type!(a_misplaced_result_is_noticed);
+fn data_from_a_wrong_position_is_detected() {
+    every_type!(check_misplaced_results);
 }
 
 #[test]
-fn stories_are_told_in_words() {
+fn explanations_name_the_ranks() {
     let pattern = Pattern::<i32>::new(RedOp::Sum, 4);
     let vectors = vectors(&pattern, 100, 0);
-    let told = |times: [usize; 4]| {
+    let sentence = |times: [usize; 4]| {
         pattern.verify(0, &reduce(&pattern, &vectors, |rank| times[rank])).sentence.unwrap_or_default()
     };
-    assert_eq!(told([1, 1, 0, 1]), "first wrong element 0: got 69, expected 85: rank 2 is missing");
-    assert!(told([2, 1, 1, 0]).ends_with(": rank 0 is counted twice and rank 3 is missing"));
-    assert!(told([0, 0, 1, 0]).ends_with(": only rank 2 is there"));
-    assert!(told([0, 0, 0, 0]).ends_with(": nobody's contribution is there"));
-    assert!(told([7, 1, 1, 1]).ends_with("got 91, expected 85"));
+    assert_eq!(sentence([1, 1, 0, 1]), "first wrong element 0: got 69, expected 85: rank 2 is missing");
+    assert!(sentence([2, 1, 1, 0]).ends_with(": rank 0 is counted twice and rank 3 is missing"));
+    assert!(sentence([0, 0, 1, 0]).ends_with(": only rank 2 is there"));
+    assert!(sentence([0, 0, 0, 0]).ends_with(": no rank's contribution is there"));
+    assert!(sentence([7, 1, 1, 1]).ends_with("got 91, expected 85"));
 }
