@@ -94,7 +94,7 @@ fn check_type(comm: &Rank, dtype: DType, count: usize, op: ReduceOp, in_place: b
 
 /// Every type and operation, at counts around every boundary.
 fn everything(world: World, lowering: Lowering) {
-    if !world.is_here() {
+    if !world.is_enabled() {
         return;
     }
     // Where a processor or a GPU is not a real one: worlds are smaller.
@@ -145,7 +145,7 @@ everywhere! {
 
 #[test]
 fn vectors_of_every_length_up_to_the_longest_subchunks_get_right_sums() {
-    for world in World::here() {
+    for world in World::enabled() {
         for ranks in [2, 3] {
             let setup = Setup::new(*world, ranks);
             spawn(&setup, |comm| {
@@ -172,7 +172,7 @@ fn arbitrary(rank: usize, at: usize) -> f32 {
 #[test]
 fn sums_are_the_declared_order_of_additions_bit_by_bit() {
     const COUNT: usize = 10_007;
-    let one_level = World::here().iter().filter(|world| !world.is_mixed());
+    let one_level = World::enabled().iter().filter(|world| !world.is_mixed());
     for (world, lowering) in one_level.zip([Lowering::Direct, Lowering::Chain, Lowering::Chain]) {
         let ranks = 5;
         let results = spawn(&Setup::new(*world, ranks).lowering(lowering), |comm| {
@@ -203,7 +203,7 @@ fn sums_are_the_declared_order_of_additions_bit_by_bit() {
 
 #[test]
 fn special_values_come_out_as_the_standard_says() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let rank = comm.rank();
             let pick = |values: [f32; 3]| values[rank];
@@ -241,7 +241,7 @@ fn special_values_come_out_as_the_standard_says() {
 
 #[test]
 fn asynchronous_calls_run_in_order_beside_their_caller() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let requests: Vec<_> = (0..20)
                 .map(|call| {
@@ -262,7 +262,7 @@ fn asynchronous_calls_run_in_order_beside_their_caller() {
 
 #[test]
 fn pool_memory_is_zero_and_serves_again_and_again() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 2), |comm| {
             for round in 1..20 {
                 let mut vector = comm.alloc::<u64>(round * 3001).expect("pool memory");

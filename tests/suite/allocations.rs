@@ -38,11 +38,11 @@ static COUNTING: Counting = Counting;
 
 #[test]
 fn no_call_after_the_first_allocates() {
-    if World::here()[0].is_gpu() {
+    if World::enabled()[0].is_gpu() {
         eprintln!("skipped: a call on a GPU is handed to a thread, which takes a few bytes");
         return;
     }
-    for &world in World::here() {
+    for &world in World::enabled() {
         for lowering in [Lowering::Direct, Lowering::Chain] {
             spawn(&Setup::new(world, 4).lowering(lowering), |comm| {
                 let mut heap = vec![1f32; 200_000];

@@ -217,7 +217,7 @@ fn setup(world: World, ranks: usize, algorithm: Algorithm, turn: usize) -> Optio
 /// Every algorithm and world size, and in each every collective, type and operation. Counts, roots, lowerings and the
 /// four ways to hold the vectors take turns.
 fn everything(world: World) {
-    if !world.is_here() {
+    if !world.is_enabled() {
         return;
     }
     let mut turn = 0;
@@ -308,7 +308,7 @@ fn ranks_of_two_nodes_get_the_right_vectors_on_gpus() {
 
 #[test]
 fn every_root_and_count_in_every_place() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             for collective in [Collective::Broadcast, Collective::Reduce] {
                 for (root, count) in (0..3).flat_map(|root| COUNTS.map(|count| (root, count))) {
@@ -326,7 +326,7 @@ fn every_root_and_count_in_every_place() {
 /// chain's next link.
 #[test]
 fn ranks_may_run_ahead_of_each_other_and_leave_before_the_others() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         for algorithm in [Algorithm::Auto, Algorithm::Star, Algorithm::Tree] {
             for lowering in [Lowering::Chain, Lowering::Direct] {
                 let mut setup = Setup::new(world, 4).lowering(lowering);
@@ -413,7 +413,7 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
         ((ReduceScatter, 0, 4000, sum), (AllGather, 0, 4000, sum), "all_gather #2"),
         ((AllReduce, 0, 4000, sum), (ReduceScatter, 0, 4000, sum), "reduce_scatter #2"),
     ];
-    for &world in World::here() {
+    for &world in World::enabled() {
         for (number, (usual, other, words)) in cases.into_iter().enumerate() {
             let mut setup = Setup::new(world, 4);
             setup.config.algo = [Algorithm::Auto, Algorithm::Tree, Algorithm::Star][number % 3];
@@ -447,7 +447,7 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
 
 #[test]
 fn what_no_call_can_accept_is_refused_and_harms_nothing() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let sum = ReduceOp::Sum;
             let refused = |outcome: Result<()>, words: &str| {

@@ -1,7 +1,7 @@
 //! What vectors on GPUs promise beyond what the other tests prove on them: the kernels' bits, calls in the order of
 //! streams that are busy, and what happens when something is wrong. Runs where `WORLDS=gpu`.
 
-use crate::harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, test_name};
+use crate::harness::{Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::config::{Algorithm, Lowering, Size};
 use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
@@ -120,10 +120,10 @@ fn reduction<T: Bits>(
 }
 
 /// What is freed when nobody is in a call any more, for that waits for all calls of this process.
-type Kept = Mutex<Vec<Box<dyn Any + Send>>>;
+type GpuVectorCache = Mutex<Vec<Box<dyn Any + Send>>>;
 
 /// Every operation on elements of a type, from every alignment, at lengths around granules, threads and blocks.
-fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &Kept, simulated: bool) {
+fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &GpuVectorCache, simulated: bool) {
     let size = size_of::<T>();
     let per_granule = 16 / size;
     let around = |bytes: usize| [bytes / size - 1, bytes / size, bytes / size + 1];
@@ -159,7 +159,7 @@ fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &Kept, simulated: bool)
 }
 
 fn kernels(ranks: usize) {
-    if !World::Gpu.is_here() {
+    if !World::Gpu.is_enabled() {
         return;
     }
     let mut setup = Setup::new(World::Gpu, ranks).lowering(Lowering::Direct);
@@ -168,7 +168,7 @@ fn kernels(ranks: usize) {
     setup.config.subchunk = Size(8 << 20);
     setup.config.small = Size(0);
     setup.config.direct = Size(0);
-    let (simulated, all, kept) = (is_simulated(), Barrier::new(ranks), Kept::default());
+    let (simulated, all, kept) = (is_simulated(), Barrier::new(ranks), GpuVectorCache::default());
     spawn(&setup, |comm| {
         for dtype in DType::ALL {
             match dtype {
@@ -247,7 +247,7 @@ impl Busy {
 #[test]
 fn calls_take_their_place_in_streams_that_are_busy() {
     const STREAMS: usize = 3;
-    if !World::Gpu.is_here() {
+    if !World::Gpu.is_enabled() {
         return;
     }
     let (rounds, ballast) = if is_simulated() { (8, 1 << 16) } else { (40, 16 << 20) };
@@ -292,7 +292,7 @@ fn calls_take_their_place_in_streams_that_are_busy() {
 
 #[test]
 fn one_stream_runs_many_calls_in_order() {
-    if !World::Gpu.is_here() {
+    if !World::Gpu.is_enabled() {
         return;
     }
     let (calls, ballast) = if is_simulated() { (30, 1 << 14) } else { (300, 4 << 20) };
@@ -318,7 +318,7 @@ fn one_stream_runs_many_calls_in_order() {
 
 #[test]
 fn what_cannot_be_had_is_refused_in_words_and_harms_nothing() {
-    if !World::Gpu.is_here() {
+    if !World::Gpu.is_enabled() {
         return;
     }
     let error = GpuBuffer::<f32>::new(0, 1 << 50).expect_err("nobody has so much memory");
@@ -345,7 +345,7 @@ fn what_cannot_be_had_is_refused_in_words_and_harms_nothing() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
-    if !World::Gpu.is_here() {
+    if !World::Gpu.is_enabled() {
         return;
     }
     let mut setup = Setup::new(World::Gpu, 1);
@@ -360,7 +360,7 @@ fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
 /// Three processes reduce for ever on GPUs; rank 1 is killed, and the others must end with an error that names it, with
 /// their streams unblocked.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
-    if !world.is_here() {
+    if !world.is_enabled() {
         return;
     }
     let name = test_name(module_path!(), test);
@@ -371,7 +371,7 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("all ranks make the first call");
         comm.synchronize().expect("it goes well");
         if comm.rank() == 1 {
-            die_soon();
+            kill_self_soon();
         }
         let error = loop {
             let called = comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum);

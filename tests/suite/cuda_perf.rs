@@ -12,7 +12,7 @@ fn command() -> Command {
 }
 
 /// Whether GPUs are tested here; says so if not.
-fn is_here() -> bool {
+fn is_enabled() -> bool {
     let here = std::env::var("WORLDS").as_deref() == Ok("gpu");
     if !here {
         eprintln!("skipped: GPUs are tested where WORLDS=gpu");
@@ -46,7 +46,7 @@ fn rows(words: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn every_type_and_operation_is_right() {
-    if is_here() {
+    if is_enabled() {
         for ranks in [1, 2, 4] {
             let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
             assert_eq!(rows.len(), 12 * 6 * 2, "types, operations and sizes");
@@ -56,7 +56,7 @@ fn every_type_and_operation_is_right() {
 
 #[test]
 fn every_collective_is_right_over_every_transport() {
-    if is_here() {
+    if is_enabled() {
         for collective in ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"] {
             for transport in ["auto", "tcp"] {
                 // Some of these sizes divide into no parts, and some into parts of no elements.
@@ -70,7 +70,7 @@ fn every_collective_is_right_over_every_transport() {
 
 #[test]
 fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
-    if !is_here() {
+    if !is_enabled() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -95,7 +95,7 @@ fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
 
 #[test]
 fn a_gpu_that_is_asked_for_is_taken_by_all_ranks() {
-    if !is_here() {
+    if !is_enabled() {
         return;
     }
     let (code, out, err) = run("perf --device cuda --ranks 2 -e 8", &[("FLEXRING_GPU", "0")]);
@@ -108,7 +108,7 @@ fn a_gpu_that_is_asked_for_is_taken_by_all_ranks() {
 
 #[test]
 fn a_rank_takes_the_gpu_of_its_number_on_its_node() {
-    if !is_here() {
+    if !is_enabled() {
         return;
     }
     let port = (20_000 + std::process::id() % 10_000).to_string();

@@ -1,7 +1,7 @@
 //! Topologies and plans that users describe: good ones are used, and of bad ones every rank is told the same
 //! sentence before any data moves.
 
-use crate::harness::{Setup, World, join, spawn, watched};
+use crate::harness::{Setup, World, join, spawn, with_watchdog};
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Algorithm, Config, Dimensions, Servers};
 use flexring::plan::plan_file;
@@ -32,7 +32,7 @@ impl File {
 
 /// What each of three ranks is told when they join with settings that `change` makes bad on some of them.
 fn refused(change: impl Fn(usize, &mut Config) + Sync) -> Vec<Error> {
-    watched(Duration::from_secs(60), || {
+    with_watchdog(Duration::from_secs(60), || {
         let setup = Setup::new(World::Shm, 3);
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ fn described_topologies_and_plans_are_used() {
     let short = |config: &mut Config| config.topology = Some("2+3".to_owned());
     let from_file = |config: &mut Config| config.plan_file = Some(plan.name());
     for change in [&short as &dyn Fn(&mut Config), &from_file] {
-        for &world in World::here() {
+        for &world in World::enabled() {
             let mut setup = Setup::new(world, 5);
             change(&mut setup.config);
             spawn(&setup, |comm| {

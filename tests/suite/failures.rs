@@ -1,7 +1,9 @@
 //! What happens when something goes wrong: every rank gets an error that names who and what, soon, and what
 //! remains can be freed.
 
-use crate::harness::{Rank, Setup, World, die_soon, join, spawn, spawn_processes, test_name, watched};
+use crate::harness::{
+    Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name, with_watchdog,
+};
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Lowering, Size};
 use flexring::plan::lowering::Plan;
@@ -20,7 +22,7 @@ fn failing(comm: &Rank, count: usize, op: ReduceOp) -> Error {
 #[test]
 fn ranks_that_call_differently_are_all_told_who_and_what() {
     // Small against small, large against large, small against large, and nothing against something.
-    for &world in World::here() {
+    for &world in World::enabled() {
         for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
             let setup = Setup::new(world, 4);
             // A disagreement ends the communicator, so nobody may be in the first call any more when it comes.
@@ -48,7 +50,7 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
 
 #[test]
 fn other_operations_and_types_are_disagreements_too() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         let errors = spawn(&Setup::new(world, 3), |comm| {
             if comm.rank() == 1 {
                 failing(&comm, 1000, ReduceOp::Max)
@@ -74,7 +76,7 @@ fn other_operations_and_types_are_disagreements_too() {
 
 #[test]
 fn ranks_that_use_different_plans_are_told_so() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         for count in [3, 5000] {
             let all = Barrier::new(4);
             let errors = spawn(&Setup::new(world, 4), |comm| {
@@ -95,7 +97,7 @@ fn ranks_that_use_different_plans_are_told_so() {
 
 #[test]
 fn a_failed_communicator_refuses_work_and_can_be_dropped() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let first = failing(&comm, if comm.rank() == 0 { 10 } else { 11 }, ReduceOp::Sum);
             for _ in 0..3 {
@@ -111,7 +113,7 @@ fn a_failed_communicator_refuses_work_and_can_be_dropped() {
 
 #[test]
 fn abort_from_another_thread_ends_every_call_at_once() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         for count in [2, 100_000] {
             spawn(&Setup::new(world, 3), |comm| {
                 std::thread::scope(|scope| {
@@ -137,7 +139,7 @@ fn abort_from_another_thread_ends_every_call_at_once() {
 
 #[test]
 fn a_rank_that_never_calls_is_named_at_the_deadline() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         for count in [2, 100_000] {
             let mut setup = Setup::new(world, 3);
             setup.config.timeout = Duration::from_millis(600);
@@ -159,7 +161,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
 
 #[test]
 fn a_rank_that_leaves_is_named() {
-    for &world in World::here() {
+    for &world in World::enabled() {
         let mut setup = Setup::new(world, 3);
         setup.config.timeout = Duration::from_secs(2);
         let errors = spawn(&setup, |comm| {
@@ -174,14 +176,14 @@ fn a_rank_that_leaves_is_named() {
 
 /// Three processes reduce for ever; rank 1 is killed, and the others must end with an error that names it.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
-    if !world.is_here() {
+    if !world.is_enabled() {
         return;
     }
     let name = test_name(module_path!(), test);
     let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
         comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
         if comm.rank() == 1 {
-            die_soon();
+            kill_self_soon();
         }
         let error = loop {
             if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
@@ -224,7 +226,7 @@ fn processes_on_gpus_that_use_tcp_name_a_killed_rank() {
 
 #[test]
 fn ranks_with_other_settings_do_not_meet() {
-    watched(Duration::from_secs(30), || {
+    with_watchdog(Duration::from_secs(30), || {
         let setup = Setup::new(World::Shm, 3);
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Communicators come and go, and leave nothing behind: no descriptor, no thread, nothing of a device.
 
-use crate::harness::{Setup, World, spawn, test_name, watched};
+use crate::harness::{Setup, World, spawn, test_name, with_watchdog};
 use crate::programs::succeed;
 use flexring::ReduceOp;
 use std::process::Command;
@@ -39,10 +39,10 @@ fn many_communicators_leave_nothing_behind() {
         assert!(text.contains("1 passed"), "{text}");
         return;
     }
-    let worlds = World::here();
+    let worlds = World::enabled();
     // Two ranks each; worlds by turns, and fewer where a processor is emulated.
     let lives = if worlds[0].is_verbs() { 60 } else { 500 };
-    watched(Duration::from_secs(200), || {
+    with_watchdog(Duration::from_secs(200), || {
         let one = |number: usize| {
             spawn(&Setup::new(World::any(number), 2), |comm| {
                 let mut vector = comm.alloc::<u32>(2000).expect("pool memory");

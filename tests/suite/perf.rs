@@ -1,4 +1,4 @@
-//! The `flexring` command, run as its users run it: `perf` with local ranks, and `env`.
+//! `flexring perf` with local ranks and in a job, and `flexring env`, as processes.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The command, in an environment without settings or launchers.
+/// The command in an environment without settings and without variables of launchers.
 fn flexring(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
     for (name, _) in std::env::vars_os() {
@@ -22,13 +22,13 @@ fn flexring(arguments: &str) -> Command {
 }
 
 fn output(command: &mut Command) -> (Output, String, String) {
-    let output = command.output().expect("the command can be started");
+    let output = command.output().expect("the command starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     (output, out, err)
 }
 
-/// Runs `perf` and gives back its rows as cells.
+/// Runs `perf` and returns the cells of its rows.
 fn rows(arguments: &str) -> Vec<Vec<String>> {
     let (output, out, err) = output(&mut flexring(&format!("perf -w 1 -n 2 {arguments}")));
     assert!(output.status.success(), "{arguments}\n{out}\n{err}");
@@ -44,46 +44,46 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&text).expect("the report is JSON")
 }
 
-/// Waits until `what` holds.
-fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until `holds` returns true, and fails with `condition` after `limit`.
+fn within(limit: Duration, condition: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        assert!(start.elapsed() < limit, "{condition}: not within {limit:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Whether a process still runs; one that only waits to be reaped does not.
+/// Whether a process runs. A zombie does not.
 fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// A `perf` that runs for longer than any test waits, its ranks, and what it printed until its first row was out.
-struct Endless {
+/// A `perf` that runs longer than any test, the process ids of its ranks, and its output up to the first row.
+struct LongRun {
     child: Child,
     pids: Vec<i32>,
     out: BufReader<std::process::ChildStdout>,
     seen: String,
 }
 
-impl Endless {
+impl LongRun {
     fn start(arguments: &str) -> Self {
         let mut command = flexring(&format!("perf -b 1K -e 4M -i 4 -n 200 -c 0 {arguments}"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the command can be started");
+        let mut child = command.spawn().expect("the command starts");
         let out = BufReader::new(child.stdout.take().expect("its output is piped"));
-        let mut endless = Self { child, pids: Vec::new(), out, seen: String::new() };
+        let mut long_run = Self { child, pids: Vec::new(), out, seen: String::new() };
         loop {
-            let at = endless.seen.len();
-            let bytes = endless.out.read_line(&mut endless.seen).expect("it prints text");
-            let line = &endless.seen[at..];
+            let at = long_run.seen.len();
+            let bytes = long_run.out.read_line(&mut long_run.seen).expect("it prints text");
+            let line = &long_run.seen[at..];
             if let Some((_, rest)) = line.split_once(" Pid ") {
                 let pid = rest.split_whitespace().next().and_then(|pid| pid.parse().ok());
-                endless.pids.push(pid.expect("a process id"));
+                long_run.pids.push(pid.expect("a process id"));
             }
             if bytes == 0 || !line.starts_with('#') {
-                return endless;
+                return long_run;
             }
         }
     }
@@ -93,13 +93,13 @@ impl Endless {
         kill_process(pid, Signal::KILL).expect("the rank runs");
     }
 
-    /// Waits for the end: what it printed, what it complained of, and its exit code.
+    /// Waits for the end. Returns standard output, standard error and the exit code.
     fn end(mut self) -> (String, String, Option<i32>) {
         let (mut out, mut err) = (std::mem::take(&mut self.seen), String::new());
-        // The pipes are read in threads of their own, so that neither fills up.
+        // Standard error is read in a thread, so that neither pipe fills up.
         let mut stderr = self.child.stderr.take().expect("its errors are piped");
-        let complaints = std::thread::spawn(move || {
-            stderr.read_to_string(&mut err).expect("it complains in text");
+        let errors = std::thread::spawn(move || {
+            stderr.read_to_string(&mut err).expect("its errors are text");
             err
         });
         self.out.read_to_string(&mut out).expect("it prints text");
@@ -111,20 +111,20 @@ impl Endless {
         });
         let pids = &self.pids;
         within(Duration::from_secs(10), "the end of all ranks", || !pids.iter().any(|pid| is_alive(*pid)));
-        (out, complaints.join().expect("no panic"), status.and_then(|status| status.code()))
+        (out, errors.join().expect("no panic"), status.and_then(|status| status.code()))
     }
 }
 
-impl Drop for Endless {
+impl Drop for LongRun {
     fn drop(&mut self) {
-        // A test that failed leaves no process behind: the ranks end with the command.
+        // The ranks end with the command, so that a failed test leaves no process behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 #[test]
-fn every_type_and_operation_is_right_in_small_worlds() {
+fn every_type_and_operation_is_correct_in_small_worlds() {
     for ranks in [1, 2, 4] {
         let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
         assert_eq!(rows.len(), 12 * 6 * 2, "types, operations and sizes");
@@ -135,10 +135,10 @@ fn every_type_and_operation_is_right_in_small_worlds() {
 }
 
 #[test]
-fn every_collective_is_right_and_measured_as_nccl_tests_measure_it() {
+fn every_collective_is_correct_and_measured_as_in_nccl_tests() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    // The column of the root, how many parts a vector has, and how much of it a bus carries.
+    // The root column, the number of parts of a vector, and busbw / algbw.
     for (collective, root, parts, factor) in [
         ("all_reduce", -1, 1, 4.0 / 3.0),
         ("reduce_scatter", -1, 3, 2.0 / 3.0),
@@ -178,10 +178,10 @@ fn every_collective_is_right_and_measured_as_nccl_tests_measure_it() {
 }
 
 #[test]
-fn every_type_is_right_in_every_collective_over_every_transport() {
+fn every_type_is_correct_in_every_collective_over_every_transport() {
     for collective in ["reduce-scatter", "all-gather", "broadcast", "reduce"] {
         for flags in ["--transport shm", "--transport tcp", "--memory heap", "--algo tree"] {
-            // Some of these sizes divide into no parts, and some into parts of no elements.
+            // Some of these sizes are too small for parts, and some give empty parts.
             let rows =
                 rows(&format!("--ranks 3 -b 7 -e 70000 -f 100 -d all --collective {collective} {flags}"));
             assert_eq!(rows.len(), 12 * 3, "types and sizes");
@@ -192,7 +192,7 @@ fn every_type_is_right_in_every_collective_over_every_transport() {
 }
 
 #[test]
-fn every_transport_and_memory_is_right() {
+fn every_transport_and_memory_is_correct() {
     for flags in ["--transport shm", "--transport tcp", "--memory heap", "--lowering chain", "--algo ring"] {
         let rows = rows(&format!("--ranks 3 -b 12 -e 1M -f 1000 {flags}"));
         assert!(rows.iter().all(|row| row[8] == "0" && row[12] == "0"), "{flags}: {rows:?}");
@@ -201,7 +201,7 @@ fn every_transport_and_memory_is_right() {
 }
 
 #[test]
-fn every_algorithm_is_right_on_a_topology() {
+fn every_algorithm_is_correct_on_a_topology() {
     for algorithm in
         ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]
     {
@@ -211,7 +211,7 @@ fn every_algorithm_is_right_on_a_topology() {
 }
 
 #[test]
-fn a_topology_tells_how_many_ranks_are_started() {
+fn a_topology_determines_the_number_of_ranks() {
     let (output, out, err) = output(&mut flexring("perf --topology 1+2 -e 8"));
     assert!(output.status.success(), "{err}");
     assert!(out.contains("# FLEXRING_TOPOLOGY=1+2\n"), "{out}");
@@ -219,7 +219,7 @@ fn a_topology_tells_how_many_ranks_are_started() {
     let (output, out, err) = self::output(&mut flexring("perf --topology 1+x"));
     assert_eq!((output.status.code(), &*out), (Some(2), ""), "{err}");
     assert!(err.contains("\"1+x\", at character 3"), "{err}");
-    // In a job it starts nobody, and must fit.
+    // In a job it starts no ranks, and the topology must match the world.
     let mut job = flexring("perf --topology 1+2 -e 8");
     job.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
     let (output, _, err) = self::output(&mut job);
@@ -227,7 +227,7 @@ fn a_topology_tells_how_many_ranks_are_started() {
 }
 
 #[test]
-fn flags_count_as_settings_of_all_ranks() {
+fn flags_override_the_settings_of_all_ranks() {
     let (output, out, err) = output(&mut flexring("perf --ranks 2 -e 8 --transport tcp --timeout-ms 7000"));
     assert!(output.status.success(), "{err}");
     assert!(out.contains("# FLEXRING_TIMEOUT_MS=7000\n# FLEXRING_TRANSPORT=tcp\n"), "{out}");
@@ -235,13 +235,13 @@ fn flags_count_as_settings_of_all_ranks() {
 }
 
 #[test]
-fn unchecked_results_are_not_called_right() {
+fn unchecked_results_are_marked_as_not_available() {
     let rows = rows("--ranks 1 -e 8 -c 0");
     assert_eq!((&*rows[0][8], &*rows[0][12]), ("N/A", "N/A"));
 }
 
 #[test]
-fn the_report_tells_everything() {
+fn the_report_contains_ranks_rows_and_statistics() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
     let rows = rows(&format!("--ranks 2 -b 4K -e 16K -f 4 -d double -o avg --json {}", path.display()));
@@ -274,7 +274,7 @@ fn a_rank_started_by_a_launcher_joins_its_world() {
             .env("MASTER_PORT", (20_000 + std::process::id() % 10_000).to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        command.spawn().expect("the command can be started")
+        command.spawn().expect("the command starts")
     };
     let (zero, one) = (rank("0"), rank("1"));
     let outputs = [zero, one].map(|child| child.wait_with_output().expect("it ends"));
@@ -283,21 +283,21 @@ fn a_rank_started_by_a_launcher_joins_its_world() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     });
     assert!(table.contains("# FLEXRING_TRANSPORT=tcp\n") && table.contains(" 0 OK\n"), "{table}");
-    assert_eq!(nothing, "", "rank 0 alone prints");
+    assert_eq!(nothing, "", "only rank 0 prints");
 }
 
 #[test]
-fn a_killed_rank_ends_all_and_is_named() {
+fn a_killed_rank_ends_the_run_and_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    let endless = Endless::start(&format!("--ranks 3 --json {}", path.display()));
-    let pid = endless.pids[2];
-    endless.kill_rank(2);
-    let (out, err, code) = endless.end();
+    let long_run = LongRun::start(&format!("--ranks 3 --json {}", path.display()));
+    let pid = long_run.pids[2];
+    long_run.kill_rank(2);
+    let (out, err, code) = long_run.end();
     assert_eq!(code, Some(1));
-    assert!(out.lines().any(|line| !line.starts_with('#')), "rows that were measured stay: {out}");
+    assert!(out.lines().any(|line| !line.starts_with('#')), "measured rows are kept: {out}");
     assert!(err.contains(&format!("rank 2 (pid {pid}) was killed by signal 9")), "{err}");
-    assert_eq!(err.matches("ranks 0 and 1: ").count(), 1, "what both say is said once: {err}");
+    assert_eq!(err.matches("ranks 0 and 1: ").count(), 1, "equal messages are merged: {err}");
     assert!(err.lines().any(|line| line.starts_with("ranks 0 and 1: ") && line.contains("rank 2 ")), "{err}");
     let report = read_json(&path);
     assert!(report["error"].as_str().is_some_and(|error| error.contains("rank 2")), "{report}");
@@ -305,12 +305,12 @@ fn a_killed_rank_ends_all_and_is_named() {
 }
 
 #[test]
-fn when_rank_0_is_killed_its_report_still_tells_so() {
+fn the_report_names_rank_0_if_it_is_killed() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    let endless = Endless::start(&format!("--ranks 2 --json {}", path.display()));
-    endless.kill_rank(0);
-    let (_, err, code) = endless.end();
+    let long_run = LongRun::start(&format!("--ranks 2 --json {}", path.display()));
+    long_run.kill_rank(0);
+    let (_, err, code) = long_run.end();
     assert_eq!(code, Some(1));
     assert!(err.contains("was killed by signal 9"), "{err}");
     let report = read_json(&path);
@@ -320,17 +320,17 @@ fn when_rank_0_is_killed_its_report_still_tells_so() {
 
 #[test]
 fn ranks_end_with_their_parent() {
-    let mut endless = Endless::start("--ranks 2");
-    endless.child.kill().expect("it runs");
-    endless.child.wait().expect("it ends");
-    let pids = endless.pids.clone();
+    let mut long_run = LongRun::start("--ranks 2");
+    long_run.child.kill().expect("it runs");
+    long_run.child.wait().expect("it ends");
+    let pids = long_run.pids.clone();
     assert_eq!(pids.len(), 2);
     within(Duration::from_secs(10), "the end of all ranks", || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 #[test]
 fn flags_that_cannot_be_used_are_quoted() {
-    for (flags, words) in [
+    for (flags, message) in [
         ("--frobnicate", "--frobnicate"),
         ("-b 1.5M", "1.5M"),
         ("-d flaot", "flaot"),
@@ -342,19 +342,19 @@ fn flags_that_cannot_be_used_are_quoted() {
     ] {
         let (output, out, err) = output(&mut flexring(&format!("perf --ranks 1 {flags}")));
         assert_eq!((output.status.code(), &*out), (Some(2), ""), "{flags}: {err}");
-        assert!(err.contains(words), "{flags}: {err}");
+        assert!(err.contains(message), "{flags}: {err}");
     }
 }
 
 #[test]
-fn without_ranks_or_a_launcher_it_says_what_to_do() {
+fn without_ranks_or_a_launcher_the_error_names_the_next_step() {
     let (output, out, err) = output(&mut flexring("perf"));
     assert_eq!((output.status.code(), &*out), (Some(2), ""));
     assert!(err.contains("--ranks N") && err.contains("torchrun, mpirun or srun"), "{err}");
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_told_before_anything_is_measured() {
+fn an_unwritable_report_fails_before_anything_is_measured() {
     let (output, out, err) = output(&mut flexring("perf --ranks 2 --json /nowhere/report.json"));
     assert_eq!((output.status.code(), &*out), (Some(1), ""), "{err}");
     assert!(err.contains("cannot write /nowhere/report.json"), "{err}");

@@ -1,7 +1,7 @@
 //! Every planner on random trees: what it plans is proved by the verifier, and sums real vectors.
 
 use crate::effort::cases;
-use crate::harness::watched;
+use crate::harness::with_watchdog;
 use crate::trees::{self, Random};
 use flexring::config::{Algorithm, Config, Lowering};
 use flexring::plan::lowering::Plan;
@@ -75,7 +75,7 @@ fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
         let plans = proven_in_parallel(&seeds);
         let ranks = Communicator::local_with(&config, world).expect("a local world");
         let plans = &plans;
-        watched(Duration::from_secs(300), || {
+        with_watchdog(Duration::from_secs(300), || {
             std::thread::scope(|scope| {
                 for comm in ranks {
                     scope.spawn(move || sum_by_each(&comm, plans));

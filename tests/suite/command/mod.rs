@@ -1,11 +1,14 @@
-//! The `flexring` command, run as its users run it, in an environment without settings.
+//! Runs the `flexring` command in an environment that contains given variables only.
+//!
+//! Owns starting the process. Must not know any subcommand.
 
 use std::process::Command;
 
-/// The command with these words and only these variables: its exit code, and what it printed.
-pub fn run(words: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+/// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment. Returns the exit
+/// code, standard output and standard error.
+pub fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_flexring"))
-        .args(words.split_whitespace())
+        .args(arguments.split_whitespace())
         .env_clear()
         .envs(variables.iter().copied())
         .output()

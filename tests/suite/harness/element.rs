@@ -1,15 +1,17 @@
-//! Element types as the tests see them.
+//! Element types in tests.
+//!
+//! Owns small exact numbers of every element type. Must not know which operation a test checks.
 
 use flexring::Element;
 use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-/// An element type: whole numbers are exact in all of them up to 8, and up to 127 in all but floats of
-/// eight bits.
+/// An element type under test. Whole numbers up to 8 are exact in every type, and up to 127 in all types but the 8-bit
+/// floats.
 pub trait TestElement: Element + PartialEq + std::fmt::Debug {
-    /// A small whole number.
+    /// The whole number `value`.
     fn of(value: i64) -> Self;
-    /// `base` to the power of `exponent`; wrapped, as integers are.
+    /// `base` to the power of `exponent`, wrapping for integers.
     fn power(base: i64, exponent: u32) -> Self;
 }
 

@@ -1,5 +1,6 @@
-//! The harness: `spawn(world, body)` runs the same body as every rank of a world, over any transport, under a
-//! watchdog.
+//! The test harness: `spawn(setup, body)` runs `body` on every rank of a world, over any transport, under a watchdog.
+//!
+//! Owns the kinds of test worlds, their settings, and threads or processes for their ranks. Must not know what is tested.
 
 #![allow(dead_code, unused_imports, reason = "the tests of the feature `cust` use a part of it")]
 
@@ -7,7 +8,7 @@ mod element;
 mod rank;
 
 pub use element::TestElement;
-pub use rank::{Kept, Rank};
+pub use rank::{GpuVectorCache, Rank};
 
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
@@ -18,53 +19,53 @@ use std::time::Duration;
 /// How the ranks of a test world are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
-    /// Threads of one process that know each other.
+    /// Threads of one process, connected without rendezvous.
     Local,
-    /// Ranks of one node.
+    /// Ranks of one node that use shared memory.
     Shm,
-    /// Ranks that use TCP even within their node.
+    /// Ranks of one node that use TCP.
     Tcp,
     /// Ranks of two nodes, a third of them on the first: shared memory within, TCP between them.
     Mixed,
-    /// Ranks that use RDMA even within their node, over one device, and register memory as it comes.
+    /// Ranks of one node that use RDMA over one device, and register memory for each sub-chunk.
     Verbs,
-    /// The same over all devices, and with what is not registered copied through slots.
+    /// Ranks of one node that use RDMA over all devices, and copy unregistered memory through slots.
     VerbsStaged,
-    /// Ranks of two nodes: shared memory within, RDMA between them, by two queue pairs over every device.
+    /// Ranks of two nodes: shared memory within, RDMA between them, with two queue pairs per device.
     VerbsMixed,
-    /// Ranks of one node whose vectors are on GPUs.
+    /// Ranks of one node with vectors on GPUs, which are shared by CUDA IPC.
     Gpu,
-    /// The same by pinned memory of the host.
+    /// Ranks of one node with vectors on GPUs, staged through pinned host memory.
     GpuPinned,
-    /// The same over TCP.
+    /// Ranks of one node with vectors on GPUs, over TCP.
     GpuTcp,
-    /// The same on two nodes: shared memory within, TCP between them.
+    /// Ranks of two nodes with vectors on GPUs: shared memory within, TCP between them.
     GpuMixed,
 }
 
 impl World {
-    const EVERYWHERE: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
+    const WITHOUT_DEVICES: [Self; 4] = [Self::Local, Self::Shm, Self::Tcp, Self::Mixed];
     const VERBS: [Self; 3] = [Self::Verbs, Self::VerbsStaged, Self::VerbsMixed];
     const GPU: [Self; 4] = [Self::Gpu, Self::GpuPinned, Self::GpuTcp, Self::GpuMixed];
 
-    /// The worlds that are tested here: where the variable WORLDS is `verbs`, those that need RDMA devices, where it is
-    /// `gpu`, those that need a GPU, else those that need nothing.
-    pub fn here() -> &'static [Self] {
+    /// The worlds that this run tests: those that need RDMA devices if the variable WORLDS is `verbs`, those that need a GPU
+    /// if it is `gpu`, else those that need neither.
+    pub fn enabled() -> &'static [Self] {
         match std::env::var("WORLDS").as_deref() {
             Ok("verbs") => &Self::VERBS,
             Ok("gpu") => &Self::GPU,
-            _ => &Self::EVERYWHERE,
+            _ => &Self::WITHOUT_DEVICES,
         }
     }
 
-    /// One of the worlds that are tested here.
+    /// One of the enabled worlds, picked by `number`.
     pub fn any(number: usize) -> Self {
-        Self::here()[number % Self::here().len()]
+        Self::enabled()[number % Self::enabled().len()]
     }
 
-    /// Whether this world is tested here; says so if not.
-    pub fn is_here(self) -> bool {
-        let here = Self::here().contains(&self);
+    /// Whether this run tests this world. Prints that it is skipped if not.
+    pub fn is_enabled(self) -> bool {
+        let here = Self::enabled().contains(&self);
         if !here {
             let worlds = match self {
                 _ if self.is_verbs() => "verbs",
@@ -86,18 +87,18 @@ impl World {
         Self::GPU.contains(&self)
     }
 
-    /// Whether it is tested where a processor is emulated or a GPU is simulated, so that everything takes longer.
+    /// Whether this world usually runs on an emulated processor or a simulated GPU, where everything takes longer.
     pub fn is_simulated(self) -> bool {
         self.is_verbs() || self.is_gpu()
     }
 
-    /// Whether there is RDMA between ranks.
+    /// Whether ranks use RDMA.
     pub fn is_verbs(self) -> bool {
         Self::VERBS.contains(&self)
     }
 }
 
-/// A test world: how it is connected, and the settings that tests like to vary.
+/// A test world: the kind of its connections, its size and its settings.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub world: World,
@@ -106,7 +107,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A world whose sub-chunks are small, so that small vectors have many.
+    /// A world with small sub-chunks, so that small vectors have many of them.
     pub fn new(world: World, ranks: usize) -> Self {
         let config = Config {
             subchunk: Size(4096),
@@ -121,7 +122,7 @@ impl Setup {
                 World::Verbs | World::VerbsStaged => TransportChoice::Verbs,
                 _ => TransportChoice::Auto,
             },
-            // A machine that is emulated on a busy one may not answer for long, and that is no failure.
+            // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
             ib_timeout: 18,
             gpu_ipc: Switch(world != World::GpuPinned),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
@@ -141,7 +142,7 @@ impl Setup {
         self
     }
 
-    /// The settings of one rank.
+    /// The settings of one rank, with its node where the world has two.
     pub fn config_of(&self, rank: usize) -> Config {
         let mut config = self.config.clone();
         if self.world.is_mixed() {
@@ -155,14 +156,14 @@ impl Setup {
 /// Number of random cases of a property test: `usual` scaled by `FLEXRING_TEST_EFFORT`, and a third of it on an emulated
 /// processor or a simulated GPU.
 pub fn cases(usual: u32) -> u32 {
-    let usual = if World::here()[0].is_simulated() { usual / 3 } else { usual };
+    let usual = if World::enabled()[0].is_simulated() { usual / 3 } else { usual };
     crate::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
 }
 
-/// Runs `body` as every rank of a world, each in a thread of its own, and returns what they return, by rank.
+/// Runs `body` on every rank of a world, each in its own thread, and returns the results by rank.
 pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> {
-    watched(Duration::from_secs(60), || {
-        // Where the ranks of a world meet; alive until they are done.
+    with_watchdog(Duration::from_secs(60), || {
+        // The coordinator of the rendezvous, alive until all ranks have ended.
         let meeting =
             (setup.world != World::Local).then(|| Coordinator::create(&setup.config).expect("a coordinator"));
         let joiners: Vec<Box<dyn FnOnce() -> Communicator + Send>> = match setup.world {
@@ -180,7 +181,7 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> 
                         let world = setup.world;
                         Box::new(move || {
                             let comm = join(&config, &identity).expect("the world meets");
-                            // Nothing may quietly be tested over something else.
+                            // Fail if a fallback replaced the transport under test.
                             let verbs = comm.summary().contains("verbs");
                             let alone = !comm.summary().contains(" to ");
                             assert!(verbs == world.is_verbs() || alone, "{world:?}: {}", comm.summary());
@@ -190,7 +191,7 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> 
                     .collect()
             }
         };
-        let kept = Kept::default();
+        let kept = GpuVectorCache::default();
         std::thread::scope(|scope| {
             let (body, kept) = (&body, &kept);
             let threads: Vec<_> = joiners
@@ -202,13 +203,13 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> 
     })
 }
 
-/// Joins a world with settings of one's own.
+/// Joins a world with the settings `config`.
 pub fn join(config: &Config, identity: &Identity) -> Result<Communicator> {
     Communicator::with_config(config, identity)
 }
 
-/// Runs `test` and ends the process if it takes longer than `limit`: collectives fail by hanging.
-pub fn watched<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
+/// Runs `test` and exits the process if it takes longer than `limit`, because a broken collective hangs.
+pub fn with_watchdog<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
     let (done, watch) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
@@ -235,16 +236,16 @@ pub fn test_name(path: &str, name: &str) -> String {
 pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
-        watched(Duration::from_secs(60), || {
+        with_watchdog(Duration::from_secs(60), || {
             body(Rank::new(
                 Communicator::from_env().expect("the world meets"),
                 setup.world,
-                &Kept::default(),
+                &GpuVectorCache::default(),
             ));
         });
         std::process::exit(0);
     }
-    watched(Duration::from_secs(60), || {
+    with_watchdog(Duration::from_secs(60), || {
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         let binary = std::env::current_exe().expect("this binary");
         let transport = setup.config.transport.name();
@@ -275,8 +276,8 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
     })
 }
 
-/// Ends this process a little later, in the midst of whatever it does then, as nothing can be prepared for.
-pub fn die_soon() {
+/// Kills this process 300 ms later, without notice to any code that runs then.
+pub fn kill_self_soon() {
     std::thread::spawn(|| {
         std::thread::sleep(Duration::from_millis(300));
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);

@@ -1,4 +1,6 @@
-//! A rank as test bodies see it: a communicator, whose calls on vectors go by a GPU where the world is one of GPUs.
+//! A rank in a test body: a communicator that runs calls on GPU copies of the vectors in worlds with GPUs.
+//!
+//! Owns the GPU copies. Must not know what is tested.
 
 use super::World;
 use flexring::communicator::{Owned, Request};
@@ -11,15 +13,15 @@ use std::sync::{Arc, Mutex};
 /// A communicator of a test world.
 pub struct Rank {
     communicator: Communicator,
-    /// The GPU that vectors are copied to for each call, and back.
+    /// Index of the GPU that vectors are copied to before each call and from after it; `None` in worlds without GPUs.
     gpu: Option<usize>,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
-    kept: Kept,
+    cache: GpuVectorCache,
 }
 
-/// Vectors on GPUs that were used before, by type and length. None is freed before all ranks are through: freeing waits for
-/// all that this process does on the GPU, and so for calls of ranks that wait for the one that frees.
-pub type Kept = Arc<Mutex<HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>>>;
+/// GPU vectors for reuse, by type and length. None is freed before all ranks have ended: freeing waits for all work of this
+/// process on the GPU, which includes calls that wait for the rank that frees.
+pub type GpuVectorCache = Arc<Mutex<HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>>>;
 
 impl Deref for Rank {
     type Target = Communicator;
@@ -39,8 +41,8 @@ mod on_gpu {
     }
 
     impl Rank {
-        /// Has a call reduce a copy on the GPU, and copies the result back.
-        pub fn by_gpu<T: Element>(
+        /// Runs a call on a GPU copy of `vector`, and copies the result back.
+        pub fn call_on_gpu<T: Element>(
             &self,
             gpu: usize,
             vector: &mut [T],
@@ -50,16 +52,16 @@ mod on_gpu {
             on_gpu.write(vector)?;
             let called = call(&mut on_gpu);
             on_gpu.read(vector)?;
-            // The stream goes on after a failure too; this tells.
+            // The stream continues after a failed call; `synchronize` returns its error.
             let outcome = called.and_then(|()| self.synchronize());
-            // Not before the call is over: another rank may take it, and would wait in its stream for this one's call.
+            // Only after the call: another rank may reuse the vector, and its stream would wait for this call.
             self.keep(on_gpu);
             outcome
         }
 
         fn vector<T: Element>(&self, gpu: usize, len: usize) -> Result<GpuBuffer<T>> {
             let kind = (TypeId::of::<T>(), len);
-            let used = self.kept.lock().expect("no panic").get_mut(&kind).and_then(Vec::pop);
+            let used = self.cache.lock().expect("no panic").get_mut(&kind).and_then(Vec::pop);
             match used.and_then(|used| used.downcast().ok()) {
                 Some(used) => Ok(*used),
                 None => GpuBuffer::new(gpu, len),
@@ -68,11 +70,11 @@ mod on_gpu {
 
         fn keep<T: Element>(&self, vector: GpuBuffer<T>) {
             let kind = (TypeId::of::<T>(), vector.len());
-            self.kept.lock().expect("no panic").entry(kind).or_default().push(Box::new(vector));
+            self.cache.lock().expect("no panic").entry(kind).or_default().push(Box::new(vector));
         }
 
-        /// The same with two vectors.
-        pub fn by_gpu_between<T: Element>(
+        /// Runs a call on GPU copies of `send` and `receive`, and copies the result back to `receive`.
+        pub fn call_on_gpu_into<T: Element>(
             &self,
             gpu: usize,
             send: &[T],
@@ -81,7 +83,7 @@ mod on_gpu {
         ) -> Result<()> {
             let mut input = self.vector(gpu, send.len())?;
             input.write(send)?;
-            let outcome = self.by_gpu(gpu, receive, |output| call(&input, output));
+            let outcome = self.call_on_gpu(gpu, receive, |output| call(&input, output));
             self.keep(input);
             outcome
         }
@@ -94,7 +96,7 @@ macro_rules! calls {
             $(pub fn $in_place<T: Element>(&self, vector: &mut [T], $($a: $a_ty),*) -> Result<()> {
                 match self.gpu {
                     #[cfg(feature = "cuda")]
-                    Some(gpu) => self.by_gpu(gpu, vector, |vector| self.communicator.$in_place_on_gpu(vector, $($a),*)),
+                    Some(gpu) => self.call_on_gpu(gpu, vector, |vector| self.communicator.$in_place_on_gpu(vector, $($a),*)),
                     _ => self.communicator.$in_place(vector, $($a),*),
                 }
             })*
@@ -102,7 +104,7 @@ macro_rules! calls {
             $(pub fn $into<T: Element>(&self, send: &[T], receive: &mut [T], $($b: $b_ty),*) -> Result<()> {
                 match self.gpu {
                     #[cfg(feature = "cuda")]
-                    Some(gpu) => self.by_gpu_between(gpu, send, receive, |send, receive| {
+                    Some(gpu) => self.call_on_gpu_into(gpu, send, receive, |send, receive| {
                         self.communicator.$into_on_gpu(send, receive, $($b),*)
                     }),
                     _ => self.communicator.$into(send, receive, $($b),*),
@@ -127,17 +129,17 @@ calls! {
 }
 
 impl Rank {
-    /// A rank of such a world.
-    pub fn new(communicator: Communicator, world: World, kept: &Kept) -> Self {
+    /// A rank of a world of this kind.
+    pub fn new(communicator: Communicator, world: World, cache: &GpuVectorCache) -> Self {
         #[cfg(feature = "cuda")]
         let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpus());
         #[cfg(not(feature = "cuda"))]
         let gpu = None;
         let _ = world;
-        Self { communicator, gpu, kept: Arc::clone(kept) }
+        Self { communicator, gpu, cache: Arc::clone(cache) }
     }
 
-    /// On the host's memory in every world.
+    /// An asynchronous call, on host memory in every world.
     pub fn all_reduce_async<B: Owned>(&self, vector: B, op: ReduceOp) -> Result<Request<B>> {
         self.communicator.all_reduce_async(vector, op)
     }
