@@ -1,48 +1,48 @@
-//! From where a rank looks at the devices: the processors it may run on, and its GPU.
+//! The affinity of a rank: the NUMA nodes it may run on and the PCI path of its GPU.
 //!
-//! Owns what is near and what is far on one machine. Must not know what is looked at.
+//! Owns the distance between a rank and a PCI device. Must not know what kind of device it is.
 
 use super::sysfs::{names, number, text};
 use serde::Serialize;
 use std::path::Path;
 
-/// Where a PCI device is plugged in.
+/// The place of a PCI device in the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PciLocation {
-    /// The root, the bridges and switches on the way, and the device itself: `pci0000:3a`, `0000:3a:00.0`,
-    /// `0000:3b:00.0`. Empty if there is no such device.
+    /// The PCI root, the bridges and switches on the path, and the device itself: `pci0000:3a`, `0000:3a:00.0`,
+    /// `0000:3b:00.0`. Empty if there is no such PCI device.
     pub path: Vec<String>,
-    /// The NUMA node, if it has one.
+    /// The NUMA node, if the kernel reports one.
     pub numa: Option<u32>,
 }
 
-/// A NUMA node.
+/// A NUMA node of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
-    /// Its number.
+    /// The kernel's number of the node.
     pub number: u32,
-    /// Whether this process may run on one of its processors.
+    /// Whether this process may run on a processor of the node.
     pub local: bool,
-    /// How many processors it has.
+    /// The number of processors of the node.
     pub processors: usize,
-    /// How far it is to each node that there is, as the firmware says: 10 to itself.
+    /// The distances to all nodes, in the order of their numbers, as the firmware reports them: 10 to itself.
     pub distances: Vec<u32>,
 }
 
-/// From where a rank looks.
+/// The affinity of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Affinity {
-    /// The NUMA nodes, by number; empty where the kernel tells of none.
+    /// The NUMA nodes, by number; empty if the kernel reports none.
     pub nodes: Vec<NumaNode>,
-    /// Where the GPU is, if the rank has one.
+    /// The location of the rank's GPU, if it has one.
     pub gpu: Option<PciLocation>,
 }
 
-/// The distance of a node to itself.
-const HERE: u32 = 10;
+/// The distance of a NUMA node to itself.
+const LOCAL_DISTANCE: u32 = 10;
 
 impl PciLocation {
-    /// The place of the device whose folder in `/sys` this is, or links to.
+    /// The location of the device with this directory in `/sys`, or with the directory that this links to.
     #[must_use]
     pub fn read(folder: &Path) -> Self {
         let real = std::fs::canonicalize(folder).unwrap_or_default();
@@ -51,12 +51,12 @@ impl PciLocation {
         if path.is_empty() {
             return Self::default();
         }
-        // The kernel writes -1 for none.
+        // The kernel writes -1 if there is no NUMA node.
         let numa = number::<i64>(&folder.join("numa_node")).and_then(|node| u32::try_from(node).ok());
         Self { path, numa }
     }
 
-    /// Its PCI address, such as `0000:3b:00.0`.
+    /// The PCI address of the device, such as `0000:3b:00.0`.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.path.last().map(String::as_str)
@@ -64,13 +64,14 @@ impl PciLocation {
 }
 
 impl Affinity {
-    /// This process on this machine, with the GPU at this PCI address.
+    /// The affinity of this process, with the GPU at this PCI address.
     #[must_use]
     pub fn local(gpu: Option<&str>) -> Self {
         Self::read(Path::new("/"), gpu)
     }
 
-    /// The same, on the machine whose `/sys` and `/proc` are below `root`.
+    /// The affinity of this process on the machine whose `/sys` and `/proc` are below `root`, with the GPU at this PCI
+    /// address.
     #[must_use]
     pub fn read(root: &Path, gpu: Option<&str>) -> Self {
         let folder = root.join("sys/devices/system/node");
@@ -81,46 +82,49 @@ impl Affinity {
             let number: u32 = name.strip_prefix("node")?.parse().ok()?;
             let processors = ranges(&text(&folder.join(name).join("cpulist")).unwrap_or_default());
             let distances = text(&folder.join(name).join("distance")).unwrap_or_default();
-            let ours = |processor: &usize| allowed.as_ref().is_none_or(|all| all.contains(processor));
+            let may_run = |processor: &usize| allowed.as_ref().is_none_or(|all| all.contains(processor));
             Some(NumaNode {
                 number,
-                local: processors.iter().any(ours),
+                local: processors.iter().any(may_run),
                 processors: processors.len(),
                 distances: distances.split_whitespace().flat_map(str::parse).collect(),
             })
         };
         let gpu = gpu.map(|address| {
-            // CUDA writes addresses in capitals.
+            // CUDA writes addresses in upper case.
             PciLocation::read(&root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()))
         });
         Self { nodes: names(&folder).iter().filter_map(node).collect(), gpu }
     }
 
-    /// How far `place` is from here, the nearest first: by the PCI bridges that it shares with the GPU if there is
-    /// one, then by the distance of NUMA nodes. What is nowhere counts as near.
+    /// A sort key for the distance to a device: first the number of PCI bridges that it does not share with the GPU (0
+    /// without a GPU), then the NUMA distance. A device without a location counts as local.
     #[must_use]
     pub fn distance(&self, location: &PciLocation) -> (usize, u32) {
         let Some(gpu) = self.gpu.as_ref().filter(|gpu| !gpu.path.is_empty()) else {
-            let ours = self.nodes.iter().filter(|node| node.local).map(|node| Some(node.number));
-            return (0, ours.map(|node| self.between(node, location.numa)).min().unwrap_or(HERE));
+            let local = self.nodes.iter().filter(|node| node.local).map(|node| Some(node.number));
+            return (
+                0,
+                local.map(|node| self.numa_distance(node, location.numa)).min().unwrap_or(LOCAL_DISTANCE),
+            );
         };
         let shared = gpu.path.iter().zip(&location.path).take_while(|(one, other)| one == other).count();
-        (gpu.path.len() - shared, self.between(gpu.numa, location.numa))
+        (gpu.path.len() - shared, self.numa_distance(gpu.numa, location.numa))
     }
 
-    fn between(&self, one: Option<u32>, other: Option<u32>) -> u32 {
+    fn numa_distance(&self, one: Option<u32>, other: Option<u32>) -> u32 {
         let (Some(one), Some(other)) = (one, other) else {
-            return HERE;
+            return LOCAL_DISTANCE;
         };
-        // The kernel lists the distances of nodes in the order of their numbers, of which some may be missing.
+        // The kernel lists distances in the order of node numbers. Numbers may be missing, so positions can differ.
         let from = self.nodes.iter().find(|node| node.number == one);
         let at = self.nodes.iter().position(|node| node.number == other);
-        let told = from.zip(at).and_then(|(from, at)| from.distances.get(at).copied());
-        told.unwrap_or(if one == other { HERE } else { 2 * HERE })
+        let reported = from.zip(at).and_then(|(from, at)| from.distances.get(at).copied());
+        reported.unwrap_or(if one == other { LOCAL_DISTANCE } else { 2 * LOCAL_DISTANCE })
     }
 }
 
-/// `0-3,8` as numbers.
+/// Parses a list of ranges such as `0-3,8`.
 fn ranges(text: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,27 +1,27 @@
-//! Machines for tests: trees of files such as the kernel shows.
+//! File trees of machines for tests, in the layout of the kernel.
 //!
-//! Owns how such trees are written. Tests of the command include it too, so it knows nothing of this crate.
+//! Owns writing them. The tests of the command include this file too, so it uses nothing of this crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// The files of a machine.
+/// A machine as a file tree in a temporary directory.
 pub struct FakeMachine {
     folder: TempDir,
 }
 
-/// A port as the kernel shows it.
+/// A port as the kernel shows it, to be written by [`FakeMachine::device`].
 pub struct FakePort<'a> {
     pub state: &'a str,
     pub layer: &'a str,
     pub rate: &'a str,
     pub lid: &'a str,
-    /// Index, GID, type and network interface.
+    /// (index, GID, type, network interface)
     pub gids: &'a [(usize, &'a str, &'a str, &'a str)],
 }
 
-/// An InfiniBand port that works.
+/// An active InfiniBand port.
 pub const INFINIBAND: FakePort<'_> = FakePort {
     state: "4: ACTIVE",
     layer: "InfiniBand",
@@ -30,7 +30,7 @@ pub const INFINIBAND: FakePort<'_> = FakePort {
     gids: &[(0, "fe80:0000:0000:0000:9803:9b03:0067:ce60", "IB/RoCE v1", "")],
 };
 
-/// An Ethernet port that works and has no GIDs yet.
+/// An active Ethernet port without GIDs.
 pub const ETHERNET: FakePort<'_> =
     FakePort { state: "4: ACTIVE", layer: "Ethernet", rate: "100 Gb/sec (4X EDR)", lid: "0x0", gids: &[] };
 
@@ -46,36 +46,38 @@ pub const GIDS_OF_ETH0: &[(usize, &str, &str, &str)] = &[
 ];
 
 impl FakeMachine {
-    /// A machine with nothing in it.
+    /// A machine without files.
     pub fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a folder") }
+        Self { folder: tempfile::tempdir().expect("create a directory") }
     }
 
     pub fn root(&self) -> &Path {
         self.folder.path()
     }
 
+    /// Writes a file with a final newline.
     pub fn file(&self, path: &str, text: &str) -> &Self {
-        let path = self.made(path);
-        fs::write(path, format!("{text}\n")).expect("a file");
+        let path = self.with_parents(path);
+        fs::write(path, format!("{text}\n")).expect("write a file");
         self
     }
 
-    /// A link to something on this machine.
+    /// Writes a symbolic link to a directory of this machine, and creates the directory.
     pub fn link(&self, path: &str, target: &str) -> &Self {
         let target = self.root().join(target);
-        fs::create_dir_all(&target).expect("a folder");
-        std::os::unix::fs::symlink(target, self.made(path)).expect("a link");
+        fs::create_dir_all(&target).expect("create a directory");
+        std::os::unix::fs::symlink(target, self.with_parents(path)).expect("write a link");
         self
     }
 
-    fn made(&self, path: &str) -> PathBuf {
+    fn with_parents(&self, path: &str) -> PathBuf {
         let path = self.root().join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::create_dir_all(path.parent().expect("a path with a parent")).expect("create a directory");
         path
     }
 
-    /// NUMA nodes of four processors each, at these distances, and the processors that this process may run on.
+    /// Writes NUMA nodes of four processors each, with these distances, and the processors that this process may run
+    /// on.
     pub fn numa(&self, distances: &[&str], allowed: &str) -> &Self {
         for (node, distances) in distances.iter().enumerate() {
             let folder = format!("sys/devices/system/node/node{node}");
@@ -85,7 +87,7 @@ impl FakeMachine {
         self.file("proc/self/status", &format!("Name:\tx\nCpus_allowed_list:\t{allowed}"))
     }
 
-    /// A device in a PCI slot, such as `pci0000:3a/0000:3a:00.0/0000:3b:00.0`, of a NUMA node.
+    /// Writes a device at a PCI path, such as `pci0000:3a/0000:3a:00.0/0000:3b:00.0`, of a NUMA node.
     pub fn hca(&self, name: &str, slot: &str, numa: i32, ports: &[FakePort<'_>]) -> &Self {
         let device = format!("sys/devices/{slot}");
         self.file(&format!("{device}/numa_node"), &numa.to_string());
@@ -95,7 +97,7 @@ impl FakeMachine {
         self.device(name, ports)
     }
 
-    /// A device that is made of software, or of what [`hca`](Self::hca) has made.
+    /// Writes a software device, or completes one that [`hca`](Self::hca) began.
     pub fn device(&self, name: &str, ports: &[FakePort<'_>]) -> &Self {
         let folder = format!("sys/class/infiniband/{name}");
         self.file(&format!("{folder}/node_type"), "1: CA");
@@ -116,7 +118,7 @@ impl FakeMachine {
             }
             for (index, gid, kind, netdev) in port.gids {
                 self.file(&format!("{folder}/gids/{index}"), gid);
-                // An entry that is not used cannot be read: here it is not even there.
+                // The kernel refuses to read an unused entry; here it does not exist.
                 if !kind.is_empty() {
                     self.file(&format!("{folder}/gid_attrs/types/{index}"), kind);
                     self.file(&format!("{folder}/gid_attrs/ndevs/{index}"), netdev);
@@ -128,6 +130,7 @@ impl FakeMachine {
         self.file(&format!("dev/infiniband/{file}"), "")
     }
 
+    /// Writes a network interface that is up.
     pub fn netdev(&self, name: &str, mtu: u32) -> &Self {
         self.file(&format!("sys/class/net/{name}/mtu"), &mtu.to_string());
         self.file(&format!("sys/class/net/{name}/operstate"), "up")

@@ -1,7 +1,7 @@
-//! What is read from trees of files such as machines have.
+//! Inventories of file trees, and the distances of devices.
 
 use super::fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
-use super::sysfs::counting;
+use super::sysfs::natural_key;
 use super::*;
 
 fn read(machine: &FakeMachine) -> Inventory {
@@ -9,7 +9,7 @@ fn read(machine: &FakeMachine) -> Inventory {
 }
 
 #[test]
-fn a_machine_without_devices_has_none() {
+fn a_machine_without_devices_has_an_empty_inventory() {
     assert_eq!(read(&FakeMachine::new()), Inventory::default());
     let unused = FakeMachine::new();
     unused.link("sys/class/infiniband/none", "elsewhere");
@@ -17,15 +17,15 @@ fn a_machine_without_devices_has_none() {
 }
 
 #[test]
-fn an_infiniband_adapter_is_read_whole() {
+fn all_fields_of_an_infiniband_device_are_read() {
     let machine = FakeMachine::new();
     let down = FakePort { state: "1: DOWN", lid: "0xffff", rate: "2.5 Gb/sec (1X SDR)", ..INFINIBAND };
     machine.hca("mlx5_10", "pci0000:3a/0000:3a:00.0/0000:3b:00.0", 1, &[INFINIBAND, down]);
     machine.hca("mlx5_2", "pci0000:00/0000:01:00.0", -1, &[INFINIBAND]);
     let inventory = read(&machine);
     let names: Vec<&str> = inventory.devices.iter().map(|device| &*device.name).collect();
-    assert_eq!(names, ["mlx5_2", "mlx5_10"], "as people count");
-    assert_eq!(inventory.devices[0].pci.numa, None, "the kernel says -1");
+    assert_eq!(names, ["mlx5_2", "mlx5_10"], "natural order");
+    assert_eq!(inventory.devices[0].pci.numa, None, "the kernel wrote -1");
     let device = &inventory.devices[1];
     assert_eq!(device.pci.path, ["pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"]);
     assert_eq!((device.pci.address(), device.pci.numa), (Some("0000:3b:00.0"), Some(1)));
@@ -66,7 +66,7 @@ fn an_infiniband_adapter_is_read_whole() {
 }
 
 #[test]
-fn two_devices_made_of_software_have_no_place() {
+fn software_devices_have_no_pci_location() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[FakePort { gids: GIDS_OF_ETH0, ..ETHERNET }]);
     machine.device("rxe1", &[ETHERNET]).file("sys/class/infiniband/rxe1/parent", "eth1");
@@ -82,19 +82,19 @@ fn two_devices_made_of_software_have_no_place() {
     assert_eq!(
         gids.iter().map(|gid| gid.index).collect::<Vec<_>>(),
         [0, 1, 2, 3, 4, 5],
-        "6 is empty, and 256 out of reach"
+        "6 is empty, and 256 exceeds 8 bits"
     );
     assert_eq!(gids[3].kind, GidKind::RoceV2);
     assert_eq!(gids[3].ip().to_string(), "10.1.0.5");
     assert_eq!(gids[4].ip().to_string(), "fd00:0:0:1::5");
     assert_eq!(gids[4].kind, GidKind::RoceV1);
-    assert_eq!(inventory.devices[1].ports[0].netdev.as_deref(), Some("eth1"), "as its parent says");
+    assert_eq!(inventory.devices[1].ports[0].netdev.as_deref(), Some("eth1"), "named by its parent file");
     let mtus: Vec<_> = inventory.netdevs.iter().map(|netdev| (&*netdev.name, netdev.rdma_mtu())).collect();
     assert_eq!(mtus, [("eth0", Some(1024)), ("eth1", Some(4096))]);
 }
 
 #[test]
-fn rdma_packets_fit_into_frames() {
+fn rdma_packets_fit_into_ethernet_frames() {
     let netdev = |mtu| Netdev { name: "eth0".to_owned(), mtu: Some(mtu), state: None };
     for (mtu, rdma) in [
         (9000, Some(4096)),
@@ -109,12 +109,12 @@ fn rdma_packets_fit_into_frames() {
 }
 
 #[test]
-fn a_device_that_cannot_be_opened_says_why() {
+fn a_missing_device_file_is_distinguished_from_a_missing_kernel_module() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[]).device("rxe1", &[]);
-    std::fs::remove_file(machine.root().join("dev/infiniband/uverbsrxe0")).expect("it was there");
+    std::fs::remove_file(machine.root().join("dev/infiniband/uverbsrxe0")).expect("the file exists");
     std::fs::remove_dir_all(machine.root().join("sys/class/infiniband_verbs/uverbsrxe1"))
-        .expect("it was there");
+        .expect("the file exists");
     let inventory = read(&machine);
     assert_eq!(
         [inventory.devices[0].access, inventory.devices[1].access],
@@ -123,14 +123,14 @@ fn a_device_that_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn names_are_in_the_order_in_which_people_count() {
+fn names_are_in_natural_order() {
     let mut names = ["rxe10", "mlx5_10", "mlx5_2", "rxe", "bnxt_re0", "mlx4_11", "ibp59s0f1", "ibp59s0"];
-    names.sort_by_cached_key(|name| counting(name));
+    names.sort_by_cached_key(|name| natural_key(name));
     assert_eq!(names, ["bnxt_re0", "ibp59s0", "ibp59s0f1", "mlx4_11", "mlx5_2", "mlx5_10", "rxe", "rxe10"]);
 }
 
 #[test]
-fn near_is_what_shares_bridges_or_a_numa_node() {
+fn devices_are_near_that_share_pci_bridges_or_the_numa_node() {
     let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "5-6");
     machine.hca("a", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, &[]);
@@ -143,21 +143,25 @@ fn near_is_what_shares_bridges_or_a_numa_node() {
         devices.sort_by_key(|device| affinity.distance(&device.pci));
         devices.iter().map(|device| device.name.clone()).collect::<String>()
     };
-    let processors = Affinity::read(machine.root(), None);
-    assert_eq!(processors.nodes.iter().map(|node| node.local).collect::<Vec<_>>(), [false, true]);
-    assert_eq!(order(&processors), "crxe0ab", "node 1 is ours, and what is nowhere is near");
+    let without_gpu = Affinity::read(machine.root(), None);
+    assert_eq!(without_gpu.nodes.iter().map(|node| node.local).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(
+        order(&without_gpu),
+        "crxe0ab",
+        "node 1 is local, and a device without a location counts as local"
+    );
     let gpu = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:03:00.0";
     machine.file(&format!("{gpu}/numa_node"), "0").link("sys/bus/pci/devices/0000:03:00.0", gpu);
     let gpu = Affinity::read(machine.root(), Some("0000:03:00.0"));
     assert_eq!(gpu.gpu.as_ref().and_then(PciLocation::address), Some("0000:03:00.0"));
-    assert_eq!(order(&gpu), "abrxe0c", "a is behind the same switch, c across the sockets");
-    let lost = Affinity::read(machine.root(), Some("0000:99:00.0"));
-    assert_eq!(order(&lost), "crxe0ab", "a GPU that is nowhere does not count");
+    assert_eq!(order(&gpu), "abrxe0c", "a is behind the same switch, c at the other socket");
+    let unknown = Affinity::read(machine.root(), Some("0000:99:00.0"));
+    assert_eq!(order(&unknown), "crxe0ab", "a GPU without a location is ignored");
     assert_eq!(Affinity::default().distance(&inventory.devices[2].pci), (0, 10));
 }
 
 #[test]
-fn this_machine_can_be_surveyed() {
+fn the_inventory_of_this_machine_has_a_loopback_address() {
     let inventory = Inventory::local();
     assert!(inventory.addresses.iter().any(|address| address.ip.is_loopback()));
     assert_eq!(Affinity::local(None).gpu, None);
