@@ -2,7 +2,7 @@
 //!
 //! Owns the reading of files for the plan wing, which reads none. Must not know the formats, nor who asks.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 use crate::plan::{plan_file, topology_file};
@@ -20,7 +20,7 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
         let words = format!(
             "the topology {text} is no short form such as 2+3, and as a file it cannot be read: {cause}"
         );
-        Error::new(ErrorKind::InvalidSetting, words)
+        Error::invalid_setting(words)
     })?;
     topology_file::parse(text, &contents, hosts)
 }
@@ -30,9 +30,8 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
 /// # Errors
 /// `InvalidSetting`, naming the file.
 pub fn plan(path: &str) -> Result<Schedule> {
-    let text = std::fs::read_to_string(path).map_err(|cause| {
-        Error::new(ErrorKind::InvalidSetting, format!("the plan {path} cannot be read: {cause}"))
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|cause| Error::invalid_setting(format!("the plan {path} cannot be read: {cause}")))?;
     plan_file::parse(path, &text)
 }
 

@@ -1,6 +1,6 @@
 //! The element types and the operations, and nothing of how they are computed.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -171,13 +171,10 @@ impl ReduceOp {
         if factor.fract() == 0.0 && (low..=high).contains(&factor) {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!(
-                "a pre-multiplied sum over {} takes a whole factor from {low} to {high}, not {factor}",
-                dtype.name()
-            ),
-        ))
+        Err(Error::invalid_argument(format!(
+            "a pre-multiplied sum over {} takes a whole factor from {low} to {high}, not {factor}",
+            dtype.name()
+        )))
     }
 }
 

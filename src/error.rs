@@ -1,15 +1,17 @@
-//! What can go wrong, in words.
+//! The error type of the crate: a kind that programs match on, and a sentence that says what to do.
 //!
-//! Owns the one error type of the crate: a kind that a program can match on, and a sentence that a person
-//! can act on. Errors travel between ranks, so both survive a trip over the control connection. Must not
-//! know who raises them.
+//! Owns [`Error`] and [`ErrorKind`]. Errors are sent to other ranks over the control connection, so kind, message
+//! and suspect are serialized. Must not know who raises an error or who handles it.
 
+use crate::rank::Rank;
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 
-/// The result of everything that can fail.
+/// The result of every fallible operation of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What sort of failure an [`Error`] is. The numbers are those of the C ABI and never change.
+/// The kind of an [`Error`]. The numbers are those of the C ABI and never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -18,9 +20,9 @@ pub enum ErrorKind {
     InvalidArgument = 1,
     /// An environment variable or setting that cannot be parsed, or that contradicts another.
     InvalidSetting = 2,
-    /// The operating system refused something: memory, a descriptor, a socket.
+    /// The operating system refused memory, a descriptor, a socket or another resource.
     System = 3,
-    /// The ranks could not find each other: an unreachable master, a port in use, a rank that never came.
+    /// The ranks could not find each other: an unreachable master, a port in use, a rank that did not join.
     Rendezvous = 4,
     /// Ranks differ in version, settings, program, count, dtype or operation.
     Disagreement = 5,
@@ -28,9 +30,9 @@ pub enum ErrorKind {
     PeerLost = 6,
     /// A deadline passed.
     Timeout = 7,
-    /// Somebody called `abort`, or the communicator has failed before.
+    /// A rank called `abort`, or the communicator failed earlier.
     Aborted = 8,
-    /// What was asked for is not built into this binary or not possible here.
+    /// The request is not built into this binary or not possible on this machine.
     Unsupported = 9,
     /// A bug in flexring.
     Internal = 10,
@@ -55,56 +57,130 @@ impl ErrorKind {
     }
 }
 
-/// A failure: its kind and a sentence that says what, where, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// A failure: its kind, and one sentence that says what failed, where, and what to do about it.
+///
+/// Two errors are equal if kind, message and suspect are; the source does not count, because it stays behind when
+/// an error is sent to another rank.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    /// Whose death would explain it.
-    suspect: Option<usize>,
+    /// The rank whose failure would explain this error.
+    suspect: Option<Rank>,
+    #[serde(skip)]
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
-    /// An error of `kind`; `message` is lower case, without a final full stop.
+    /// An error whose kind is decided at run time. Where the kind is fixed, call the constructor named after it.
+    ///
+    /// `message` is lower case and has no final full stop, here and in all constructors.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), suspect: None }
+        Self { kind, message: message.into(), suspect: None, source: None }
     }
 
-    /// A system call that failed while doing `what`.
-    pub fn system(what: impl fmt::Display, cause: impl Into<std::io::Error>) -> Self {
-        Self::new(ErrorKind::System, format!("{what}: {}", cause.into()))
+    /// An [`ErrorKind::InvalidArgument`] error.
+    pub fn invalid_argument(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidArgument, message)
     }
 
-    /// What sort of failure this is.
+    /// An [`ErrorKind::InvalidSetting`] error.
+    pub fn invalid_setting(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidSetting, message)
+    }
+
+    /// An [`ErrorKind::System`] error without an `io::Error` behind it. See [`Error::io`].
+    pub fn system(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::System, message)
+    }
+
+    /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source.
+    pub fn io(context: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
+        let cause = cause.into();
+        Self::system(format!("{context}: {cause}")).with_source(cause)
+    }
+
+    /// An [`ErrorKind::Rendezvous`] error.
+    pub fn rendezvous(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Rendezvous, message)
+    }
+
+    /// An [`ErrorKind::Disagreement`] error.
+    pub fn disagreement(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Disagreement, message)
+    }
+
+    /// An [`ErrorKind::PeerLost`] error. Add the lost rank by [`with_suspect`](Self::with_suspect) if its failure is
+    /// only inferred, for example from a broken link.
+    pub fn peer_lost(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::PeerLost, message)
+    }
+
+    /// An [`ErrorKind::Timeout`] error.
+    pub fn timeout(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Timeout, message)
+    }
+
+    /// An [`ErrorKind::Aborted`] error.
+    pub fn aborted(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Aborted, message)
+    }
+
+    /// An [`ErrorKind::Unsupported`] error.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
+    /// An [`ErrorKind::Internal`] error.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, message)
+    }
+
+    /// Prefixes the message with `context`: `context: message`. Kind, suspect and source stay.
+    #[must_use]
+    pub fn context(self, context: impl fmt::Display) -> Self {
+        Self { message: format!("{context}: {}", self.message), ..self }
+    }
+
+    /// Keeps `source` as [`std::error::Error::source`]. The message must already say what matters in it.
+    #[must_use]
+    pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { source: Some(Arc::new(source)), ..self }
+    }
+
+    /// Names the rank whose failure would explain this error. The failure detector waits for news of that rank
+    /// before it settles on a root cause.
+    #[must_use]
+    pub fn with_suspect(self, rank: Rank) -> Self {
+        Self { suspect: Some(rank), ..self }
+    }
+
+    /// The kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The sentence.
+    /// The sentence, without the kind's name.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The same error, said in the context of `what`: `what: message`.
+    /// The rank whose failure would explain this error, if one is known.
     #[must_use]
-    pub fn within(self, what: impl fmt::Display) -> Self {
-        Self { message: format!("{what}: {}", self.message), ..self }
-    }
-
-    /// The same error, with the rank whose death would explain it.
-    #[must_use]
-    pub fn blaming(self, rank: usize) -> Self {
-        Self { suspect: Some(rank), ..self }
-    }
-
-    /// The rank whose death would explain the error, if there is one.
-    #[must_use]
-    pub fn suspect(&self) -> Option<usize> {
+    pub fn suspect(&self) -> Option<Rank> {
         self.suspect
     }
 }
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind, &self.message, self.suspect) == (other.kind, &other.message, other.suspect)
+    }
+}
+
+impl Eq for Error {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -112,15 +188,34 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.source {
+            Some(source) => Some(source.as_ref()),
+            None => None,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::error::Error as _;
 
     #[test]
-    fn reads_as_a_sentence_with_its_context() {
-        let error = Error::new(ErrorKind::Timeout, "rank 3 did not come").within("rendezvous");
+    fn displays_kind_context_and_message() {
+        let error = Error::timeout("rank 3 did not come").context("rendezvous");
         assert_eq!(error.to_string(), "timed out: rendezvous: rank 3 did not come");
+    }
+
+    #[test]
+    fn keeps_the_source_but_does_not_send_it() {
+        let error = Error::io("cannot open a file", io::ErrorKind::NotFound).context("setup");
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.map(io::Error::kind), Some(io::ErrorKind::NotFound));
+        let bytes = postcard::to_stdvec(&error).expect("serializable");
+        let received: Error = postcard::from_bytes(&bytes).expect("an error");
+        assert_eq!(received, error);
+        assert!(received.source().is_none());
     }
 }

@@ -62,8 +62,8 @@ mod tests {
     fn the_first_error_counts() {
         let fault = Fault::new().expect("an event descriptor");
         assert!(fault.check().is_ok());
-        fault.raise(Error::new(ErrorKind::PeerLost, "rank 2 died"));
-        let kept = fault.raise(Error::new(ErrorKind::Aborted, "somebody else gave up"));
+        fault.raise(Error::peer_lost("rank 2 died"));
+        let kept = fault.raise(Error::aborted("somebody else gave up"));
         assert_eq!(kept.message(), "rank 2 died");
         assert_eq!(fault.check().expect_err("raised").kind(), ErrorKind::PeerLost);
     }

@@ -20,7 +20,7 @@ impl WakeFd {
     pub fn new() -> Result<Self> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map(Self)
-            .map_err(|cause| Error::system("cannot create an event descriptor", cause))
+            .map_err(|cause| Error::io("cannot create an event descriptor", cause))
     }
 
     /// A second descriptor of the same eventfd: a notification of one makes both readable.
@@ -28,10 +28,7 @@ impl WakeFd {
     /// # Errors
     /// `System` if the process has no descriptor left.
     pub fn try_clone(&self) -> Result<Self> {
-        self.0
-            .try_clone()
-            .map(Self)
-            .map_err(|cause| Error::system("cannot duplicate an event descriptor", cause))
+        self.0.try_clone().map(Self).map_err(|cause| Error::io("cannot duplicate an event descriptor", cause))
     }
 
     /// Makes the descriptor readable. Does not block and cannot fail: the one possible error is a full counter,

@@ -6,7 +6,7 @@ use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
 use super::launcher::RendezvousPoint;
 use super::protocol::{Caller, FRAME_LIMIT, Hello, Terms, ToRank, decode};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -41,7 +41,7 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 /// Listens as rank 0 where the other ranks look for it: at every address of this node that `host` stands for,
 /// or at all of them if it stands for none, as it does behind address translation.
 pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
-    let refuse = |message| Error::new(ErrorKind::Rendezvous, message);
+    let refuse = |message| Error::rendezvous(message);
     let addresses = resolve(host, port)
         .map_err(|cause| refuse(format!("rank 0 cannot resolve the master address {host}: {cause}")))?;
     let since = Instant::now();
@@ -96,7 +96,7 @@ pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>>
     for listener in listeners {
         let mut address = listener
             .local_addr()
-            .map_err(|cause| Error::system("cannot tell where the coordinator listens", cause))?;
+            .map_err(|cause| Error::io("cannot tell where the coordinator listens", cause))?;
         if address.ip().is_unspecified() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -209,14 +209,11 @@ pub(super) fn attend(
             if last.is_empty() {
                 last = "no time was left".to_owned();
             }
-            return Err(Error::new(
-                ErrorKind::Rendezvous,
-                format!(
-                    "rank {} cannot reach {whom} within {}: {last}; {advice}",
-                    caller.rank,
-                    seconds(terms.timeout)
-                ),
-            ));
+            return Err(Error::rendezvous(format!(
+                "rank {} cannot reach {whom} within {}: {last}; {advice}",
+                caller.rank,
+                seconds(terms.timeout)
+            )));
         }
         let until = (now + pause).min(deadline);
         pause = (2 * pause).min(LONGEST_PAUSE);
@@ -302,13 +299,10 @@ fn attempt(
         match end {
             // A coordinator that has heard a rank does not close on it without a word while its process lives.
             Some(cause) if heard => {
-                return Err(Failure::Final(Error::new(
-                    ErrorKind::PeerLost,
-                    format!(
-                        "the process at {address}, where the ranks meet, died before all had come: the control \
+                return Err(Failure::Final(Error::peer_lost(format!(
+                    "the process at {address}, where the ranks meet, died before all had come: the control \
                          connection to it {cause}"
-                    ),
-                )));
+                ))));
             }
             Some(cause) => return Err(retry(format!("the connection {cause} before an answer"))),
             None if Instant::now() >= until => {

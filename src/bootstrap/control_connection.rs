@@ -14,7 +14,7 @@ use super::launcher::{Identity, RendezvousPoint};
 use super::process::Process;
 use super::protocol::{Caller, FRAME_LIMIT, Terms, ToCoordinator, ToRank, VERSION, decode, encode};
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
@@ -117,7 +117,7 @@ impl ControlConnection {
         let thread = std::thread::Builder::new()
             .name("flexring-control".to_owned())
             .spawn(move || control_thread.run())
-            .map_err(|cause| Error::system("cannot start the control connection's thread", cause))?;
+            .map_err(|cause| Error::io("cannot start the control connection's thread", cause))?;
         Ok(Self {
             rank: identity.rank,
             world: identity.world,
@@ -157,14 +157,11 @@ impl ControlConnection {
         // Half the limit is for the parts, and more than enough for what lies around them.
         let limit = FRAME_LIMIT / 2 / self.world;
         if mine.len() > limit {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "cannot exchange {what}: {} bytes are more than the {limit} that each of {} ranks may give",
-                    mine.len(),
-                    self.world
-                ),
-            ));
+            return Err(Error::invalid_argument(format!(
+                "cannot exchange {what}: {} bytes are more than the {limit} that each of {} ranks may give",
+                mine.len(),
+                self.world
+            )));
         }
         let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.fault.check()?;
@@ -182,19 +179,17 @@ impl ControlConnection {
         });
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
-            Some(parts) => Err(Error::new(
-                ErrorKind::Internal,
-                format!("an exchange of {what} among {} ranks gave {} parts", self.world, parts.len()),
-            )),
+            Some(parts) => Err(Error::internal(format!(
+                "an exchange of {what} among {} ranks gave {} parts",
+                self.world,
+                parts.len()
+            ))),
             None => {
                 self.shared.fault.check()?;
-                Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!(
-                        "the coordinator did not answer an exchange of {what} within {}",
-                        seconds(self.timeout)
-                    ),
-                ))
+                Err(Error::timeout(format!(
+                    "the coordinator did not answer an exchange of {what} within {}",
+                    seconds(self.timeout)
+                )))
             }
         }
     }
@@ -222,7 +217,7 @@ impl ControlConnection {
     /// tell the others.
     pub fn abort(&self, reason: &str) {
         let message = format!("rank {}: {reason}", self.rank);
-        self.shared.fault.raise(Error::new(ErrorKind::Aborted, message));
+        self.shared.fault.raise(Error::aborted(message));
         self.shared.say(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
@@ -418,7 +413,7 @@ impl ControlThread {
             CallState::Idle { .. } => "while this rank was in no call".to_owned(),
         };
         let message = format!("{} is gone: the control connection to it {cause} {doing}", self.host);
-        self.judge(Error::new(ErrorKind::PeerLost, message));
+        self.judge(Error::peer_lost(message));
     }
 
     /// Says goodbye and waits until the coordinator hangs up, which it does when everybody it concerns has been told.

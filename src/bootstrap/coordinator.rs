@@ -11,7 +11,7 @@ use super::rendezvous::Rendezvous;
 use super::server::Server;
 use super::unique_id::UniqueId;
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::wake::WakeFd;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -52,12 +52,12 @@ impl Coordinator {
         // The loopback comes second: elsewhere it leads to somebody else's door.
         for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
             let listener = connect::listen_at(SocketAddr::new(ip, 0))
-                .map_err(|cause| Error::system(format!("cannot listen on {ip}"), cause))?;
+                .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))?;
             listeners.push(listener);
         }
         let mut token = [0; 16];
         getrandom::fill(&mut token)
-            .map_err(|cause| Error::new(ErrorKind::System, format!("cannot get random bytes: {cause}")))?;
+            .map_err(|cause| Error::system(format!("cannot get random bytes: {cause}")))?;
         let token = u128::from_le_bytes(token);
         let addresses = connect::addresses_of(&listeners)?;
         let place = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
@@ -71,7 +71,7 @@ impl Coordinator {
         for listener in &listeners {
             listener
                 .set_nonblocking(true)
-                .map_err(|cause| Error::system("cannot prepare the control port", cause))?;
+                .map_err(|cause| Error::io("cannot prepare the control port", cause))?;
         }
         let wake = Arc::new(WakeFd::new()?);
         let coordinator = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
@@ -84,7 +84,7 @@ impl Coordinator {
         std::thread::Builder::new()
             .name("flexring-coord".to_owned())
             .spawn(move || service.run())
-            .map_err(|cause| Error::system("cannot start the coordinator's thread", cause))?;
+            .map_err(|cause| Error::io("cannot start the coordinator's thread", cause))?;
         Ok(coordinator)
     }
 

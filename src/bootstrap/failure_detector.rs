@@ -153,7 +153,7 @@ impl FailureDetector {
                 self.report(rank, error, suspect, now);
             }
             ToCoordinator::Abort { reason } => {
-                self.fail(Error::new(ErrorKind::Aborted, format!("rank {rank}: {reason}")));
+                self.fail(Error::aborted(format!("rank {rank}: {reason}")));
             }
             ToCoordinator::Goodbye(standing) => {
                 self.stands(rank, standing);
@@ -175,7 +175,7 @@ impl FailureDetector {
             "rank {rank} ({}) died: its control connection {cause} {}",
             member.process, member.standing
         );
-        self.fail(Error::new(ErrorKind::PeerLost, message));
+        self.fail(Error::peer_lost(message));
     }
 
     /// Time has passed.
@@ -198,22 +198,19 @@ impl FailureDetector {
                 seconds(silent),
                 member.standing
             );
-            self.fail(Error::new(ErrorKind::PeerLost, message));
+            self.fail(Error::peer_lost(message));
             self.actions.push(DetectorAction::Close(rank));
         }
         if let Some(gathering) = self.gathering.take_if(|gathering| now >= gathering.due) {
             let missing: Vec<Rank> =
                 (0..self.members.len()).filter(|rank| !gathering.parts.contains_key(rank)).collect();
-            self.fail(Error::new(
-                ErrorKind::Timeout,
-                format!(
-                    "{} of {} did not come to exchange {} within {}",
-                    RankList::new(&missing),
-                    self.members.len(),
-                    gathering.what,
-                    seconds(gathering.patience)
-                ),
-            ));
+            self.fail(Error::timeout(format!(
+                "{} of {} did not come to exchange {} within {}",
+                RankList::new(&missing),
+                self.members.len(),
+                gathering.what,
+                seconds(gathering.patience)
+            )));
         }
         self.consider(now);
     }
@@ -253,7 +250,7 @@ impl FailureDetector {
             } else {
                 theirs.difference(them, &call, rank)
             };
-            self.fail(Error::new(ErrorKind::Disagreement, difference));
+            self.fail(Error::disagreement(difference));
         }
     }
 
@@ -274,7 +271,7 @@ impl FailureDetector {
                 gathering.what,
                 self.gathered + 1
             );
-            self.fail(Error::new(ErrorKind::Disagreement, message));
+            self.fail(Error::disagreement(message));
             return;
         }
         if now + patience < gathering.due {
@@ -306,7 +303,7 @@ impl FailureDetector {
         if let Some((rank, member)) = leaver {
             let message =
                 format!("rank {rank} ({}) has left while others exchange {}", member.process, gathering.what);
-            self.fail(Error::new(ErrorKind::PeerLost, message));
+            self.fail(Error::peer_lost(message));
         }
     }
 

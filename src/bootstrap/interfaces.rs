@@ -3,7 +3,7 @@
 //! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know who connects.
 
 use crate::config::Family;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::net::IpAddr;
 
 /// An address of a network interface.
@@ -23,7 +23,7 @@ pub struct Interface {
 /// `System` if the operating system does not tell.
 pub fn list() -> Result<Vec<Interface>> {
     let found =
-        if_addrs::get_if_addrs().map_err(|cause| Error::system("cannot list network interfaces", cause))?;
+        if_addrs::get_if_addrs().map_err(|cause| Error::io("cannot list network interfaces", cause))?;
     Ok(found
         .into_iter()
         .map(|interface| Interface {
@@ -79,10 +79,7 @@ fn nothing(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Er
         Family::Auto => String::new(),
         Family::Ipv4 | Family::Ipv6 => format!(" and speaks {}", family.name()),
     };
-    Error::new(
-        ErrorKind::InvalidSetting,
-        format!("{wanted} that is up{family}; there are: {}", listed.join(", ")),
-    )
+    Error::invalid_setting(format!("{wanted} that is up{family}; there are: {}", listed.join(", ")))
 }
 
 fn speaks(address: IpAddr, family: Family) -> bool {
@@ -137,6 +134,7 @@ impl<'a> Pattern<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn machine() -> Vec<Interface> {
         [

@@ -15,7 +15,7 @@
 
 use super::unique_id::UniqueId;
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::rank::Rank;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -42,7 +42,7 @@ impl Identity {
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
         if rank >= world {
             let words = format!("rank {rank} is not in a world of {world}: ranks count from 0");
-            return Err(Error::new(ErrorKind::InvalidArgument, words));
+            return Err(Error::invalid_argument(words));
         }
         let rendezvous = RendezvousPoint::Id(*id);
         Ok(Self { rank, world, token: id.token(), rendezvous, launcher: "a unique id" })
@@ -82,9 +82,8 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     let launcher = launched.as_ref().map_or("FLEXRING_RANK", |launched| launched.launcher);
     let (rank, world) = (rank.value, world.value);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
-        let id = UniqueId::from_hex(&text).map_err(|error| {
-            Error::new(ErrorKind::InvalidSetting, format!("{name}=\"{text}\": {}", error.message()))
-        })?;
+        let id = UniqueId::from_hex(&text)
+            .map_err(|error| Error::invalid_setting(format!("{name}=\"{text}\": {}", error.message())))?;
         return Ok(Identity {
             rank,
             world,
@@ -222,7 +221,7 @@ fn half(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error {
 }
 
 fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidSetting, message)
+    Error::invalid_setting(message)
 }
 
 /// The launcher that started this process, if any of those known did.
@@ -387,8 +386,7 @@ fn numbers(config: &Config, launched: Option<&Launched>) -> Result<(Number, Numb
     let world = own("FLEXRING_WORLD_SIZE", config.world_size).or(launched.map(|launched| launched.world));
     match (rank, world) {
         (Some(rank), Some(world)) => Ok((rank, world)),
-        (None, None) => Err(Error::new(
-            ErrorKind::Rendezvous,
+        (None, None) => Err(Error::rendezvous(
             "this process has no rank: start it with torchrun, mpirun or srun (a Slurm batch script's own process is no \
              rank), or set FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT",
         )),
@@ -422,7 +420,7 @@ fn no_address(launched: Option<&Launched>) -> Error {
                  ranks (127.0.0.1 if all are on this node)"
             .to_owned(),
     };
-    Error::new(ErrorKind::Rendezvous, message)
+    Error::rendezvous(message)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use super::call_state::CallState;
 use super::process::Process;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::rank::Rank;
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +125,7 @@ pub(super) enum ToRank {
 /// # Errors
 /// `Internal` if it is too long, which its makers see to.
 pub(super) fn encode(frame: &impl serde::Serialize) -> Result<Bytes> {
-    let refuse = |why: String| Error::new(ErrorKind::Internal, format!("cannot encode a frame: {why}"));
+    let refuse = |why: String| Error::internal(format!("cannot encode a frame: {why}"));
     let mut bytes = postcard::to_extend(frame, vec![0; 4]).map_err(|cause| refuse(cause.to_string()))?;
     let length = bytes.len() - 4;
     if length > FRAME_LIMIT {

@@ -149,20 +149,17 @@ impl Rendezvous {
     }
 
     fn foreign(&self, caller: &Caller) -> Error {
-        Error::new(
-            ErrorKind::Rendezvous,
-            format!(
-                "at {} another job is rendezvous, not that of rank {} ({}): give each job a port of its own with \
+        Error::rendezvous(format!(
+            "at {} another job is rendezvous, not that of rank {} ({}): give each job a port of its own with \
                  FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
-                self.place, caller.rank, caller.process
-            ),
-        )
+            self.place, caller.rank, caller.process
+        ))
     }
 
     /// What is wrong with a caller of this job, if anything.
     fn objection(&self, caller: &Caller, terms: Option<&Terms>) -> Option<Error> {
         let Caller { version, rank, world, process, .. } = caller;
-        let disagree = |message| Some(Error::new(ErrorKind::Disagreement, message));
+        let disagree = |message| Some(Error::disagreement(message));
         // The lowest rank so far speaks for all: they agree.
         let first = self.peers.first_key_value();
         if version != VERSION {
@@ -187,18 +184,13 @@ impl Rendezvous {
             ));
         }
         if let Some(twin) = self.peers.get(rank) {
-            return Some(Error::new(
-                ErrorKind::Rendezvous,
-                format!(
-                    "two processes call themselves rank {rank}: {} and {process}; every process needs a rank of its own",
-                    twin.process
-                ),
-            ));
+            return Some(Error::rendezvous(format!(
+                "two processes call themselves rank {rank}: {} and {process}; every process needs a rank of its own",
+                twin.process
+            )));
         }
         difference(&first.terms.settings, &terms?.settings).map(|(name, theirs, value)| {
-            Error::new(
-                ErrorKind::Disagreement,
-                format!(
+            Error::disagreement(format!(
                     "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it alike on all ranks"
                 ),
             )

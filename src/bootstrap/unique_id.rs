@@ -3,7 +3,7 @@
 //! Owns their layout. A program carries them from the process that made them to all ranks by whatever means
 //! it has, so they may come back damaged, cut or from another version, and are checked.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use xxhash_rust::xxh3::xxh3_64;
@@ -66,8 +66,7 @@ impl UniqueId {
     /// # Errors
     /// `InvalidArgument` if they are not what [`as_bytes`](Self::as_bytes) gave.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let refuse =
-            |why: String| Err(Error::new(ErrorKind::InvalidArgument, format!("no unique id: {why}")));
+        let refuse = |why: String| Err(Error::invalid_argument(format!("no unique id: {why}")));
         let Ok(bytes) = <[u8; Self::SIZE]>::try_from(bytes) else {
             return refuse(format!("{} bytes instead of {}", bytes.len(), Self::SIZE));
         };
@@ -115,14 +114,11 @@ impl UniqueId {
                 .filter(|pair| pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit()))
                 .and_then(|pair| u8::from_str_radix(pair, 16).ok());
             let Some(byte) = byte else {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    format!(
-                        "no unique id: expected {} hexadecimal digits, not \"{}\"",
-                        2 * Self::SIZE,
-                        String::from_utf8_lossy(&text[..text.len().min(2 * Self::SIZE)])
-                    ),
-                ));
+                return Err(Error::invalid_argument(format!(
+                    "no unique id: expected {} hexadecimal digits, not \"{}\"",
+                    2 * Self::SIZE,
+                    String::from_utf8_lossy(&text[..text.len().min(2 * Self::SIZE)])
+                )));
             };
             bytes.push(byte);
         }

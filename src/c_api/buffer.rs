@@ -107,7 +107,7 @@ unsafe fn memory_range(
         return Err(invalid_argument(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
     }
     let located = communicator.memory_of(start.as_ptr(), bytes);
-    let place = located.map_err(|error| error.within(format_args!("{function}")))?;
+    let place = located.map_err(|error| error.context(format_args!("{function}")))?;
     // SAFETY: the caller vouches for the memory, and the driver says where it is.
     Ok(unsafe { piece_in(place, start, bytes) })
 }

@@ -68,7 +68,7 @@ impl<'a> CallBuffers<'a> {
             )));
         }
         let located = self.communicator.memory_of(start.as_ptr(), bytes);
-        let memory = located.map_err(|error| error.within(format_args!("the {name} buffer")))?;
+        let memory = located.map_err(|error| error.context(format_args!("the {name} buffer")))?;
         // SAFETY: the caller vouches for the elements, which are these bytes, and they are where the driver says.
         Ok(unsafe { piece_in(memory, start, bytes) })
     }

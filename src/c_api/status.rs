@@ -61,7 +61,7 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
         let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(Error::new(ErrorKind::Internal, format!("flexring panicked, please report this: {words}")))
+        Err(Error::internal(format!("flexring panicked, please report this: {words}")))
     });
     let Err(error) = outcome else {
         return flexring_result::FLEXRING_SUCCESS;
@@ -75,7 +75,7 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
 
 /// A refusal of an argument.
 pub(super) fn invalid_argument(words: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidArgument, words)
+    Error::invalid_argument(words)
 }
 
 /// The sentence that belongs to the last call of this thread that did not return FLEXRING_SUCCESS; empty if

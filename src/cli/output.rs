@@ -3,7 +3,7 @@
 //! Owns writing to standard output, the JSON style, and singular and plural forms. Must not know what is printed.
 
 use crate::error::CommandError;
-use flexring::{Error, ErrorKind};
+use flexring::Error;
 use serde::Serialize;
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use std::io::Write;
 /// `CommandError::Failed` if standard output cannot be written.
 pub fn print(text: &str) -> Result<(), CommandError> {
     let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|cause| Error::system("cannot write to standard output", cause).into())
+    written.map_err(|cause| Error::io("cannot write to standard output", cause).into())
 }
 
 /// Indented JSON with a final line break.
@@ -21,7 +21,7 @@ pub fn print(text: &str) -> Result<(), CommandError> {
 /// # Errors
 /// `CommandError::Failed` if `data` cannot be represented in JSON.
 pub fn json(data: &impl Serialize) -> Result<String, CommandError> {
-    let failed = |cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}"));
+    let failed = |cause| Error::internal(format!("cannot write JSON: {cause}"));
     Ok(serde_json::to_string_pretty(data).map_err(failed)? + "\n")
 }
 

@@ -5,7 +5,7 @@
 
 use super::{Communicator, Registered};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{self, Buffer, Memory, Piece};
 use std::ptr::NonNull;
 
@@ -72,7 +72,7 @@ impl Communicator {
                         .why_none()
                         .unwrap_or_else(|| "of a context that is gone".to_owned())
                 );
-                return Err(Error::new(ErrorKind::InvalidArgument, message));
+                return Err(Error::invalid_argument(message));
             }
         }
         Ok(Memory::Host)

@@ -4,7 +4,7 @@
 
 use crate::call::Collective;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Memory, Piece};
 use crate::rank::Rank;
 
@@ -200,5 +200,5 @@ fn address(piece: Piece) -> usize {
 }
 
 fn refuse<T>(message: String) -> Result<T> {
-    Err(Error::new(ErrorKind::InvalidArgument, message))
+    Err(Error::invalid_argument(message))
 }

@@ -54,7 +54,7 @@ impl ControlPlane {
         match self {
             Self::Processes(connection) => connection.abort(message),
             Self::Threads(_) => {
-                fault.raise(Error::new(ErrorKind::Aborted, format!("rank {rank}: {message}")));
+                fault.raise(Error::aborted(format!("rank {rank}: {message}")));
             }
         }
     }
@@ -133,7 +133,7 @@ impl LocalMember {
             let CallProgress::InCall(theirs) = progress else { continue };
             if theirs.sequence == call.sequence && !theirs.agrees_with(call) {
                 let message = call.difference(self.rank, theirs, other);
-                self.group.fault.raise(Error::new(ErrorKind::Disagreement, message));
+                self.group.fault.raise(Error::disagreement(message));
             }
         }
     }

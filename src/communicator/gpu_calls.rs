@@ -4,7 +4,7 @@
 
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 impl Communicator {
@@ -36,7 +36,7 @@ impl Communicator {
         }
         if checked.is_on_host() {
             let message = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+            return Err(Error::invalid_argument(message));
         }
         let runner = &self.runner;
         runner.check_usable()?;

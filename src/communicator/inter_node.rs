@@ -7,7 +7,7 @@
 use super::peer_info::{PeerInfo, RailOffer};
 use crate::bootstrap::{self, ControlConnection};
 use crate::config::{Config, TransportChoice};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
@@ -48,8 +48,7 @@ fn select_rails(config: &Config) -> Result<Vec<Rail>> {
 
 #[cfg(not(feature = "verbs"))]
 fn select_rails(_config: &Config) -> Result<Vec<Rail>> {
-    Err(Error::new(
-        ErrorKind::Unsupported,
+    Err(Error::unsupported(
         "this flexring was built without RDMA: build it with --features verbs, or use FLEXRING_TRANSPORT=tcp",
     ))
 }
@@ -95,7 +94,7 @@ impl InterNodeSetup<'_> {
             }
         }
         let Some(listener) = listener else {
-            return Err(Error::new(ErrorKind::Internal, "there is no listener for tcp links"));
+            return Err(Error::internal("there is no listener for tcp links"));
         };
         Ok(InterNodeTransport { transport: Box::new(self.tcp(listener)?), registrar: None })
     }
@@ -127,7 +126,7 @@ impl InterNodeSetup<'_> {
         if let Some((rank, error)) =
             (0..).zip(infos).find_map(|(rank, info)| Some((rank, info.rails.why_not.as_ref()?)))
         {
-            return Some(error.clone().within(format_args!("rank {rank} on {}", infos[rank].host)));
+            return Some(error.clone().context(format_args!("rank {rank} on {}", infos[rank].host)));
         }
         let shared = self.config.transport == TransportChoice::Auto;
         for one in 0..infos.len() {
@@ -136,7 +135,7 @@ impl InterNodeSetup<'_> {
                 let linked = !(shared && infos[one].node == infos[other].node);
                 if linked && pair_rails(mine, theirs).is_empty() {
                     let message = describe_mismatch((one, mine), (other, theirs));
-                    return Some(Error::new(ErrorKind::Disagreement, message));
+                    return Some(Error::disagreement(message));
                 }
             }
         }
@@ -145,7 +144,7 @@ impl InterNodeSetup<'_> {
 
     #[cfg(not(feature = "verbs"))]
     fn verbs(&self, _pool: Piece) -> Result<InterNodeTransport> {
-        let without = || Error::new(ErrorKind::Internal, "a build without RDMA offers no rails");
+        let without = || Error::internal("a build without RDMA offers no rails");
         Err(self.rdma_obstacle().unwrap_or_else(without))
     }
 
@@ -157,7 +156,7 @@ impl InterNodeSetup<'_> {
         if let Some(error) = self.rdma_obstacle() {
             return Err(error);
         }
-        let unreported = || Error::new(ErrorKind::Internal, "a failed step was not reported");
+        let unreported = || Error::internal("a failed step was not reported");
         let rails: Vec<_> = self.infos.iter().map(|info| info.rails.rails.clone()).collect();
         let peers: Vec<_> = self.peers.iter().map(|peer| (*peer, self.rail_pairs(*peer))).collect();
         let opened = UnconnectedVerbs::open(self.me, &rails[self.me], &peers, VerbsOptions::new(self.config))
@@ -202,14 +201,13 @@ impl InterNodeSetup<'_> {
     where
         T: serde::Serialize + serde::de::DeserializeOwned,
     {
-        let unreadable =
-            |cause: postcard::Error| Error::new(ErrorKind::Internal, format!("cannot read {step}: {cause}"));
+        let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read {step}: {cause}"));
         let mine = postcard::to_stdvec(mine).map_err(unreadable)?;
         let results = self.connection.all_gather(step, &mine)?;
         let results = results.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
         let results: Vec<Result<T>> = results.collect::<Result<_>>()?;
         let named = |(rank, result): (Rank, Result<T>)| {
-            result.map_err(|error| error.within(format_args!("rank {rank} on {}", self.infos[rank].host)))
+            result.map_err(|error| error.context(format_args!("rank {rank} on {}", self.infos[rank].host)))
         };
         results.into_iter().enumerate().map(named).collect()
     }
@@ -246,6 +244,6 @@ fn tcp_endpoint(config: &Config, info: &PeerInfo, peer: Rank, same_node: bool) -
             "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
             info.host
         );
-        Error::new(ErrorKind::Disagreement, message)
+        Error::disagreement(message)
     })
 }

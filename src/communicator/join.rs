@@ -13,7 +13,7 @@ use super::runner_builder::{CallRunnerBuilder, arena_layout, is_crowded};
 use crate::bootstrap::{self, ControlConnection, Identity};
 use crate::config::{Config, TransportChoice};
 use crate::description;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Arena;
 use crate::plan::topology::Topology;
@@ -40,9 +40,8 @@ impl Communicator {
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
         let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
-        let token = getrandom::u64().map_err(|cause| {
-            Error::new(ErrorKind::System, format!("cannot draw a random number: {cause}"))
-        })?;
+        let token = getrandom::u64()
+            .map_err(|cause| Error::system(format!("cannot draw a random number: {cause}")))?;
         let info = PeerInfo {
             token,
             node: bootstrap::node_name(config),
@@ -62,13 +61,10 @@ impl Communicator {
         let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidSetting,
-                format!(
-                    "FLEXRING_TRANSPORT=shm, but rank {me} on {} and rank {} on {} do not share a node",
-                    infos[me].host, inter_node[0], infos[inter_node[0]].host
-                ),
-            ));
+            return Err(Error::invalid_setting(format!(
+                "FLEXRING_TRANSPORT=shm, but rank {me} on {} and rank {} on {} do not share a node",
+                infos[me].host, inter_node[0], infos[inter_node[0]].host
+            )));
         }
 
         let layout = arena_layout(config, intra_node.len(), world);
@@ -143,7 +139,7 @@ impl Communicator {
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
         crate::logging::init(config.log);
         if world == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "a world has at least one rank"));
+            return Err(Error::invalid_argument("a world has at least one rank"));
         }
         let fault = Arc::new(Fault::new()?);
         let group = LocalGroup::new(world, Arc::clone(&fault));
@@ -195,9 +191,7 @@ fn topology(config: &Config, infos: &[PeerInfo]) -> Result<Topology> {
 
 /// The topology that `FLEXRING_TOPOLOGY` describes. Fails unless it has `world` ranks.
 fn configured_topology(text: &str, world: usize, hosts: Option<&[String]>) -> Result<Topology> {
-    let refuse = |message: String| {
-        Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_TOPOLOGY={text}: {message}"))
-    };
+    let refuse = |message: String| Error::invalid_setting(format!("FLEXRING_TOPOLOGY={text}: {message}"));
     let topology = description::topology(text, hosts)?;
     let ranks = topology.world();
     if ranks < world {
@@ -215,18 +209,14 @@ fn configured_topology(text: &str, world: usize, hosts: Option<&[String]>) -> Re
 fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
     match digests.iter().position(|digest| *digest != digests[0]) {
         None => Ok(()),
-        Some(rank) => Err(Error::new(
-            ErrorKind::Disagreement,
-            format!(
-                "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
-            ),
-        )),
+        Some(rank) => Err(Error::disagreement(format!(
+            "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
+        ))),
     }
 }
 
 fn no_secret(rank: Rank) -> Error {
-    Error::new(
-        ErrorKind::Disagreement,
-        format!("rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"),
-    )
+    Error::disagreement(format!(
+        "rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"
+    ))
 }

@@ -90,7 +90,7 @@ impl Communicator {
         let worker = std::thread::Builder::new()
             .name("flexring-worker".to_owned())
             .spawn(move || worker.run_queued(&calls))
-            .map_err(|cause| Error::system("cannot start a thread for asynchronous calls", cause))?;
+            .map_err(|cause| Error::io("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", runner.summary);
         Ok(Self { runner, submissions: Mutex::new(Some(submissions)), worker: Some(worker) })
     }
@@ -122,7 +122,7 @@ impl Communicator {
         let (planned, world) = (plan.plan().schedule().world(), self.runner.world);
         if planned != world {
             let message = format!("the plan is for {planned} ranks, but there are {world}");
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+            return Err(Error::invalid_argument(message));
         }
         let _turn = self.runner.queue.wait_turn(&self.runner.queue.take_ticket());
         let Engine { executor, plans, .. } = &mut *self.runner.lock_engine();
@@ -188,7 +188,7 @@ impl Communicator {
         let ticket = self.runner.queue.take_ticket();
         let queued = QueuedCall { ticket, call: checked, gate, outcome: Arc::clone(&outcome) };
         let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
-        sent.then_some(outcome).ok_or_else(|| Error::new(ErrorKind::Internal, "the worker thread has ended"))
+        sent.then_some(outcome).ok_or_else(|| Error::internal("the worker thread has ended"))
     }
 
     /// This rank's part of a vector that consists of one equal part per rank. If the vector's length is not a

@@ -3,7 +3,7 @@
 //! Owns its contents and exchange. Must not know how links are made from it.
 
 use crate::bootstrap::ControlConnection;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::transport::verbs::port_selection::Rail;
 use std::net::SocketAddr;
 
@@ -36,9 +36,7 @@ pub(super) struct RailOffer {
 impl PeerInfo {
     /// Sends this rank's information to all ranks, and returns that of all ranks, by rank.
     pub(super) fn exchange(&self, connection: &ControlConnection) -> Result<Vec<Self>> {
-        let unreadable = |cause: postcard::Error| {
-            Error::new(ErrorKind::Internal, format!("cannot read peer info: {cause}"))
-        };
+        let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read peer info: {cause}"));
         let mine = postcard::to_stdvec(self).map_err(unreadable)?;
         let infos = connection.all_gather("peer info", &mine)?;
         infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()

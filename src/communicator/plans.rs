@@ -8,7 +8,7 @@ use crate::call::Collective;
 use crate::config::{Algorithm, Config, Lowering};
 use crate::description;
 use crate::dtype::ReduceOp;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::executor::{Executor, Path};
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
@@ -183,9 +183,7 @@ impl Plans {
 
 /// Reads a plan and verifies it.
 fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Plan>> {
-    let refuse = |message: String| {
-        Error::new(ErrorKind::InvalidSetting, format!("FLEXRING_PLAN_FILE={path}: {message}"))
-    };
+    let refuse = |message: String| Error::invalid_setting(format!("FLEXRING_PLAN_FILE={path}: {message}"));
     let schedule = description::plan(path)?;
     let (planned, world) = (schedule.world(), topology.world());
     if planned != world {

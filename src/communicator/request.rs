@@ -3,7 +3,7 @@
 //! Owns the outcome of a call and the request that waits for it. Must not know what runs the call.
 
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -92,7 +92,7 @@ impl<B: Owned> Request<B> {
     /// As for the blocking call.
     pub fn wait(mut self) -> Result<B> {
         self.outcome.wait()?;
-        self.vector.take().ok_or_else(|| Error::new(ErrorKind::Internal, "the vector of a request is gone"))
+        self.vector.take().ok_or_else(|| Error::internal("the vector of a request is gone"))
     }
 }
 

@@ -13,7 +13,7 @@ use super::user_memory::UserMemory;
 use crate::call::{Call, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::ReduceOp;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::executor::{BoundCall, Executor, Path};
 use crate::fault::Fault;
 use crate::memory::{Buffer, Piece};
@@ -65,7 +65,7 @@ pub(super) struct QueuedCall {
 impl Drop for QueuedCall {
     fn drop(&mut self) {
         // Has no effect after a regular end. Otherwise it releases the thread that waits for the call.
-        self.outcome.end(Err(Error::new(ErrorKind::Internal, "the worker thread ended before the call did")));
+        self.outcome.end(Err(Error::internal("the worker thread ended before the call did")));
     }
 }
 
@@ -112,7 +112,7 @@ impl CallRunner {
             return Err(error.clone());
         }
         let message = format!("this communicator has failed before: {}", error.message());
-        Err(Error::new(ErrorKind::Aborted, message))
+        Err(Error::aborted(message))
     }
 
     /// Ends the communicator on all ranks, unless it has already failed, and returns the error that ended it.

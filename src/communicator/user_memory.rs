@@ -3,7 +3,7 @@
 //! Owns its allocation, and its announcement to neighbours and devices. Must not know its contents.
 
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::transport::shm::RemotePrefault;
 use std::collections::HashMap;
@@ -86,7 +86,7 @@ impl UserMemory {
                 piece.len(),
                 piece.as_ptr()
             );
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+            return Err(Error::invalid_argument(message));
         };
         *count -= 1;
         if *count == 0 {

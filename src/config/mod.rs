@@ -12,7 +12,7 @@ mod values;
 pub use choices::{Algorithm, Family, GpuDirect, LogLevel, Lowering, Registration, Simd, TransportChoice};
 pub use values::{Dimensions, Servers, Size, Switch};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::borrow::Cow;
 use std::time::Duration;
 use values::{AnyValue, SettingValue, SizeRange, ValueCheck};
@@ -223,10 +223,7 @@ settings! {
 fn parse<T: SettingValue>(name: &str, text: &str, check: &impl ValueCheck<T>) -> Result<T> {
     T::parse(text).filter(|value| check.admits(value)).ok_or_else(|| {
         let expected = check.expected();
-        Error::new(
-            ErrorKind::InvalidSetting,
-            format!("{name}=\"{text}\" cannot be used: expected {expected}"),
-        )
+        Error::invalid_setting(format!("{name}=\"{text}\" cannot be used: expected {expected}"))
     })
 }
 

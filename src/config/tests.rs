@@ -2,6 +2,8 @@
 
 use super::*;
 
+use crate::error::ErrorKind;
+
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {
     Config::read(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, text)| (*text).to_owned()))
 }

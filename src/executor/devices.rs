@@ -3,7 +3,7 @@
 //! Owns which of them does a job, and how many jobs are under way. Must not know what jobs are about.
 
 use crate::device::{Device, Job, Submitted};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 
 pub(super) struct Devices {
@@ -30,8 +30,7 @@ impl Devices {
     pub(super) fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted> {
         let on_host = job.into.is_host() && job.operands.iter().all(|operand| operand.piece.is_host());
         let device = if on_host { Some(&mut self.host) } else { self.gpu.as_mut() };
-        let device =
-            device.ok_or_else(|| Error::new(ErrorKind::Internal, "a job for a GPU, but there is none"))?;
+        let device = device.ok_or_else(|| Error::internal("a job for a GPU, but there is none"))?;
         let submitted = device.submit(job, ticket)?;
         self.under_way += usize::from(submitted == Submitted::InFlight);
         Ok(submitted)

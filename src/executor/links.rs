@@ -3,7 +3,7 @@
 //! Owns routing, and the marks that senders' memory is being read. Must not know programs, slots or jobs.
 
 use crate::call::Call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Piece, Sharing};
 use crate::rank::Rank;
 use crate::transport::{AnyTransport, Events, InPlaceTransport};
@@ -163,8 +163,5 @@ impl Links {
 }
 
 fn wrong_delivery(peer: Rank, delivery: &str) -> Error {
-    Error::new(
-        ErrorKind::Internal,
-        format!("messages of rank {peer} are delivered {delivery}: please report this"),
-    )
+    Error::internal(format!("messages of rank {peer} are delivered {delivery}: please report this"))
 }

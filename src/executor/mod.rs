@@ -10,7 +10,7 @@ mod wait;
 
 use crate::call::{Call, Collective};
 use crate::device::{self, Arithmetic, Device, Finish, Job, Submitted};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
@@ -275,7 +275,7 @@ impl Executor {
         if share == 0 {
             let slots = self.slots.pool.len();
             let words = format!("{slots} slots are too few for {peers} links: raise FLEXRING_SLOTS");
-            return Err(Error::new(ErrorKind::InvalidSetting, words));
+            return Err(Error::invalid_setting(words));
         }
         for peer in program.peers() {
             let window = self.links.to(peer).common().window();
@@ -319,7 +319,7 @@ impl Executor {
     /// Whatever went wrong first on this rank.
     pub fn run(&mut self, work: &BoundCall, path: Path) -> Result<()> {
         if self.failed {
-            return Err(Error::new(ErrorKind::Aborted, "the communicator has failed before"));
+            return Err(Error::aborted("the communicator has failed before"));
         }
         // Until it is known to have gone well. What must be done if not is done even if this panics.
         self.failed = true;
@@ -482,7 +482,7 @@ impl Executor {
             Event::PeerEntered { peer, call } => {
                 if !work.call.agrees_with(&call) {
                     let words = work.call.difference(self.rank, &call, peer);
-                    return Err(Error::new(ErrorKind::Disagreement, words));
+                    return Err(Error::disagreement(words));
                 }
                 if std::mem::replace(&mut self.heard[peer], true) {
                     return Err(bug(Violation(format!("rank {peer} called twice"))));
@@ -503,7 +503,7 @@ impl Executor {
                         view.len(),
                         self.rank
                     );
-                    return Err(Error::new(ErrorKind::Disagreement, words));
+                    return Err(Error::disagreement(words));
                 }
                 let message = self.pipeline().recv_ready(peer).map_err(bug)?;
                 let views = &mut self.views[peer].0;
@@ -650,14 +650,14 @@ impl Executor {
             _ => format!("for {} to make the same call", RankList::new(&silent)),
         };
         let words = format!("{}: nothing moved for {:?}: waited {waiting}", work.call, self.wait.timeout());
-        let error = Error::new(ErrorKind::Timeout, words);
+        let error = Error::timeout(words);
         match silent.first() {
-            Some(rank) => error.blaming(*rank),
+            Some(rank) => error.with_suspect(*rank),
             None => error,
         }
     }
 }
 
 fn bug(violation: Violation) -> Error {
-    Error::new(ErrorKind::Internal, format!("{}: please report this", violation.0))
+    Error::internal(format!("{}: please report this", violation.0))
 }

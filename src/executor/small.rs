@@ -2,7 +2,7 @@
 
 use super::{BoundCall, Executor};
 use crate::device::{self, Finish, Job};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 
 impl Executor {
@@ -39,7 +39,7 @@ impl Executor {
                         work.call,
                         self.wait.timeout()
                     );
-                    return Err(Error::new(ErrorKind::Timeout, words).blaming(rank));
+                    return Err(Error::timeout(words).with_suspect(rank));
                 }
                 continue;
             };
@@ -48,11 +48,11 @@ impl Executor {
                 Some(call) if work.call.agrees_with(&call) => {}
                 Some(call) => {
                     let words = work.call.difference(self.rank, &call, rank);
-                    return Err(Error::new(ErrorKind::Disagreement, words));
+                    return Err(Error::disagreement(words));
                 }
                 None => {
                     let words = format!("what rank {rank} wrote to its mailbox is no call");
-                    return Err(Error::new(ErrorKind::Disagreement, words));
+                    return Err(Error::disagreement(words));
                 }
             }
             self.operands.push(device::Operand { piece: bytes.narrow(0, work.input.len()), factor: None });

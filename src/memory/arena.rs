@@ -7,7 +7,7 @@
 //! left behind however its ranks end. Must not know what is written where.
 
 use super::Piece;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::Advice;
@@ -52,7 +52,7 @@ impl Arena {
         let info = rustix::system::sysinfo();
         let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
         let file = memfd_create("flexring", MemfdFlags::CLOEXEC)
-            .map_err(|cause| Error::system("cannot create shared memory", cause))?;
+            .map_err(|cause| Error::io("cannot create shared memory", cause))?;
         // Address space, not memory: pages come when they are touched. Where it is limited, less will do.
         let mut len = (fixed + machine).next_multiple_of(HUGE);
         let map = loop {
@@ -97,9 +97,8 @@ impl Arena {
     }
 
     fn map(file: &OwnedFd, len: usize) -> Result<MmapRaw> {
-        let failed = |cause: std::io::Error| {
-            Error::system(format_args!("cannot map {len} bytes of shared memory"), cause)
-        };
+        let failed =
+            |cause: std::io::Error| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
         ftruncate(file, len as u64).map_err(|cause| failed(cause.into()))?;
         let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(file).map_err(failed)?;
         // Fewer faults and fewer misses in the address cache. Where the kernel does not do it for shared
@@ -255,13 +254,12 @@ impl PeerArena {
     /// # Errors
     /// `System` if it cannot be mapped, or is smaller than `fixed`.
     pub fn map(file: BorrowedFd<'_>, fixed: usize) -> Result<Self> {
-        let failed = |cause: std::io::Error| Error::system("cannot map the shared memory of a peer", cause);
+        let failed = |cause: std::io::Error| Error::io("cannot map the shared memory of a peer", cause);
         let len = rustix::fs::fstat(file).map_err(|cause| failed(cause.into()))?.st_size as usize;
         if len < fixed {
-            return Err(Error::new(
-                ErrorKind::Disagreement,
-                format!("a peer's shared memory has {len} bytes and should have {fixed} at least"),
-            ));
+            return Err(Error::disagreement(format!(
+                "a peer's shared memory has {len} bytes and should have {fixed} at least"
+            )));
         }
         let map = MmapOptions::new().len(len).no_reserve_swap().map_raw_read_only(&file).map_err(failed)?;
         let start = map.as_ptr().cast_mut().cast();
@@ -303,7 +301,7 @@ fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
 }
 
 fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
-    Error::system(format_args!("cannot allocate {len} bytes of shared memory"), cause)
+    Error::io(format_args!("cannot allocate {len} bytes of shared memory"), cause)
 }
 
 /// The ranges that nobody has, by offset; neighbours are always joined.

@@ -2,7 +2,7 @@
 
 use super::{Arena, Piece, Registrar};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl<T: Element> Buffer<T> {
     /// A vector of `len` zeros, of which `registrar` is told for as long as it lives.
     pub(crate) fn new(arena: Arc<Arena>, len: usize, registrar: Option<Arc<dyn Registrar>>) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
+            Error::invalid_argument(format!("{len} elements are more than any memory holds"))
         })?;
         let offset = arena.alloc(bytes)?;
         let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");

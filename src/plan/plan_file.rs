@@ -14,7 +14,7 @@
 use super::Rank;
 use super::fraction::{Fraction, Span};
 use super::schedule::{Group, Schedule};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -105,14 +105,14 @@ pub fn write(schedule: &Schedule, count: Option<u64>) -> String {
 /// # Errors
 /// `InvalidSetting` with file, line where it is known, and what was expected.
 pub fn parse(name: &str, text: &str) -> Result<Schedule> {
-    let refuse = |words: String| Err(Error::new(ErrorKind::InvalidSetting, format!("{name}: {words}")));
+    let refuse = |words: String| Err(Error::invalid_setting(format!("{name}: {words}")));
     let file: PlanFile = match serde_json::from_str(text) {
         Ok(file) => file,
         Err(wrong) => {
             let words = wrong.to_string();
             let what = words.split(" at line ").next().unwrap_or(&words);
             let words = format!("{name}:{}: {what}", wrong.line());
-            return Err(Error::new(ErrorKind::InvalidSetting, words));
+            return Err(Error::invalid_setting(words));
         }
     };
     let world = file.world;

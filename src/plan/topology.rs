@@ -5,7 +5,7 @@
 //! [`topology_file`](super::topology_file)) nor what planners make of it.
 
 use super::Rank;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// A vertex of the tree, by number; the root is 0 and parents have smaller numbers than their children.
 pub type VertexId = usize;
@@ -122,7 +122,7 @@ impl TopologyBuilder {
     /// `InvalidSetting` if a rank is on two nodes, if the ranks are not 0 to some number without a gap, if
     /// there are none, or if a link has no bandwidth.
     pub fn finish(self) -> Result<Topology> {
-        let refuse = |words: String| Err(Error::new(ErrorKind::InvalidSetting, words));
+        let refuse = |words: String| Err(Error::invalid_setting(words));
         if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.uplink.bandwidth == 0) {
             return refuse(format!("the link of {} has a bandwidth of zero", vertex.name));
         }
@@ -309,7 +309,7 @@ impl Topology {
             let highest = (0..self.world()).min_by_key(depth).unwrap_or(0);
             let words =
                 format!("the topology is not symmetric: rank {highest} hangs higher in the tree than others");
-            return Err(Error::new(ErrorKind::InvalidSetting, words));
+            return Err(Error::invalid_setting(words));
         }
         dimensions.retain(|fan_out| *fan_out > 1);
         Ok(dimensions)
@@ -327,7 +327,7 @@ impl Topology {
             format!("{} has {} {what}", vertex.name, vertex.children.len())
         };
         let words = format!("the topology is not symmetric: {} and {}", tell(one), tell(other));
-        Error::new(ErrorKind::InvalidSetting, words)
+        Error::invalid_setting(words)
     }
 }
 

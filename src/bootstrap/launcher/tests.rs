@@ -2,6 +2,8 @@
 
 use super::*;
 
+use crate::error::ErrorKind;
+
 /// `NAME=text` pairs, separated by blanks.
 fn lookup(environment: &str) -> impl Fn(&str) -> Option<String> {
     |name| {

@@ -83,11 +83,11 @@ fn an_abort_from_any_rank_reaches_all() {
 fn a_report_becomes_one_verdict_for_all() {
     watched(|| {
         let members = world(3);
-        let error = Error::new(ErrorKind::System, "out of memory");
+        let error = Error::system("out of memory");
         let root_cause = members[1].control.report(error, None);
         assert_eq!(root_cause.message(), "rank 1: out of memory");
         assert_eq!(fates(&members), root_cause);
-        let late = members[2].control.report(Error::new(ErrorKind::PeerLost, "a consequence"), Some(1));
+        let late = members[2].control.report(Error::peer_lost("a consequence"), Some(1));
         assert_eq!(late, root_cause, "later reports get the same root_cause");
         assert_eq!(
             members[0].control.all_gather("cards", &[]).expect_err("the world has failed"),
@@ -102,7 +102,7 @@ fn a_suspicion_is_confirmed_by_the_suspects_death() {
         let (members, puppet) = world_with_a_puppet(3);
         thread::scope(|scope| {
             let root_cause = scope.spawn(|| {
-                let error = Error::new(ErrorKind::PeerLost, "the link to rank 2 broke");
+                let error = Error::peer_lost("the link to rank 2 broke");
                 members[0].control.report(error, Some(2))
             });
             thread::sleep(Duration::from_millis(50));
@@ -121,7 +121,7 @@ fn a_suspicion_is_confirmed_by_the_suspects_death() {
 fn a_suspicion_that_stays_one_is_told_as_it_is() {
     watched(|| {
         let members = world(2);
-        let error = Error::new(ErrorKind::PeerLost, "the link to rank 1 broke");
+        let error = Error::peer_lost("the link to rank 1 broke");
         let root_cause = members[0].control.report(error, Some(1));
         assert_eq!(root_cause.message(), "rank 0: the link to rank 1 broke");
         assert_eq!(fates(&members), root_cause);
@@ -140,7 +140,7 @@ fn a_timeout_names_who_has_not_called_and_who_has_left() {
         for member in &members[..2] {
             member.control.call_state().enter(&example(17));
         }
-        let error = Error::new(ErrorKind::Timeout, "all_reduce #17 took longer than 300 s");
+        let error = Error::timeout("all_reduce #17 took longer than 300 s");
         let root_cause = members[0].control.report(error, Some(1));
         assert_eq!(root_cause.kind(), ErrorKind::Timeout);
         assert_eq!(
@@ -233,7 +233,7 @@ fn a_hub_that_said_it_may_go_is_not_missed() {
         drop(coordinator);
         thread::sleep(Duration::from_millis(100));
         assert!(member.fault.check().is_ok());
-        let error = Error::new(ErrorKind::PeerLost, "the link broke");
+        let error = Error::peer_lost("the link broke");
         assert_eq!(member.control.report(error.clone(), Some(0)), error);
     });
 }

@@ -274,7 +274,7 @@ fn whoever_waits_for_a_meeting_can_be_woken() {
                 ControlConnection::join(&who(1, 2, &rendezvous), &config(), fault.clone()).map(drop)
             });
             thread::sleep(Duration::from_millis(50));
-            fault.raise(Error::new(ErrorKind::Aborted, "never mind"));
+            fault.raise(Error::aborted("never mind"));
             let error = waiting.join().expect("woken").expect_err("aborted");
             assert_eq!(error.message(), "never mind");
         });

@@ -39,9 +39,7 @@ pub fn check() -> Result<usize> {
     const FIX: &str = "check with `nvidia-smi` that NVIDIA's driver finds one, or leave out --device cuda to measure on the \
                        host";
     match gpus() {
-        Ok(0) => {
-            Err(Error::new(flexring::ErrorKind::Unsupported, format!("this process finds no GPU: {FIX}")))
-        }
+        Ok(0) => Err(Error::unsupported(format!("this process finds no GPU: {FIX}"))),
         Ok(gpus) => Ok(gpus),
         Err(error) => Err(Error::new(error.kind(), format!("{}: {FIX}", error.message()))),
     }
@@ -170,7 +168,7 @@ mod absent {
     use std::marker::PhantomData;
 
     fn none<T>() -> Result<T> {
-        Err(Error::new(ErrorKind::Unsupported, "this build of flexring has no CUDA"))
+        Err(Error::unsupported("this build of flexring has no CUDA"))
     }
 
     pub fn gpus() -> Result<usize> {

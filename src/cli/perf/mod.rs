@@ -93,5 +93,5 @@ fn no_job(error: Error) -> CommandError {
 fn exec_again(settings: Vec<(&'static str, String)>) -> CommandError {
     let again = |program| Command::new(program).args(std::env::args_os().skip(1)).envs(settings).exec();
     let cause = std::env::current_exe().map_or_else(|cause| cause, again);
-    Error::system("cannot execute this program again with the settings from its flags", cause).into()
+    Error::io("cannot execute this program again with the settings from its flags", cause).into()
 }

@@ -64,7 +64,7 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result:
 /// This command with its arguments, to run as one rank of the world.
 fn command(options: &PerfOptions, rank: usize, world: usize) -> Result<Command> {
     let program = std::env::current_exe()
-        .map_err(|cause| Error::system("cannot determine the path of this executable", cause))?;
+        .map_err(|cause| Error::io("cannot determine the path of this executable", cause))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(["--rank-of", &std::process::id().to_string()]);
     if std::io::stderr().is_terminal() {
@@ -97,7 +97,7 @@ struct RankProcesses(Vec<Arc<Mutex<Child>>>);
 impl RankProcesses {
     fn start(&mut self, rank: usize, mut command: Command, exited: Sender<RankExit>) -> Result<()> {
         let mut child =
-            command.spawn().map_err(|cause| Error::system(format!("cannot start rank {rank}"), cause))?;
+            command.spawn().map_err(|cause| Error::io(format!("cannot start rank {rank}"), cause))?;
         let (pid, stderr) = (child.id(), child.stderr.take());
         let child = Arc::new(Mutex::new(child));
         self.0.push(Arc::clone(&child));
@@ -109,7 +109,7 @@ impl RankProcesses {
             }
         };
         std::thread::Builder::new().name(format!("stderr-{rank}")).spawn(forward).map_err(|cause| {
-            Error::system(format!("cannot start the thread that reads the output of rank {rank}"), cause)
+            Error::io(format!("cannot start the thread that reads the output of rank {rank}"), cause)
         })?;
         Ok(())
     }

@@ -144,6 +144,6 @@ impl ProgressOutput {
             let mut stdout = std::io::stdout().lock();
             writeln!(stdout, "{lines}").and_then(|()| stdout.flush())
         };
-        self.progress.suspend(write).map_err(|cause| Error::system("cannot write to standard output", cause))
+        self.progress.suspend(write).map_err(|cause| Error::io("cannot write to standard output", cause))
     }
 }

@@ -13,7 +13,7 @@ use super::report::{RankGpu, RankInfo};
 use flexring::bootstrap::{Identity, host_name, identity};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::{Communicator, DType, Error, ErrorKind, ReduceOp, Result};
+use flexring::{Communicator, DType, Error, ReduceOp, Result};
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
@@ -167,10 +167,10 @@ fn gather_texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
 /// Makes the kernel kill this process when its parent ends for any reason.
 fn die_with_parent(parent: i32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|cause| Error::system("cannot set the parent-death signal", cause))?;
+        .map_err(|cause| Error::io("cannot set the parent-death signal", cause))?;
     // The parent may have ended before the signal was set.
     if getppid().map(Pid::as_raw_nonzero).is_none_or(|pid| pid.get() != parent) {
-        return Err(Error::new(ErrorKind::Aborted, "the process that started this rank is gone"));
+        return Err(Error::aborted("the process that started this rank is gone"));
     }
     Ok(())
 }

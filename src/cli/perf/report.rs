@@ -2,7 +2,7 @@
 //!
 //! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
-use flexring::{Error, ErrorKind, Result};
+use flexring::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -172,9 +172,9 @@ impl ReportFile {
     /// # Errors
     /// `System` if it cannot be written.
     pub fn finish(&self, report: &impl Serialize) -> Result<()> {
-        let failed = |cause| Error::system(format!("cannot write {}", self.path.display()), cause);
+        let failed = |cause| Error::io(format!("cannot write {}", self.path.display()), cause);
         let mut text = serde_json::to_vec_pretty(report)
-            .map_err(|cause| Error::new(ErrorKind::Internal, format!("cannot write JSON: {cause}")))?;
+            .map_err(|cause| Error::internal(format!("cannot write JSON: {cause}")))?;
         text.push(b'\n');
         if self.special {
             return std::fs::write(&self.path, text).map_err(failed);

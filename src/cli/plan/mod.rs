@@ -12,6 +12,7 @@ pub use options::PlanOptions;
 use crate::error::CommandError;
 use crate::output::{self, counted};
 use crate::settings::warn_about_unknown_settings;
+use flexring::Error;
 use flexring::config::{Algorithm, Config, environment};
 use flexring::description;
 use flexring::plan::drawing::{self, Labels};
@@ -20,7 +21,6 @@ use flexring::plan::schedule::Schedule;
 use flexring::plan::selection::{self, AlgorithmSelection};
 use flexring::plan::topology::Topology;
 use flexring::plan::{lowering, plan_file};
-use flexring::{Error, ErrorKind};
 use std::path::Path;
 
 /// Everything that is known before anything is shown.
@@ -150,6 +150,6 @@ fn draw(planned: &Planned) -> Result<String, CommandError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let failed = |cause| Error::new(ErrorKind::System, format!("cannot write {}: {cause}", path.display()));
+    let failed = |cause| Error::system(format!("cannot write {}: {cause}", path.display()));
     std::fs::write(path, text).map_err(failed)
 }

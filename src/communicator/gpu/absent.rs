@@ -59,14 +59,14 @@ impl GpuState {
     }
 
     pub(in crate::communicator) fn reserve(&self, _bytes: usize) -> Result<()> {
-        Err(Error::new(ErrorKind::Unsupported, WHY))
+        Err(Error::unsupported(WHY))
     }
 
     pub(in crate::communicator) fn scratch(&self, _bytes: usize) -> Result<Piece> {
-        Err(Error::new(ErrorKind::Unsupported, WHY))
+        Err(Error::unsupported(WHY))
     }
 
     pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
-        Err(Error::new(ErrorKind::Unsupported, WHY))
+        Err(Error::unsupported(WHY))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::device::CallerStream;
 use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
 use crate::memory::{Arena, Memory, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
@@ -64,7 +64,7 @@ impl GpuState {
     pub(in crate::communicator) fn prepare_early(&self, executor: &mut Executor) -> Result<()> {
         match (self.requested, Gpu::current()) {
             (Some(gpu), _) => {
-                let named = |error: Error| error.within(format_args!("FLEXRING_GPU={gpu}"));
+                let named = |error: Error| error.context(format_args!("FLEXRING_GPU={gpu}"));
                 self.open(gpu, executor).map_err(named)
             }
             (None, Some(gpu)) => {
@@ -91,7 +91,7 @@ impl GpuState {
             "the vectors are memory of GPU {gpu}, but this communicator works with {:?}: make one for each GPU",
             opened.gpu
         );
-        Err(Error::new(ErrorKind::InvalidArgument, message))
+        Err(Error::invalid_argument(message))
     }
 
     /// Opens the GPU of this memory, if it is not open yet.
@@ -151,12 +151,12 @@ impl GpuState {
     pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
         let scratch = self.opened()?.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let last = scratch.last().filter(|last| last.piece().len() >= bytes);
-        let last = last.ok_or_else(|| Error::new(ErrorKind::Internal, "no scratch memory was reserved"))?;
+        let last = last.ok_or_else(|| Error::internal("no scratch memory was reserved"))?;
         Ok(last.piece().narrow(0, bytes))
     }
 
     fn opened(&self) -> Result<&OpenedGpu> {
-        self.opened.get().ok_or_else(|| Error::new(ErrorKind::Internal, "no GPU is open"))
+        self.opened.get().ok_or_else(|| Error::internal("no GPU is open"))
     }
 
     /// Inserts a call at the current end of `stream`, and of `other` if it is given.

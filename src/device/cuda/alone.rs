@@ -7,7 +7,7 @@ use super::device::{Cuda, HostSide};
 use super::{GpuBuffer, objects::Gpu};
 use crate::device::{Arithmetic, Device, Finish, Job, Operand};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Arena;
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ impl Alone {
         const SLOT: usize = 4096;
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let arena = Arc::new(Arena::new(SLOT)?);
-        let pool =
-            arena.piece(0, SLOT).ok_or_else(|| Error::new(ErrorKind::Internal, "an arena has room"))?;
+        let pool = arena.piece(0, SLOT).ok_or_else(|| Error::internal("an arena has room"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
         Ok(Self(Cuda::new(&gpu, &host)?))
     }
@@ -40,7 +39,7 @@ impl Alone {
         grain: usize,
     ) -> Result<()> {
         if vectors.iter().any(|vector| vector.len() != into.len()) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "vectors of different lengths"));
+            return Err(Error::invalid_argument("vectors of different lengths"));
         }
         let (bytes, grain) = (into.len() * size_of::<T>(), grain.max(1) * size_of::<T>());
         let (mut submitted, mut done) = (0, 0);

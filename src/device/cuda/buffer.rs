@@ -2,7 +2,7 @@
 
 use super::objects::{Gpu, GpuMemory, Stream};
 use crate::dtype::Element;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Piece, lend, lend_in_place};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,7 +25,7 @@ impl<T: Element> GpuBuffer<T> {
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, format!("{len} elements are more than any memory holds"))
+            Error::invalid_argument(format!("{len} elements are more than any memory holds"))
         })?;
         Ok(Self { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)?, elements: PhantomData })
     }
@@ -185,5 +185,5 @@ fn check<T>(part: Piece, len: usize) -> Result<()> {
     if len == there {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::InvalidArgument, format!("{len} elements for a vector of {there}")))
+    Err(Error::invalid_argument(format!("{len} elements for a vector of {there}")))
 }

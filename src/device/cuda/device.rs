@@ -13,7 +13,7 @@ use super::image;
 use super::objects::{Event, Gpu, GpuMemory, Kernel, Module, Pinned, Stream, address};
 use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Arena, Memory, Piece};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -118,7 +118,7 @@ impl Cuda {
         let pool = |bytes: usize| {
             let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
             let words = || format!("a GPU needs twice {slots} slots of {slot} bytes, as {names} say");
-            GpuMemory::new(gpu, bytes).map_err(|error| error.within(words()))
+            GpuMemory::new(gpu, bytes).map_err(|error| error.context(words()))
         };
         let memory = pool(slots * slot)?;
         let landing = Arc::new(pool((slots * slot).next_multiple_of(BLOCK))?);
@@ -174,7 +174,7 @@ impl Cuda {
                 if slot.len() < len {
                     let words = format!("{len} bytes do not fit a slot of {} on the GPU", slot.len());
                     self.free.push(slot);
-                    return Err(Error::new(ErrorKind::Internal, words));
+                    return Err(Error::internal(words));
                 }
                 self.taken.push(slot);
                 return Ok(slot.narrow(0, len));
@@ -184,7 +184,7 @@ impl Cuda {
             let Some((event, group)) =
                 self.reduction.under_way.iter_mut().find(|(_, group)| !group.slots.is_empty())
             else {
-                return Err(Error::new(ErrorKind::Internal, "the GPU's slots are all taken by nothing"));
+                return Err(Error::internal("the GPU's slots are all taken by nothing"));
             };
             while !event.is_over()? {
                 std::thread::yield_now();
@@ -297,7 +297,7 @@ impl Cuda {
             many += 1;
         }
         if !self.batch.push(address(into), count as u64, all[..many].iter().copied(), divide) {
-            return Err(Error::new(ErrorKind::Internal, "a task does not fit an empty launch"));
+            return Err(Error::internal("a task does not fit an empty launch"));
         }
         self.longest = self.longest.max(into.len());
         self.reduction.open.slots.append(&mut self.taken);
@@ -369,7 +369,7 @@ impl Cuda {
         }
         let gpu = Arc::clone(&self.gpu);
         let entered = gpu.enter()?;
-        let outcome = act(self).map_err(|error| error.within(format_args!("{gpu:?}")));
+        let outcome = act(self).map_err(|error| error.context(format_args!("{gpu:?}")));
         drop(entered);
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
@@ -383,10 +383,8 @@ fn image_for((major, minor): (u32, u32)) -> Result<Cow<'static, [u8]>> {
     let compiler = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(64 << 20);
     let compiled = compiler
         .spawn(move || image::image(major, minor))
-        .map_err(|cause| Error::system("cannot start a thread for the compiler of kernels", cause))?;
-    compiled
-        .join()
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the compiler of kernels panicked")))
+        .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
+    compiled.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))
 }
 
 impl Device for Cuda {
@@ -415,7 +413,7 @@ impl Device for Cuda {
                 log::debug!("{:?}: {failure}", self.gpu);
             }
         }
-        let error = || Error::new(ErrorKind::Aborted, "the GPU's work was given up");
+        let error = || Error::aborted("the GPU's work was given up");
         self.failed.get_or_insert_with(error);
     }
 }

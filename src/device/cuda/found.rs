@@ -3,7 +3,7 @@
 //! Owns what is told of them without using any: no context is made. Must not know what they are for.
 
 use super::driver::driver;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use serde::Serialize;
 use std::ffi::{CStr, c_int};
@@ -28,7 +28,7 @@ pub struct GpuFacts {
 /// # Errors
 /// `Unsupported` without a driver.
 pub fn gpus() -> Result<usize> {
-    let driver = driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+    let driver = driver().map_err(|why| Error::unsupported(why))?;
     Ok(driver.count()?)
 }
 
@@ -37,11 +37,11 @@ pub fn gpus() -> Result<usize> {
 /// # Errors
 /// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if it cannot be asked.
 pub fn gpu_facts(number: usize) -> Result<GpuFacts> {
-    let driver = driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+    let driver = driver().map_err(|why| Error::unsupported(why))?;
     let count = driver.count()?;
     if number >= count {
         let words = format!("there is no GPU {number}: this process sees {count}");
-        return Err(Error::new(ErrorKind::InvalidArgument, words));
+        return Err(Error::invalid_argument(words));
     }
     let ask = |attribute| driver.attribute(number, attribute).map(i32::unsigned_abs);
     let (mut device, mut name, mut memory) = (0, [0; 128], 0);

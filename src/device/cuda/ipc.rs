@@ -5,7 +5,7 @@
 use super::driver::{Address, IpcByValue};
 use super::objects::{Gpu, GpuMemory, address};
 use super::pointer;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Export, Memory, Piece, Sharing};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ const JOIN_GPUS: u32 = 1;
 fn process() -> Result<u64> {
     static DRAWN: OnceLock<Option<u64>> = OnceLock::new();
     let drawn = DRAWN.get_or_init(|| getrandom::u64().ok());
-    drawn.ok_or_else(|| Error::new(ErrorKind::System, "there are no random numbers"))
+    drawn.ok_or_else(|| Error::system("there are no random numbers"))
 }
 
 /// One rank's side.
@@ -66,7 +66,7 @@ impl Sharing for Ipc {
     }
 
     fn open(&mut self, export: &Export) -> Result<Piece> {
-        let refuse = |words: String| Err(Error::new(ErrorKind::Unsupported, words));
+        let refuse = |words: String| Err(Error::unsupported(words));
         let Ok(len) = usize::try_from(export.len) else {
             return refuse(format!("{} bytes are more than any GPU has", export.len));
         };

@@ -5,7 +5,7 @@
 
 use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
 use super::found::{GpuFacts, gpu_facts};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
@@ -49,7 +49,7 @@ impl Gpu {
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
         let GpuFacts { name, capability, .. } = gpu_facts(ordinal as usize)?;
-        let driver = driver().map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        let driver = driver().map_err(|why| Error::unsupported(why))?;
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: the places may be written.
         unsafe {
@@ -297,10 +297,10 @@ impl GpuMemory {
             // SAFETY: the places may be written.
             let known = unsafe { gpu.driver.memory_info(&raw mut free, &raw mut total) }.is_ok();
             let left = if known { format!("; {free} of {total} are free") } else { String::new() };
-            Error::from(failure).within(format_args!("{bytes} bytes on {gpu:?}{left}"))
+            Error::from(failure).context(format_args!("{bytes} bytes on {gpu:?}{left}"))
         })?;
         let start = NonNull::new(start as *mut u8)
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "cuMemAlloc_v2 returned nothing"))?;
+            .ok_or_else(|| Error::internal("cuMemAlloc_v2 returned nothing"))?;
         // SAFETY: the allocation is this long and lives as long as `self`, to which all that use it hold.
         Ok(Self { gpu: Arc::clone(gpu), piece: unsafe { Piece::on_gpu(start, bytes, gpu.ordinal) } })
     }
@@ -351,7 +351,7 @@ impl Pinned {
         // SAFETY: the caller vouches for the memory.
         let told = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
         told.map_err(|failure| {
-            Error::from(failure).within(format_args!("{} bytes of the host", piece.len()))
+            Error::from(failure).context(format_args!("{} bytes of the host", piece.len()))
         })?;
         Ok(Self { gpu: Arc::clone(gpu), piece })
     }
@@ -398,7 +398,7 @@ impl Words {
             }
         }
         let start = NonNull::new(start.cast::<AtomicU32>())
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "cuMemHostAlloc returned nothing"))?;
+            .ok_or_else(|| Error::internal("cuMemHostAlloc returned nothing"))?;
         // SAFETY: the allocation is this long, and nobody else has it.
         unsafe { start.as_ptr().write_bytes(0, len) };
         Ok(Self { gpu: Arc::clone(gpu), start, len, address })
@@ -461,7 +461,7 @@ impl Module {
             let words = format!(
                 "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
             );
-            Error::new(ErrorKind::Unsupported, words)
+            Error::unsupported(words)
         })?;
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
@@ -480,9 +480,7 @@ impl Module {
                 driver.occupancy(&raw mut blocks, &raw mut threads, raw, std::ptr::null(), 0, 0)
             })
         };
-        told.map_err(|failure| {
-            Error::new(ErrorKind::Internal, format!("{}: {failure}", name.to_string_lossy()))
-        })?;
+        told.map_err(|failure| Error::internal(format!("{}: {failure}", name.to_string_lossy())))?;
         Ok(Kernel { raw, blocks: blocks.unsigned_abs().max(1), threads: threads.unsigned_abs().max(1) })
     }
 }

@@ -10,7 +10,7 @@
 use super::driver::{Address, Failure, Handle};
 use super::objects::{Event, Gpu, Stream, Words};
 use crate::device::CallerStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use cudarc::driver::sys::{CUstreamCaptureStatus, CUstreamWaitValue_flags};
 use std::collections::HashMap;
@@ -92,7 +92,7 @@ impl Order {
                 "the stream is not of the primary context of {:?}, where the communicator works",
                 self.gpu
             );
-            return Err(Error::new(ErrorKind::InvalidArgument, words));
+            return Err(Error::invalid_argument(words));
         }
         let _entered = self.gpu.enter()?;
         let driver = self.gpu.driver();
@@ -101,7 +101,7 @@ impl Order {
         unsafe { driver.stream_capturing(stream, &raw mut capturing)? };
         if capturing != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint {
             let words = "the stream is being captured into a graph, but a call is made anew each time: call outside of the capture";
-            return Err(Error::new(ErrorKind::Unsupported, words));
+            return Err(Error::unsupported(words));
         }
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let number = streams.calls.wrapping_add(1);
@@ -194,7 +194,7 @@ impl Gate {
                 self.gpu
                     .enter()
                     .and_then(|_entered| self.pulse.is_over())
-                    .map_err(|failure| Error::from(failure).within(format_args!("{:?}", self.gpu)))?;
+                    .map_err(|failure| Error::from(failure).context(format_args!("{:?}", self.gpu)))?;
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Owns that question and the words for memory that cannot be used. Must not know what the memory holds.
 
 use super::driver::{Address, Failure, INVALID_VALUE, in_use};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Memory;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
 use std::ffi::{c_int, c_uint};
@@ -23,9 +23,7 @@ pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
         Err(Failure { code: Some(INVALID_VALUE), .. }) => return Ok(None),
         Err(failure) => return Err(failure.into()),
     };
-    let refuse = |words: &str| {
-        Err(Error::new(ErrorKind::InvalidArgument, format!("the {len} bytes at {start:p} {words}")))
-    };
+    let refuse = |words: &str| Err(Error::invalid_argument(format!("the {len} bytes at {start:p} {words}")));
     // SAFETY: it is a boolean, which is no longer than this, and what of this is not written stays zero.
     let managed = unsafe { driver.pointer::<c_uint>(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, at)? };
     if managed != 0 {

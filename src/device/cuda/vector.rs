@@ -132,7 +132,7 @@ mod of_cust {
             let Some(Memory::Gpu(gpu)) = memory else {
                 let words =
                     format!("the {bytes} bytes at {start:#x} of a buffer of cust are memory of no GPU");
-                return Err(Error::new(ErrorKind::InvalidArgument, words));
+                return Err(Error::invalid_argument(words));
             };
             // SAFETY: calls on it are waited for, so that it is valid until they are over.
             call(unsafe { piece(start, bytes, gpu as usize) }, CallerStream::DEFAULT)

@@ -11,7 +11,7 @@ mod number;
 use super::{Arithmetic, Device, Finish, Job, Submitted};
 use crate::config::Simd;
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::memory::Piece;
 use half::{bf16, f16};
@@ -102,14 +102,11 @@ impl Host {
         let best = || BEST_FIRST.into_iter().find_map(find);
         if simd == Simd::Auto { best() } else { find(simd) }.ok_or_else(|| {
             let best = best().map_or("scalar", |host| host.simd.name());
-            Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the instruction set {} is not to be had on this processor; the best one here is {best}, \
+            Error::unsupported(format!(
+                "the instruction set {} is not to be had on this processor; the best one here is {best}, \
                      which FLEXRING_SIMD=auto chooses",
-                    simd.name()
-                ),
-            )
+                simd.name()
+            ))
         })
     }
 
@@ -166,10 +163,7 @@ fn only_copied(job: &Job<'_>) -> Option<Piece> {
 /// Refuses a job that the kernels could not run without touching memory that is not theirs.
 fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     let refused = |why: String| {
-        Err(Error::new(
-            ErrorKind::Internal,
-            format!("the host device was given a job over {} that {why}", job.dtype.name()),
-        ))
+        Err(Error::internal(format!("the host device was given a job over {} that {why}", job.dtype.name())))
     };
     let (into, len, size) = (job.into, job.into.len(), job.dtype.size());
     if job.operands.is_empty() {

@@ -1,7 +1,9 @@
 //! The kernels against a reference that computes an element at a time, with every instruction set there is here.
 
 use super::*;
+
 use crate::device::Operand;
+use crate::error::ErrorKind;
 use std::fmt::Debug;
 use std::ptr::NonNull;
 

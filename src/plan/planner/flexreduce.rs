@@ -1,6 +1,6 @@
 //! FlexReduce: one level per level of the tree, spans as uneven as the tree.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::{Fraction, Span};
 use crate::plan::schedule::{Group, HeldSpan, ParticipantSet, Schedule};
@@ -124,7 +124,7 @@ fn too_irregular(topology: &Topology) -> Error {
          fit 124 bits: describe it with fewer levels",
         topology.world()
     );
-    Error::new(ErrorKind::InvalidSetting, words)
+    Error::invalid_setting(words)
 }
 
 #[cfg(test)]

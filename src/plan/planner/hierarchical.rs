@@ -1,6 +1,6 @@
 //! The hierarchical ring p1 x p2 x ... x ph: a level of rings per dimension.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::schedule::{Group, ParticipantSet, Schedule};
@@ -25,7 +25,7 @@ pub(super) fn grid(name: &str, topology: &Topology, dimensions: &[usize]) -> Res
         let product = product.map_or_else(|| "too many".to_owned(), |p| p.to_string());
         let words =
             format!("dimensions {} have {product} points, but there are {world} ranks", shown.join("x"));
-        return Err(Error::new(ErrorKind::InvalidSetting, words));
+        return Err(Error::invalid_setting(words));
     }
     let order = topology.ranks_in_tree_order();
     // Which of `parts` equal parts each rank holds.

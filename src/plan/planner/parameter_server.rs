@@ -1,6 +1,6 @@
 //! The parameter server: some ranks own everything.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::schedule::{Group, ParticipantSet, Schedule};
@@ -23,7 +23,7 @@ pub fn plan(topology: &Topology, servers: &[Rank]) -> Result<Schedule> {
             false => format!("server {server} is named twice"),
             true => continue,
         };
-        return Err(Error::new(ErrorKind::InvalidSetting, wrong));
+        return Err(Error::invalid_setting(wrong));
     }
     let mut first_of_node: Vec<Rank> = order.clone();
     first_of_node.dedup_by_key(|rank| topology.node_of(*rank));

@@ -104,7 +104,7 @@ impl Draft {
                 }
             };
         }
-        builder.finish().map_err(|error| error.within(file.name))
+        builder.finish().map_err(|error| error.context(file.name))
     }
 
     /// Everything, level by level from the top; an error if something is not below it, or too far below.

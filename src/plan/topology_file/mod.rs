@@ -26,7 +26,7 @@ mod toml_format;
 mod units;
 
 use super::topology::Topology;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// As many ranks as a description may have, and as many names as a list may mean: far beyond any cluster, and
 /// little enough to hold.
@@ -72,17 +72,18 @@ struct FileContext<'a> {
 
 impl FileContext<'_> {
     fn refuse(self, line: usize, words: impl std::fmt::Display) -> Error {
-        Error::new(ErrorKind::InvalidSetting, format!("{}:{line}: {words}", self.name))
+        Error::invalid_setting(format!("{}:{line}: {words}", self.name))
     }
 
     fn refuse_all(self, words: impl std::fmt::Display) -> Error {
-        Error::new(ErrorKind::InvalidSetting, format!("{}: {words}", self.name))
+        Error::invalid_setting(format!("{}: {words}", self.name))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use proptest::prelude::*;
 
     fn hosts(names: &[&str]) -> Vec<String> {

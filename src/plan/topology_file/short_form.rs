@@ -10,7 +10,7 @@
 use super::super::topology::Topology;
 use super::draft::{Draft, DraftId, DraftVertex};
 use super::{FileContext, MAX_DEPTH, MAX_RANKS, units};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Whether somebody who writes this means the short form, if perhaps a wrong one. A file's name has a directory
 /// or an ending, or begins differently.
@@ -32,7 +32,7 @@ pub(super) fn read(text: &str) -> Result<Topology> {
         Err(words) => {
             let place = text[..parser.at].chars().count() + 1;
             let words = format!("the topology {}, at character {place}: {words}", quoted(text));
-            Err(Error::new(ErrorKind::InvalidSetting, words))
+            Err(Error::invalid_setting(words))
         }
     }
 }
@@ -166,6 +166,7 @@ mod tests {
     use super::super::super::topology::{Uplink, VertexKind};
     use super::super::parse_short;
     use super::*;
+    use crate::error::ErrorKind;
 
     fn right(text: &str) -> Topology {
         parse_short(text).expect("meant").unwrap_or_else(|error| panic!("{error}"))

@@ -26,7 +26,7 @@ mod symbolic;
 use super::lowering::{Plan, ProgramSpec};
 use super::program::Program;
 use crate::call::Collective;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use std::sync::Arc;
 use symbolic::SymbolicRun;
 
@@ -93,7 +93,7 @@ pub fn verify(plan: &Plan, spec: ProgramSpec) -> Result<()> {
     let programs: Vec<Program> = (0..world).map(|rank| plan.program(rank, spec)).collect();
     verify_programs(&programs, spec).map_err(|message| {
         let name = plan.schedule().name();
-        Error::new(ErrorKind::InvalidSetting, format!("the {name} plan does not hold: {message}"))
+        Error::invalid_setting(format!("the {name} plan does not hold: {message}"))
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns the checks that make it sound: size, alignment and lifetime. Must not know what the types mean.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 use std::any::Any;
 use std::ops::Deref;
@@ -35,7 +35,7 @@ impl<T> ArenaRef<T> {
         let target = piece
             .filter(fits)
             .and_then(|piece| NonNull::new(piece.as_ptr().cast::<T>()))
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "the layout does not fit the arena"))?;
+            .ok_or_else(|| Error::internal("the layout does not fit the arena"))?;
         Ok(Self { target, _owner: owner })
     }
 }

@@ -6,7 +6,7 @@ use super::arena_ref::ArenaRef;
 use super::control_page::ControlPage;
 use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
 use crate::call::{Call, CallWords};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{PeerArena, Piece};
 use crate::transport::{Event, Events, Rank};
 use crate::wake::WakeFd;
@@ -185,12 +185,9 @@ impl Link {
     }
 
     fn invalid(&self) -> Error {
-        Error::new(
-            ErrorKind::Disagreement,
-            format!(
-                "rank {} wrote an invalid entry to shared memory: do all ranks run the same build of flexring?",
-                self.rank
-            ),
-        )
+        Error::disagreement(format!(
+            "rank {} wrote an invalid entry to shared memory: do all ranks run the same build of flexring?",
+            self.rank
+        ))
     }
 }

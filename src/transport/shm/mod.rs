@@ -35,7 +35,7 @@ pub use prefault::RemotePrefault;
 
 use super::{Events, InPlaceTransport, Rank, Transport};
 use crate::call::Call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Arena, Piece, Sharing};
 use crate::wake::WakeFd;
 use arena_ref::{ArenaOwner, ArenaRef};
@@ -120,7 +120,7 @@ impl Shm {
         for link in &self.links {
             if link.control.aborted.load(Ordering::Acquire) != 0 {
                 let message = format!("rank {} aborted this call", link.rank);
-                return Err(Error::new(ErrorKind::PeerLost, message).blaming(link.rank));
+                return Err(Error::peer_lost(message).with_suspect(link.rank));
             }
         }
         Ok(())
@@ -158,9 +158,8 @@ impl Transport for Shm {
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
         let on_gpu = !piece.is_host();
         let offset = if on_gpu { self.gpu.offset_of(piece) } else { self.arena.offset_of(piece) };
-        let offset = offset.ok_or_else(|| {
-            Error::new(ErrorKind::Internal, "a message outside of shared memory was sent without staging")
-        })?;
+        let offset = offset
+            .ok_or_else(|| Error::internal("a message outside of shared memory was sent without staging"))?;
         self.link(peer).send(on_gpu, offset, piece.len());
         Ok(())
     }

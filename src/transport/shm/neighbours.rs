@@ -3,7 +3,7 @@
 //!
 //! Owns these sockets and who may send to them. Must not know what is done with the arenas afterwards.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Arena, PeerArena};
 use crate::rank::RankList;
@@ -64,11 +64,11 @@ impl DescriptorExchange {
     /// `System` if no socket can be created.
     pub fn new() -> Result<Self> {
         let failed = |cause: Errno| {
-            Error::system("cannot open the socket for the descriptors of this node's ranks", cause)
+            Error::io("cannot open the socket for the descriptors of this node's ranks", cause)
         };
         let mut secret = [0; 16];
         getrandom::fill(&mut secret)
-            .map_err(|cause| Error::new(ErrorKind::System, format!("cannot draw random bytes: {cause}")))?;
+            .map_err(|cause| Error::system(format!("cannot draw random bytes: {cause}")))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(failed)?;
         bind(&socket, &address(&secret).map_err(failed)?).map_err(failed)?;
@@ -114,7 +114,7 @@ impl DescriptorExchange {
                     // Its queue is full; it drains the queue once it runs this function.
                     Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
                     Err(cause) => {
-                        return Err(Error::system(
+                        return Err(Error::io(
                             format_args!(
                                 "cannot reach rank {} on this node: do both share a network namespace? \
                                  (set FLEXRING_NODE to different names where they do not)",
@@ -152,13 +152,10 @@ impl DescriptorExchange {
                     .filter(|entry| !received(entry))
                     .map(|(_, (rank, _))| *rank)
                     .collect();
-                return Err(Error::new(
-                    ErrorKind::Rendezvous,
-                    format!(
-                        "{} on this node did not share their memory before FLEXRING_CONNECT_TIMEOUT_MS ran out",
-                        RankList::new(&missing)
-                    ),
-                ));
+                return Err(Error::rendezvous(format!(
+                    "{} on this node did not share their memory before FLEXRING_CONNECT_TIMEOUT_MS ran out",
+                    RankList::new(&missing)
+                )));
             }
             if !unsent.is_empty() || others.len() + 1 < node.len() {
                 self.wait(fault, unsent.is_empty(), deadline);
@@ -195,7 +192,7 @@ impl DescriptorExchange {
                 Ok(message) => message.bytes,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => continue,
-                Err(cause) => return Err(Error::system("cannot receive from a rank of this node", cause)),
+                Err(cause) => return Err(Error::io("cannot receive from a rank of this node", cause)),
             };
             let mut descriptors = Vec::new();
             for message in ancillary.drain() {

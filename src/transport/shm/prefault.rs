@@ -45,7 +45,7 @@ impl RemotePrefault {
         let thread = std::thread::Builder::new()
             .name("flexring-prefault".to_owned())
             .spawn(move || worker.run())
-            .map_err(|cause| Error::system("cannot start a thread", cause))?;
+            .map_err(|cause| Error::io("cannot start a thread", cause))?;
         Ok(Self {
             control: ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(arena) as _)?,
             neighbours: neighbours

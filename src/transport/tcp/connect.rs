@@ -44,12 +44,12 @@ impl Listener {
     /// `System`, naming the address that cannot be listened at; `InvalidArgument` if there is none.
     pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
         if addresses.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidArgument, "there is no address to listen at"));
+            return Err(Error::invalid_argument("there is no address to listen at"));
         }
         let mut listener = Self { sockets: Vec::new(), endpoints: Vec::new() };
         for &address in addresses {
             let (socket, endpoint) = Self::listen(SocketAddr::new(address, 0))
-                .map_err(|cause| Error::system(format!("cannot listen at {address}"), cause))?;
+                .map_err(|cause| Error::io(format!("cannot listen at {address}"), cause))?;
             listener.sockets.push(socket);
             listener.endpoints.push(endpoint);
         }
@@ -268,7 +268,7 @@ impl Meeting {
         };
         match rustix::event::poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(cause) => return Err(Error::system("cannot wait for peers to connect", cause)),
+            Err(cause) => return Err(Error::io("cannot wait for peers to connect", cause)),
         }
         let ready = sources.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(source, _)| *source).collect())
@@ -366,7 +366,7 @@ impl Meeting {
                 Err(cause) if lacks_descriptors(&cause) => {
                     let endpoint = self.listener.endpoints[which];
                     let what = format!("cannot accept connections at {endpoint} ({})", advice(&cause));
-                    return Err(Error::system(what, cause));
+                    return Err(Error::io(what, cause));
                 }
                 // What went wrong with one caller does not concern the others.
                 Err(cause) => {
@@ -427,14 +427,11 @@ impl Meeting {
     }
 
     fn differing(&self, peer: Rank, theirs: usize) -> Error {
-        Error::new(
-            ErrorKind::Disagreement,
-            format!(
-                "rank {peer} uses {theirs} sockets per link and rank {} uses {}: FLEXRING_SOCKETS_PER_LINK must be \
+        Error::disagreement(format!(
+            "rank {peer} uses {theirs} sockets per link and rank {} uses {}: FLEXRING_SOCKETS_PER_LINK must be \
                  the same on all ranks",
-                self.me, self.sockets
-            ),
-        )
+            self.me, self.sockets
+        ))
     }
 
     /// Who is missing, and why.
@@ -453,7 +450,7 @@ impl Meeting {
                 "no connection with rank {peer} at {address}{others} within {seconds:.1} s: {cause}; {ADVICE}?"
             );
         }
-        Error::new(ErrorKind::Rendezvous, message)
+        Error::rendezvous(message)
     }
 }
 
@@ -486,7 +483,7 @@ fn prepare(socket: TcpStream) -> Result<TcpStream> {
     options
         .set_tcp_nodelay(true)
         .and_then(|()| options.set_tcp_keepalive(&keepalive))
-        .map_err(|cause| Error::system("cannot set the options of a connection", cause))?;
+        .map_err(|cause| Error::io("cannot set the options of a connection", cause))?;
     Ok(socket)
 }
 

@@ -230,7 +230,7 @@ impl Link {
 
     fn fail(&mut self, kind: ErrorKind, what: &str) -> Error {
         let error =
-            Error::new(kind, format!("rank {} ({}) {what}", self.peer, self.address)).blaming(self.peer);
+            Error::new(kind, format!("rank {} ({}) {what}", self.peer, self.address)).with_suspect(self.peer);
         self.broken.get_or_insert(error).clone()
     }
 
@@ -240,10 +240,7 @@ impl Link {
             stream.shut();
         }
         self.broken.get_or_insert_with(|| {
-            Error::new(
-                ErrorKind::PeerLost,
-                format!("the link to rank {} ({}) was given up", self.peer, self.address),
-            )
+            Error::peer_lost(format!("the link to rank {} ({}) was given up", self.peer, self.address))
         });
         (self.posted, self.sent, self.awaited, self.landed) = (0, 0, 0, 0);
     }

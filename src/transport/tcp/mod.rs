@@ -23,7 +23,7 @@ mod tests;
 pub use connect::Listener;
 
 use crate::call::Call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
@@ -90,7 +90,7 @@ impl Tcp {
             links.push(Link::new(peer, address, sockets, WINDOW));
         }
         let epoll =
-            Self::watch(&links).map_err(|cause| Error::system("cannot watch sockets with epoll", cause))?;
+            Self::watch(&links).map_err(|cause| Error::io("cannot watch sockets with epoll", cause))?;
         log::debug!("tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each", peers.len());
         Ok(Self {
             list: VecDeque::with_capacity(links.len() * sockets_per_link),
@@ -110,7 +110,7 @@ impl Tcp {
         for stream in self.links.iter().flat_map(|link| &link.streams) {
             // The kernel counts its own overhead too, and doubles what it is told to make up for it.
             rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes)
-                .map_err(|cause| Error::system("cannot limit the buffer of a socket", cause))?;
+                .map_err(|cause| Error::io("cannot limit the buffer of a socket", cause))?;
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Tcp {
             .get(peer)
             .copied()
             .flatten()
-            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("there is no tcp link to rank {peer}")))
+            .ok_or_else(|| Error::internal(format!("there is no tcp link to rank {peer}")))
     }
 
     /// Has the next poll look at a stream.
@@ -150,7 +150,7 @@ impl Tcp {
         let happened = match epoll::wait(&self.epoll, &mut harvest, Some(&NO_TIME)) {
             Ok((happened, _)) => happened,
             Err(Errno::INTR) => return Ok(()),
-            Err(cause) => return Err(Error::system("cannot learn which sockets are ready", cause)),
+            Err(cause) => return Err(Error::io("cannot learn which sockets are ready", cause)),
         };
         for epoll::Event { flags, data } in happened.iter().copied() {
             let (place, at) = ((data.u64() >> 32) as usize, data.u64() as u32 as usize);
@@ -165,7 +165,7 @@ impl Tcp {
 
     fn full(&self, peer: Rank, what: &str) -> Error {
         let window = self.window();
-        Error::new(ErrorKind::Internal, format!("more than {window} {what} rank {peer} are under way"))
+        Error::internal(format!("more than {window} {what} rank {peer} are under way"))
     }
 }
 
@@ -214,7 +214,7 @@ impl Transport for Tcp {
 
     fn poll(&mut self, events: &mut Events) -> Result<bool> {
         if self.given_up {
-            return Err(Error::new(ErrorKind::PeerLost, "the tcp links were given up"));
+            return Err(Error::peer_lost("the tcp links were given up"));
         }
         self.collect()?;
         let mut moved = false;

@@ -1,6 +1,8 @@
 //! What the contract of transports means on TCP.
 
 use super::*;
+
+use crate::error::ErrorKind;
 use crate::transport::Event;
 use crate::transport::fixtures::{Random, call, piece};
 use rustix::event::{PollFd, PollFlags};

@@ -14,7 +14,7 @@ use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::transport::{RailDevice, Verbs};
 use super::wire::{ControlLayout, MAX_RAILS};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
@@ -94,7 +94,7 @@ impl UnconnectedVerbs {
             peers.iter().map(|(_, rails)| ControlLayout { qps: rails.len() * options.qps_per_rail });
         let side_len: usize = layouts.map(ControlLayout::bytes).sum::<usize>().max(4096);
         let mut memory = MmapMut::map_anon(2 * side_len)
-            .map_err(|cause| Error::system("cannot map memory for the control buffers of links", cause))?;
+            .map_err(|cause| Error::io("cannot map memory for the control buffers of links", cause))?;
         let start = NonNull::from(&mut memory[..]).cast();
         // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access it.
         let whole = unsafe { Piece::new(start, 2 * side_len) };
@@ -160,7 +160,7 @@ impl UnconnectedVerbs {
             let peer = link.peer;
             let missing = |what: &str| {
                 let message = format!("rank {peer} published no {what}; do all ranks run the same version?");
-                Error::new(ErrorKind::Disagreement, message)
+                Error::disagreement(message)
             };
             let theirs = &connect_info[peer];
             let (_, link_info) =

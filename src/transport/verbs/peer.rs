@@ -12,7 +12,7 @@ use super::objects::{
 };
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::Events;
 use memmap2::MmapMut;
@@ -94,7 +94,7 @@ impl Peer {
                 theirs.endpoints.len(),
                 fresh.len()
             );
-            return Err(Error::new(ErrorKind::Disagreement, words));
+            return Err(Error::disagreement(words));
         }
         let qps: Vec<_> = fresh
             .into_iter()
@@ -147,7 +147,7 @@ impl Peer {
             Ok(None) => self.link.write_completed(qp, serial),
             Err(status) => {
                 let words = format!("a {} ended with: {status}", if receive { "receive" } else { "write" });
-                let error = Error::new(ErrorKind::PeerLost, words);
+                let error = Error::peer_lost(words);
                 self.break_qp(qp, &error);
                 if !receive {
                     self.link.write_failed(qp, serial);
@@ -219,7 +219,7 @@ impl Peer {
     fn post_due(&mut self) -> Result<bool> {
         while let Some(qp) = self.link.next_qp_to_break() {
             let words = "the peer has broken its end off";
-            self.break_qp(qp, &Error::new(ErrorKind::PeerLost, words));
+            self.break_qp(qp, &Error::peer_lost(words));
         }
         for qp in self.link.newly_flushed() {
             // Else a driver may wait in deregistering what the last write was for: rxe waits 50 s.

@@ -9,7 +9,7 @@ use super::gpu::{AddressRange, GpuRegistrar};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{Piece, Registrar};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
@@ -66,7 +66,7 @@ impl RegisteredMemory {
         }
         let RegisteredRange::Host(piece) = self.memory else {
             let message = format!("memory of a GPU is not registered at rail {rail}");
-            return Err(Error::new(ErrorKind::Internal, message));
+            return Err(Error::internal(message));
         };
         let region = self.pds[rail].register(piece, self.access)?;
         Ok(slot.get_or_init(|| region))
@@ -234,7 +234,7 @@ impl MemoryRegistry {
         if let Some(entry) = entries.iter_mut().find(|entry| entry.region.memory.span() == span) {
             let RegisteredRange::Gpu(_, mode) = entry.region.memory else {
                 let message = "this memory is registered as the host's already";
-                return Err(Error::new(ErrorKind::InvalidArgument, message));
+                return Err(Error::invalid_argument(message));
             };
             entry.count += 1;
             return Ok(mode);
@@ -279,7 +279,7 @@ impl MemoryRegistry {
     fn remove(&self, span: AddressRange) -> Result<()> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = entries.iter().position(|entry| entry.region.memory.span() == span) else {
-            return Err(Error::new(ErrorKind::InvalidArgument, "this memory is not registered"));
+            return Err(Error::invalid_argument("this memory is not registered"));
         };
         entries[at].count -= 1;
         if entries[at].count == 0 {
@@ -349,6 +349,7 @@ fn measure(pds: &Arc<[Arc<ProtectionDomain>]>, subchunk: usize) -> Result<(Durat
 mod tests {
     use super::super::objects::{Context, Shim, Verb};
     use super::*;
+    use crate::error::ErrorKind;
     use crate::transport::fixtures::piece;
 
     fn registry(shim: &Shim, registration: Registration) -> Result<MemoryRegistry> {

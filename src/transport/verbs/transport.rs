@@ -8,7 +8,7 @@ use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
@@ -76,7 +76,7 @@ impl Verbs {
             index_of_rank[peer.rank()] = Some(index);
         }
         let epoll =
-            open_epoll(&devices).map_err(|cause| Error::system("cannot watch devices with epoll", cause))?;
+            open_epoll(&devices).map_err(|cause| Error::io("cannot watch devices with epoll", cause))?;
         Ok(Self {
             run_queue: VecDeque::with_capacity(peers.len()),
             peers,
@@ -127,7 +127,7 @@ impl Verbs {
                     for qp in 0..peer.qp_count() {
                         if !peer.link.hello_received(qp) {
                             let message = "the peer did not say hello over it";
-                            peer.break_qp(qp, &Error::new(ErrorKind::PeerLost, message));
+                            peer.break_qp(qp, &Error::peer_lost(message));
                         }
                     }
                     peer.link.check()?;
@@ -178,7 +178,7 @@ impl Verbs {
             .get(peer)
             .copied()
             .flatten()
-            .ok_or_else(|| Error::new(ErrorKind::Internal, format!("there is no verbs link to rank {peer}")))
+            .ok_or_else(|| Error::internal(format!("there is no verbs link to rank {peer}")))
     }
 
     /// Has the next poll look at a peer.
@@ -220,7 +220,7 @@ impl Verbs {
                     AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
                     AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
                     AsyncEvent::Fatal(what) => {
-                        let error = Error::new(ErrorKind::System, format!("{name}: {what}"));
+                        let error = Error::system(format!("{name}: {what}"));
                         for index in 0..self.peers.len() {
                             self.peers[index].break_rail(rail, &error);
                             self.schedule(index);
@@ -254,7 +254,7 @@ impl Verbs {
     }
 
     fn full(&self, peer: Rank, what: &str) -> Error {
-        Error::new(ErrorKind::Internal, format!("more than {WINDOW} {what} rank {peer} are under way"))
+        Error::internal(format!("more than {WINDOW} {what} rank {peer} are under way"))
     }
 
     /// Says goodbye and waits a little, so that nobody misses the acknowledgement of what it wrote last.
@@ -452,7 +452,7 @@ impl PostedTransport for Verbs {
 }
 
 fn aborted() -> Error {
-    Error::new(ErrorKind::PeerLost, "the verbs links were given up")
+    Error::peer_lost("the verbs links were given up")
 }
 
 /// Destroys queue pairs, and waits for it only where no thread can be had.

@@ -160,7 +160,7 @@ fn a_fault_ends_the_waiting() {
         let raising = std::sync::Arc::clone(&fault);
         let raiser = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
-            raising.raise(Error::new(ErrorKind::Aborted, "never mind"));
+            raising.raise(Error::aborted("never mind"));
         });
         let began = Instant::now();
         let error = Tcp::connect(zero, 0, &[(1, nobody)], 7, 1, soon(), &fault).expect_err("called off");

@@ -7,7 +7,7 @@
 //! pushes what it wrote before in front of it, so once that has come back everything is there. One byte is enough, of any
 //! memory of that GPU; and one read for all that was completed before it was begun.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 use crate::transport::verbs::objects::{
     AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
@@ -118,7 +118,7 @@ impl Flusher {
             }
             Err(status) => {
                 let words = format!("what {device} wrote to GPU memory cannot be flushed: {status}");
-                Err(Error::new(ErrorKind::System, words))
+                Err(Error::system(words))
             }
         })?;
         Ok(*done)
@@ -197,6 +197,7 @@ mod tests {
     use super::super::super::inventory::{GidKind, LinkLayer};
     use super::super::super::objects::{Context, Shim, Verb};
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_flush_is_needed_where_the_gpu_itself_keeps_no_order() {

@@ -17,7 +17,7 @@
 mod tests;
 
 use crate::config::GpuDirect;
-use crate::error::{Error, ErrorKind, Result as OrError};
+use crate::error::{Error, Result as OrError};
 use rustix::io::Errno;
 
 /// A way from an RDMA device to a GPU's memory. Those that are better come first.
@@ -185,7 +185,7 @@ pub fn register<R: GdrTarget>(asked: GpuDirect, range: &R) -> OrError<GdrRegistr
             Err(reason) if mode.is_named_by(asked) => {
                 let words =
                     format!("FLEXRING_GPU_DIRECT={} is not possible: {}", asked.name(), reason.sentence());
-                return Err(Error::new(ErrorKind::Unsupported, words));
+                return Err(Error::unsupported(words));
             }
             Err(reason) => rejected.push(RejectedMode { mode, reason }),
         }

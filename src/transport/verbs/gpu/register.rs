@@ -6,7 +6,7 @@
 use super::flush::{WriteOrdering, needs_flush};
 use super::gdr_mode::{self, DmabufError, GdrMode, GdrRegistration, GdrSupport, GdrTarget, GdrUnavailable};
 use crate::config::GpuDirect;
-use crate::error::{Error, ErrorKind, Result as OrError};
+use crate::error::{Error, Result as OrError};
 use crate::memory::Piece;
 use crate::transport::verbs::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use std::cell::OnceCell;
@@ -122,7 +122,7 @@ impl GpuRegistrar {
         let invalid = |why: &str| {
             let AddressRange { address, len } = span;
             let words = format!("the {len} bytes at {address:#x} are no memory of a GPU: {why}");
-            Error::new(ErrorKind::InvalidArgument, words)
+            Error::invalid_argument(words)
         };
         let (pages, offset) = span
             .pages(rustix::param::page_size())
@@ -138,7 +138,7 @@ impl GpuRegistrar {
                 RailTarget { gpus: self, gpu, pd, span, pages, offset, access, exported: &exported };
             let device = pd.context().name();
             let taken = gdr_mode::register(self.asked, &attempt)
-                .map_err(|error| error.within(format_args!("GPU {gpu} and {device}")))?;
+                .map_err(|error| error.context(format_args!("GPU {gpu} and {device}")))?;
             for new_warnings in self.new_warnings(gpu, device, &taken) {
                 log::warn!("{new_warnings}");
             }
@@ -158,7 +158,7 @@ impl GpuRegistrar {
     /// `InvalidArgument` if it is of none.
     pub(in crate::transport::verbs) fn needs_flush(&self, span: AddressRange) -> OrError<bool> {
         let writes = self.driver.gpu_of(span.address).and_then(|gpu| self.driver.writes(gpu));
-        writes.map(needs_flush).map_err(|words| Error::new(ErrorKind::InvalidArgument, words))
+        writes.map(needs_flush).map_err(|words| Error::invalid_argument(words))
     }
 
     /// What there is to say of a way down that has not been said before.

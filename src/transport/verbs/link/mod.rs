@@ -469,7 +469,7 @@ impl Link {
 
     /// The link cannot be used any more; the first reason stays.
     fn fail(&mut self, kind: ErrorKind, problem: &str) -> Error {
-        let error = Error::new(kind, format!("rank {} {problem}", self.peer)).blaming(self.peer);
+        let error = Error::new(kind, format!("rank {} {problem}", self.peer)).with_suspect(self.peer);
         self.failure.get_or_insert(error).clone()
     }
 

@@ -5,7 +5,7 @@
 use super::context::{Context, set_nonblocking};
 use super::handle::VerbsHandle;
 use super::verb::{Verb, errno, failed};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use rdma_sys::{
     ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq,
     ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
@@ -93,7 +93,7 @@ impl CompletionQueue {
         // SAFETY: context and channel are alive.
         let queue = unsafe { ibv_create_cq(raw, entries, null_mut(), channel, 0) };
         new.queue = VerbsHandle::from_raw(queue).ok_or_else(|| {
-            error(Verb::CreateCq, errno()).within(format_args!("a completion queue of {entries} entries"))
+            error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
         })?;
         Ok(Arc::new(new))
     }
@@ -201,7 +201,7 @@ fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
         other => {
             let message =
                 format!("{} completed a work request that was never posted: opcode {other}", context.name());
-            return Err(Error::new(ErrorKind::Internal, message));
+            return Err(Error::internal(message));
         }
     };
     Ok(Completion { id, outcome: Ok(outcome) })

@@ -5,7 +5,7 @@
 use super::handle::VerbsHandle;
 use super::shim::Shim;
 use super::verb::{CallSite, Verb, errno, failed};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use rdma_sys::{
     ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type,
     ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device,
@@ -68,10 +68,9 @@ impl Context {
             unsafe { CStr::from_ptr(ibv_get_device_name(*device)) }.to_str() == Ok(name)
         });
         let opened = match (found, shim.injected_errno(Verb::OpenDevice)) {
-            (None, _) => Err(Error::new(
-                ErrorKind::System,
-                format!("libibverbs has no device {name}: is the provider library of its driver installed?"),
-            )),
+            (None, _) => Err(Error::system(format!(
+                "libibverbs has no device {name}: is the provider library of its driver installed?"
+            ))),
             (Some(_), Some(errno)) => Err(failed(Verb::OpenDevice, &site, errno)),
             (Some(device), None) => {
                 // SAFETY: the device belongs to the list, which is freed only afterwards.
@@ -174,7 +173,7 @@ impl Context {
 pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
     fcntl_getfl(fd)
         .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
-        .map_err(|cause| Error::system("cannot make a descriptor of libibverbs non-blocking", cause))
+        .map_err(|cause| Error::io("cannot make a descriptor of libibverbs non-blocking", cause))
 }
 
 impl Drop for Context {

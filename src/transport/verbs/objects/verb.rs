@@ -2,7 +2,7 @@
 //!
 //! Must not know what the verbs are called for.
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::rank::Rank;
 use rustix::io::Errno;
 use std::fmt;
@@ -122,9 +122,9 @@ impl fmt::Display for CallSite {
 pub(crate) fn failed(verb: Verb, site: &CallSite, errno: i32) -> Error {
     let cause = std::io::Error::from_raw_os_error(errno);
     let fix = verb.fix(errno).map(|fix| format!("; {fix}")).unwrap_or_default();
-    let error = Error::new(ErrorKind::System, format!("{} failed {site}: {cause}{fix}", verb.name()));
+    let error = Error::system(format!("{} failed {site}: {cause}{fix}", verb.name()));
     match site.peer {
-        Some(peer) => error.blaming(peer),
+        Some(peer) => error.with_suspect(peer),
         None => error,
     }
 }

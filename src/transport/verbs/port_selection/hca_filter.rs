@@ -2,7 +2,7 @@
 //!
 //! Owns what the text means, which is what `NCCL_IB_HCA` means.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// A parsed `FLEXRING_IB_HCA`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +29,10 @@ impl HcaFilter {
         let entries: Option<Vec<_>> = written.map(entry).collect();
         match entries.filter(|entries| !entries.is_empty()) {
             Some(entries) => Ok(Self { exclude, exact, entries }),
-            None => Err(Error::new(
-                ErrorKind::InvalidSetting,
-                format!(
-                    "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with a port if \
+            None => Err(Error::invalid_setting(format!(
+                "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with a port if \
                      need be, such as mlx5_0,mlx5_1:1, =mlx5_0 or ^mlx5_2"
-                ),
-            )),
+            ))),
         }
     }
 
@@ -57,6 +54,7 @@ impl HcaFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn names_select_as_nccl_has_it() {

@@ -325,7 +325,7 @@ fn no_rail_error(inventory: &Inventory, config: &Config, selection: &PortSelecti
         } else {
             "no RDMA device has a port: load its driver again"
         };
-        return Error::new(ErrorKind::System, format!("{words}, {ELSE}"));
+        return Error::system(format!("{words}, {ELSE}"));
     }
     // Ports that are excluded explain nothing, unless there are no others.
     let filter = config.ib_hca.as_deref().and_then(|text| HcaFilter::parse(text).ok());
@@ -338,7 +338,7 @@ fn no_rail_error(inventory: &Inventory, config: &Config, selection: &PortSelecti
         let asked = config.ib_hca.as_deref().unwrap_or_default();
         let words =
             format!("FLEXRING_IB_HCA=\"{asked}\" leaves no RDMA port; there are: {}", there.join(", "));
-        return Error::new(ErrorKind::InvalidSetting, words);
+        return Error::invalid_setting(words);
     }
     let mut told: Vec<String> = meant
         .iter()

@@ -1,6 +1,8 @@
 //! Every way down the ladder, by answers that nobody had to give.
 
 use super::*;
+
+use crate::error::ErrorKind;
 use std::cell::RefCell;
 
 /// What is answered; what is not asked is not in `asked`.

@@ -130,7 +130,7 @@ impl TwoEnds {
     /// Breaks one end of a queue pair, with all that is under way there.
     fn break_end(&mut self, me: usize, qp: usize) {
         let link = &mut self.links[me];
-        if !link.break_qp(qp, &Error::new(ErrorKind::PeerLost, "a cable was pulled")) {
+        if !link.break_qp(qp, &Error::peer_lost("a cable was pulled")) {
             return;
         }
         let end = link.drain_marker(qp).expect("any pair");
@@ -385,7 +385,7 @@ fn what_landed_is_not_given_back_before_the_device_of_a_broken_queue_pair_has_le
         ends.post_recv(0, LONG);
         (0..2).for_each(|me| ends.transfer(me));
         let link = &mut ends.links[0];
-        link.break_qp(0, &Error::new(ErrorKind::PeerLost, "a cable was pulled"));
+        link.break_qp(0, &Error::peer_lost("a cable was pulled"));
         let end = link.drain_marker(0).expect("any pair");
         assert_eq!(ends.recvs_completed(0), 0);
         ends.links[0].check_if_needed().expect("all that was needed has come");

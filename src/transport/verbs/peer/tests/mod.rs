@@ -139,7 +139,7 @@ fn what_was_carried_out_without_a_completion_does_not_keep_a_broken_queue_pair()
     peer.link.announce(&call(1)).expect("alive");
     peer.progress(&mut Events::new()).expect("alive");
     assert!(peer.qps[0].recorded_calls().posted.iter().all(|request| !request.signalled));
-    peer.break_qp(0, &Error::new(ErrorKind::System, "the device is tired"));
+    peer.break_qp(0, &Error::system("the device is tired"));
     let recorded = peer.qps[0].recorded_calls();
     assert_eq!(recorded.posted.len(), 1, "one request marks the end");
     flush(peer, RECV_DEPTH, &recorded);
