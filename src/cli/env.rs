@@ -12,7 +12,7 @@ use flexring::config::{Config, Origin, SettingRow, environment};
 /// Print all settings with their values and the origin of each value, and where the GPU kernels come from
 #[derive(Args, Debug)]
 pub struct EnvOptions {
-    /// Print the table of the README
+    /// Print the table of docs/settings.md
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
 
@@ -76,7 +76,7 @@ fn table(rows: &[SettingRow]) -> String {
     text
 }
 
-/// The Markdown table of the README: defaults, but no current values.
+/// The table of docs/settings.md: defaults only, because values depend on the environment.
 fn markdown(rows: &[SettingRow]) -> String {
     let mut text = "| setting | default | takes | what it does |\n|---|---|---|---|\n".to_owned();
     for row in rows {

@@ -1,6 +1,6 @@
-//! The settings that are a choice among words.
+//! The types of settings that are a choice among names.
 //!
-//! Owns the words and what each of them stands for. Must not know which settings take them.
+//! Owns the names, and what each of them means. Must not know which settings use them.
 
 use super::values::SettingValue;
 
@@ -10,14 +10,14 @@ macro_rules! choices {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name { $($(#[$vdoc])* $variant),* }
         impl $name {
-            /// Every choice there is.
+            /// All choices, in the order of documentation.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
-            /// The word for this choice.
+            /// The name of this choice.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }
             }
-            /// The choice that `text` names, in any case.
+            /// The choice with this name, in upper or lower case.
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 $(if text.eq_ignore_ascii_case($text) { return Some(Self::$variant); })*
@@ -33,60 +33,60 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Which planner makes the schedule.
+    /// The planner that makes the schedule.
     Algorithm: "auto, ring, rabenseifner, hierarchical, blueconnect, flexreduce, weighted, tree, star, local-master or parameter-server" {
-        /// Chosen by size and topology.
+        /// Selected by size and topology.
         Auto = "auto",
         /// One level, a group per rank.
         Ring = "ring",
-        /// Pairs that halve what they hold.
+        /// Recursive halving: in each level pairs of ranks split the span that they share.
         Rabenseifner = "rabenseifner",
-        /// A level of rings per dimension.
+        /// A level of rings per dimension of a grid of ranks.
         Hierarchical = "hierarchical",
-        /// The same, with the dimensions of a symmetric topology.
+        /// The hierarchical ring, with the dimensions of a symmetric topology.
         Blueconnect = "blueconnect",
-        /// A level per level of the tree, spans as uneven as the tree.
+        /// A level per level of the topology tree; spans are as uneven as the tree.
         Flexreduce = "flexreduce",
-        /// The same, with spans weighed by bandwidth.
+        /// Flexreduce, with spans weighted by bandwidth.
         Weighted = "weighted",
-        /// A binary tree.
+        /// A binary tree of ranks.
         Tree = "tree",
-        /// Everybody onto one rank.
+        /// All ranks send to one rank.
         Star = "star",
-        /// Each node onto its master, then a ring of masters.
+        /// The ranks of a node send to its master; the masters form a ring.
         LocalMaster = "local-master",
-        /// Everybody onto some ranks.
+        /// All ranks send to a few ranks, each of which reduces a part.
         ParameterServer = "parameter-server",
     }
 }
 choices! {
-    /// How groups become transfers.
+    /// How the groups of a schedule become transfers.
     Lowering: "auto, chain or direct" {
-        /// Direct where all ranks share a node or have one each, a chain otherwise.
+        /// Direct if all ranks share a node or each has its own, else a chain.
         Auto = "auto",
-        /// A participant adds its own part and hands the sum to the next one.
+        /// Each participant adds its own part and sends the sum to the next one.
         Chain = "chain",
-        /// Every participant sends to the root, which adds all in one pass.
+        /// Every participant sends to the root, which adds all parts in one pass.
         Direct = "direct",
     }
 }
 choices! {
-    /// What carries the bytes.
+    /// The transport between ranks.
     TransportChoice: "auto, shm, tcp or verbs" {
-        /// Shared memory within a node; between nodes RDMA where all ranks can, else TCP.
+        /// Shared memory within a node; between nodes RDMA if all ranks can use it, else TCP.
         Auto = "auto",
-        /// Shared memory only: an error if the ranks do not share one node.
+        /// Shared memory only. An error if the ranks do not share one node.
         Shm = "shm",
-        /// TCP even within a node.
+        /// TCP, within a node, too.
         Tcp = "tcp",
-        /// RDMA even within a node: an error where a rank can use no port.
+        /// RDMA, within a node, too. An error if a rank can use no port.
         Verbs = "verbs",
     }
 }
 choices! {
-    /// Which Internet protocol addresses are of.
+    /// IP version of an address.
     Family: "auto, ipv4 or ipv6" {
-        /// IPv4 where there is such an address, else IPv6.
+        /// IPv4 if there is such an address, else IPv6.
         Auto = "auto",
         /// IPv4 only.
         Ipv4 = "ipv4",
@@ -95,11 +95,11 @@ choices! {
     }
 }
 choices! {
-    /// The instruction set of the host reductions.
+    /// Instruction set of reductions on the host.
     Simd: "auto, scalar, avx2, avx512 or neon" {
-        /// The best that this processor has.
+        /// The widest that this processor supports.
         Auto = "auto",
-        /// What the compiler makes of the baseline instruction set.
+        /// The baseline instruction set of the target; the compiler may vectorize.
         Scalar = "scalar",
         /// 256-bit AVX2 with F16C.
         Avx2 = "avx2",
@@ -110,35 +110,35 @@ choices! {
     }
 }
 choices! {
-    /// How much flexring says on standard error.
+    /// Level of detail of messages on standard error.
     LogLevel: "off, error, warn, info, debug or trace" {
-        /// Nothing.
+        /// No messages.
         Off = "off",
-        /// What made a call fail.
+        /// Errors that made a call fail.
         Error = "error",
-        /// And what a user should change.
+        /// Also problems that the user should fix.
         Warn = "warn",
-        /// And what was chosen, once per communicator.
+        /// Also the choices of each communicator, once.
         Info = "info",
-        /// And every connection and program.
+        /// Also every connection and program.
         Debug = "debug",
-        /// And every call.
+        /// Also every call.
         Trace = "trace",
     }
 }
 choices! {
-    /// How memory that nobody registered reaches an RDMA device.
+    /// How an RDMA device reaches memory that is not registered.
     Registration: "auto, subchunk or stage" {
-        /// Whichever was cheaper when the communicator was made.
+        /// The faster of the two, measured when the communicator is created.
         Auto = "auto",
-        /// Each sub-chunk's memory is registered as a stage of the pipeline.
+        /// Each sub-chunk's memory is registered, as a stage of the pipeline.
         Subchunk = "subchunk",
-        /// Each sub-chunk is copied through a slot that is registered.
+        /// Each sub-chunk is copied through a registered slot.
         Stage = "stage",
     }
 }
 choices! {
-    /// Which ways an RDMA device may take to a GPU's memory.
+    /// How RDMA devices may reach the memory of a GPU.
     GpuDirect: "auto, dmabuf, peer or off" {
         /// DMA-BUF, else peer memory, else pinned host memory.
         Auto = "auto",
@@ -146,7 +146,7 @@ choices! {
         Dmabuf = "dmabuf",
         /// Through the peer memory module of the GPU's driver.
         Peer = "peer",
-        /// Not at all: through pinned host memory.
+        /// Not directly: data is copied through pinned host memory.
         Off = "off",
     }
 }

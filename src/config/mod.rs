@@ -1,8 +1,7 @@
-//! The settings: one entry each, with name, type, default and sentence.
+//! The settings: one entry each, with name, type, default, accepted values and description.
 //!
-//! Owns every environment variable that flexring reads as a setting. Nothing else in the crate calls
-//! `getenv` for one (launchers' own variables, such as torchrun's, are the bootstrap's business). Must not
-//! know what the settings do.
+//! Owns every environment variable that is a setting of flexring; no other module reads one. (`bootstrap`
+//! reads the launchers' own variables, such as torchrun's.) Must not know what the settings do.
 
 mod choices;
 #[cfg(test)]
@@ -17,34 +16,34 @@ use std::borrow::Cow;
 use std::time::Duration;
 use values::{AnyValue, SettingValue, SizeRange, ValueCheck};
 
-/// Where a setting's value came from.
+/// Where a setting's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// The default, because the variable is not set.
     Default,
-    /// An environment variable.
+    /// The environment variable.
     Environment,
 }
 
-/// A row of the table that `flexring env` prints and the README shows.
+/// A row of the table that `flexring env` prints and docs/settings.md shows.
 #[derive(Clone, Debug)]
 pub struct SettingRow {
-    /// The variable.
+    /// The environment variable.
     pub name: &'static str,
-    /// What it takes, in words.
+    /// The accepted values, as a phrase.
     pub expected: Cow<'static, str>,
-    /// Its default, as one would write it.
+    /// The default, as a user would write it.
     pub default: String,
-    /// Its value here.
+    /// The value in this configuration.
     pub value: String,
-    /// Where that value came from.
+    /// Where `value` comes from.
     pub origin: Origin,
-    /// What it does.
+    /// What the setting does, in one or more sentences.
     pub description: &'static str,
 }
 
 macro_rules! settings {
-    ($( $(#[agree $agree:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
+    ($( $(#[shared $shared:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
         /// Every setting, with its value for this process.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config { $(#[doc = $description] pub $field: $ty,)* }
@@ -71,7 +70,8 @@ macro_rules! settings {
                 Ok(config)
             }
 
-            /// The table: what each setting is, its value in this configuration, and where `lookup` says it came from.
+            /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was
+            /// set.
             pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<SettingRow> {
                 let default = Self::default();
                 vec![$(SettingRow {
@@ -84,19 +84,20 @@ macro_rules! settings {
                 }),*]
             }
 
-            /// The settings that must be equal on all ranks, with their values.
+            /// Names and values of the settings that must be equal on all ranks.
             #[must_use]
             pub fn shared(&self) -> Vec<(String, String)> {
                 let mut shared = Vec::new();
-                $($( let _ = stringify!($agree); shared.push(($name.to_owned(), self.$field.show())); )?)*
+                $($( let _ = stringify!($shared); shared.push(($name.to_owned(), self.$field.show())); )?)*
                 shared
             }
         }
     };
 }
 
-/// Not measured, but reckoned: four ports of 100 Gbit/s carry what one PCI Express 4 or 5 slot of 16 lanes does,
-/// and four of 400 Gbit/s more than one rank adds up on the host. A further rail costs queue pairs with every peer.
+/// Default of `FLEXRING_IB_RAILS`. Estimated, not measured: four ports of 100 Gbit/s carry as much as one PCI
+/// Express 4 or 5 slot of 16 lanes, and four ports of 400 Gbit/s more than one rank can add up on the host.
+/// Each further rail needs queue pairs with every peer.
 const IB_RAILS: usize = 4;
 
 const SUBCHUNKS: SizeRange = SizeRange {
@@ -114,112 +115,113 @@ const UP_TO_64K: SizeRange = SizeRange {
 
 settings! {
     rank: Option<usize> = "FLEXRING_RANK", None, AnyValue,
-        "This process's rank, from 0; unset, the launcher's (torchrun, Open MPI, MPICH, Slurm) is used.";
+        "Rank of this process, from 0. Unset: the rank that the launcher assigned (torchrun, Open MPI, MPICH, Slurm).";
     world_size: Option<usize> = "FLEXRING_WORLD_SIZE", None, AnyValue,
-        "How many ranks there are; unset, the launcher's is used.";
+        "Number of ranks. Unset: the number that the launcher gives.";
     master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, AnyValue,
-        "Host name or address of rank 0, where the ranks meet.";
+        "Host name or address of rank 0, where the ranks find each other.";
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
-        "TCP port of rank 0, where the ranks meet.";
+        "TCP port of rank 0, where the ranks find each other.";
     node: Option<String> = "FLEXRING_NODE", None, AnyValue,
-        "Name of the node that this rank is on; ranks with equal names share memory. Unset, the machine and its network namespace tell.";
-    #[agree yes]
+        "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine and its network namespace.";
+    #[shared yes]
     algo: Algorithm = "FLEXRING_ALGO", Algorithm::Auto, AnyValue,
-        "Which planner makes the schedule; `flexring plan --explain` says what auto chooses and why.";
-    #[agree yes]
+        "Planner that makes the schedule. `flexring plan --explain` prints which one auto selects, and why.";
+    #[shared yes]
     dimensions: Option<Dimensions> = "FLEXRING_DIMENSIONS", None, AnyValue,
-        "Dimensions of the hierarchical ring, the nearest ranks first; unset, those of the topology.";
-    #[agree yes]
+        "Dimensions of the hierarchical ring, the one of the nearest ranks first. Unset: the dimensions of the topology.";
+    #[shared yes]
     servers: Option<Servers> = "FLEXRING_SERVERS", None, AnyValue,
-        "Ranks that are parameter servers; unset, the first rank of each node.";
+        "Ranks that are parameter servers. Unset: the first rank of each node.";
     topology: Option<String> = "FLEXRING_TOPOLOGY", None, AnyValue,
-        "Where the ranks are: a file (TOML, or Slurm's topology.conf), or a short form such as 2+3 or 1@1G+1@500M. Unset, nodes at one switch.";
+        "Topology of the cluster: a file (TOML, or Slurm's topology.conf), or a short form such as 2+3 or 1@1G+1@500M. Unset: all nodes at one switch.";
     plan_file: Option<String> = "FLEXRING_PLAN_FILE", None, AnyValue,
-        "A schedule in JSON, as `flexring plan --write` makes it, to be used for everything; it is verified first.";
-    #[agree yes]
+        "JSON file of a schedule, as written by `flexring plan --write`. It is verified, and then used for all calls.";
+    #[shared yes]
     reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
-        "Whether sums have the same bits whatever the algorithm, layout, transport and sub-chunk size: all contributions are added in rank order by one rank.";
-    #[agree yes]
+        "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
+    #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Vectors of at most this many bytes go straight between all ranks, where FLEXRING_ALGO is auto and no two ranks share memory.";
-    #[agree yes]
+        "Longest vector that is exchanged directly between all ranks. Applies if FLEXRING_ALGO is auto and no two ranks share memory.";
+    #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
-    #[agree yes]
+    #[shared yes]
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
-        "What carries the bytes.";
-    #[agree yes]
+        "Transport between ranks.";
+    #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
-        "Bytes of one sub-chunk, the grain of the pipeline, and of one slot of the pool.";
-    // Not measured: a copy over PCI Express costs 1 to 2 microseconds beside its bytes, of which a GPU's 16 lanes move
-    // 128K in 3 to 5 microseconds and 1M in 20 to 40.
-    #[agree yes]
+        "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
+    // Estimated, not measured: a copy over PCI Express has a fixed cost of 1 to 2 microseconds. The 16 lanes
+    // of a GPU move 128K in 3 to 5 microseconds, and 1M in 20 to 40.
+    #[shared yes]
     gpu_subchunk: Size = "FLEXRING_GPU_SUBCHUNK", Size(1 << 20), SUBCHUNKS,
-        "Bytes of a sub-chunk of long vectors on GPUs, if that is more than FLEXRING_SUBCHUNK, which shorter ones have.";
-    #[agree yes]
+        "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
+    #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Vectors of at most this many bytes are reduced by every rank itself, in one hop, where all ranks share one node or no two do.";
+        "Longest vector that every rank reduces itself, in one hop. Applies if all ranks share one node, or if no two ranks do.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
-        "Slots in a rank's pool; raised to two per peer if that is more.";
-    #[agree yes]
+        "Number of slots in a rank's pool. Raised to two per peer if that is more.";
+    #[shared yes]
     sockets_per_link: usize = "FLEXRING_SOCKETS_PER_LINK", 1, 1..=16,
-        "TCP connections that one link stripes its sub-chunks over.";
-    // Behind links of 1 Gbit/s the kernel's own 4M fill the switch's queues, and acknowledgements wait in them:
-    // 1+1+1 with a node at 500 Mbit/s, 64 MiB: median 1133 to 1152 ms, with 128K 1125 ms (the link allows 1123).
+        "Number of TCP connections per link; sub-chunks are striped over them.";
+    // With links of 1 Gbit/s the kernel's default of 4M fills the switch's queues, and delays
+    // acknowledgements. 1+1+1 with a node at 500 Mbit/s, 64 MiB: median 1133 to 1152 ms; with 128K 1125 ms
+    // (the link allows 1123).
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(128 << 10), AnyValue,
-        "Bytes that the kernel may hold for one TCP connection until the peer has acknowledged them; more than bandwidth times delay of one connection only fills queues. 0 leaves it to the kernel.";
+        "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
-        "Interfaces for TCP: a list of name prefixes; a leading = takes whole names, a leading ^ excludes.";
+        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
-        "Which Internet protocol TCP links use.";
+        "IP version of TCP links.";
     ib_hca: Option<String> = "FLEXRING_IB_HCA", None, AnyValue,
-        "RDMA devices: a list of name prefixes, each with :port if only that port is meant; a leading = takes whole names, a leading ^ excludes.";
+        "RDMA devices: a list of name prefixes, each optionally with :port. A leading = matches whole names, a leading ^ excludes.";
     ib_rails: usize = "FLEXRING_IB_RAILS", IB_RAILS, 1..=8,
-        "How many RDMA ports a rank uses at most, the nearest first.";
-    #[agree yes]
+        "Largest number of RDMA ports that a rank uses. The nearest ports are used first.";
+    #[shared yes]
     ib_qps_per_rail: usize = "FLEXRING_IB_QPS_PER_RAIL", 1, 1..=8,
-        "Queue pairs that a link has on each rail; more than one where switches spread flows over paths by their source port.";
+        "Number of queue pairs per link and rail. Use more than one if switches select paths by source port.";
     ib_gid_index: Option<usize> = "FLEXRING_IB_GID_INDEX", None, 0..=255,
-        "Entry of the RDMA port's GID table that is this rank's address; unset, the best by RoCE version and family.";
+        "Index into the port's GID table of the GID that this rank uses. Unset: the best entry by RoCE version and IP version.";
     ib_roce_version: usize = "FLEXRING_IB_ROCE_VERSION", 2, 1..=2,
-        "RoCE version of the GID; the other is taken where a port has none of it. Version 1 does not cross routers.";
+        "Preferred RoCE version of the GID. The other version is used if a port has no GID of this one. Version 1 does not cross routers.";
     ib_family: Family = "FLEXRING_IB_FAMILY", Family::Auto, AnyValue,
-        "Which Internet protocol the RoCE GID's address is of.";
+        "IP version of the RoCE GID's address.";
     ib_pkey: usize = "FLEXRING_IB_PKEY", 0, 0..=65535,
-        "Entry of the RDMA port's table of partition keys.";
+        "Index into the port's table of partition keys.";
     ib_sl: usize = "FLEXRING_IB_SL", 0, 0..=15,
-        "InfiniBand service level; on RoCE its lower three bits are the priority of a VLAN's frames.";
+        "InfiniBand service level. On RoCE its lower three bits are the priority of VLAN frames.";
     ib_tc: usize = "FLEXRING_IB_TC", 0, 0..=255,
-        "Traffic class of RoCE packets: the DSCP times four, plus the two bits of ECN.";
+        "Traffic class of RoCE packets: the DSCP times four, plus the two ECN bits.";
     ib_timeout: usize = "FLEXRING_IB_TIMEOUT", 14, 1..=31,
-        "How long an RDMA device waits for an acknowledgement before it sends again: 4.096 microseconds times two to this power; 14 is 67 ms.";
+        "Time that an RDMA device waits for an acknowledgement before it retransmits: 4.096 microseconds times two to this power. 14 is 67 ms.";
     ib_retries: usize = "FLEXRING_IB_RETRIES", 6, 0..=7,
-        "How often an RDMA device sends again before the link counts as broken; 7 means for ever to some drivers, and is taken as 6 there.";
+        "Number of retransmissions before an RDMA device reports the link as broken. 7 means unlimited to some drivers; flexring uses 6 there.";
     ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
-        "How memory that nobody registered is sent and received: registered sub-chunk by sub-chunk as part of the pipeline, or copied through slots; auto measures which is cheaper when the communicator is made.";
+        "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,
-        "Whether RDMA writes may pass each other on PCI Express; faster on many machines, and harmless where the device does not know it.";
+        "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
-        "Number of the GPU whose memory calls may be about, among those that the process sees; unset, the one whose CUDA context is current on the thread that makes the communicator, else that of the first vector on a GPU.";
+        "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
-        "Whether ranks of a node read what is on each other's GPUs there; otherwise it goes by pinned memory of the host.";
+        "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
-        "How RDMA devices reach a GPU's memory: by DMA-BUF, by peer memory, or not at all but through pinned host memory; auto takes the first that works.";
+        "How RDMA devices reach GPU memory. dmabuf: by DMA-BUF. peer: by peer memory. off: through pinned host memory. auto: the first of these that works.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), AnyValue,
-        "How long any call waits for other ranks before it fails.";
+        "Time that a call waits for other ranks before it fails.";
     connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), AnyValue,
-        "How long creating a communicator waits for all ranks to come.";
+        "Time that the creation of a communicator waits for all ranks to join.";
     heartbeat: Duration = "FLEXRING_HEARTBEAT_MS", Duration::from_millis(500), AnyValue,
-        "How often a rank says that it lives; silent for twenty of these, it counts as dead.";
+        "Interval of heartbeats. A rank that sends none for twenty intervals is considered dead.";
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
-        "Microseconds that a wait spins before it sleeps.";
+        "Time in microseconds that a wait spins before it sleeps.";
     simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
-        "The instruction set of the host reductions.";
+        "Instruction set of reductions on the host.";
     log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,
-        "How much flexring says on standard error.";
+        "Most detailed level of messages that flexring writes to standard error.";
 }
 
-/// The value that `text` is for the setting of this name.
+/// Parses `text` as the value of the setting `name`.
 fn parse<T: SettingValue>(name: &str, text: &str, check: &impl ValueCheck<T>) -> Result<T> {
     T::parse(text).filter(|value| check.admits(value)).ok_or_else(|| {
         let expected = check.expected();
@@ -236,25 +238,25 @@ impl Config {
         Self::read(environment)
     }
 
-    /// How long a wait spins before it sleeps.
+    /// Time that a wait spins before it sleeps.
     #[must_use]
     pub fn spin(&self) -> Duration {
         Duration::from_micros(self.spin_us as u64)
     }
 
-    /// Slots of a rank's pool in a world of `world` ranks: two per peer at least.
+    /// Number of slots in a rank's pool: the setting, but at least two per peer in a world of `world` ranks.
     #[must_use]
     pub fn slots_for(&self, world: usize) -> usize {
         self.slots.max(2 * world.saturating_sub(1))
     }
 
-    /// Bytes of a slot for vectors on GPUs, no less than of another.
+    /// Bytes of a slot for vectors on GPUs. At least as long as a slot for vectors on the host.
     #[must_use]
     pub fn gpu_slot_bytes(&self) -> usize {
         self.subchunk.0.max(self.gpu_subchunk.0)
     }
 
-    /// Variables that start like ours and are none of them: most likely misspelt.
+    /// Names that start with `FLEXRING_` but are no settings. Most likely they are misspelt.
     pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
         names.filter(|name| name.starts_with("FLEXRING_") && !Self::known(name)).collect()
     }
@@ -264,7 +266,7 @@ impl Config {
     }
 }
 
-/// Looks a variable up in this process's environment; text that is not Unicode is shown as well as it can be.
+/// Reads a variable from this process's environment. Text that is not Unicode is converted lossily.
 #[must_use]
 pub fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! What is read, what is refused, and in which words.
+//! Tests of parsing, bounds, error messages and the table of settings.
 
 use super::*;
 
@@ -9,12 +9,12 @@ fn read(pairs: &[(&str, &str)]) -> Result<Config> {
 }
 
 #[test]
-fn nothing_set_is_the_default() {
+fn unset_settings_have_their_defaults() {
     assert_eq!(read(&[]).expect("defaults are valid"), Config::default());
 }
 
 #[test]
-fn every_value_is_read() {
+fn values_are_parsed() {
     let config = read(&[
         ("FLEXRING_RANK", "3"),
         ("FLEXRING_ALGO", "RING"),
@@ -31,7 +31,7 @@ fn every_value_is_read() {
 }
 
 #[test]
-fn what_cannot_be_parsed_is_quoted() {
+fn errors_quote_the_variable_and_its_text() {
     for (name, text) in [
         ("FLEXRING_RANK", "-1"),
         ("FLEXRING_RANK", ""),
@@ -69,7 +69,7 @@ fn sizes_are_binary_and_print_as_they_parse() {
 }
 
 #[test]
-fn every_setting_is_named_alike_and_described() {
+fn every_setting_has_the_prefix_and_a_description() {
     for row in Config::default().table(|_| None) {
         assert!(row.name.starts_with("FLEXRING_"));
         assert!(row.description.ends_with('.'));
@@ -82,13 +82,13 @@ fn every_setting_is_named_alike_and_described() {
 }
 
 #[test]
-fn bounds_are_told_in_words() {
+fn accepted_values_are_described() {
     let table = Config::default().table(|_| None);
     let expected = |name: &str| {
         let row = table.iter().find(|row| row.name == name).expect("a setting");
         row.expected.to_string()
     };
-    for (name, words) in [
+    for (name, phrase) in [
         ("FLEXRING_SLOTS", "a whole number from 2 to 65536"),
         ("FLEXRING_IB_ROCE_VERSION", "1 or 2"),
         ("FLEXRING_IB_GID_INDEX", "a whole number from 0 to 255"),
@@ -96,12 +96,12 @@ fn bounds_are_told_in_words() {
         ("FLEXRING_SPIN_US", "a whole number"),
         ("FLEXRING_IB_REGISTER", "auto, subchunk or stage"),
     ] {
-        assert_eq!(expected(name), words);
+        assert_eq!(expected(name), phrase);
     }
 }
 
 #[test]
-fn bounds_belong_to_the_range() {
+fn ranges_include_their_bounds() {
     for (name, first, last) in [
         ("FLEXRING_IB_SL", "0", "15"),
         ("FLEXRING_IB_GID_INDEX", "0", "255"),

@@ -1,29 +1,30 @@
-//! How a setting's text becomes its value, and how that is said.
+//! How a setting's text becomes its value, and how the accepted values are described.
 //!
-//! Owns the types of values that are more than a word, what each of them takes, and bounds. Must not know
-//! which settings there are.
+//! Owns the types of values that are not a choice among words, and the bounds of values. Must not know which
+//! settings exist.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How a setting's text becomes its value.
+/// A type that a setting's value can have.
 pub(super) trait SettingValue: Sized {
-    /// What the reader of an error message should write instead.
+    /// The accepted values, as a phrase that completes "expected ..." in an error message.
     const EXPECTED: &'static str;
     fn parse(text: &str) -> Option<Self>;
+    /// The value as a user would write it; `unset` if it is absent.
     fn show(&self) -> String;
 }
 
-/// Which values of its type a setting takes.
+/// The values of type `T` that a setting accepts.
 pub(super) trait ValueCheck<T> {
     fn admits(&self, value: &T) -> bool;
-    /// What the setting takes, in words.
+    /// The accepted values, as a phrase.
     fn expected(&self) -> Cow<'static, str>;
 }
 
-/// Takes whatever can be parsed.
+/// Accepts all values of the type.
 pub(super) struct AnyValue;
 
 impl<T: SettingValue> ValueCheck<T> for AnyValue {
@@ -35,7 +36,7 @@ impl<T: SettingValue> ValueCheck<T> for AnyValue {
     }
 }
 
-/// Takes whole numbers from one to another.
+/// Accepts the numbers in the range.
 impl ValueCheck<usize> for RangeInclusive<usize> {
     fn admits(&self, value: &usize) -> bool {
         self.contains(value)
@@ -49,7 +50,7 @@ impl ValueCheck<usize> for RangeInclusive<usize> {
     }
 }
 
-/// The same, where the setting may be left unset.
+/// Accepts the numbers in the range, and an unset setting.
 impl ValueCheck<Option<usize>> for RangeInclusive<usize> {
     fn admits(&self, value: &Option<usize>) -> bool {
         value.as_ref().is_none_or(|value| self.contains(value))
@@ -59,11 +60,12 @@ impl ValueCheck<Option<usize>> for RangeInclusive<usize> {
     }
 }
 
-/// Takes some sizes, and says which.
+/// Accepts the multiples of `multiple_of` from `least` to `most`.
 pub(super) struct SizeRange {
     pub least: Size,
     pub most: Size,
     pub multiple_of: Size,
+    /// These sizes, as a phrase.
     pub expected: &'static str,
 }
 
@@ -76,7 +78,7 @@ impl ValueCheck<Size> for SizeRange {
     }
 }
 
-/// A size in bytes; `K`, `M` and `G` are binary.
+/// A number of bytes. The suffixes `K`, `M` and `G` are binary: 1K is 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub usize);
 
@@ -147,7 +149,7 @@ impl SettingValue for Option<u16> {
     }
 }
 
-/// On or off.
+/// Whether something is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch(pub bool);
 
@@ -165,7 +167,7 @@ impl SettingValue for Switch {
     }
 }
 
-/// The dimensions of a grid of ranks.
+/// The dimensions of a grid of ranks, the one of the nearest ranks first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions(pub Vec<usize>);
 
@@ -182,7 +184,7 @@ impl SettingValue for Option<Dimensions> {
     }
 }
 
-/// A list of ranks.
+/// The ranks that are parameter servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers(pub Vec<usize>);
 
@@ -199,7 +201,7 @@ impl SettingValue for Option<Servers> {
 }
 
 impl SettingValue for Option<String> {
-    const EXPECTED: &'static str = "a text that is not empty";
+    const EXPECTED: &'static str = "non-empty text";
     fn parse(text: &str) -> Option<Self> {
         (!text.trim().is_empty()).then(|| Some(text.trim().to_owned()))
     }
@@ -208,7 +210,7 @@ impl SettingValue for Option<String> {
     }
 }
 
-/// Milliseconds in the environment.
+/// A duration is a number of milliseconds in the environment.
 impl SettingValue for Duration {
     const EXPECTED: &'static str = "a number of milliseconds, at least 1";
     fn parse(text: &str) -> Option<Self> {

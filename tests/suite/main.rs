@@ -42,4 +42,4 @@ mod perf;
 #[cfg(feature = "cli")]
 mod plan_command;
 #[cfg(feature = "cli")]
-mod readme;
+mod settings_docs;
