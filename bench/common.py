@@ -1,4 +1,4 @@
-"""What the scripts that measure share."""
+"""Helpers shared by the benchmark scripts."""
 
 import datetime
 import json
@@ -13,27 +13,27 @@ FLEXRING = ROOT / "target/release/flexring"
 
 
 def run(command, **kwargs):
-    return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE, **kwargs).stdout
+    return subprocess.run([str(argument) for argument in command], check=True, text=True, stdout=subprocess.PIPE, **kwargs).stdout
 
 
 def need_flexring():
     if not FLEXRING.exists():
-        sys.exit(f"{FLEXRING} is not there: cargo build --release")
+        sys.exit(f"{FLEXRING} does not exist: run cargo build --release")
 
 
 def build_ompi(folder):
-    """The Open MPI peer, compiled into `folder`."""
+    """Compiles the Open MPI benchmark into `folder` and returns its path."""
     program = Path(folder) / "ompi_allreduce"
     run(["mpicc", "-O2", ROOT / "bench/peers/ompi_allreduce.c", "-o", program])
     return program
 
 
-def write(path, what, results):
-    """Writes `results` with what they were seen on, as JSON."""
+def write(path, benchmark, results):
+    """Writes `results` as JSON, with the date, the processor and the kernel."""
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     report = {
         "date": datetime.date.today().isoformat(),
-        "what": what,
+        "what": benchmark,
         "cpu": model,
         "cores": os.cpu_count(),
         "kernel": platform.release().split("-")[0],

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measures flexring beside a peer or a physical limit, in one run, and writes what was seen.
+"""Measures flexring and a peer library, or the limit of the link, in one run.
 
-    bench/compare.py node     4 ranks on this machine beside Open MPI: 8 B, 1 MiB and 128 MiB of f32
-    bench/compare.py link     2 ranks over a link of 1 Gbit/s beside iperf3: 64 MiB of f32 (run by bench/lab.sh)
+    bench/compare.py node     4 ranks on this machine, compared with Open MPI: 8 B, 1 MiB and 128 MiB of f32
+    bench/compare.py link     2 ranks over a link of 1 Gbit/s, compared with iperf3: 64 MiB of f32 (run by bench/lab.sh)
 
 Prints a table and, with --out FILE, writes JSON. Needs a release build, and mpicc or iperf3.
 """
@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 def perf(arguments, before=(), **kwargs):
-    """The rows that `flexring perf` measures."""
+    """Runs `flexring perf` and returns its rows."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         run([*before, FLEXRING, "perf", *arguments, "--json", file.name], **kwargs)
         return json.load(open(file.name))["rows"]
@@ -56,24 +56,24 @@ def link(_folder):
     size = 64 << 20
     row = lab.flexring([0, 1], ["-b", size, "-e", size, "-n", 50, "-w", 0, "-c", 0, "--memory", "heap"], limit=180)
     ours = row["out_of_place"]
-    # With two ranks every byte of the vector crosses the link once in each direction.
+    # With two ranks, every byte of the vector crosses the link once in each direction.
     moved = size * 8 / (ours["median"] * 1e-6)
     print(f"64 MiB of f32, 2 ranks over 1 Gbit/s: median {ours['median'] / 1e3:.1f} ms = {moved / 1e6:.0f} Mbit/s each way; "
-          f"iperf3 moves {wire / 1e6:.0f} Mbit/s: {moved / wire:.3f} of it")
+          f"iperf3 moves {wire / 1e6:.0f} Mbit/s: ratio {moved / wire:.3f}")
     print(f"first / median {ours['first'] / ours['median']:.3f}, max / median over 50 calls {ours['max'] / ours['median']:.3f}")
     return [{"bytes": size, "flexring": ours, "iperf3_bits_per_second": wire, "share_of_iperf3": moved / wire}]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("node", "link"))
+    parser.add_argument("benchmark", choices=("node", "link"))
     parser.add_argument("--out")
     options = parser.parse_args()
     need_flexring()
     with tempfile.TemporaryDirectory() as folder:
-        results = {"node": node, "link": link}[options.what](folder)
+        results = {"node": node, "link": link}[options.benchmark](folder)
     if options.out:
-        write(options.out, options.what, results)
+        write(options.out, options.benchmark, results)
 
 
 main()

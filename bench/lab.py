@@ -1,4 +1,4 @@
-"""What is measured inside bench/lab.sh. Nodes are told by number; `places` gives every rank its node."""
+"""Measurements inside bench/lab.sh. Nodes are identified by index; `places` is the node of each rank."""
 
 import contextlib
 import json
@@ -17,16 +17,16 @@ SUBNET = "198.18.0.0/24"
 
 
 class Failure(Exception):
-    """Something that was measured failed or took too long."""
+    """A measurement failed or exceeded its time limit."""
 
 
 def inside(node):
-    """What goes before a command to run it on `node`."""
+    """The prefix of a command that runs it on `node`."""
     return ["ip", "netns", "exec", NODES[node]]
 
 
-def clear():
-    """Ends what still runs on the nodes: all of it was started here."""
+def kill_all():
+    """Kills all processes on the nodes. The namespaces belong to this lab, so all of them were started by it."""
     for node in NODES:
         pids = subprocess.run(["ip", "netns", "pids", node], text=True, stdout=subprocess.PIPE).stdout.split()
         for pid in pids:
@@ -35,21 +35,21 @@ def clear():
 
 
 def together(commands, limit):
-    """Runs pairs of a command and its environment side by side, and returns what the first prints.
+    """Runs `commands`, pairs of a command and its environment, in parallel. Returns the output of the first one.
 
-    If one of them fails, or `limit` seconds pass, all are ended.
+    Kills all of them if one fails or `limit` seconds pass.
     """
     processes = []
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
-        def fail(why):
+        def fail(reason):
             errors.seek(0)
-            raise Failure("\n".join([why, *errors.read().splitlines()[-10:]]))
+            raise Failure("\n".join([reason, *errors.read().splitlines()[-10:]]))
 
         try:
             for command, environment in commands:
                 out = subprocess.DEVNULL if processes else printed
-                words = [str(word) for word in command]
-                processes.append(subprocess.Popen(words, env={**os.environ, **environment}, stdout=out, stderr=errors))
+                arguments = [str(argument) for argument in command]
+                processes.append(subprocess.Popen(arguments, env={**os.environ, **environment}, stdout=out, stderr=errors))
             deadline = time.monotonic() + limit
             while None in (states := [process.poll() for process in processes]):
                 if any(states):
@@ -63,40 +63,40 @@ def together(commands, limit):
             printed.seek(0)
             return printed.read()
         finally:
-            # mpirun takes its ranks down if it is asked to end.
+            # mpirun ends its ranks on SIGTERM.
             for process in processes:
                 process.terminate()
-            patience = time.monotonic() + 5
+            grace_end = time.monotonic() + 5
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=max(0, patience - time.monotonic()))
-            clear()
+                    process.wait(timeout=max(0, grace_end - time.monotonic()))
+            kill_all()
             for process in processes:
                 process.kill()
                 process.wait()
 
 
 def iperf3(sender, receiver, seconds):
-    """Bits per second that iperf3 moves from one node to another."""
+    """The throughput of iperf3 from one node to another, in bits per second."""
     server = subprocess.Popen([*inside(receiver), "iperf3", "-s"], stdout=subprocess.DEVNULL)
-    # The first second, in which TCP finds its speed, is left out.
+    # Omit the first second, in which TCP adapts its rate.
     command = [*inside(sender), "iperf3", "-c", ADDRESSES[receiver], "-O", "1", "-t", str(seconds), "-J"]
     try:
-        # The server may not listen yet, and a client may end without a result and yet with status 0.
+        # Retry: the server may not listen yet, and a client may exit with status 0 without a result.
         deadline = time.monotonic() + 4 * seconds
         while time.monotonic() < deadline:
-            said = subprocess.run(command, text=True, stdout=subprocess.PIPE, timeout=seconds + 20).stdout
+            output = subprocess.run(command, text=True, stdout=subprocess.PIPE, timeout=seconds + 20).stdout
             with contextlib.suppress(KeyError, ValueError):
-                return json.loads(said)["end"]["sum_received"]["bits_per_second"]
+                return json.loads(output)["end"]["sum_received"]["bits_per_second"]
             time.sleep(0.1)
-        raise Failure(f"iperf3: {said[-400:]}")
+        raise Failure(f"iperf3: {output[-400:]}")
     finally:
         server.kill()
         server.wait()
 
 
 def flexring(places, arguments, limit, **settings):
-    """The row that `flexring perf` measures. Namespaces of their own make the nodes nodes."""
+    """Runs `flexring perf` and returns its first row. Ranks in different network namespaces count as different nodes."""
     world = {
         "FLEXRING_WORLD_SIZE": str(len(places)),
         "FLEXRING_MASTER_ADDR": ADDRESSES[places[0]],
@@ -139,13 +139,13 @@ def open_mpi(places, program, size, iterations, limit):
     for option, value in options.items():
         mpirun += ["--mca", option, value]
     mpirun += [program, size, iterations, 0, "in", "each"]
-    # mpirun is started as its daemons are, on the node of rank 0.
+    # Start mpirun on the node of rank 0, by the same script that starts its daemons.
     command = [options["plm_rsh_agent"], NODES[places[0]], "exec " + shlex.join(str(word) for word in mpirun)]
     return measured(together([(command, {})], limit))
 
 
 def measured(printed):
-    """What a peer printed."""
+    """Parses the last line that a peer printed, and fails if it reports wrong elements."""
     result = json.loads(printed.strip().splitlines()[-1])
     if result["wrong"]:
         raise Failure(f"{result['library']}: {result['wrong']} elements are wrong")

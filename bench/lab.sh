@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A cluster on one machine: a network namespace per node, each behind a link of its own rate into one switch.
+# A cluster on one machine: one network namespace per node, connected to one switch by links of given rates.
 #
 #   bench/lab.sh RATE... -- COMMAND...
 #
-# For every RATE (as `tc` writes it: 1gbit, 500mbit) there is a node. COMMAND runs with the nodes' namespaces in
-# LAB_NODES and their addresses in LAB_ADDRESSES, both separated by blanks. Everything is taken down afterwards,
-# also when the command fails. Needs root; addresses are in 198.18.0.0/15, which is set aside for such labs.
+# Each RATE (in the notation of `tc`: 1gbit, 500mbit) creates a node. COMMAND runs with the nodes' namespaces in
+# LAB_NODES and their addresses in LAB_ADDRESSES, both separated by blanks. Everything is removed afterwards, also
+# when the command fails. Needs root. Addresses are in 198.18.0.0/15, which is reserved for benchmarks (RFC 2544).
 set -euo pipefail
 
 rates=()
@@ -19,17 +19,17 @@ switch="$lab-switch"
 nodes=()
 down() {
     for node in ${nodes[@]+"${nodes[@]}"} "$switch"; do
-        # Whatever still runs in a namespace of this lab was started by it.
+        # All processes in the namespaces of this lab were started by it.
         for pid in $(ip netns pids "$node" 2>/dev/null); do kill -9 "$pid" 2>/dev/null || true; done
         ip netns del "$node" 2>/dev/null || true
     done
-    # Open MPI names its segments by host, and leaves them behind when its ranks are ended in the middle of a call.
+    # Open MPI names its segments by host, and leaves them behind when its ranks are killed during a call.
     rm -f /dev/shm/vader_segment."$lab"-n*
 }
 trap down EXIT
 trap 'exit 130' INT TERM
 
-# Shapes one end of a link: what leaves it goes at this rate, after at most 100 ms in the queue.
+# Limits the rate at which one end of a link sends, with a queue of at most 100 ms.
 shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate "$3" burst 256kb latency 100ms; }
 
 ip netns add "$switch"

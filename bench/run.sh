@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that `make bench` measures. Results go to bench/out/; those worth keeping are in bench/results/.
+# The benchmarks of `make bench`. Results are written to bench/out/; published results are in bench/results/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bench/setup.sh gcc libopenmpi-dev openmpi-bin iproute2 iperf3 python3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the named Debian packages if this is root on Debian, and says which are missing if it is not.
+# Installs the named Debian packages as root on Debian; elsewhere reports which are missing.
 set -euo pipefail
 missing=()
 for package in "$@"; do
@@ -14,9 +14,9 @@ if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
     trap 'rm -f "$log"' EXIT
     if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
         tail -20 "$log"
-        echo "could not install them all: the tests that need them will say that they are skipped"
+        echo "some packages could not be installed; tests that need them are skipped"
     fi
 else
-    echo "not installed: ${missing[*]}; the tests that need them will say that they are skipped"
+    echo "not installed: ${missing[*]}; tests that need them are skipped"
     echo "(as root: apt-get install ${missing[*]})"
 fi

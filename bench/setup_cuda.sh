@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs CUDA's compilers from PyPI into a folder, and says so if it cannot. Nothing of it is needed to build or run.
+# Installs CUDA's compilers from PyPI into a folder; reports the reason if it cannot. They are optional for building and
+# running.
 set -euo pipefail
 folder=$1
 wheels="nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
@@ -9,7 +10,7 @@ skip() {
     echo "no CUDA compilers in $folder: $1; GPU kernels are embedded as source, and tests of their compilers are skipped"
     exit 0
 }
-[ "$(uname -s)" = Linux ] || skip "they are for Linux"
+[ "$(uname -s)" = Linux ] || skip "the wheels support Linux only"
 python3 -m pip --version >/dev/null 2>&1 || skip "python3 has no pip"
 echo "installing CUDA's compilers into $folder"
 unfinished=$folder.unfinished

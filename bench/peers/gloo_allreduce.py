@@ -1,9 +1,9 @@
-"""Times torch.distributed's all_reduce over gloo as `flexring perf` times its own, to compare the two.
+"""Times torch.distributed's all_reduce over Gloo in the way of `flexring perf`, for comparison.
 
     torchrun --nproc_per_node 4 bench/peers/gloo_allreduce.py BYTES ITERATIONS WARMUP [--each]
 
-Prints the same line of JSON as ompi_allreduce.c. Always in place: gloo offers nothing else here.
-`--each` leaves out the calls back to back.
+Prints a line of JSON with the fields of ompi_allreduce.c. Calls are in place, because torch offers no other form.
+`--each` omits the back-to-back calls.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main():
     first = timed(tensor)
     wrong = int((tensor != pattern * world + world * (world - 1) // 2).sum())
 
-    # Zeros stay zeros however often they are summed in place.
+    # Sum zeros, so that repeated in-place sums do not overflow.
     tensor.zero_()
     for _ in range(options.warmup):
         dist.all_reduce(tensor)

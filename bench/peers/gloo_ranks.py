@@ -1,9 +1,9 @@
-"""Runs a rank of gloo_allreduce.py in each of the named network namespaces.
+"""Runs one rank of gloo_allreduce.py in each of the given network namespaces.
 
     gloo_ranks.py NAMESPACE... -- BYTES ITERATIONS WARMUP [--each]
 
-The ranks are forked from one process that has loaded torch, which takes longer than a few all-reduces, and leave
-without unloading it.
+The ranks are forked from one process that has loaded torch, because loading it takes longer than a few all-reduces. They
+exit without unloading it.
 """
 
 import ctypes

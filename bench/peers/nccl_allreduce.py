@@ -1,9 +1,9 @@
-"""Times NCCL's all-reduce by torch.distributed as nccl-tests times it, to compare it with flexring's.
+"""Times NCCL's all-reduce through torch.distributed in the way of nccl-tests, for comparison with flexring.
 
     RANK=R WORLD_SIZE=N MASTER_ADDR=127.0.0.1 MASTER_PORT=P nccl_allreduce.py TYPE ITERATIONS WARMUP BYTES...
 
-Calls are enqueued, then waited for. Rank 0 prints a line of JSON for each number of bytes. Ranks may share a GPU if each has
-an NCCL_HOSTID of its own: NCCL takes them for ranks of different machines, and goes over sockets.
+All calls are enqueued before the completion is awaited. Rank 0 prints one line of JSON per size. Ranks can share a GPU if
+each has a different NCCL_HOSTID: NCCL then treats them as ranks of different machines and uses sockets.
 """
 
 import datetime
@@ -44,7 +44,7 @@ def main():
         tensor = torch.full((count,), float(rank + 1), dtype=dtype, device="cuda")
         dist.all_reduce(tensor)
         wrong = int((tensor != world * (world + 1) / 2).sum())
-        # Zeros stay zeros however often they are summed in place.
+        # Sum zeros, so that repeated in-place sums do not overflow.
         tensor.zero_()
         mean = measure(tensor, iterations, warmup)
         if rank == 0:

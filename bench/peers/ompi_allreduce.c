@@ -1,14 +1,14 @@
-/* Times MPI_Allreduce of f32 sums as `flexring perf` times its all-reduce, to compare the two.
+/* Times MPI_Allreduce of f32 sums in the way of `flexring perf`, for comparison.
  *
  *     mpicc -O2 bench/peers/ompi_allreduce.c -o ompi_allreduce
  *     mpirun -np 4 ./ompi_allreduce BYTES ITERATIONS WARMUP [in|out] [each]
  *
  * Rank 0 prints one line of JSON; times are in microseconds:
- *   each     every iteration by itself, after a barrier that is not part of the time, seen by rank 0
- *   slowest  the same, seen by whichever rank took longest in that iteration
- *   back_to_back_us  the mean of as many iterations without anything between them, as nccl-tests measures; null
- *           if "each" is asked for, which leaves them out
- *   first_us  the very first call, before any warm-up
+ *   each     single iterations on rank 0, each after a barrier that is not part of the time
+ *   slowest  single iterations on the slowest rank of each
+ *   back_to_back_us  mean of consecutive iterations without barriers, as nccl-tests measures; null with the argument
+ *           "each", which omits them
+ *   first_us  the first call, before any warm-up
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void all_reduce(void) {
     MPI_Allreduce(in_place ? MPI_IN_PLACE : send, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* Seconds of one call after a barrier. */
+/* The time of one call after a barrier, in seconds. */
 static double timed(void) {
     MPI_Barrier(MPI_COMM_WORLD);
     double begun = MPI_Wtime();
@@ -35,7 +35,7 @@ static int by_value(const void *left, const void *right) {
     return (l > r) - (l < r);
 }
 
-/* Prints a summary and leaves the times sorted. */
+/* Prints the statistics of `times`, and sorts them. */
 static void summarize(const char *name, double *times, int n) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += times[i];
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
     int wrong = 0;
     for (int i = 0; i < count; i++) wrong += recv[i] != (float)(world * (world - 1) / 2 + world * (i % 7));
 
-    /* Zeros stay zeros however often they are summed in place. */
+    /* Sum zeros, so that repeated in-place sums do not overflow. */
     memset(send, 0, size);
     memset(recv, 0, size);
     for (int i = 0; i < warmup; i++) all_reduce();

@@ -247,10 +247,10 @@ impl<'a, T: ExactElement> Bench<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::pattern::Pattern;
+    use crate::perf::pattern::CheckPattern;
 
     /// The check result of rank 0 of 3 if rank 2 contributes the values of `strange`.
-    fn find(collective: &str, placement: Placement, strange: &Pattern<f32>) -> CheckResult {
+    fn find(collective: &str, placement: Placement, strange: &CheckPattern<f32>) -> CheckResult {
         let options =
             PerfOptions::parse(&format!("--memory heap --collective {collective}")).expect("valid flags");
         let comms = Communicator::local(3).expect("a local world");
@@ -275,7 +275,7 @@ mod tests {
     fn correct_results_give_an_empty_check_result() {
         for collective in Collective::ALL {
             for placement in [Placement::Apart, Placement::InPlace] {
-                let finding = find(collective.name(), placement, &Pattern::new(RedOp::Sum, 3));
+                let finding = find(collective.name(), placement, &CheckPattern::new(RedOp::Sum, 3));
                 assert_eq!(finding, CheckResult::default(), "{collective:?} {placement:?}");
             }
         }
@@ -285,7 +285,7 @@ mod tests {
     fn a_missing_contribution_is_attributed_to_its_rank() {
         for (collective, wrong) in [("all-reduce", 1200), ("reduce-scatter", 400), ("reduce", 1200)] {
             for placement in [Placement::Apart, Placement::InPlace] {
-                let finding = find(collective, placement, &Pattern::new(RedOp::Sum, 3).muted());
+                let finding = find(collective, placement, &CheckPattern::new(RedOp::Sum, 3).muted());
                 assert_eq!(finding.wrong, wrong);
                 assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));
             }

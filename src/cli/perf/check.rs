@@ -5,7 +5,7 @@
 
 use super::collective::Extent;
 use super::exact_element::ExactElement;
-use super::pattern::{CheckResult, Pattern, compare};
+use super::pattern::{CheckPattern, CheckResult, compare};
 use super::redop::RedOp;
 use flexring::call::Collective;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub enum Placement {
 #[derive(Clone, Debug)]
 pub struct CallCheck<T> {
     pub collective: Collective,
-    pub pattern: Pattern<T>,
+    pub pattern: CheckPattern<T>,
     pub rank: usize,
     pub world: usize,
     pub root: usize,
@@ -35,7 +35,7 @@ const TOKENS: usize = 113;
 impl<T: ExactElement> CallCheck<T> {
     /// The checks of `collective` with `op` on `rank` of `world`.
     pub fn new(collective: Collective, op: RedOp, root: usize, rank: usize, world: usize) -> Self {
-        Self { collective, pattern: Pattern::new(op, world), rank, world, root }
+        Self { collective, pattern: CheckPattern::new(op, world), rank, world, root }
     }
 
     /// The number of checks after which each rank has contributed a distinguishable value.

@@ -20,7 +20,7 @@ use std::marker::PhantomData;
 
 /// Contributions and results of one operation on one element type in a world of one size.
 #[derive(Clone, Debug)]
-pub struct Pattern<T> {
+pub struct CheckPattern<T> {
     op: RedOp,
     world: usize,
     encoding: Encoding<T>,
@@ -63,7 +63,7 @@ impl CheckResult {
     }
 }
 
-impl<T: ExactElement> Pattern<T> {
+impl<T: ExactElement> CheckPattern<T> {
     /// The pattern of `op` for `world` ranks, at least 1.
     pub fn new(op: RedOp, world: usize) -> Self {
         let powers = |base: T, digits: usize| {
@@ -344,7 +344,7 @@ impl fmt::Display for Explanation {
 }
 
 #[cfg(test)]
-impl<T: ExactElement> Pattern<T> {
+impl<T: ExactElement> CheckPattern<T> {
     /// This pattern with zeros in place of all digits, as of a rank that contributes nothing.
     pub fn muted(mut self) -> Self {
         if let Encoding::Digits { weights, .. } = &mut self.encoding {

@@ -42,18 +42,18 @@ fn combine<T: ExactElement>(op: RedOp, a: T, b: T) -> T {
     }
 }
 
-fn scaled<T: ExactElement>(pattern: &Pattern<T>, rank: usize, value: T) -> T {
+fn scaled<T: ExactElement>(pattern: &CheckPattern<T>, rank: usize, value: T) -> T {
     if pattern.op == RedOp::PreMulSum { value.times(T::of_factor(T::factor(rank))) } else { value }
 }
 
-fn finish<T: ExactElement>(pattern: &Pattern<T>, sum: Option<T>) -> T {
+fn finish<T: ExactElement>(pattern: &CheckPattern<T>, sum: Option<T>) -> T {
     let sum = sum.unwrap_or_else(|| pattern.neutral());
     if pattern.op == RedOp::Avg { sum.over(pattern.world) } else { sum }
 }
 
 /// The reduction of the ranks' vectors, counting each rank `times(rank)` times.
 fn reduce<T: ExactElement>(
-    pattern: &Pattern<T>,
+    pattern: &CheckPattern<T>,
     vectors: &[Vec<T>],
     times: impl Fn(usize) -> usize,
 ) -> Vec<T> {
@@ -69,7 +69,7 @@ fn reduce<T: ExactElement>(
 
 /// For each rank, the reduction without it and the reduction that counts it twice. Computed from prefix and suffix
 /// reductions, because there are millions of cases.
-fn altered<T: ExactElement>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
+fn altered<T: ExactElement>(pattern: &CheckPattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
     let add = |a: Option<T>, b: Option<T>| match (a, b) {
         (Some(a), Some(b)) => Some(combine(pattern.op, a, b)),
         (a, b) => a.or(b),
@@ -95,7 +95,7 @@ fn altered<T: ExactElement>(pattern: &Pattern<T>, vectors: &[Vec<T>]) -> Vec<[Ve
     altered
 }
 
-fn vectors<T: ExactElement>(pattern: &Pattern<T>, count: usize, round: usize) -> Vec<Vec<T>> {
+fn vectors<T: ExactElement>(pattern: &CheckPattern<T>, count: usize, round: usize) -> Vec<Vec<T>> {
     let fill = |rank| {
         let mut vector = vec![T::default(); count];
         pattern.fill(rank, round * count, &mut vector);
@@ -107,7 +107,7 @@ fn vectors<T: ExactElement>(pattern: &Pattern<T>, count: usize, round: usize) ->
 fn check_correct_results<T: ExactElement>() {
     for op in OPS {
         for world in (1..=70).chain([300]) {
-            let pattern = Pattern::<T>::new(op, world);
+            let pattern = CheckPattern::<T>::new(op, world);
             let vectors = vectors(&pattern, 280, 0);
             let finding = pattern.verify(0, &reduce(&pattern, &vectors, |_| 1));
             assert_eq!(finding, CheckResult::default(), "{op:?} {} {world}", T::DTYPE.name());
@@ -124,7 +124,7 @@ fn check_miscounted_ranks<T: ExactElement>() {
     for op in OPS {
         let idempotent = matches!(op, RedOp::Min | RedOp::Max);
         for world in 1..=70 {
-            let pattern = Pattern::<T>::new(op, world);
+            let pattern = CheckPattern::<T>::new(op, world);
             let vectors = vectors(&pattern, pattern.groups, 0);
             for (culprit, [lost, twice]) in altered(&pattern, &vectors).iter().enumerate() {
                 let named = |vector: &[T], error: &str| {
@@ -155,7 +155,7 @@ fn a_missing_or_doubly_counted_rank_is_named_in_every_world() {
 fn check_short_vectors<T: ExactElement>() {
     for op in OPS {
         for (world, count) in [(5, 1), (70, 1), (70, 3), (33, 8)] {
-            let pattern = Pattern::<T>::new(op, world);
+            let pattern = CheckPattern::<T>::new(op, world);
             let mut detected = vec![false; world];
             for round in 0..pattern.rounds(count) {
                 let vectors = vectors(&pattern, count, round);
@@ -180,7 +180,7 @@ fn rounds_of_short_vectors_detect_every_missing_rank() {
 fn check_misplaced_results<T: ExactElement>() {
     for op in OPS {
         for world in [2, 4, 7] {
-            let pattern = Pattern::<T>::new(op, world);
+            let pattern = CheckPattern::<T>::new(op, world);
             let mut whole = vec![T::default(); 1 << 14];
             let table = pattern.table(0, pattern.period, |position| pattern.expected(position));
             (0..whole.len()).for_each(|index| whole[index] = table[index % table.len()]);
@@ -197,7 +197,7 @@ fn data_from_a_wrong_position_is_detected() {
 
 #[test]
 fn explanations_name_the_ranks() {
-    let pattern = Pattern::<i32>::new(RedOp::Sum, 4);
+    let pattern = CheckPattern::<i32>::new(RedOp::Sum, 4);
     let vectors = vectors(&pattern, 100, 0);
     let sentence = |times: [usize; 4]| {
         pattern.verify(0, &reduce(&pattern, &vectors, |rank| times[rank])).sentence.unwrap_or_default()
