@@ -9,7 +9,7 @@ use crate::config::{Algorithm, Config, Lowering};
 use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::executor::{Executor, Path};
+use crate::executor::{CallPath, Executor};
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::selection::{self, AlgorithmSelection};
@@ -55,7 +55,7 @@ type ProgramKey = (PlanKind, ProgramSpec);
 
 #[derive(Clone, Copy)]
 struct Installed {
-    path: Path,
+    path: CallPath,
     /// Equal on all ranks that run the same program.
     digest: u64,
 }
@@ -136,7 +136,7 @@ impl Plans {
 
     /// How `checked` is executed, and the digest by which ranks check that they run the same program. The
     /// first call of its kind installs the program.
-    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(Path, u64)> {
+    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(CallPath, u64)> {
         let bytes = checked.count as usize * checked.dtype.size();
         let direct = bytes <= self.direct_limit && self.direct.is_some();
         let kind = if direct { PlanKind::Direct } else { PlanKind::Main };

@@ -14,7 +14,7 @@ use crate::call::{Call, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::executor::{BoundCall, Executor, Path};
+use crate::executor::{BoundCall, CallPath, Executor};
 use crate::fault::Fault;
 use crate::memory::{Buffer, Piece};
 use crate::rank::Rank;
@@ -166,12 +166,12 @@ impl CallRunner {
     }
 
     /// How the call is executed, and the digest by which ranks check that they run the same program.
-    fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(Path, u64)> {
+    fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(CallPath, u64)> {
         // A vector on a GPU that is reduced on the host needs a slot there.
         let limit = if checked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
         let small = checked.collective == Collective::AllReduce && checked.input.len() <= limit;
-        if small && engine.executor.small_path() {
-            return Ok((Path::Small, engine.plans.digest()));
+        if small && engine.executor.has_small_path() {
+            return Ok((CallPath::Small, engine.plans.digest()));
         }
         engine.plans.path(checked, &mut engine.executor)
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod call_layout;
 pub mod captions;
 pub mod drawing;
 pub mod fraction;

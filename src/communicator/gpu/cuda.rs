@@ -130,7 +130,7 @@ impl GpuState {
             slots: pool.cut(on_host),
             on_gpu: pool.cut(on_gpu),
             sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
-        });
+        })?;
         // Cannot be set already: only one thread at a time holds the executor.
         let _ = self.opened.set(OpenedGpu { gpu, order, scratch: Mutex::default() });
         Ok(())

@@ -1,0 +1,439 @@
+//! The path of calls that run a program: the pipeline decides, links and devices do.
+//!
+//! Owns the loop that performs the pipeline's actions and reports completions to it. Must not know any algorithm, and
+//! decides nothing: the order is the pipeline's, and lengths and places come from [`call_layout`].
+
+use super::bound_call::BoundCall;
+use super::links::Links;
+use super::resources::Resources;
+use super::ticket::Ticket;
+use crate::device::{Finish, Job, Operand, Submitted};
+use crate::error::{Error, Result};
+use crate::memory::Piece;
+use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
+use crate::plan::pipeline::{Action, Location, Pipeline, Staging, Violation};
+use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use crate::rank::{Rank, RankList};
+use crate::transport::{AnyTransport, Event, Events};
+use std::sync::Arc;
+
+/// Executes calls by programs.
+pub(super) struct ProgramPath {
+    /// One for each program that was installed.
+    pipelines: Vec<Pipeline>,
+    /// Which of them runs.
+    current: usize,
+    /// The peers that exchange messages with this rank in the program that runs.
+    peers: Vec<Rank>,
+    /// By rank, whether it has entered the call under way.
+    entered: Vec<bool>,
+    /// How many of the peers have not.
+    missing: usize,
+    /// By rank, its views, by their number on the link modulo the link's window.
+    views: Vec<Vec<Piece>>,
+    /// Events of links that were not handled yet.
+    events: Events,
+    /// Tickets of finished jobs that were not handled yet.
+    finished: Vec<u64>,
+}
+
+/// The call under way, and its layout.
+struct ActiveCall {
+    bound: BoundCall,
+    layout: CallLayout,
+}
+
+impl ProgramPath {
+    /// A path without programs.
+    pub(super) fn new(links: &Links, world: usize) -> Self {
+        Self {
+            pipelines: Vec::new(),
+            current: 0,
+            peers: Vec::with_capacity(world),
+            entered: vec![false; world],
+            missing: 0,
+            views: vec![Vec::new(); world],
+            events: Events::with_capacity(links.most_events()),
+            finished: Vec::new(),
+        }
+    }
+
+    /// Adds a program, and allocates what running it needs. Returns its number.
+    pub(super) fn install(&mut self, resources: &Resources, program: Arc<Program>) -> Result<usize> {
+        for peer in program.peers() {
+            let window = resources.links.to(peer).common().window();
+            self.views[peer].resize(window, Piece::EMPTY);
+        }
+        self.pipelines.push(pipeline(resources, program)?);
+        Ok(self.pipelines.len() - 1)
+    }
+
+    /// Makes all pipelines again, because the resources have changed.
+    pub(super) fn reinstall(&mut self, resources: &Resources) -> Result<()> {
+        for installed in &mut self.pipelines {
+            *installed = pipeline(resources, Arc::clone(installed.program()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes all programs; their numbers may be used again.
+    pub(super) fn clear(&mut self) {
+        self.pipelines.clear();
+    }
+
+    /// Executes a call by the program with this number.
+    pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall, number: usize) -> Result<()> {
+        self.current = number;
+        let active = self.prepare(resources, bound)?;
+        self.start(resources, &active)?;
+        resources.wait.begin();
+        loop {
+            let mut busy = false;
+            while let Some(action) = self.pipeline().next_action() {
+                busy = true;
+                self.perform(resources, &active, action)?;
+            }
+            if self.missing == 0 && self.pipeline().is_done() {
+                return Ok(());
+            }
+            busy |= self.poll(resources, &active)?;
+            if busy {
+                resources.wait.progressed();
+            } else if !resources.pause()? {
+                return Err(self.timed_out(resources, &active));
+            }
+        }
+    }
+
+    fn pipeline(&mut self) -> &mut Pipeline {
+        &mut self.pipelines[self.current]
+    }
+
+    /// Lays the call out, and copies its input if it must be.
+    fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<ActiveCall> {
+        let mut bound = *bound;
+        let call = &bound.call;
+        let facts = CallFacts {
+            collective: call.collective,
+            count: call.count,
+            element_bytes: call.dtype.size(),
+            world: resources.world,
+            in_place: bound.in_place,
+            on_gpu: call.on_gpu,
+            output_bytes: bound.output.len(),
+            slot_bytes: resources.slots.slot_bytes(),
+            gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
+        };
+        let layout = CallLayout::new(&facts, &self.pipeline().program().windows);
+        if call.count == 0 {
+            // The dummy element that the layout asks for.
+            let dummy = resources.slots.spare(size_of::<u64>());
+            (bound.input, bound.output, bound.scratch) = (dummy, dummy, dummy);
+        }
+        if layout.copies_input {
+            bound.input = copy_input(resources, &bound)?;
+            bound.in_place = false;
+        }
+        Ok(ActiveCall { bound, layout })
+    }
+
+    /// Starts the pipeline, and announces the call to all peers.
+    fn start(&mut self, resources: &mut Resources, active: &ActiveCall) -> Result<()> {
+        let links = &mut resources.links;
+        let mut staging = [Staging::default(); Links::TRANSPORTS];
+        for (staging, transport) in staging.iter_mut().zip(links.transports()) {
+            *staging = staging_of(transport, &active.bound);
+        }
+        let pipeline = &mut self.pipelines[self.current];
+        self.peers.clear();
+        self.peers.extend(pipeline.program().peers());
+        pipeline.start(active.layout.binding, |peer| staging[links.route(peer)]);
+        self.events.clear();
+        self.entered.fill(false);
+        self.missing = self.peers.len();
+        links.begin(active.bound.call.sequence);
+        self.peers.iter().try_for_each(|peer| links.announce(*peer, &active.bound.call))
+    }
+
+    /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.
+    fn poll(&mut self, resources: &mut Resources, active: &ActiveCall) -> Result<bool> {
+        let mut busy = resources.links.poll(&mut self.events)?;
+        while let Some(event) = self.events.pop_front() {
+            self.handle(resources, active, event)?;
+        }
+        if resources.devices.are_busy() {
+            let finished = &mut self.finished;
+            resources.devices.poll(&mut |ticket| finished.push(ticket))?;
+            busy |= !self.finished.is_empty();
+            for index in 0..self.finished.len() {
+                self.finish(resources, Ticket::unpack(self.finished[index]))?;
+            }
+            self.finished.clear();
+        }
+        Ok(busy)
+    }
+
+    fn handle(&mut self, resources: &Resources, active: &ActiveCall, event: Event) -> Result<()> {
+        let own = &active.bound.call;
+        match event {
+            Event::PeerEntered { peer, call } => {
+                if !own.agrees_with(&call) {
+                    let message = own.difference(resources.rank, &call, peer);
+                    return Err(Error::disagreement(message));
+                }
+                if std::mem::replace(&mut self.entered[peer], true) {
+                    return Err(bug(Violation(format!("rank {peer} called twice"))));
+                }
+                // A peer whose call agrees has a link with this rank in the program, too.
+                self.missing = self.missing.saturating_sub(1);
+            }
+            Event::SendComplete { peer } => self.pipeline().send_complete(peer).map_err(bug)?,
+            Event::RecvComplete { peer } => self.pipeline().recv_complete(peer).map_err(bug)?,
+            Event::RecvReady { peer, view } => {
+                let expected = self
+                    .pipeline()
+                    .next_recv(peer)
+                    .map(|elements| (elements.end - elements.start) as usize * own.dtype.size());
+                if expected != Some(view.len()) {
+                    let message = format!(
+                        "rank {peer} sent {} bytes where rank {} expects {expected:?}",
+                        view.len(),
+                        resources.rank
+                    );
+                    return Err(Error::disagreement(message));
+                }
+                let message = self.pipeline().recv_ready(peer).map_err(bug)?;
+                let views = &mut self.views[peer];
+                let at = message as usize % views.len();
+                views[at] = view;
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, resources: &mut Resources, active: &ActiveCall, action: Action) -> Result<()> {
+        match action {
+            Action::Release { peer } => resources.links.release(peer),
+            Action::Send { peer, location, step, sub } => {
+                let piece = self.piece(resources, active, location, step, sub);
+                resources.links.send(peer, piece)
+            }
+            Action::PostRecv { peer, location, step, sub } => {
+                if let Location::Slot(slot) = location {
+                    choose_recv_memory(resources, active, peer, slot as usize);
+                }
+                let piece = self.piece(resources, active, location, step, sub);
+                resources.links.post_recv(peer, piece)
+            }
+            Action::Stage { step, sub, buffer, slot } => {
+                self.choose_staging_memory(resources, active, step, slot as usize);
+                let from = self.piece(resources, active, Location::Buffer(buffer), step, sub);
+                let into = self.piece(resources, active, Location::Slot(slot), step, sub);
+                let ticket = Ticket { step, sub, stages: true, reads_views: false };
+                let operands = [Operand { piece: from, factor: None }];
+                match resources.devices.submit(&copy(&active.bound, into, &operands), ticket.pack())? {
+                    Submitted::Done => self.finish(resources, ticket),
+                    Submitted::InFlight => Ok(()),
+                }
+            }
+            Action::Combine { step, sub } => self.combine(resources, active, step, sub),
+        }
+    }
+
+    fn combine(
+        &mut self,
+        resources: &mut Resources,
+        active: &ActiveCall,
+        step: StepId,
+        sub: u64,
+    ) -> Result<()> {
+        let bound = &active.bound;
+        let program = Arc::clone(self.pipeline().program());
+        let Body::Combine { operands, last } = &program.steps[step as usize].body else {
+            return Err(bug(Violation(format!("step {step} adds nothing"))));
+        };
+        resources.operands.clear();
+        let mut reads_views = false;
+        for (part, operand) in operands.iter().enumerate() {
+            let location = self.pipeline().operand_location(step, part, sub);
+            reads_views |= matches!(location, Location::Peer { .. });
+            let scaled = matches!(operand, OperandSource::Own { scaled: true, .. });
+            let piece = self.piece(resources, active, location, step, sub);
+            resources.operands.push(Operand { piece, factor: scaled.then_some(bound.call.factor) });
+        }
+        let into = self.piece(resources, active, Location::Buffer(BufferKind::Output), step, sub);
+        let divide = *last && bound.average;
+        let already_there =
+            matches!(resources.operands[..], [only] if only.piece == into && only.factor.is_none());
+        if already_there && !divide {
+            return self.pipeline().combine_complete(step).map_err(bug);
+        }
+        if reads_views {
+            resources.links.begin_reading_job()?;
+        }
+        let job = Job {
+            dtype: bound.call.dtype,
+            arithmetic: bound.arithmetic,
+            into,
+            operands: &resources.operands,
+            finish: if divide { Finish::Divide(resources.world as u32) } else { Finish::Keep },
+            streaming: active.layout.streaming,
+        };
+        let ticket = Ticket { step, sub, stages: false, reads_views };
+        match resources.devices.submit(&job, ticket.pack())? {
+            Submitted::Done => self.finish(resources, ticket),
+            Submitted::InFlight => Ok(()),
+        }
+    }
+
+    /// Reports a finished job to the pipeline.
+    fn finish(&mut self, resources: &mut Resources, ticket: Ticket) -> Result<()> {
+        if ticket.reads_views {
+            resources.links.end_reading_job()?;
+        }
+        if ticket.stages {
+            self.pipeline().stage_complete(ticket.step, ticket.sub);
+            return Ok(());
+        }
+        self.pipeline().combine_complete(ticket.step).map_err(bug)
+    }
+
+    /// Chooses the memory of a slot that a step's messages are staged in: all their links must be able to send from it.
+    fn choose_staging_memory(
+        &self,
+        resources: &mut Resources,
+        active: &ActiveCall,
+        step: StepId,
+        slot: usize,
+    ) {
+        let Some(on_gpu) = resources.slots.on_gpu(slot) else { return };
+        let Body::Send { peers, .. } = &self.pipelines[self.current].program().steps[step as usize].body
+        else {
+            return;
+        };
+        let links = &resources.links;
+        let reach = || peers.iter().all(|peer| links.to(*peer).common().can_send_from(on_gpu));
+        let memory = call_layout::slot_memory(active.bound.call.on_gpu, reach);
+        resources.slots.set_memory(slot, memory);
+    }
+
+    /// The bytes of a step's sub-chunk at a location.
+    fn piece(
+        &self,
+        resources: &Resources,
+        active: &ActiveCall,
+        location: Location,
+        step: StepId,
+        sub: u64,
+    ) -> Piece {
+        let ActiveCall { bound, layout } = active;
+        let elements = self.pipelines[self.current].elements(step, sub);
+        let size = bound.call.dtype.size();
+        let len = (elements.end - elements.start) as usize * size;
+        let from = |start: u64| (elements.start - start) as usize * size;
+        match location {
+            Location::Buffer(BufferKind::Input) => bound.input.narrow(from(layout.input.start), len),
+            // Programs cut their steps at the ends of the windows, so a piece is wholly inside or outside.
+            Location::Buffer(BufferKind::Output) if layout.output.contains(&elements.start) => {
+                bound.output.narrow(from(layout.output.start), len)
+            }
+            Location::Buffer(BufferKind::Output) => bound.scratch.narrow(from(0), len),
+            Location::Slot(slot) => resources.slots.piece(slot as usize, bound.call.on_gpu).narrow(0, len),
+            Location::Peer { peer, message } => {
+                let views = &self.views[peer];
+                views[message as usize % views.len()]
+            }
+        }
+    }
+
+    fn timed_out(&self, resources: &Resources, active: &ActiveCall) -> Error {
+        let missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
+        let waiting = match missing[..] {
+            [] if resources.devices.are_busy() => {
+                "for the GPU, which may be at work on something that waits for this call (more queues for its streams: CUDA_DEVICE_MAX_CONNECTIONS=32)".to_owned()
+            }
+            [] => "for messages of ranks that are in the same call".to_owned(),
+            _ => format!("for {} to make the same call", RankList::new(&missing)),
+        };
+        let timeout = resources.wait.timeout();
+        let message = format!("{}: nothing moved for {timeout:?}: waited {waiting}", active.bound.call);
+        let error = Error::timeout(message);
+        match missing.first() {
+            Some(rank) => error.with_suspect(*rank),
+            None => error,
+        }
+    }
+}
+
+/// A pipeline for a program over the links of this rank.
+fn pipeline(resources: &Resources, program: Arc<Program>) -> Result<Pipeline> {
+    let (slots, links) = (resources.slots.count(), program.links.len());
+    let Some(share) = call_layout::slots_per_link(slots, links) else {
+        let message = format!("{slots} slots are too few for {links} links: raise FLEXRING_SLOTS");
+        return Err(Error::invalid_setting(message));
+    };
+    let profile = |peer: Rank| {
+        let transport = resources.links.to(peer);
+        let delivery = match transport {
+            AnyTransport::InPlace(_) => LinkDelivery::InPlace,
+            // Memory of a GPU is staged where a transport does not reach it.
+            AnyTransport::Posted(posted) => {
+                LinkDelivery::Posted { may_stage: posted.stages_host_memory() || resources.slots.have_gpu() }
+            }
+        };
+        call_layout::link_profile(delivery, transport.common().window(), share)
+    };
+    Ok(Pipeline::new(program, profile))
+}
+
+/// What a transport stages of a call's vectors.
+fn staging_of(transport: &AnyTransport, bound: &BoundCall) -> Staging {
+    let access = |piece: Piece| {
+        let access = || VectorAccess {
+            can_send_from: transport.common().can_send_from(piece),
+            can_recv_into: match transport {
+                AnyTransport::InPlace(_) => true,
+                AnyTransport::Posted(posted) => posted.can_recv_into(piece),
+            },
+        };
+        (!piece.is_empty()).then(access)
+    };
+    call_layout::staging(access(bound.input), access(bound.output), access(bound.scratch))
+}
+
+/// Chooses the memory of a slot that a message of `peer` is received into.
+fn choose_recv_memory(resources: &mut Resources, active: &ActiveCall, peer: Rank, slot: usize) {
+    let (Some(on_gpu), AnyTransport::Posted(transport)) =
+        (resources.slots.on_gpu(slot), resources.links.to(peer))
+    else {
+        return;
+    };
+    let memory = call_layout::slot_memory(active.bound.call.on_gpu, || transport.can_recv_into(on_gpu));
+    resources.slots.set_memory(slot, memory);
+}
+
+/// Copies the input to the spare slot, where it can be read while the output is written.
+fn copy_input(resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
+    let len = bound.input.len();
+    let slots = &resources.slots;
+    let into = if bound.input.is_host() { slots.spare(len) } else { slots.gpu_spare(len) };
+    let operands = [Operand { piece: bound.input, factor: None }];
+    resources.devices.run(&copy(bound, into, &operands), &resources.fault)?;
+    Ok(into)
+}
+
+/// A job that copies its one operand.
+fn copy<'a>(bound: &BoundCall, into: Piece, operands: &'a [Operand; 1]) -> Job<'a> {
+    Job {
+        dtype: bound.call.dtype,
+        arithmetic: bound.arithmetic,
+        into,
+        operands,
+        finish: Finish::Keep,
+        streaming: false,
+    }
+}
+
+fn bug(violation: Violation) -> Error {
+    Error::internal(format!("{}: please report this", violation.0))
+}

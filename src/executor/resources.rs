@@ -1,0 +1,39 @@
+//! What both ways of executing a call use: links, devices, slots, and waiting.
+
+use super::devices::Devices;
+use super::links::Links;
+use super::slots::Slots;
+use super::wait::Wait;
+use crate::device::Operand;
+use crate::error::Result;
+use crate::fault::Fault;
+use crate::rank::Rank;
+use std::sync::Arc;
+
+/// What a rank executes its calls with.
+pub(super) struct Resources {
+    pub rank: Rank,
+    /// The number of ranks.
+    pub world: usize,
+    /// Dropped before the links, whose memory a GPU may have pinned.
+    pub devices: Devices,
+    pub links: Links,
+    pub slots: Slots,
+    pub fault: Arc<Fault>,
+    pub wait: Wait,
+    /// The operands of the job that is being made. Kept, so that no job allocates.
+    pub operands: Vec<Operand>,
+}
+
+impl Resources {
+    /// Waits for a link or a device to have something to do. `false` if nothing had for the time-out.
+    pub(super) fn pause(&mut self) -> Result<bool> {
+        self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())
+    }
+
+    /// Aborts the call: afterwards no link and no device touches memory of it.
+    pub(super) fn abort(&mut self) {
+        self.devices.give_up();
+        self.links.abort();
+    }
+}

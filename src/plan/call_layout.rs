@@ -1,0 +1,320 @@
+//! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where slots are.
+//!
+//! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
+
+use super::pipeline::{Binding, LinkProfile, Staging};
+use super::program::Windows;
+use crate::call::Collective;
+use std::ops::Range;
+
+/// Bytes of a cache line, to which spans are aligned.
+const CACHE_LINE: usize = 64;
+
+/// Sub-chunks that a rank's share of the vector has at least before sub-chunks of calls on a GPU are made longer, so
+/// that filling the pipeline takes at most 1/16 of the time for each hop.
+const MIN_SUBCHUNKS: usize = 16;
+
+/// Cache lines of a rank's share of the vector from which spans are aligned.
+const MIN_ALIGNED_LINES: u64 = 16;
+
+/// Outputs of more bytes than this are written past the cache. Half of a last-level cache of a few dozen MiB: a
+/// shorter result is still in the cache when it is read next.
+const STREAMING_BYTES: usize = 16 << 20;
+
+/// What a call's layout depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct CallFacts {
+    /// The collective.
+    pub collective: Collective,
+    /// Elements of the whole vector; may be 0.
+    pub count: u64,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+    /// Ranks of the communicator.
+    pub world: usize,
+    /// Whether input and output share memory.
+    pub in_place: bool,
+    /// Whether the vectors are memory of a GPU.
+    pub on_gpu: bool,
+    /// Bytes of this rank's output.
+    pub output_bytes: usize,
+    /// Bytes of a slot of the pool.
+    pub slot_bytes: usize,
+    /// Bytes of a slot in calls on a GPU.
+    pub gpu_slot_bytes: usize,
+}
+
+/// How a program's elements are laid out in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallLayout {
+    /// What the pipeline is bound to. A call without elements moves one dummy element, so that a mismatch between
+    /// ranks reaches every peer.
+    pub binding: Binding,
+    /// The elements of the whole vector that the caller's input holds.
+    pub input: Range<u64>,
+    /// The elements of the whole vector that the caller's output holds.
+    pub output: Range<u64>,
+    /// Whether the input must be copied to other memory first: it shares memory with the output, and peers may read it
+    /// until the output is complete.
+    pub copies_input: bool,
+    /// Whether sums are written past the cache.
+    pub streaming: bool,
+}
+
+impl CallLayout {
+    /// The layout of a call of a program with these windows.
+    #[must_use]
+    pub fn new(facts: &CallFacts, windows: &Windows) -> Self {
+        let copies_input = facts.in_place && windows.disjoint;
+        let binding = Binding {
+            count: facts.count.max(1),
+            subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
+            align: alignment(facts),
+            in_place: facts.in_place && !copies_input,
+        };
+        Self {
+            input: windows.input.elements(binding.count, binding.align),
+            output: windows.output.elements(binding.count, binding.align),
+            binding,
+            copies_input,
+            streaming: facts.output_bytes > STREAMING_BYTES,
+        }
+    }
+}
+
+/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
+/// doubled while it fits a GPU slot and a rank's share has enough sub-chunks.
+fn subchunk_bytes(facts: &CallFacts) -> usize {
+    let mut bytes = facts.slot_bytes;
+    if facts.on_gpu {
+        let vector = (facts.count as usize).saturating_mul(facts.element_bytes);
+        let most = facts.gpu_slot_bytes.min(vector / facts.world / MIN_SUBCHUNKS);
+        while bytes <= most / 2 {
+            bytes *= 2;
+        }
+    }
+    bytes
+}
+
+/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. Not where that would move the
+/// ends of the parts that the ranks' own vectors hold.
+fn alignment(facts: &CallFacts) -> u64 {
+    let line = (CACHE_LINE / facts.element_bytes) as u64;
+    let world = facts.world as u64;
+    let has_parts = matches!(facts.collective, Collective::ReduceScatter | Collective::AllGather);
+    let keeps_ends = !has_parts || (facts.count / world).is_multiple_of(line);
+    if keeps_ends && facts.count >= MIN_ALIGNED_LINES * line * world { line } else { 1 }
+}
+
+/// What a link can do with one of the call's vectors, as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VectorAccess {
+    /// Whether messages can be sent from it.
+    pub can_send_from: bool,
+    /// Whether messages can be received into it. True on links whose messages are read in place.
+    pub can_recv_into: bool,
+}
+
+/// What a link stages. `input` is its access to the input; `output` and `scratch` are that to the memory that sums are
+/// written to. `None` for a vector that this rank does not have.
+#[must_use]
+pub fn staging(
+    input: Option<VectorAccess>,
+    output: Option<VectorAccess>,
+    scratch: Option<VectorAccess>,
+) -> Staging {
+    let written = [output, scratch];
+    let any = |lacks: fn(&VectorAccess) -> bool| written.iter().flatten().any(lacks);
+    Staging {
+        input: input.is_some_and(|access| !access.can_send_from),
+        output: any(|access| !access.can_send_from),
+        recv: any(|access| !access.can_recv_into),
+    }
+}
+
+/// The memory of a slot in a call. In calls on a GPU each slot exists twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlotMemory {
+    /// The host's.
+    #[default]
+    Host,
+    /// The GPU's.
+    Gpu,
+}
+
+/// The memory of a slot for one message: the GPU's where every link of the message reaches it, as it is nearer to the
+/// vectors.
+#[must_use]
+pub fn slot_memory(on_gpu: bool, links_reach_gpu: impl FnOnce() -> bool) -> SlotMemory {
+    if on_gpu && links_reach_gpu() { SlotMemory::Gpu } else { SlotMemory::Host }
+}
+
+/// Slots of the pool that each link may hold, if there is at least one. `slots` are those of the pool, `links` those of
+/// the program.
+#[must_use]
+pub fn slots_per_link(slots: usize, links: usize) -> Option<usize> {
+    Some(slots / links.max(1)).filter(|slots| *slots > 0)
+}
+
+/// How messages arrive on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkDelivery {
+    /// They are read where the sender has them.
+    InPlace,
+    /// They are written to memory that was posted.
+    Posted {
+        /// Whether some memory of calls cannot be sent from directly.
+        may_stage: bool,
+    },
+}
+
+/// Divides a link's slots between the two directions. Messages that are read in place need slots only where they are
+/// sent; those that are sent directly need them only where they are received. `slots` is at least 2 where both
+/// directions need some.
+#[must_use]
+pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> LinkProfile {
+    let (in_place, send_slots) = match delivery {
+        LinkDelivery::InPlace => (true, slots),
+        LinkDelivery::Posted { may_stage: false } => (false, 0),
+        LinkDelivery::Posted { may_stage: true } => (false, slots / 2),
+    };
+    LinkProfile { in_place, window, send_slots, recv_slots: slots - send_slots }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::fraction::Span;
+
+    const WHOLE: Windows = Windows { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
+
+    /// 1 Mi floats on 4 ranks, in slots of 128 KiB.
+    fn facts() -> CallFacts {
+        CallFacts {
+            collective: Collective::AllReduce,
+            count: 1 << 20,
+            element_bytes: 4,
+            world: 4,
+            in_place: false,
+            on_gpu: false,
+            output_bytes: 4 << 20,
+            slot_bytes: 128 << 10,
+            gpu_slot_bytes: 1 << 20,
+        }
+    }
+
+    fn binding(facts: &CallFacts) -> Binding {
+        CallLayout::new(facts, &WHOLE).binding
+    }
+
+    #[test]
+    fn a_subchunk_fills_a_slot() {
+        for element_bytes in [1, 2, 4, 8] {
+            let facts = CallFacts { element_bytes, ..facts() };
+            assert_eq!(binding(&facts).subchunk, (128 << 10) / element_bytes as u64);
+        }
+    }
+
+    #[test]
+    fn subchunks_on_a_gpu_grow_with_the_vector_up_to_a_gpu_slot() {
+        let bytes = |vector: u64, gpu_slot_bytes| {
+            let facts = CallFacts { on_gpu: true, count: vector / 4, gpu_slot_bytes, ..facts() };
+            binding(&facts).subchunk as usize * 4
+        };
+        // A share of 16 sub-chunks is 4 ranks * 16 * 256 KiB of vector for the first doubling.
+        assert_eq!(bytes((16 << 20) - 4, 1 << 20), 128 << 10);
+        assert_eq!(bytes(16 << 20, 1 << 20), 256 << 10);
+        assert_eq!(bytes(32 << 20, 1 << 20), 512 << 10);
+        assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
+        assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
+        assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");
+    }
+
+    #[test]
+    fn long_vectors_are_aligned_to_cache_lines() {
+        // 16 lines of 16 floats on each of 4 ranks.
+        for (count, align) in [(16 * 16 * 4, 16), (16 * 16 * 4 - 1, 1), ((1 << 20) + 1, 16)] {
+            assert_eq!(binding(&CallFacts { count, ..facts() }).align, align, "{count}");
+        }
+        assert_eq!(binding(&CallFacts { element_bytes: 8, ..facts() }).align, 8);
+    }
+
+    #[test]
+    fn alignment_keeps_the_ends_of_the_ranks_parts() {
+        for collective in [Collective::ReduceScatter, Collective::AllGather] {
+            for (part, align) in [(1 << 18, 16), ((1 << 18) + 1, 1)] {
+                let facts = CallFacts { collective, count: part * 4, ..facts() };
+                assert_eq!(binding(&facts).align, align, "{collective:?} with parts of {part}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_without_elements_moves_one() {
+        let layout = CallLayout::new(&CallFacts { count: 0, output_bytes: 0, ..facts() }, &WHOLE);
+        assert_eq!((layout.binding.count, layout.binding.align), (1, 1));
+        assert_eq!((layout.input, layout.output), (0..1, 0..1));
+    }
+
+    #[test]
+    fn an_input_that_must_stay_readable_is_copied() {
+        for (in_place, disjoint, copies) in
+            [(false, false, false), (false, true, false), (true, false, false), (true, true, true)]
+        {
+            let layout = CallLayout::new(&CallFacts { in_place, ..facts() }, &Windows { disjoint, ..WHOLE });
+            assert_eq!(layout.copies_input, copies);
+            assert_eq!(layout.binding.in_place, in_place && !disjoint);
+        }
+    }
+
+    #[test]
+    fn outputs_that_outgrow_the_cache_are_streamed() {
+        for (output_bytes, streaming) in [(16 << 20, false), ((16 << 20) + 1, true)] {
+            let layout = CallLayout::new(&CallFacts { output_bytes, ..facts() }, &WHOLE);
+            assert_eq!(layout.streaming, streaming);
+        }
+    }
+
+    #[test]
+    fn vectors_are_staged_where_a_link_cannot_use_one_of_them() {
+        let access = |can_send_from, can_recv_into| Some(VectorAccess { can_send_from, can_recv_into });
+        let all = access(true, true);
+        assert_eq!(staging(all, all, all), Staging::default());
+        assert_eq!(staging(None, None, None), Staging::default());
+        assert_eq!(staging(access(false, true), all, None), Staging { input: true, ..Staging::default() });
+        assert_eq!(staging(access(true, false), all, None), Staging::default(), "nothing is received there");
+        for (output, scratch) in [(access(false, true), all), (all, access(false, true))] {
+            assert_eq!(staging(all, output, scratch), Staging { output: true, ..Staging::default() });
+        }
+        for (output, scratch) in [(access(true, false), None), (all, access(true, false))] {
+            assert_eq!(staging(all, output, scratch), Staging { recv: true, ..Staging::default() });
+        }
+    }
+
+    #[test]
+    fn a_slot_is_on_the_gpu_where_the_links_reach_it() {
+        assert_eq!(slot_memory(true, || true), SlotMemory::Gpu);
+        assert_eq!(slot_memory(true, || false), SlotMemory::Host);
+        assert_eq!(slot_memory(false, || true), SlotMemory::Host);
+    }
+
+    #[test]
+    fn links_share_the_pool_equally() {
+        assert_eq!(slots_per_link(16, 3), Some(5));
+        assert_eq!(slots_per_link(3, 3), Some(1));
+        assert_eq!(slots_per_link(2, 3), None);
+        assert_eq!(slots_per_link(16, 0), Some(16));
+    }
+
+    #[test]
+    fn a_links_slots_are_divided_between_the_directions_that_need_them() {
+        let slots = |delivery| {
+            let profile = link_profile(delivery, 8, 5);
+            assert_eq!(profile.window, 8);
+            (profile.in_place, profile.send_slots, profile.recv_slots)
+        };
+        assert_eq!(slots(LinkDelivery::InPlace), (true, 5, 0));
+        assert_eq!(slots(LinkDelivery::Posted { may_stage: false }), (false, 0, 5));
+        assert_eq!(slots(LinkDelivery::Posted { may_stage: true }), (false, 2, 3));
+    }
+}
