@@ -30,12 +30,12 @@ const _: () = assert!(size_of::<Header>() == MAILBOX_HEADER);
 
 /// The two slots of one rank.
 #[derive(Debug)]
-struct Slots {
+struct MailboxSlots {
     headers: [ArenaRef<Header>; 2],
     bytes: [Piece; 2],
 }
 
-impl Slots {
+impl MailboxSlots {
     /// The slots in an arena, of which `piece` returns a range and which `owner` keeps mapped.
     fn new(
         layout: ArenaLayout,
@@ -52,14 +52,14 @@ impl Slots {
 }
 
 struct PeerMailbox {
-    slots: Slots,
+    slots: MailboxSlots,
     control: ArenaRef<ControlPage>,
     wake: WakeFd,
 }
 
 /// The mailboxes of a node, as one of its ranks sees them.
 pub struct Mailbox {
-    mine: Slots,
+    mine: MailboxSlots,
     place: usize,
     /// By index on the node; `None` for this rank.
     others: Vec<Option<PeerMailbox>>,
@@ -74,14 +74,14 @@ impl Mailbox {
     /// `Internal` if the layout does not fit; `System` if the process has no descriptor left.
     pub fn new(arena: &Arc<Arena>, layout: ArenaLayout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
         let owner: ArenaOwner = Arc::clone(arena) as _;
-        let mine = Slots::new(layout, |offset, len| arena.piece(offset, len), &owner)?;
+        let mine = MailboxSlots::new(layout, |offset, len| arena.piece(offset, len), &owner)?;
         let mut others: Vec<Option<PeerMailbox>> = (0..=neighbours.others.len()).map(|_| None).collect();
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
             let owner: ArenaOwner = Arc::clone(&other.arena) as _;
             ranks[other.place] = other.rank;
             others[other.place] = Some(PeerMailbox {
-                slots: Slots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
+                slots: MailboxSlots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
                 control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), owner)?,
                 wake: other.wake.try_clone()?,
             });

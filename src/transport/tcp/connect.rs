@@ -1,11 +1,12 @@
-//! Making links: listening, calling, and finding out who is at the other end.
+//! Establishing links: connecting, accepting, and the handshake that identifies the other end.
 //!
-//! Owns everything up to the greeting of each connection. Must not know what is said afterwards.
+//! Owns each connection until its handshake is complete. Must not know what is sent afterwards.
 //!
-//! One loop does all of it at once, so no peer waits for another, and nothing that a stranger does at the
-//! listener (nonsense, silence, a flood) can hold up those who belong here.
+//! One loop drives all connections, so no peer waits for another. Connections from processes outside of the communicator
+//! (invalid bytes, silence, a flood) cannot delay it.
 
-use super::greeting::{GREETING, Greeting, Role};
+use super::handshake::{HANDSHAKE, Handshake, Side};
+use super::listener::Listener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::transport::Rank;
@@ -14,113 +15,65 @@ use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind as Io, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long a caller waits before it tries again.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long the initiator waits before it tries again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a connection may take to say who it is. The greeting of a rank comes with its first packet.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an accepted connection may take for its handshake. The handshake of a rank comes with its first packet.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections beyond those that are expected that may be waiting to say who they are.
-const STRANGERS: usize = 64;
+/// Accepted connections that may wait for their handshake, in addition to the expected ones.
+const UNAUTHENTICATED: usize = 64;
 
 /// What to check when ranks cannot reach each other.
-const ADVICE: &str =
-    "is a firewall in between, and does FLEXRING_SOCKET_IFNAME name an interface that all ranks can reach";
+const ADVICE: &str = "check that no firewall is in between and that FLEXRING_SOCKET_IFNAME names an interface that all ranks can reach";
 
-/// Sockets that peers can connect to.
+/// One socket of one link that this rank needs.
 #[derive(Debug)]
-pub struct Listener {
-    sockets: Vec<TcpListener>,
-    endpoints: Vec<SocketAddr>,
-}
-
-impl Listener {
-    /// Listens at each of `addresses`, at ports that the kernel picks.
-    ///
-    /// # Errors
-    /// `System`, naming the address that cannot be listened at; `InvalidArgument` if there is none.
-    pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
-        if addresses.is_empty() {
-            return Err(Error::invalid_argument("there is no address to listen at"));
-        }
-        let mut listener = Self { sockets: Vec::new(), endpoints: Vec::new() };
-        for &address in addresses {
-            let (socket, endpoint) = Self::listen(SocketAddr::new(address, 0))
-                .map_err(|cause| Error::io(format!("cannot listen at {address}"), cause))?;
-            listener.sockets.push(socket);
-            listener.endpoints.push(endpoint);
-        }
-        Ok(listener)
-    }
-
-    fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-        if address.is_ipv6() {
-            // Else it would take IPv4 callers under names that no rank goes by.
-            socket.set_only_v6(true)?;
-        }
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        // All higher ranks call at once; the kernel lowers this to what it allows.
-        socket.listen(4096)?;
-        let socket = TcpListener::from(socket);
-        let endpoint = socket.local_addr()?;
-        Ok((socket, endpoint))
-    }
-
-    /// Where this listens, in the order of the addresses.
-    #[must_use]
-    pub fn endpoints(&self) -> Vec<SocketAddr> {
-        self.endpoints.clone()
-    }
-}
-
-/// One connection of one link, as this rank wants it.
-#[derive(Debug)]
-struct Seat {
+struct PendingSocket {
     peer: Rank,
     address: SocketAddr,
+    /// Index of the socket in its link.
     socket: usize,
-    state: State,
-    /// Why there is no connection yet, in words.
+    state: ConnectState,
+    /// Why it is not connected yet.
     cause: String,
 }
 
 #[derive(Debug)]
-enum State {
-    /// A higher rank's to call.
+enum ConnectState {
+    /// The peer is the initiator and has not connected.
     Awaited,
-    /// This rank's to call, from then on.
+    /// This rank is the initiator and connects at this time.
     Paused(Instant),
     /// The kernel is connecting.
-    Calling(TcpStream),
-    /// Connected, and told the peer who calls; its answer comes.
-    Greeted(TcpStream, Words),
-    /// Both ends know each other.
-    Taken(TcpStream),
+    Connecting(TcpStream),
+    /// Connected; the handshake is sent and the answer is being received.
+    Handshaking(TcpStream, HandshakeBuffer),
+    /// The handshake is complete.
+    Established(TcpStream),
 }
 
-/// A greeting as far as it has come.
+/// A handshake that is being received.
 #[derive(Debug)]
-struct Words {
-    bytes: [u8; GREETING],
+struct HandshakeBuffer {
+    bytes: [u8; HANDSHAKE],
     len: usize,
 }
 
-impl Words {
-    const NONE: Self = Self { bytes: [0; GREETING], len: 0 };
+impl HandshakeBuffer {
+    const EMPTY: Self = Self { bytes: [0; HANDSHAKE], len: 0 };
 
-    /// Reads on. `Some` when all of it is there; not a byte more is read.
-    fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<&[u8; GREETING]>> {
-        while self.len < GREETING {
+    /// Reads on. `Some` when the handshake is complete; reads no byte beyond it.
+    fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<&[u8; HANDSHAKE]>> {
+        while self.len < HANDSHAKE {
             match from.read(&mut self.bytes[self.len..]) {
                 Ok(0) => {
                     return Err(io::Error::new(
                         Io::UnexpectedEof,
-                        "the connection was closed before a greeting",
+                        "the connection was closed during the handshake",
                     ));
                 }
                 Ok(read) => self.len += read,
@@ -133,26 +86,26 @@ impl Words {
     }
 }
 
-/// A connection at the listener that has not said who it is.
+/// An accepted connection whose handshake is not complete.
 #[derive(Debug)]
-struct Stranger {
+struct Unauthenticated {
     socket: TcpStream,
     address: SocketAddr,
-    words: Words,
-    until: Instant,
+    handshake: HandshakeBuffer,
+    deadline: Instant,
 }
 
-/// What the loop sleeps on, in the order of the descriptors.
+/// What a polled descriptor belongs to, by index.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum Polled {
     Fault,
     Listener(usize),
-    Stranger(usize),
-    Seat(usize),
+    Unauthenticated(usize),
+    Pending(usize),
 }
 
-/// Makes all connections of all links; for each of `peers`, in their order, its sockets.
-pub(super) fn meet(
+/// Connects all sockets of all links: for each of `peers`, in their order, `sockets` connected sockets.
+pub(super) fn connect_all(
     listener: Listener,
     me: Rank,
     peers: &[(Rank, SocketAddr)],
@@ -161,107 +114,108 @@ pub(super) fn meet(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Vec<Vec<TcpStream>>> {
-    let seats = peers
+    let pending = peers
         .iter()
         .flat_map(|&(peer, address)| (0..sockets).map(move |socket| (peer, address, socket)))
-        .map(|(peer, address, socket)| Seat {
+        .map(|(peer, address, socket)| PendingSocket {
             peer,
             address,
             socket,
-            state: if peer < me { State::Paused(Instant::now()) } else { State::Awaited },
-            cause: if peer < me { "no answer" } else { "it did not call" }.to_owned(),
+            state: if peer < me { ConnectState::Paused(Instant::now()) } else { ConnectState::Awaited },
+            cause: if peer < me { "no answer" } else { "it did not connect" }.to_owned(),
         })
         .collect();
-    let meeting = Meeting {
+    let connector = Connector {
         listener,
         me,
         token,
         sockets,
-        seats,
-        strangers: VecDeque::new(),
+        pending,
+        unauthenticated: VecDeque::new(),
         began: Instant::now(),
         deadline,
     };
-    meeting.run(fault)
+    connector.run(fault)
 }
 
-struct Meeting {
+struct Connector {
     listener: Listener,
     me: Rank,
     token: u64,
     sockets: usize,
-    seats: Vec<Seat>,
-    strangers: VecDeque<Stranger>,
+    pending: Vec<PendingSocket>,
+    unauthenticated: VecDeque<Unauthenticated>,
     began: Instant,
     deadline: Instant,
 }
 
-impl Meeting {
+impl Connector {
     fn run(mut self, fault: &Fault) -> Result<Vec<Vec<TcpStream>>> {
-        while !self.seats.iter().all(|seat| matches!(seat.state, State::Taken(_))) {
+        let is_established = |pending: &PendingSocket| matches!(pending.state, ConnectState::Established(_));
+        while !self.pending.iter().all(is_established) {
             fault.check()?;
             let now = Instant::now();
             if now >= self.deadline {
-                return Err(self.absent());
+                return Err(self.timed_out());
             }
-            for seat in 0..self.seats.len() {
-                if matches!(self.seats[seat].state, State::Paused(until) if until <= now) {
-                    self.call(seat)?;
+            for index in 0..self.pending.len() {
+                if matches!(self.pending[index].state, ConnectState::Paused(until) if until <= now) {
+                    self.start_connecting(index)?;
                 }
             }
-            self.strangers.retain(|stranger| now < stranger.until);
-            let ready = self.sleep(fault, now)?;
-            // Strangers go back to front, as those who are dealt with leave the queue.
-            for source in ready.into_iter().rev() {
-                match source {
-                    Source::Fault => {}
-                    Source::Listener(which) => self.accept(which)?,
-                    Source::Stranger(which) => self.hear(which)?,
-                    Source::Seat(which) => self.proceed(which)?,
+            self.unauthenticated.retain(|connection| now < connection.deadline);
+            let ready = self.wait(fault, now)?;
+            // From the highest index down, because a handled unauthenticated connection leaves the queue.
+            for polled in ready.into_iter().rev() {
+                match polled {
+                    Polled::Fault => {}
+                    Polled::Listener(index) => self.accept(index)?,
+                    Polled::Unauthenticated(index) => self.authenticate(index)?,
+                    Polled::Pending(index) => self.proceed(index)?,
                 }
             }
         }
         let mut links = Vec::new();
-        for seat in self.seats {
-            if seat.socket == 0 {
+        for pending in self.pending {
+            if pending.socket == 0 {
                 links.push(Vec::with_capacity(self.sockets));
             }
-            if let (State::Taken(socket), Some(link)) = (seat.state, links.last_mut()) {
+            if let (ConnectState::Established(socket), Some(link)) = (pending.state, links.last_mut()) {
                 link.push(socket);
             }
         }
         Ok(links)
     }
 
-    /// Sleeps until something is ready or due, and says what is ready.
-    fn sleep(&self, fault: &Fault, now: Instant) -> Result<Vec<Source>> {
-        let mut sources = vec![Source::Fault];
+    /// Sleeps until a descriptor is ready or a time-out is due. What is ready, in ascending order.
+    fn wait(&self, fault: &Fault, now: Instant) -> Result<Vec<Polled>> {
+        let mut polled = vec![Polled::Fault];
         let wake = fault.wake_fd();
         let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
-        let mut wake = self.deadline;
-        for (which, socket) in self.listener.sockets.iter().enumerate() {
-            sources.push(Source::Listener(which));
+        let mut until = self.deadline;
+        for (index, socket) in self.listener.sockets.iter().enumerate() {
+            polled.push(Polled::Listener(index));
             fds.push(PollFd::new(socket, PollFlags::IN));
         }
-        for (which, stranger) in self.strangers.iter().enumerate() {
-            sources.push(Source::Stranger(which));
-            fds.push(PollFd::new(&stranger.socket, PollFlags::IN));
-            wake = wake.min(stranger.until);
+        for (index, connection) in self.unauthenticated.iter().enumerate() {
+            polled.push(Polled::Unauthenticated(index));
+            fds.push(PollFd::new(&connection.socket, PollFlags::IN));
+            until = until.min(connection.deadline);
         }
-        for (which, seat) in self.seats.iter().enumerate() {
-            let (socket, flags) = match &seat.state {
-                State::Calling(socket) => (socket, PollFlags::OUT),
-                State::Greeted(socket, _) => (socket, PollFlags::IN),
-                State::Paused(until) => {
-                    wake = wake.min(*until);
+        for (index, pending) in self.pending.iter().enumerate() {
+            let (socket, flags) = match &pending.state {
+                ConnectState::Connecting(socket) => (socket, PollFlags::OUT),
+                ConnectState::Handshaking(socket, _) => (socket, PollFlags::IN),
+                ConnectState::Paused(retry) => {
+                    until = until.min(*retry);
                     continue;
                 }
-                State::Awaited | State::Taken(_) => continue,
+                ConnectState::Awaited | ConnectState::Established(_) => continue,
             };
-            sources.push(Source::Seat(which));
+            polled.push(Polled::Pending(index));
             fds.push(PollFd::new(socket, flags));
         }
-        let timeout = wake.saturating_duration_since(now);
+        let timeout = until.saturating_duration_since(now);
         let timeout = Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -270,13 +224,13 @@ impl Meeting {
             Ok(_) | Err(Errno::INTR) => {}
             Err(cause) => return Err(Error::io("cannot wait for peers to connect", cause)),
         }
-        let ready = sources.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
-        Ok(ready.map(|(source, _)| *source).collect())
+        let ready = polled.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|(polled, _)| *polled).collect())
     }
 
-    /// Starts a connection to a peer.
-    fn call(&mut self, which: usize) -> Result<()> {
-        let address = self.seats[which].address;
+    /// Starts to connect to a peer.
+    fn start_connecting(&mut self, index: usize) -> Result<()> {
+        let address = self.pending[index].address;
         let attempt = Socket::new(Domain::for_address(address), Type::STREAM, None).and_then(|socket| {
             socket.set_nonblocking(true)?;
             match socket.connect(&address.into()) {
@@ -285,58 +239,60 @@ impl Meeting {
             }
         });
         match attempt {
-            Ok(socket) => self.seats[which].state = State::Calling(socket.into()),
-            Err(cause) => self.pause(which, &cause)?,
+            Ok(socket) => self.pending[index].state = ConnectState::Connecting(socket.into()),
+            Err(cause) => self.retry_later(index, &cause)?,
         }
         Ok(())
     }
 
-    /// Goes on with a connection to a peer.
-    fn proceed(&mut self, which: usize) -> Result<()> {
-        let seat = &mut self.seats[which];
-        let greeting = Greeting {
+    /// Advances the state of a connection that this rank initiated.
+    fn proceed(&mut self, index: usize) -> Result<()> {
+        let pending = &mut self.pending[index];
+        let handshake = Handshake {
             token: self.token,
             from: self.me,
-            to: seat.peer,
-            socket: seat.socket,
+            to: pending.peer,
+            socket: pending.socket,
             sockets: self.sockets,
         };
-        match std::mem::replace(&mut seat.state, State::Awaited) {
-            State::Calling(socket) => match greet(&socket, &greeting.to_bytes(Role::Caller)) {
-                Ok(()) => seat.state = State::Greeted(socket, Words::NONE),
-                Err(cause) => self.pause(which, &cause)?,
-            },
-            State::Greeted(socket, mut words) => match words.read(&socket) {
+        match std::mem::replace(&mut pending.state, ConnectState::Awaited) {
+            ConnectState::Connecting(socket) => {
+                match finish_connecting(&socket, &handshake.to_bytes(Side::Initiator)) {
+                    Ok(()) => pending.state = ConnectState::Handshaking(socket, HandshakeBuffer::EMPTY),
+                    Err(cause) => self.retry_later(index, &cause)?,
+                }
+            }
+            ConnectState::Handshaking(socket, mut buffer) => match buffer.read(&socket) {
                 Ok(Some(bytes)) => {
-                    let answer = Greeting::from_bytes(bytes, Role::Answerer);
-                    let expected = Greeting { from: seat.peer, to: self.me, ..greeting };
+                    let answer = Handshake::from_bytes(bytes, Side::Acceptor);
+                    let expected = Handshake { from: pending.peer, to: self.me, ..handshake };
                     match answer {
                         Some(answer) if answer == expected => {
-                            seat.state = State::Taken(prepare(socket)?);
+                            pending.state = ConnectState::Established(set_options(socket)?);
                         }
-                        Some(answer) if answer == (Greeting { sockets: answer.sockets, ..expected }) => {
-                            return Err(self.differing(greeting.to, answer.sockets));
+                        Some(answer) if answer == (Handshake { sockets: answer.sockets, ..expected }) => {
+                            return Err(self.differing_sockets(handshake.to, answer.sockets));
                         }
                         _ => {
-                            let cause = io::Error::other("something else answers there");
-                            self.pause(which, &cause)?;
+                            let cause = io::Error::other("the process there is not a rank of this job");
+                            self.retry_later(index, &cause)?;
                         }
                     }
                 }
-                Ok(None) => seat.state = State::Greeted(socket, words),
-                Err(cause) => self.pause(which, &cause)?,
+                Ok(None) => pending.state = ConnectState::Handshaking(socket, buffer),
+                Err(cause) => self.retry_later(index, &cause)?,
             },
-            other => seat.state = other,
+            other => pending.state = other,
         }
         Ok(())
     }
 
-    /// Has a connection to a peer tried again, if that can help.
-    fn pause(&mut self, which: usize, cause: &io::Error) -> Result<()> {
-        let seat = &mut self.seats[which];
-        seat.cause = cause.to_string();
-        seat.state = State::Paused(Instant::now() + PAUSE);
-        let Seat { peer, address, .. } = *seat;
+    /// Schedules another attempt to connect. An error if another attempt cannot succeed.
+    fn retry_later(&mut self, index: usize, cause: &io::Error) -> Result<()> {
+        let pending = &mut self.pending[index];
+        pending.cause = cause.to_string();
+        pending.state = ConnectState::Paused(Instant::now() + RETRY_INTERVAL);
+        let PendingSocket { peer, address, .. } = *pending;
         let permanent = [
             Errno::NETUNREACH,
             Errno::AFNOSUPPORT,
@@ -357,18 +313,18 @@ impl Meeting {
         Ok(())
     }
 
-    /// Takes all connections that wait at a listener.
-    fn accept(&mut self, which: usize) -> Result<()> {
+    /// Accepts all connections that wait at a listener.
+    fn accept(&mut self, index: usize) -> Result<()> {
         loop {
-            let (socket, address) = match self.listener.sockets[which].accept() {
+            let (socket, address) = match self.listener.sockets[index].accept() {
                 Ok(accepted) => accepted,
                 Err(cause) if cause.kind() == Io::WouldBlock => return Ok(()),
                 Err(cause) if lacks_descriptors(&cause) => {
-                    let endpoint = self.listener.endpoints[which];
-                    let what = format!("cannot accept connections at {endpoint} ({})", advice(&cause));
-                    return Err(Error::io(what, cause));
+                    let endpoint = self.listener.endpoints[index];
+                    let context = format!("cannot accept connections at {endpoint} ({})", advice(&cause));
+                    return Err(Error::io(context, cause));
                 }
-                // What went wrong with one caller does not concern the others.
+                // The failure of one connection does not affect the others.
                 Err(cause) => {
                     log::debug!("tcp: a connection was lost before it was accepted: {cause}");
                     continue;
@@ -378,103 +334,109 @@ impl Meeting {
                 log::debug!("tcp: a connection from {address} cannot be used: {cause}");
                 continue;
             }
-            if self.strangers.len() >= self.seats.len() + STRANGERS {
-                // The one that has been silent for longest is the least likely to belong here.
-                self.strangers.pop_front();
+            if self.unauthenticated.len() >= self.pending.len() + UNAUTHENTICATED {
+                // The oldest one is the least likely to be a rank.
+                self.unauthenticated.pop_front();
             }
-            let until = Instant::now() + PATIENCE;
-            self.strangers.push_back(Stranger { socket, address, words: Words::NONE, until });
+            let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+            let handshake = HandshakeBuffer::EMPTY;
+            self.unauthenticated.push_back(Unauthenticated { socket, address, handshake, deadline });
         }
     }
 
-    /// Hears who a stranger is.
-    fn hear(&mut self, which: usize) -> Result<()> {
-        let stranger = &mut self.strangers[which];
-        let greeting = match stranger.words.read(&stranger.socket) {
+    /// Reads the handshake of an accepted connection. Once complete, answers it and establishes the connection, or drops
+    /// the connection if it is not from an expected rank.
+    fn authenticate(&mut self, index: usize) -> Result<()> {
+        let connection = &mut self.unauthenticated[index];
+        let handshake = match connection.handshake.read(&connection.socket) {
             Ok(None) => return Ok(()),
-            Ok(Some(bytes)) => Greeting::from_bytes(bytes, Role::Caller),
+            Ok(Some(bytes)) => Handshake::from_bytes(bytes, Side::Initiator),
             Err(_) => None,
         };
-        let Some(Stranger { socket, address, .. }) = self.strangers.remove(which) else {
+        let Some(Unauthenticated { socket, address, .. }) = self.unauthenticated.remove(index) else {
             return Ok(());
         };
-        let expected = |greeting: &Greeting| {
-            let from = greeting.from;
-            greeting.token == self.token
-                && greeting.to == self.me
+        let is_expected = |handshake: &Handshake| {
+            let from = handshake.from;
+            handshake.token == self.token
+                && handshake.to == self.me
                 && from > self.me
-                && self.seats.iter().any(|seat| seat.peer == from)
+                && self.pending.iter().any(|pending| pending.peer == from)
         };
-        let Some(greeting) = greeting.filter(expected) else {
-            log::debug!("tcp: dropped a connection from {address}, which is none of this communicator's");
+        let Some(handshake) = handshake.filter(is_expected) else {
+            log::debug!("tcp: dropped a connection from {address}, which is not from a rank of this job");
             return Ok(());
         };
-        let answer = Greeting { from: self.me, to: greeting.from, sockets: self.sockets, ..greeting };
-        let answered = write(&socket, &answer.to_bytes(Role::Answerer));
-        if greeting.sockets != self.sockets {
-            return Err(self.differing(greeting.from, greeting.sockets));
+        let answer = Handshake { from: self.me, to: handshake.from, sockets: self.sockets, ..handshake };
+        let answered = send(&socket, &answer.to_bytes(Side::Acceptor));
+        if handshake.sockets != self.sockets {
+            return Err(self.differing_sockets(handshake.from, handshake.sockets));
         }
-        let called = |seat: &&mut Seat| seat.peer == greeting.from && seat.socket == greeting.socket;
-        if let Some(seat) = self.seats.iter_mut().find(called) {
+        let matches = |pending: &&mut PendingSocket| {
+            pending.peer == handshake.from && pending.socket == handshake.socket
+        };
+        if let Some(pending) = self.pending.iter_mut().find(matches) {
             match answered {
-                // A peer that calls twice has lost its first connection.
-                Ok(()) => seat.state = State::Taken(prepare(socket)?),
-                // It will call again.
-                Err(cause) => seat.cause = cause.to_string(),
+                // A peer that connects twice has lost its first connection.
+                Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
+                // The peer will connect again.
+                Err(cause) => pending.cause = cause.to_string(),
             }
         }
         Ok(())
     }
 
-    fn differing(&self, peer: Rank, theirs: usize) -> Error {
+    fn differing_sockets(&self, peer: Rank, theirs: usize) -> Error {
         Error::disagreement(format!(
-            "rank {peer} uses {theirs} sockets per link and rank {} uses {}: FLEXRING_SOCKETS_PER_LINK must be \
-                 the same on all ranks",
+            "rank {peer} uses {theirs} sockets per link and rank {} uses {}: set FLEXRING_SOCKETS_PER_LINK to the \
+                 same value on all ranks",
             self.me, self.sockets
         ))
     }
 
-    /// Who is missing, and why.
-    fn absent(&self) -> Error {
-        let mut absent: Vec<&Seat> =
-            self.seats.iter().filter(|seat| !matches!(seat.state, State::Taken(_))).collect();
-        absent.dedup_by_key(|seat| seat.peer);
+    /// The error for the peers that are not connected at the deadline.
+    fn timed_out(&self) -> Error {
+        let mut missing: Vec<&PendingSocket> = self
+            .pending
+            .iter()
+            .filter(|pending| !matches!(pending.state, ConnectState::Established(_)))
+            .collect();
+        missing.dedup_by_key(|pending| pending.peer);
         let mut message = String::new();
-        if let Some(Seat { peer, address, cause, .. }) = absent.first() {
+        if let Some(PendingSocket { peer, address, cause, .. }) = missing.first() {
             let seconds = self.began.elapsed().as_secs_f64();
-            let others = match absent.len() - 1 {
+            let others = match missing.len() - 1 {
                 0 => String::new(),
-                others => format!(", nor with {others} other ranks"),
+                others => format!(", nor to {others} other ranks,"),
             };
             message = format!(
-                "no connection with rank {peer} at {address}{others} within {seconds:.1} s: {cause}; {ADVICE}?"
+                "no connection to rank {peer} at {address}{others} within {seconds:.1} s: {cause}; {ADVICE}"
             );
         }
         Error::rendezvous(message)
     }
 }
 
-/// Tells a peer who calls, now that the kernel has connected or failed to.
-fn greet(socket: &TcpStream, greeting: &[u8; GREETING]) -> io::Result<()> {
+/// Sends the handshake if the kernel has connected. An error if it failed to.
+fn finish_connecting(socket: &TcpStream, handshake: &[u8; HANDSHAKE]) -> io::Result<()> {
     match socket.take_error()? {
         Some(cause) => Err(cause),
-        None => write(socket, greeting),
+        None => send(socket, handshake),
     }
 }
 
-/// Writes a greeting, which always fits into the buffer of a new connection.
-fn write(mut socket: &TcpStream, greeting: &[u8; GREETING]) -> io::Result<()> {
-    match socket.write(greeting)? {
-        GREETING => Ok(()),
-        _ => Err(io::Error::other("the greeting could not be sent in one piece")),
+/// Sends a handshake, which always fits into the send buffer of a new connection.
+fn send(mut socket: &TcpStream, handshake: &[u8; HANDSHAKE]) -> io::Result<()> {
+    match socket.write(handshake)? {
+        HANDSHAKE => Ok(()),
+        _ => Err(io::Error::other("the handshake could not be sent in one piece")),
     }
 }
 
-/// Sets what a link's sockets have in common.
-fn prepare(socket: TcpStream) -> Result<TcpStream> {
-    // No TCP_USER_TIMEOUT: it would also end the connection to a peer that lives but has not made room for
-    // more for a while, because it computes. Keepalive ends only one whose machine no longer answers, after
-    // 10 + 4 * 5 s.
+/// Sets the options that all sockets of links have.
+fn set_options(socket: TcpStream) -> Result<TcpStream> {
+    // No TCP_USER_TIMEOUT: it would also end the connection to a live peer that does not read for a while because it
+    // computes. Keepalive ends only a connection whose machine no longer answers, after 10 + 4 * 5 s.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))

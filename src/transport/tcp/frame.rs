@@ -1,220 +1,211 @@
-//! One frame on a socket: a head of 24 bytes, and what follows it.
+//! One frame on a socket: a header of 24 bytes, and a call or a message.
 //!
-//! Owns the layout of frames and how far each has come. Must not know sockets, nor which frame comes when.
+//! Owns the layout of frames and how many bytes of each have been sent or received. Must not know sockets, nor the order
+//! of frames.
 //!
-//! A head is `kind: u32, index: u32, sequence: u64, length: u64`, little endian. It tells a receiver nothing
-//! that it does not know already: its only use is to be compared with the head that was expected.
+//! A header is `kind: u32, index: u32, sequence: u64, length: u64`, little-endian. A receiver only compares it with the
+//! header that it expects: nothing in it decides where bytes go or how many they are.
 
 use crate::call::{Call, CallWords};
 use crate::memory::Piece;
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::slice;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
-/// Bytes of a head.
-const HEAD: usize = 24;
+/// Bytes of a header.
+const HEADER: usize = size_of::<FrameHeader>();
 /// Bytes of a call.
 const CALL: usize = size_of::<CallWords>();
 
-/// What a frame says about itself. An index is of 32 bits and may wrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    kind: u32,
-    index: u32,
-    sequence: u64,
-    length: u64,
+/// The header of a frame, as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct FrameHeader {
+    kind: U32,
+    /// Index of a message within its call, truncated to 32 bits.
+    index: U32,
+    /// Sequence number of the call.
+    sequence: U64,
+    /// Bytes that follow the header.
+    length: U64,
 }
 
-impl Head {
+impl FrameHeader {
     const CALL: u32 = u32::from_le_bytes(*b"call");
     const DATA: u32 = u32::from_le_bytes(*b"data");
 
     fn call(sequence: u64) -> Self {
-        Self { kind: Self::CALL, index: 0, sequence, length: CALL as u64 }
+        Self {
+            kind: Self::CALL.into(),
+            index: 0.into(),
+            sequence: sequence.into(),
+            length: (CALL as u64).into(),
+        }
     }
 
     fn data(sequence: u64, index: u64, length: usize) -> Self {
-        Self { kind: Self::DATA, index: index as u32, sequence, length: length as u64 }
+        Self {
+            kind: Self::DATA.into(),
+            index: (index as u32).into(),
+            sequence: sequence.into(),
+            length: (length as u64).into(),
+        }
     }
 
     /// Whether it announces a call.
     pub fn is_call(&self) -> bool {
         self.kind == Self::CALL
     }
-
-    fn to_bytes(self) -> [u8; HEAD] {
-        let mut bytes = [0; HEAD];
-        bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.index.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.length.to_le_bytes());
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8; HEAD + CALL]) -> Self {
-        Self {
-            kind: u32_at(bytes, 0),
-            index: u32_at(bytes, 4),
-            sequence: u64_at(bytes, 8),
-            length: u64_at(bytes, 16),
-        }
-    }
 }
 
-impl fmt::Display for Head {
+impl fmt::Display for FrameHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, index, sequence, length } = self;
-        match *kind {
+        match kind.get() {
             Self::CALL => write!(f, "call {sequence}"),
             Self::DATA => write!(f, "message {index} of call {sequence} with {length} bytes"),
-            _ => write!(f, "something that is no frame of flexring"),
+            _ => write!(f, "a frame of an unknown kind"),
         }
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
+/// The bytes of a frame that this module encodes: the header, and a call if the frame carries one.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct Prefix {
+    header: FrameHeader,
+    call: [U64; CALL / 8],
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-/// What an expected frame turned out to be.
+/// What was received in place of an expected frame.
 #[derive(Debug)]
-pub(super) enum Content {
-    /// Not all of it is there yet.
+pub(super) enum Received {
+    /// Not all of it yet.
     Partial,
-    /// A call, or words that are none.
+    /// A call; `None` if its words are invalid.
     Call(Option<Call>),
-    /// The message that was expected, in its landing.
+    /// The expected message, in its destination.
     Data,
 }
 
-/// A frame on its way out, or one that is expected and on its way in. Both are filled from front to back, and
-/// nothing of an incoming frame decides where its bytes go or how many they are.
+/// An outgoing frame, or an expected one that is being received. Both progress from front to back.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// What is sent, or expected; the sequence of a call is not expected to be anything in particular.
-    head: Head,
-    /// The head, and the words of a call, as they are on the wire.
-    bytes: [u8; HEAD + CALL],
-    /// How many of `bytes` belong to this frame.
+    /// The header that is sent or expected. Of an expected call the sequence number is unknown and not compared.
+    header: FrameHeader,
+    /// The bytes that are sent, or received so far.
+    prefix: Prefix,
+    /// How many bytes of `prefix` belong to this frame.
     size: usize,
     /// The message.
     piece: Piece,
-    /// How many bytes, of `bytes[..size]` and then of the message, are through.
+    /// How many bytes, of `prefix` up to `size` and then of the message, are sent or received.
     done: usize,
 }
 
 impl Frame {
-    /// A call to be sent.
+    /// A call to send.
     pub fn of_call(call: &Call) -> Self {
-        let mut frame = Self::new(Head::call(call.sequence), HEAD + CALL, Piece::EMPTY);
-        for (place, word) in frame.bytes[HEAD..].chunks_exact_mut(8).zip(call.to_words()) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
+        let mut frame = Self::new(FrameHeader::call(call.sequence), HEADER + CALL, Piece::EMPTY);
+        frame.prefix.call = call.to_words().map(U64::from);
         frame
     }
 
-    /// A message to be sent.
+    /// A message to send.
     pub fn of_data(sequence: u64, index: u64, piece: Piece) -> Self {
-        Self::new(Head::data(sequence, index, piece.len()), HEAD, piece)
+        Self::new(FrameHeader::data(sequence, index, piece.len()), HEADER, piece)
     }
 
-    /// Room for a call that may come.
+    /// Expects a call.
     pub fn for_call() -> Self {
-        Self::new(Head::call(0), HEAD + CALL, Piece::EMPTY)
+        Self::new(FrameHeader::call(0), HEADER + CALL, Piece::EMPTY)
     }
 
-    /// Room for the message that must come next.
+    /// Expects a message, to be written to `piece`.
     pub fn for_data(sequence: u64, index: u64, piece: Piece) -> Self {
         Self::of_data(sequence, index, piece)
     }
 
-    fn new(head: Head, size: usize, piece: Piece) -> Self {
-        let mut bytes = [0; HEAD + CALL];
-        bytes[..HEAD].copy_from_slice(&head.to_bytes());
-        Self { head, bytes, size, piece, done: 0 }
+    fn new(header: FrameHeader, size: usize, piece: Piece) -> Self {
+        Self { header, prefix: Prefix { header, call: [U64::ZERO; CALL / 8] }, size, piece, done: 0 }
     }
 
     /// Whether it carries a message.
     pub fn is_data(&self) -> bool {
-        !self.head.is_call()
+        !self.header.is_call()
     }
 
-    /// Whether nothing is missing.
-    pub fn is_whole(&self) -> bool {
+    /// Whether all bytes are sent or received.
+    pub fn is_complete(&self) -> bool {
         self.missing() == 0
     }
 
-    /// Whether nothing has come or gone yet.
+    /// Whether no byte is sent or received yet.
     pub fn is_untouched(&self) -> bool {
         self.done == 0
     }
 
-    /// How many bytes have not come or gone yet.
+    /// The number of bytes that are not sent or received yet.
     pub fn missing(&self) -> usize {
         self.size + self.piece.len() - self.done
     }
 
-    /// Counts up to `bytes` more bytes as come or gone, and returns how many are left for the next frame.
+    /// Counts up to `bytes` more bytes as sent or received. The number of bytes that belong to later frames.
     pub fn advance(&mut self, bytes: usize) -> usize {
         let mine = bytes.min(self.missing());
         self.done += mine;
         bytes - mine
     }
 
-    /// The part of the message that is not through.
+    /// The part of the message that is not sent or received yet.
     fn rest(&self) -> Piece {
         let from = self.done.saturating_sub(self.size);
         self.piece.narrow(from, self.piece.len() - from)
     }
 
-    /// What is still to be sent.
+    /// The bytes that are still to be sent.
     pub fn unsent(&self) -> [IoSlice<'_>; 2] {
         let rest = self.rest();
-        // SAFETY: whoever handed the piece to `send` promised that it stays readable and unwritten until the
-        // operation is over, and this frame does not outlive that: it is dropped when sent, or by `abort`.
+        // SAFETY: the caller of `send` promised that the piece stays readable and unwritten until the operation is
+        // over, and this frame does not outlive that: it is dropped when sent, or by `abort`.
         let message = unsafe { slice::from_raw_parts(rest.as_ptr(), rest.len()) };
-        [IoSlice::new(&self.bytes[self.done.min(self.size)..self.size]), IoSlice::new(message)]
+        let prefix = &self.prefix.as_bytes()[self.done.min(self.size)..self.size];
+        [IoSlice::new(prefix), IoSlice::new(message)]
     }
 
-    /// Where what is still to come goes, with at most `limit` bytes of the message.
+    /// Where the bytes that are still missing go, with at most `limit` bytes of the message.
     pub fn unfilled(&mut self, limit: usize) -> [IoSliceMut<'_>; 2] {
         let rest = self.rest();
-        // SAFETY: whoever handed the piece to `post_recv` promised that it stays writable and is touched by nobody
-        // else until the operation is over, and this frame does not outlive that: it is dropped when filled,
-        // or by `abort`.
-        let landing = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len().min(limit)) };
-        [IoSliceMut::new(&mut self.bytes[self.done.min(self.size)..self.size]), IoSliceMut::new(landing)]
+        // SAFETY: the caller of `post_recv` promised that the piece stays writable, and that nothing else accesses it,
+        // until the operation is over, and this frame does not outlive that: it is dropped when filled, or by `abort`.
+        let message = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len().min(limit)) };
+        let prefix = &mut self.prefix.as_mut_bytes()[self.done.min(self.size)..self.size];
+        [IoSliceMut::new(prefix), IoSliceMut::new(message)]
     }
 
-    /// What has come in place of this frame.
+    /// What was received in place of this frame.
     ///
     /// # Errors
-    /// The head that came and the head that was expected, as soon as it is known that they differ.
-    pub fn content(&self) -> Result<Content, (Head, Head)> {
-        if self.done < HEAD {
-            return Ok(Content::Partial);
+    /// The received header and the expected header, as soon as all of it is received, if they differ.
+    pub fn received(&self) -> Result<Received, (FrameHeader, FrameHeader)> {
+        if self.done < HEADER {
+            return Ok(Received::Partial);
         }
-        let came = Head::from_bytes(&self.bytes);
-        let expected = if self.is_data() { self.head } else { Head::call(came.sequence) };
-        if came != expected {
-            return Err((came, self.head));
+        let received = self.prefix.header;
+        let sequence = received.sequence.get();
+        let expected = if self.is_data() { self.header } else { FrameHeader::call(sequence) };
+        if received != expected {
+            return Err((received, self.header));
         }
-        if !self.is_whole() {
-            return Ok(Content::Partial);
+        if !self.is_complete() {
+            return Ok(Received::Partial);
         }
-        Ok(if self.is_data() { Content::Data } else { Content::Call(self.words(came.sequence)) })
+        Ok(if self.is_data() { Received::Data } else { Received::Call(self.call(sequence)) })
     }
 
-    fn words(&self, sequence: u64) -> Option<Call> {
-        let words = std::array::from_fn(|word| u64_at(&self.bytes, HEAD + 8 * word));
-        Call::from_words(words).filter(|call| call.sequence == sequence)
+    fn call(&self, sequence: u64) -> Option<Call> {
+        Call::from_words(self.prefix.call.map(U64::get)).filter(|call| call.sequence == sequence)
     }
 }

@@ -1,6 +1,6 @@
-//! One socket of a link: the frames that wait to leave through it, and those that are expected from it.
+//! One socket of a link: the frames to be sent over it, and those that are expected from it.
 //!
-//! Owns the socket, what is known of its readiness, and its two queues. Must not know links, ranks or events.
+//! Owns the socket, its readiness, and its two queues. Must not know links, ranks or events.
 
 use super::frame::Frame;
 use rustix::event::epoll::EventFlags;
@@ -12,98 +12,97 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// How many frames one system call moves at most.
+/// The largest number of frames that one system call moves.
 const BATCH: usize = 8;
 
-/// How far a socket moved.
+/// The result of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    /// This many bytes.
+pub(super) enum ReadOutcome {
+    /// The number of bytes read.
     Bytes(usize),
-    /// Not at all: there is nothing to move, or the socket is not ready.
-    Nothing,
-    /// Not at all, and it never will: the peer has closed its end.
-    Ended,
+    /// No bytes: no frame is expected, or the socket is not ready.
+    Blocked,
+    /// No bytes, now or later: the peer has closed its end.
+    Closed,
 }
 
-/// One socket. What is expected from the peer is a queue of frames like those that are sent to it, so that
-/// heads and messages are read in one go, straight to where they belong. Nothing else is ever read: what the
-/// peer sends ahead of this rank waits in the kernel.
+/// One socket. Expected frames form a queue like the frames to be sent, so that one system call reads headers and messages
+/// directly to their destinations. Nothing else is read: what the peer sends ahead of this rank waits in the kernel.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct FrameStream {
     socket: TcpStream,
-    /// Frames to be sent, oldest first.
+    /// Frames to send, oldest first.
     outgoing: VecDeque<Frame>,
-    /// Frames to be received, oldest first.
+    /// Expected frames, oldest first.
     pub incoming: VecDeque<Frame>,
-    /// Whether a read may give something: the kernel tells only when this changes.
+    /// Whether a read may return bytes. The kernel reports only changes.
     readable: bool,
-    /// Whether a write may take something.
+    /// Whether a write may take bytes.
     writable: bool,
-    /// Whether the peer has closed its end, so that a short read does not mean that nothing is left to learn.
+    /// Whether the peer has closed its end. Then a short read does not mean that the socket is drained.
     ending: bool,
-    /// Messages of this call that are sent.
+    /// Messages of this call that are sent completely.
     pub sent: u64,
-    /// Messages of this call that have landed.
-    pub landed: u64,
-    /// Whether it is on the list of streams that the next poll looks at.
-    pub enlisted: bool,
+    /// Messages of this call that are received completely.
+    pub received: u64,
+    /// Whether it is on the list of streams that the next poll drives.
+    pub queued: bool,
 }
 
-impl Stream {
-    /// A connected socket with room for `window` messages each way.
+impl FrameStream {
+    /// Wraps a connected socket, with room for `window` messages in each direction.
     pub fn new(socket: TcpStream, window: usize) -> Self {
         Self {
             socket,
-            // A call of this rank's, and one that was not taken before the next.
+            // Room for this rank's call too, and for a call that was not sent before the next one.
             outgoing: VecDeque::with_capacity(window + 2),
             incoming: VecDeque::with_capacity(window + 1),
             readable: false,
             writable: true,
             ending: false,
             sent: 0,
-            landed: 0,
-            enlisted: false,
+            received: 0,
+            queued: false,
         }
     }
 
-    /// Takes note of what the kernel says about the socket.
-    pub fn learn(&mut self, events: EventFlags) {
-        let over = EventFlags::ERR | EventFlags::HUP;
-        self.readable |= events.intersects(EventFlags::IN | EventFlags::RDHUP | over);
-        self.writable |= events.intersects(EventFlags::OUT | over);
-        self.ending |= events.intersects(EventFlags::RDHUP | over);
+    /// Updates the readiness from an epoll event.
+    pub fn update_readiness(&mut self, events: EventFlags) {
+        let ended = EventFlags::ERR | EventFlags::HUP;
+        self.readable |= events.intersects(EventFlags::IN | EventFlags::RDHUP | ended);
+        self.writable |= events.intersects(EventFlags::OUT | ended);
+        self.ending |= events.intersects(EventFlags::RDHUP | ended);
     }
 
-    /// Whether moving bytes should be tried now.
+    /// Whether a read or a write may move bytes now.
     pub fn can_move(&self) -> bool {
         (self.readable && self.is_expecting()) || (self.writable && self.is_sending())
     }
 
-    /// Whether the peer was seen to close its end; what it had sent before may still be unread.
+    /// Whether the peer has closed its end. Bytes that it sent before may still be unread.
     pub fn is_ending(&self) -> bool {
         self.ending
     }
 
-    /// Whether frames wait to leave.
+    /// Whether there are frames to send.
     pub fn is_sending(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// Frames are filled in order, so the last one tells whether any is not.
+    /// Whether an expected frame is incomplete. Frames are filled in order, so the last one decides.
     fn is_expecting(&self) -> bool {
-        self.incoming.back().is_some_and(|last| !last.is_whole())
+        self.incoming.back().is_some_and(|last| !last.is_complete())
     }
 
-    /// Queues a frame.
+    /// Queues a frame to be sent.
     pub fn push(&mut self, frame: Frame) {
         self.outgoing.push_back(frame);
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes. The number of bytes sent.
     ///
     /// # Errors
-    /// Whatever the socket says but that it is not ready.
+    /// Any error of the socket except that it is not ready.
     pub fn flush(&mut self) -> Result<usize, Errno> {
         let mut total = 0;
         while self.writable && self.is_sending() {
@@ -119,7 +118,7 @@ impl Stream {
                 &self.socket,
                 &iov[..used],
                 &mut SendAncillaryBuffer::default(),
-                // A program that links flexring may not have SIGPIPE ignored.
+                // A program that links flexring may not ignore SIGPIPE.
                 SendFlags::NOSIGNAL,
             ) {
                 Ok(sent) => sent,
@@ -133,7 +132,7 @@ impl Stream {
                     return Err(cause);
                 }
             };
-            // The kernel takes less than it is given only if it is full, and then tells when it is not.
+            // The kernel takes fewer bytes only if its buffer is full, and then reports when there is room again.
             self.writable = sent == asked;
             total += sent;
             self.account(sent);
@@ -141,10 +140,11 @@ impl Stream {
         Ok(total)
     }
 
+    /// Removes the frames that are sent completely.
     fn account(&mut self, mut sent: usize) {
         while let Some(frame) = self.outgoing.front_mut() {
             sent = frame.advance(sent);
-            if !frame.is_whole() {
+            if !frame.is_complete() {
                 return;
             }
             self.sent += u64::from(frame.is_data());
@@ -152,18 +152,18 @@ impl Stream {
         }
     }
 
-    /// Receives, with one system call, what has come of the frames that are expected: about `limit` bytes at most.
+    /// Reads bytes of the expected frames with one system call: at most about `limit` bytes.
     ///
     /// # Errors
-    /// Whatever the socket says but that it is not ready.
-    pub fn fill(&mut self, limit: usize) -> Result<Moved, Errno> {
+    /// Any error of the socket except that it is not ready.
+    pub fn fill(&mut self, limit: usize) -> Result<ReadOutcome, Errno> {
         if !(self.readable && self.is_expecting()) {
-            return Ok(Moved::Nothing);
+            return Ok(ReadOutcome::Blocked);
         }
         let mut iov: [IoSliceMut<'_>; 2 * BATCH] = array::from_fn(|_| IoSliceMut::new(&mut []));
         let mut asked = 0;
         let mut used = 0;
-        let open = self.incoming.iter_mut().filter(|frame| !frame.is_whole());
+        let open = self.incoming.iter_mut().filter(|frame| !frame.is_complete());
         for (frame, place) in open.zip(iov.chunks_exact_mut(2)) {
             if asked >= limit {
                 break;
@@ -178,12 +178,12 @@ impl Stream {
             match rustix::io::readv(&self.socket, &mut iov[..used]) {
                 Ok(0) => {
                     self.readable = false;
-                    return Ok(Moved::Ended);
+                    return Ok(ReadOutcome::Closed);
                 }
                 Ok(got) => break got,
                 Err(Errno::AGAIN) => {
                     self.readable = false;
-                    return Ok(Moved::Nothing);
+                    return Ok(ReadOutcome::Blocked);
                 }
                 Err(Errno::INTR) => {}
                 Err(cause) => {
@@ -193,23 +193,23 @@ impl Stream {
             }
         };
         self.readable = got == asked || self.ending;
-        let moved = Moved::Bytes(got);
+        let moved = ReadOutcome::Bytes(got);
         for frame in &mut self.incoming {
             got = frame.advance(got);
         }
         Ok(moved)
     }
 
-    /// Forgets every piece and closes the socket both ways.
+    /// Drops all frames, and with them every piece, and shuts the socket down in both directions.
     pub fn shut(&mut self) {
         self.outgoing.clear();
         self.incoming.clear();
-        // It fails if the peer was faster, which is as good.
+        // Fails if the peer has closed the connection already, which is fine.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for FrameStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -1,4 +1,4 @@
-//! What the contract of transports means on TCP.
+//! The `Transport` and `PostedTransport` contracts over TCP on loopback.
 
 use super::*;
 
@@ -13,29 +13,30 @@ use std::time::Duration;
 
 pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Runs a test that must not hang.
-pub(super) fn watched(test: impl FnOnce() + Send + 'static) {
+/// Runs a test and fails if it takes more than 20 s.
+pub(super) fn with_timeout(test: impl FnOnce() + Send + 'static) {
     let (done, waiting) = mpsc::channel();
     let running = thread::spawn(move || {
         test();
         let _ = done.send(());
     });
     if waiting.recv_timeout(Duration::from_secs(20)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("the test hangs");
+        panic!("the test timed out");
     }
     if let Err(panic) = running.join() {
         std::panic::resume_unwind(panic);
     }
 }
 
-pub(super) fn soon() -> Instant {
+/// A deadline that no test reaches.
+pub(super) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(15)
 }
 
-/// The links of `ranks` ranks among each other, by rank.
+/// The transports of `ranks` ranks that are all linked to each other, by rank.
 fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
     let listeners: Vec<Listener> =
-        (0..ranks).map(|_| Listener::bind(&[address]).expect("loopback can be listened at")).collect();
+        (0..ranks).map(|_| Listener::bind(&[address]).expect("a listener on loopback")).collect();
     let endpoints: Vec<SocketAddr> = listeners.iter().map(|listener| listener.endpoints()[0]).collect();
     let connecting: Vec<_> = listeners
         .into_iter()
@@ -45,11 +46,11 @@ fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
                 endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
                 let fault = Fault::new().expect("an event descriptor");
-                Tcp::connect(listener, me, &peers, 99, sockets, soon(), &fault).expect("all ranks are here")
+                Tcp::connect(listener, me, &peers, 99, sockets, deadline(), &fault).expect("all links")
             })
         })
         .collect();
-    connecting.into_iter().map(|rank| rank.join().expect("connected")).collect()
+    connecting.into_iter().map(|rank| rank.join().expect("no panic")).collect()
 }
 
 fn pair(sockets: usize) -> (Tcp, Tcp) {
@@ -57,12 +58,12 @@ fn pair(sockets: usize) -> (Tcp, Tcp) {
     (pair.next().expect("rank 0"), pair.next().expect("rank 1"))
 }
 
-/// Polls until there is something to tell, sleeping on the bell in between.
+/// Polls until there is an event, sleeping on the wake-up descriptor in between.
 fn wait(tcp: &mut Tcp, events: &mut Events) -> Result<()> {
     while events.is_empty() {
         if !tcp.poll(events)? && tcp.set_need_wakeup() {
-            let bell = tcp.wake_fd();
-            rustix::event::poll(&mut [PollFd::from_borrowed_fd(bell, PollFlags::IN)], None)
+            let wake = tcp.wake_fd();
+            rustix::event::poll(&mut [PollFd::from_borrowed_fd(wake, PollFlags::IN)], None)
                 .expect("can sleep");
             tcp.clear_need_wakeup();
         }
@@ -70,26 +71,27 @@ fn wait(tcp: &mut Tcp, events: &mut Events) -> Result<()> {
     Ok(())
 }
 
+/// The next event. Fails if there is more than one.
 fn next(tcp: &mut Tcp) -> Result<Event> {
     let mut events = Events::new();
     wait(tcp, &mut events)?;
-    assert_eq!(events.len(), 1, "one thing happens at a time: {events:?}");
+    assert_eq!(events.len(), 1, "one event at a time: {events:?}");
     Ok(events[0])
 }
 
-fn expect_called(tcp: &mut Tcp, sequence: u64) {
-    match next(tcp).expect("a call") {
+fn expect_entry(tcp: &mut Tcp, sequence: u64) {
+    match next(tcp).expect("an event") {
         Event::PeerEntered { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
-        other => panic!("{other:?} instead of a call"),
+        other => panic!("{other:?} instead of PeerEntered"),
     }
 }
 
-/// Polls for a while and wants nothing to happen.
-fn expect_silence(tcp: &mut Tcp) {
+/// Polls for 100 ms and expects no event.
+fn expect_no_event(tcp: &mut Tcp) {
     let mut events = Events::new();
     let until = Instant::now() + Duration::from_millis(100);
     while Instant::now() < until {
-        tcp.poll(&mut events).expect("nothing is wrong");
+        tcp.poll(&mut events).expect("no error");
         thread::sleep(Duration::from_millis(1));
     }
     assert!(events.is_empty(), "{events:?}");
@@ -98,8 +100,8 @@ fn expect_silence(tcp: &mut Tcp) {
 /// The messages from one rank to another in one call: 1 byte to 2 MiB each, small ones as often as large ones.
 fn messages(from: Rank, to: Rank, sequence: u64, seed: u64) -> Vec<Vec<u8>> {
     let mut random = Random(seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24);
-    let many = random.below(40);
-    (0..many)
+    let count = random.below(40);
+    (0..count)
         .map(|_| {
             let scale = random.below(22);
             let len = 1 + random.below(1 << scale);
@@ -108,21 +110,21 @@ fn messages(from: Rank, to: Rank, sequence: u64, seed: u64) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What one rank does in one call with one peer.
+/// The messages of one rank with one peer in one call, and how far they are.
 struct Exchange {
     sends: Vec<Vec<u8>>,
     expected: Vec<Vec<u8>>,
-    landings: Vec<Vec<u8>>,
-    posted: usize,
+    destinations: Vec<Vec<u8>>,
+    sends_posted: usize,
     sent: usize,
-    awaited: usize,
-    landed: usize,
-    called: bool,
+    recvs_posted: usize,
+    received: usize,
+    entered: bool,
 }
 
 impl Exchange {
     fn is_over(&self) -> bool {
-        self.called && self.sent == self.sends.len() && self.landed == self.expected.len()
+        self.entered && self.sent == self.sends.len() && self.received == self.expected.len()
     }
 }
 
@@ -134,55 +136,58 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
             let expected = messages(peer, me, sequence, seed);
             Exchange {
                 sends: messages(me, peer, sequence, seed),
-                landings: expected.iter().map(|message| vec![0; message.len()]).collect(),
+                destinations: expected.iter().map(|message| vec![0; message.len()]).collect(),
                 expected,
-                posted: 0,
+                sends_posted: 0,
                 sent: 0,
-                awaited: 0,
-                landed: 0,
-                called: false,
+                recvs_posted: 0,
+                received: 0,
+                entered: false,
             }
         })
         .collect();
     let mut events = Events::new();
     for peer in (0..ranks).filter(|peer| *peer != me) {
-        tcp.announce(peer, &call(sequence)).expect("alive");
+        tcp.announce(peer, &call(sequence)).expect("linked");
     }
     loop {
         for (peer, exchange) in exchanges.iter_mut().enumerate().filter(|(peer, _)| *peer != me) {
-            while exchange.posted < exchange.sends.len() && exchange.posted - exchange.sent < tcp.window() {
-                tcp.send(peer, piece(&mut exchange.sends[exchange.posted])).expect("alive");
-                exchange.posted += 1;
-            }
-            while exchange.awaited < exchange.landings.len()
-                && exchange.awaited - exchange.landed < tcp.window()
+            while exchange.sends_posted < exchange.sends.len()
+                && exchange.sends_posted - exchange.sent < tcp.window()
             {
-                tcp.post_recv(peer, piece(&mut exchange.landings[exchange.awaited])).expect("alive");
-                exchange.awaited += 1;
+                tcp.send(peer, piece(&mut exchange.sends[exchange.sends_posted])).expect("linked");
+                exchange.sends_posted += 1;
+            }
+            while exchange.recvs_posted < exchange.destinations.len()
+                && exchange.recvs_posted - exchange.received < tcp.window()
+            {
+                tcp.post_recv(peer, piece(&mut exchange.destinations[exchange.recvs_posted]))
+                    .expect("linked");
+                exchange.recvs_posted += 1;
             }
         }
         if (0..ranks).all(|peer| peer == me || exchanges[peer].is_over()) {
             return;
         }
-        wait(tcp, &mut events).expect("alive");
+        wait(tcp, &mut events).expect("linked");
         for event in events.drain(..) {
             match event {
                 Event::PeerEntered { peer, call: theirs } => {
                     assert_eq!(theirs, call(sequence));
-                    assert!(!std::mem::replace(&mut exchanges[peer].called, true), "called twice");
+                    assert!(!std::mem::replace(&mut exchanges[peer].entered, true), "entered twice");
                 }
                 Event::SendComplete { peer } => exchanges[peer].sent += 1,
                 Event::RecvComplete { peer } => {
                     let exchange = &mut exchanges[peer];
-                    assert!(exchange.called, "a message came before the call");
-                    let at = exchange.landed;
+                    assert!(exchange.entered, "a message before the peer's entry");
+                    let at = exchange.received;
                     assert!(
-                        exchange.landings[at] == exchange.expected[at],
-                        "message {at} of {peer} is not what it sent"
+                        exchange.destinations[at] == exchange.expected[at],
+                        "message {at} of rank {peer} differs from what it sent"
                     );
-                    exchange.landed += 1;
+                    exchange.received += 1;
                 }
-                Event::RecvReady { .. } => panic!("nothing is delivered in place"),
+                Event::RecvReady { .. } => panic!("TCP does not deliver in place"),
             }
         }
     }
@@ -197,148 +202,148 @@ fn all_exchange(address: IpAddr, ranks: usize, sockets: usize) {
                 for sequence in 1..=6 {
                     exchange(&mut tcp, me, ranks, sequence, sockets as u64);
                 }
-                // Links are closed when all are done, as a communicator does it.
+                // Closed only when all ranks are done, as a communicator does.
                 tcp
             })
         })
         .collect();
-    let _links: Vec<Tcp> = running.into_iter().map(|rank| rank.join().expect("exchanged")).collect();
+    let _links: Vec<Tcp> = running.into_iter().map(|rank| rank.join().expect("no panic")).collect();
 }
 
 #[test]
 fn two_ranks_exchange_messages_of_all_sizes_over_one_to_four_sockets() {
-    watched(|| (1..=4).for_each(|sockets| all_exchange(LOOPBACK, 2, sockets)));
+    with_timeout(|| (1..=4).for_each(|sockets| all_exchange(LOOPBACK, 2, sockets)));
 }
 
 #[test]
 fn four_ranks_exchange_messages_of_all_sizes_over_one_and_three_sockets() {
-    watched(|| [1, 3].into_iter().for_each(|sockets| all_exchange(LOOPBACK, 4, sockets)));
+    with_timeout(|| [1, 3].into_iter().for_each(|sockets| all_exchange(LOOPBACK, 4, sockets)));
 }
 
 #[test]
 #[allow(clippy::print_stderr, reason = "a skipped test says so")]
-fn ipv6_carries_the_same() {
+fn two_ranks_exchange_messages_over_ipv6() {
     let loopback = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
     if Listener::bind(&[loopback]).is_err() {
         eprintln!("skipped: this machine has no IPv6");
         return;
     }
-    watched(move || all_exchange(loopback, 2, 2));
+    with_timeout(move || all_exchange(loopback, 2, 2));
 }
 
 #[test]
-fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
-    watched(|| {
+fn calls_of_a_peer_that_is_ahead_stay_queued_until_this_rank_begins_them() {
+    with_timeout(|| {
         let (mut behind, mut ahead) = pair(2);
         let mut sent = [[1; 100], [2; 100], [3; 100]];
         for sequence in 1..=2 {
             ahead.begin(sequence);
-            ahead.announce(0, &call(sequence)).expect("alive");
+            ahead.announce(0, &call(sequence)).expect("linked");
             for message in &mut sent {
-                ahead.send(0, piece(message)).expect("alive");
+                ahead.send(0, piece(message)).expect("linked");
             }
             for _ in 0..3 {
                 let mut events = Events::new();
-                ahead.poll(&mut events).expect("alive");
+                ahead.poll(&mut events).expect("linked");
             }
         }
         for sequence in 1..=2 {
             behind.begin(sequence);
-            expect_called(&mut behind, sequence);
-            let mut landings = [[0; 100]; 3];
-            for landing in &mut landings {
-                behind.post_recv(1, piece(landing)).expect("alive");
+            expect_entry(&mut behind, sequence);
+            let mut destinations = [[0; 100]; 3];
+            for destination in &mut destinations {
+                behind.post_recv(1, piece(destination)).expect("linked");
             }
             let mut events = Events::new();
             while events.len() < 3 {
-                behind.poll(&mut events).expect("alive");
+                behind.poll(&mut events).expect("linked");
             }
             assert!(events.iter().all(|event| matches!(event, Event::RecvComplete { peer: 1 })));
-            assert_eq!(landings, sent);
-            expect_silence(&mut behind);
+            assert_eq!(destinations, sent);
+            expect_no_event(&mut behind);
         }
     });
 }
 
 #[test]
-fn a_peer_may_leave_calls_out_and_is_heard_in_the_one_it_makes() {
-    watched(|| {
+fn a_peer_may_skip_calls_and_is_reported_in_the_call_that_it_makes() {
+    with_timeout(|| {
         let (mut here, mut there) = pair(1);
         there.begin(3);
-        there.announce(0, &call(3)).expect("alive");
+        there.announce(0, &call(3)).expect("linked");
         for sequence in 1..=2 {
             here.begin(sequence);
-            expect_silence(&mut here);
+            expect_no_event(&mut here);
         }
         here.begin(3);
-        expect_called(&mut here, 3);
+        expect_entry(&mut here, 3);
     });
 }
 
 #[test]
 fn a_call_with_another_sequence_is_reported_for_the_executor_to_compare() {
-    watched(|| {
-        // One that this rank has left behind.
+    with_timeout(|| {
+        // An earlier call than this rank's.
         let (mut here, mut there) = pair(1);
         there.begin(1);
-        there.announce(0, &call(1)).expect("alive");
+        there.announce(0, &call(1)).expect("linked");
         here.begin(5);
-        expect_called(&mut here, 1);
-        let error = here.announce(1, &call(5)).expect_err("they disagree");
+        expect_entry(&mut here, 1);
+        let error = here.announce(1, &call(5)).expect_err("different calls");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("is in call 1, this rank in call 5"), "{error}");
 
-        // One that is ahead while this rank needs something of the call before.
+        // A later call, while this rank still expects a message of its own call.
         let (mut here, mut there) = pair(1);
         there.begin(2);
-        there.announce(0, &call(2)).expect("alive");
+        there.announce(0, &call(2)).expect("linked");
         here.begin(1);
-        expect_silence(&mut here);
-        let mut landing = [0; 8];
-        here.post_recv(1, piece(&mut landing)).expect("alive");
-        expect_called(&mut here, 2);
+        expect_no_event(&mut here);
+        let mut destination = [0; 8];
+        here.post_recv(1, piece(&mut destination)).expect("linked");
+        expect_entry(&mut here, 2);
     });
 }
 
 #[test]
 fn a_message_of_another_length_is_a_disagreement() {
-    watched(|| {
+    with_timeout(|| {
         for (sent, expected) in [(100, 101), (101, 100), (1 << 20, 1), (1, 1 << 20)] {
             let (mut here, mut there) = pair(1);
-            let (mut message, mut landing) = (vec![7; sent], vec![0; expected]);
+            let (mut message, mut destination) = (vec![7; sent], vec![0; expected]);
             there.begin(1);
-            there.announce(0, &call(1)).expect("alive");
-            there.send(0, piece(&mut message)).expect("alive");
+            there.announce(0, &call(1)).expect("linked");
+            there.send(0, piece(&mut message)).expect("linked");
             here.begin(1);
-            expect_called(&mut here, 1);
-            here.post_recv(1, piece(&mut landing)).expect("alive");
+            expect_entry(&mut here, 1);
+            here.post_recv(1, piece(&mut destination)).expect("linked");
             let error = next(&mut here).expect_err("the lengths differ");
             assert_eq!(error.kind(), ErrorKind::Disagreement);
-            let words = format!(
+            let expected_text = format!(
                 "sent message 0 of call 1 with {sent} bytes where message 0 of call 1 with {expected} bytes was expected"
             );
             assert!(error.message().starts_with("rank 1 (127.0.0.1:"), "{error}");
-            assert!(error.message().contains(&words), "{error}");
+            assert!(error.message().contains(&expected_text), "{error}");
             assert_eq!(here.send(1, Piece::EMPTY).expect_err("broken"), error);
         }
     });
 }
 
 #[test]
-fn a_message_too_many_is_a_disagreement_in_the_next_call() {
-    watched(|| {
+fn an_extra_message_is_a_disagreement_in_the_next_call() {
+    with_timeout(|| {
         let (mut here, mut there) = pair(1);
         let mut message = [7; 10];
         there.begin(1);
-        there.announce(0, &call(1)).expect("alive");
-        there.send(0, piece(&mut message)).expect("alive");
+        there.announce(0, &call(1)).expect("linked");
+        there.send(0, piece(&mut message)).expect("linked");
         here.begin(1);
-        expect_called(&mut here, 1);
+        expect_entry(&mut here, 1);
         here.begin(2);
-        // It is told as soon as it is certain, which takes more bytes than one short message has.
-        there.poll(&mut Events::new()).expect("alive");
+        // The header of a call is longer than one short message, so the mismatch shows only with more bytes.
+        there.poll(&mut Events::new()).expect("linked");
         there.begin(2);
-        there.announce(0, &call(2)).expect("alive");
+        there.announce(0, &call(2)).expect("linked");
         let error = next(&mut here).expect_err("a call was expected");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("where its next call was expected"), "{error}");
@@ -347,21 +352,21 @@ fn a_message_too_many_is_a_disagreement_in_the_next_call() {
 
 #[test]
 fn more_messages_than_the_window_holds_are_refused() {
-    watched(|| {
+    with_timeout(|| {
         let (mut here, _there) = pair(2);
-        // More than the kernel takes, so that none is sent.
+        // More than the kernel's buffers hold, so that no send completes.
         let mut message = vec![0; 32 << 20];
-        let mut landing = [0; 8];
+        let mut destination = [0; 8];
         here.begin(1);
         assert_eq!(here.window(), 32);
         for _ in 0..here.window() {
             here.send(1, piece(&mut message)).expect("within the window");
-            here.post_recv(1, piece(&mut landing)).expect("within the window");
+            here.post_recv(1, piece(&mut destination)).expect("within the window");
         }
-        for error in [here.send(1, piece(&mut message)), here.post_recv(1, piece(&mut landing))] {
+        for error in [here.send(1, piece(&mut message)), here.post_recv(1, piece(&mut destination))] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
-        assert_eq!(here.send(7, piece(&mut message)).expect_err("a stranger").kind(), ErrorKind::Internal);
+        assert_eq!(here.send(7, piece(&mut message)).expect_err("not a peer").kind(), ErrorKind::Internal);
     });
 }
 
@@ -371,20 +376,20 @@ fn assert_lost(error: &Error) {
 }
 
 #[test]
-fn a_peer_that_closes_when_nothing_is_needed_is_an_error_only_when_it_is() {
-    watched(|| {
-        for needs in 0..3 {
+fn a_closed_connection_is_an_error_only_once_it_is_needed() {
+    with_timeout(|| {
+        for operation in 0..3 {
             let (mut here, there) = pair(2);
             here.begin(1);
             drop(there);
-            expect_silence(&mut here);
+            expect_no_event(&mut here);
             let mut bytes = [0; 8];
-            let error = match needs {
+            let error = match operation {
                 0 => here.announce(1, &call(1)),
                 1 => here.send(1, piece(&mut bytes)),
                 _ => here.post_recv(1, piece(&mut bytes)),
             };
-            let error = error.expect_err("the peer has left");
+            let error = error.expect_err("the peer has closed");
             assert_lost(&error);
             assert!(error.message().contains("closed its connection"), "{error}");
         }
@@ -392,104 +397,104 @@ fn a_peer_that_closes_when_nothing_is_needed_is_an_error_only_when_it_is() {
 }
 
 #[test]
-fn a_peer_that_left_after_the_last_call_is_noticed_when_the_next_begins() {
-    watched(|| {
+fn a_peer_that_left_after_the_last_call_is_detected_when_the_next_begins() {
+    with_timeout(|| {
         let (mut here, there) = pair(1);
         drop(there);
         here.begin(1);
-        assert_lost(&here.announce(1, &call(1)).expect_err("the peer has left"));
+        assert_lost(&here.announce(1, &call(1)).expect_err("the peer has closed"));
     });
 }
 
 #[test]
 fn a_peer_that_closes_before_its_message_is_lost() {
-    watched(|| {
+    with_timeout(|| {
         for sockets in 1..=2 {
             let (mut here, mut there) = pair(sockets);
-            let mut landings = [[0; 8]; 2];
+            let mut destinations = [[0; 8]; 2];
             there.begin(1);
-            there.announce(0, &call(1)).expect("alive");
+            there.announce(0, &call(1)).expect("linked");
             here.begin(1);
-            expect_called(&mut here, 1);
-            for landing in &mut landings {
-                here.post_recv(1, piece(landing)).expect("alive");
+            expect_entry(&mut here, 1);
+            for destination in &mut destinations {
+                here.post_recv(1, piece(destination)).expect("linked");
             }
             there.abort();
-            assert_lost(&next(&mut here).expect_err("the message will not come"));
+            assert_lost(&next(&mut here).expect_err("the message is lost"));
         }
     });
 }
 
 #[test]
 fn a_peer_that_closes_in_the_middle_of_a_message_is_lost() {
-    watched(|| {
+    with_timeout(|| {
         let (mut here, mut there) = pair(1);
         let mut message = vec![1; 32 << 20];
-        let mut landing = vec![0; 32 << 20];
+        let mut destination = vec![0; 32 << 20];
         there.begin(1);
-        there.announce(0, &call(1)).expect("alive");
-        there.send(0, piece(&mut message)).expect("alive");
+        there.announce(0, &call(1)).expect("linked");
+        there.send(0, piece(&mut message)).expect("linked");
         here.begin(1);
-        expect_called(&mut here, 1);
-        here.post_recv(1, piece(&mut landing)).expect("alive");
+        expect_entry(&mut here, 1);
+        here.post_recv(1, piece(&mut destination)).expect("linked");
         there.abort();
-        let error = next(&mut here).expect_err("the rest will not come");
+        let error = next(&mut here).expect_err("the rest is lost");
         assert_lost(&error);
         assert!(error.message().contains("in the middle of a message"), "{error}");
     });
 }
 
 #[test]
-fn a_peer_that_closes_before_it_took_everything_is_lost() {
-    watched(|| {
+fn a_peer_that_closes_before_it_read_everything_is_lost() {
+    with_timeout(|| {
         let (mut here, there) = pair(1);
         let mut message = vec![1; 32 << 20];
         here.begin(1);
-        here.announce(1, &call(1)).expect("alive");
-        here.send(1, piece(&mut message)).expect("alive");
+        here.announce(1, &call(1)).expect("linked");
+        here.send(1, piece(&mut message)).expect("linked");
         drop(there);
-        assert_lost(&next(&mut here).expect_err("nobody takes the rest"));
+        assert_lost(&next(&mut here).expect_err("the rest is not read"));
     });
 }
 
 #[test]
-fn what_a_peer_sent_before_it_closed_still_lands() {
-    watched(|| {
+fn messages_sent_before_the_peer_closed_are_still_received() {
+    with_timeout(|| {
         let (mut here, mut there) = pair(2);
         let mut messages = [[5; 3000], [6; 3000], [7; 3000]];
         there.begin(1);
-        there.announce(0, &call(1)).expect("alive");
+        there.announce(0, &call(1)).expect("linked");
         for message in &mut messages {
-            there.send(0, piece(message)).expect("alive");
+            there.send(0, piece(message)).expect("linked");
         }
         drop(there);
         here.begin(1);
-        expect_called(&mut here, 1);
+        expect_entry(&mut here, 1);
         for message in messages {
-            let mut landing = [0; 3000];
-            here.post_recv(1, piece(&mut landing)).expect("there is more");
+            let mut destination = [0; 3000];
+            here.post_recv(1, piece(&mut destination)).expect("one more message");
             assert!(matches!(next(&mut here), Ok(Event::RecvComplete { peer: 1 })));
-            assert_eq!(landing, message);
+            assert_eq!(destination, message);
         }
-        let mut landing = [0; 1];
-        here.post_recv(1, piece(&mut landing)).expect("not known yet");
-        assert_lost(&next(&mut here).expect_err("nothing more comes"));
+        let mut destination = [0; 1];
+        here.post_recv(1, piece(&mut destination)).expect("the loss is not detected yet");
+        assert_lost(&next(&mut here).expect_err("no more messages"));
     });
 }
 
 #[test]
-fn links_that_were_given_up_say_so() {
-    watched(|| {
+fn aborted_links_return_errors() {
+    with_timeout(|| {
         let (mut here, _there) = pair(1);
         let mut message = vec![1; 32 << 20];
         here.begin(1);
-        here.send(1, piece(&mut message)).expect("alive");
+        here.send(1, piece(&mut message)).expect("linked");
         here.abort();
         drop(message);
-        assert_eq!(here.poll(&mut Events::new()).expect_err("given up").kind(), ErrorKind::PeerLost);
-        let error = here.announce(1, &call(1)).expect_err("given up");
+        assert_eq!(here.poll(&mut Events::new()).expect_err("aborted").kind(), ErrorKind::PeerLost);
+        let error = here.announce(1, &call(1)).expect_err("aborted");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
-        assert!(error.message().contains("given up"), "{error}");
+        assert!(error.message().contains("aborted"), "{error}");
         here.begin(2);
         here.abort();
     });

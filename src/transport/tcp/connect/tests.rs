@@ -1,18 +1,19 @@
-//! How ranks find each other, and what becomes of those who are none.
+//! Connecting: late, missing, foreign and disagreeing peers.
 
 use super::super::Tcp;
-use super::super::tests::{LOOPBACK, soon, watched};
+use super::super::tests::{LOOPBACK, deadline, with_timeout};
 use super::*;
+use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
 
 fn listen() -> (Listener, SocketAddr) {
-    let listener = Listener::bind(&[LOOPBACK]).expect("loopback can be listened at");
+    let listener = Listener::bind(&[LOOPBACK]).expect("a listener on loopback");
     let endpoint = listener.endpoints()[0];
     (listener, endpoint)
 }
 
-/// A rank that wants to be linked to one peer.
-fn joining(
+/// A thread that connects a rank to one peer.
+fn connecting(
     listener: Listener,
     me: Rank,
     peer: (Rank, SocketAddr),
@@ -26,60 +27,62 @@ fn joining(
     })
 }
 
-fn shortly() -> Instant {
+/// A deadline 300 ms from now.
+fn soon() -> Instant {
     Instant::now() + Duration::from_millis(300)
 }
 
+/// The error that a connecting thread returns.
 fn failure(rank: JoinHandle<Result<Tcp>>) -> Error {
     rank.join().expect("no panic").expect_err("no link")
 }
 
 #[test]
-fn strangers_at_the_listener_hold_nobody_up() {
-    watched(|| {
+fn unauthenticated_connections_do_not_delay_ranks() {
+    with_timeout(|| {
         let (zero, zero_at) = listen();
         let (one, one_at) = listen();
-        let mut strangers = Vec::new();
-        for stranger in 0..200 {
+        let mut sockets = Vec::new();
+        for number in 0..200 {
             let mut socket = TcpStream::connect(zero_at).expect("listening");
-            match stranger % 4 {
-                // Silent.
+            match number % 4 {
+                // No bytes.
                 0 => {}
-                // Something that is no greeting.
-                1 => {
-                    socket.write_all(b"GET / HTTP/1.1\r\nHost: the-wrong-door.example\r\n\r\n").expect("sent")
-                }
-                // Half of something.
+                // Bytes that are not a handshake.
+                1 => socket
+                    .write_all(b"GET / HTTP/1.1\r\nHost: another-service.example\r\n\r\n")
+                    .expect("sent"),
+                // The start of a handshake.
                 2 => socket.write_all(b"flexcall").expect("sent"),
-                // A greeting of another communicator.
+                // A handshake of another communicator.
                 _ => {
-                    let greeting = Greeting { token: 8, from: 1, to: 0, socket: 0, sockets: 2 };
-                    socket.write_all(&greeting.to_bytes(Role::Caller)).expect("sent");
+                    let handshake = Handshake { token: 8, from: 1, to: 0, socket: 0, sockets: 2 };
+                    socket.write_all(&handshake.to_bytes(Side::Initiator)).expect("sent");
                 }
             }
-            strangers.push(socket);
+            sockets.push(socket);
         }
-        let zero = joining(zero, 0, (1, one_at), 7, 2, soon());
+        let zero = connecting(zero, 0, (1, one_at), 7, 2, deadline());
         thread::sleep(Duration::from_millis(100));
         let began = Instant::now();
-        let one = joining(one, 1, (0, zero_at), 7, 2, soon());
+        let one = connecting(one, 1, (0, zero_at), 7, 2, deadline());
         for rank in [zero, one] {
             rank.join().expect("no panic").expect("linked");
         }
-        assert!(began.elapsed() < PATIENCE, "a stranger was waited for");
+        assert!(began.elapsed() < HANDSHAKE_TIMEOUT, "waited for an unauthenticated connection");
     });
 }
 
 #[test]
-fn a_listener_that_comes_late_is_found() {
-    watched(|| {
+fn a_listener_that_starts_late_is_reached() {
+    with_timeout(|| {
         let (_, zero_at) = listen();
         let (one, one_at) = listen();
-        let one = joining(one, 1, (0, zero_at), 7, 1, soon());
-        thread::sleep(3 * PAUSE);
+        let one = connecting(one, 1, (0, zero_at), 7, 1, deadline());
+        thread::sleep(3 * RETRY_INTERVAL);
         let (socket, endpoint) = Listener::listen(zero_at).expect("the port is free again");
         let zero = Listener { sockets: vec![socket], endpoints: vec![endpoint] };
-        let zero = joining(zero, 0, (1, one_at), 7, 1, soon());
+        let zero = connecting(zero, 0, (1, one_at), 7, 1, deadline());
         for rank in [zero, one] {
             rank.join().expect("no panic").expect("linked");
         }
@@ -87,47 +90,48 @@ fn a_listener_that_comes_late_is_found() {
 }
 
 #[test]
-fn whoever_is_missing_at_the_deadline_is_named_with_address_and_cause() {
-    watched(|| {
-        let (_, nobody) = listen();
-        for (me, peer, cause) in [(3, 1, "Connection refused"), (1, 3, "it did not call")] {
-            let error = failure(joining(listen().0, me, (peer, nobody), 7, 2, shortly()));
+fn a_peer_missing_at_the_deadline_is_named_with_address_and_cause() {
+    with_timeout(|| {
+        let (_, closed) = listen();
+        for (me, peer, cause) in [(3, 1, "Connection refused"), (1, 3, "it did not connect")] {
+            let error = failure(connecting(listen().0, me, (peer, closed), 7, 2, soon()));
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
-            for words in [&format!("rank {peer} at {nobody}"), cause, "firewall", "FLEXRING_SOCKET_IFNAME"] {
-                assert!(error.message().contains(words), "{error}");
+            for expected in [&format!("rank {peer} at {closed}"), cause, "firewall", "FLEXRING_SOCKET_IFNAME"]
+            {
+                assert!(error.message().contains(expected), "{error}");
             }
         }
     });
 }
 
 #[test]
-fn a_silent_listener_and_a_strange_one_are_told_apart() {
-    watched(|| {
-        let silent = TcpListener::bind((LOOPBACK, 0)).expect("loopback can be listened at");
+fn a_silent_listener_and_a_foreign_one_give_different_errors() {
+    with_timeout(|| {
+        let silent = TcpListener::bind((LOOPBACK, 0)).expect("a listener on loopback");
         let at = silent.local_addr().expect("bound");
-        let error = failure(joining(listen().0, 1, (0, at), 7, 1, shortly()));
+        let error = failure(connecting(listen().0, 1, (0, at), 7, 1, soon()));
         assert!(error.message().contains("no answer"), "{error}");
 
-        let strange = TcpListener::bind((LOOPBACK, 0)).expect("loopback can be listened at");
-        let at = strange.local_addr().expect("bound");
+        let foreign = TcpListener::bind((LOOPBACK, 0)).expect("a listener on loopback");
+        let at = foreign.local_addr().expect("bound");
         let answering = thread::spawn(move || {
-            let (mut socket, _) = strange.accept().expect("called");
+            let (mut socket, _) = foreign.accept().expect("a connection");
             let _ = socket.write_all(&[b'?'; 100]);
             thread::sleep(Duration::from_millis(400));
         });
-        let error = failure(joining(listen().0, 1, (0, at), 7, 1, shortly()));
-        assert!(error.message().contains("something else answers"), "{error}");
+        let error = failure(connecting(listen().0, 1, (0, at), 7, 1, soon()));
+        assert!(error.message().contains("not a rank of this job"), "{error}");
         answering.join().expect("no panic");
     });
 }
 
 #[test]
-fn another_communicators_rank_is_not_taken_for_a_peer() {
-    watched(|| {
+fn a_rank_of_another_communicator_is_rejected() {
+    with_timeout(|| {
         let (zero, zero_at) = listen();
         let (one, one_at) = listen();
-        let zero = joining(zero, 0, (1, one_at), 7, 1, shortly());
-        let one = joining(one, 1, (0, zero_at), 8, 1, shortly());
+        let zero = connecting(zero, 0, (1, one_at), 7, 1, soon());
+        let one = connecting(one, 1, (0, zero_at), 8, 1, soon());
         for rank in [zero, one] {
             assert_eq!(failure(rank).kind(), ErrorKind::Rendezvous);
         }
@@ -135,13 +139,13 @@ fn another_communicators_rank_is_not_taken_for_a_peer() {
 }
 
 #[test]
-fn both_ends_learn_that_their_numbers_of_sockets_differ() {
-    watched(|| {
-        for (zeros, ones) in [(1, 2), (2, 1)] {
+fn both_ends_report_different_numbers_of_sockets_per_link() {
+    with_timeout(|| {
+        for (sockets_of_zero, sockets_of_one) in [(1, 2), (2, 1)] {
             let (zero, zero_at) = listen();
             let (one, one_at) = listen();
-            let zero = joining(zero, 0, (1, one_at), 7, zeros, soon());
-            let one = joining(one, 1, (0, zero_at), 7, ones, soon());
+            let zero = connecting(zero, 0, (1, one_at), 7, sockets_of_zero, deadline());
+            let one = connecting(one, 1, (0, zero_at), 7, sockets_of_one, deadline());
             for rank in [zero, one] {
                 let error = failure(rank);
                 assert_eq!(error.kind(), ErrorKind::Disagreement);
@@ -152,28 +156,29 @@ fn both_ends_learn_that_their_numbers_of_sockets_differ() {
 }
 
 #[test]
-fn a_fault_ends_the_waiting() {
-    watched(|| {
+fn a_raised_fault_ends_connecting() {
+    with_timeout(|| {
         let (zero, _) = listen();
-        let (_, nobody) = listen();
+        let (_, closed) = listen();
         let fault = std::sync::Arc::new(Fault::new().expect("an event descriptor"));
         let raising = std::sync::Arc::clone(&fault);
         let raiser = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
-            raising.raise(Error::aborted("never mind"));
+            raising.raise(Error::aborted("called off"));
         });
         let began = Instant::now();
-        let error = Tcp::connect(zero, 0, &[(1, nobody)], 7, 1, soon(), &fault).expect_err("called off");
-        assert_eq!(error.message(), "never mind");
+        let error = Tcp::connect(zero, 0, &[(1, closed)], 7, 1, deadline(), &fault).expect_err("aborted");
+        assert_eq!(error.message(), "called off");
         assert!(began.elapsed() < Duration::from_secs(10));
         raiser.join().expect("no panic");
     });
 }
 
 #[test]
-fn an_address_that_cannot_be_listened_at_is_named() {
-    let error = Listener::bind(&["192.0.2.1".parse().expect("an address")]).expect_err("not this machine's");
+fn an_address_that_cannot_be_listened_on_is_named() {
+    let error = Listener::bind(&["192.0.2.1".parse().expect("an address")])
+        .expect_err("not an address of this machine");
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.message().contains("192.0.2.1"), "{error}");
-    assert_eq!(Listener::bind(&[]).expect_err("nothing").kind(), ErrorKind::InvalidArgument);
+    assert_eq!(Listener::bind(&[]).expect_err("no address").kind(), ErrorKind::InvalidArgument);
 }
