@@ -1,112 +1,128 @@
-//! The two boards of a link: what the peer writes for this rank, and what this rank is about to write for the peer.
+//! The control buffer of a link: entries that the peer writes for this rank, and entries that this rank prepares
+//! to write for the peer.
 //!
-//! Owns the copying in and out of them. Must not know what makes anybody write. The peer's device writes to the
-//! inbox whenever it likes; what is read there was announced by a completion, and is checked by whoever uses it.
+//! Owns the copying in and out. Must not know why entries are written. The peer's device may write to the remote
+//! side at any time; an entry is read only after its completion, and its reader validates it.
 
-use super::wire::{CALL_WORDS, CTS_WORDS, ClearToSend, ControlLayout, RECOVERY_WORDS, RecoveryState};
+use super::wire::{
+    CALL_BYTES, CTS_BYTES, CallEntry, ClearToSend, ControlLayout, RECOVERY_BYTES, RecoveryState,
+};
 use crate::call::{Call, CallWords};
 use crate::memory::Piece;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// One link's inbox and outbox.
+/// Where an entry is in either side: its offset and length in bytes.
+pub(super) type EntryRange = (usize, usize);
+
+/// Both sides of one link's control buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ControlBuffer {
+    /// Written by the peer.
     remote: Piece,
+    /// Written by this rank; the source of its RDMA writes.
     local: Piece,
     pub layout: ControlLayout,
 }
 
 impl ControlBuffer {
-    /// ControlMemory in memory that outlives the link, both as long as the layout asks for.
+    /// A control buffer in memory that outlives the link, both sides at least as long as the layout asks for.
     pub(super) fn new(remote: Piece, local: Piece, layout: ControlLayout) -> Self {
         assert!(
             remote.len() >= layout.bytes() && local.len() >= layout.bytes(),
-            "boards as long as their layout"
+            "a control buffer as long as its layout"
         );
         Self { remote, local, layout }
     }
 
-    /// A stretch of the outbox.
-    pub(super) fn local_entry(&self, offset: usize, len: usize) -> Piece {
+    /// A range of the local side.
+    pub(super) fn local_range(&self, (offset, len): EntryRange) -> Piece {
         self.local.narrow(offset, len)
     }
 
-    fn write_entry<const N: usize>(&mut self, offset: usize, words: [u64; N]) {
-        let entry = self.local.narrow(offset, N * size_of::<u64>());
-        let words = words.map(u64::to_le);
-        // SAFETY: the place lies within the outbox, which only this rank writes, and has room for the words. No
-        // request that still reads it is under way: places are used again when the peer has moved on.
-        unsafe { entry.as_ptr().copy_from_nonoverlapping(words.as_ptr().cast(), entry.len()) };
+    fn write_entry(&mut self, offset: usize, entry: &(impl IntoBytes + Immutable)) {
+        let bytes = entry.as_bytes();
+        let to = self.local.narrow(offset, bytes.len());
+        // SAFETY: `to` lies within the local side, which only this rank writes, and is as long as `bytes`. No request
+        // that still reads it is in flight: entries are reused when the peer has entered a later epoch.
+        unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    fn read_entry<const N: usize>(&self, offset: usize) -> [u64; N] {
-        let entry = self.remote.narrow(offset, N * size_of::<u64>());
-        let mut words = [0u64; N];
-        // SAFETY: the place lies within the inbox. Its completion was polled, so the peer's device is done with it;
-        // a peer that breaks the rules changes numbers, which are checked, and nothing else.
-        unsafe { entry.as_ptr().copy_to_nonoverlapping(words.as_mut_ptr().cast(), entry.len()) };
-        words.map(u64::from_le)
+    fn read_entry<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
+        let mut entry = T::new_zeroed();
+        let bytes = entry.as_mut_bytes();
+        let from = self.remote.narrow(offset, bytes.len());
+        // SAFETY: `from` lies within the remote side and is as long as `bytes`. The completion of the write was
+        // polled, so the peer's device is done with it. A peer that violates the protocol only changes numbers,
+        // which are validated.
+        unsafe { from.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        entry
     }
 
-    /// Puts a call alone; where it is.
-    pub(super) fn write_call(&mut self, epoch: u64, call: &Call) -> (usize, usize) {
+    /// Writes a call that is sent without a message.
+    pub(super) fn write_call(&mut self, epoch: u64, call: &Call) -> EntryRange {
         let offset = self.layout.call(epoch);
-        self.write_entry(offset, call.to_words());
-        (offset, CALL_WORDS * size_of::<u64>())
+        let entry: CallEntry = call.to_words().map(U64::new);
+        self.write_entry(offset, &entry);
+        (offset, CALL_BYTES)
     }
 
-    /// The peer's call, as it stands alone or before its first message.
+    /// The peer's call, sent alone or before its first message. `None` if the bytes are no call.
     pub(super) fn read_call(&self, epoch: u64, with_message: bool) -> Option<Call> {
-        let at = if with_message { self.layout.eager(epoch, 0) } else { self.layout.call(epoch) };
-        let words: CallWords = self.read_entry(at);
+        let offset = if with_message { self.layout.eager(epoch, 0) } else { self.layout.call(epoch) };
+        let words: CallWords = self.read_entry::<CallEntry>(offset).map(U64::get);
         Call::from_words(words)
     }
 
-    /// Puts the call before the first message; where both are, given the message's length.
-    pub(super) fn write_eager_call(&mut self, epoch: u64, call: &Call, len: usize) -> (usize, usize) {
+    /// Writes the call before the first message, which has `len` bytes. The range covers both.
+    pub(super) fn write_eager_call(&mut self, epoch: u64, call: &Call, len: usize) -> EntryRange {
         let offset = self.layout.eager(epoch, 0);
-        self.write_entry(offset, call.to_words());
+        let entry: CallEntry = call.to_words().map(U64::new);
+        self.write_entry(offset, &entry);
         (offset, self.layout.eager_bytes(epoch, 0) - offset + len)
     }
 
-    /// Puts a short message; where it is.
-    pub(super) fn write_eager(&mut self, epoch: u64, message: u64, piece: Piece) -> (usize, usize) {
-        let offset = self.layout.eager_bytes(epoch, message);
-        let entry = self.local.narrow(offset, piece.len());
-        // SAFETY: both are as long, the message is valid for the operation that it belongs to, and the outbox is
-        // nobody else's memory.
-        unsafe { entry.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-        (offset, piece.len())
+    /// Copies an eager message into the local side.
+    pub(super) fn write_eager(&mut self, epoch: u64, message: u64, piece: Piece) {
+        let to = self.local.narrow(self.layout.eager_bytes(epoch, message), piece.len());
+        // SAFETY: both have the same length, the message is valid for the operation that it belongs to, and only
+        // this rank accesses the local side.
+        unsafe { to.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
     }
 
-    /// Takes a short message of the peer's that has come.
-    pub(super) fn read_eager(&self, epoch: u64, message: u64, into: Piece) {
-        let entry = self.remote.narrow(self.layout.eager_bytes(epoch, message), into.len());
-        // SAFETY: both are as long, and the landing is valid and this rank's alone for the operation.
-        unsafe { entry.as_ptr().copy_to_nonoverlapping(into.as_ptr(), into.len()) };
+    /// Copies an eager message of the peer, which has arrived, to its destination.
+    pub(super) fn read_eager(&self, epoch: u64, message: u64, destination: Piece) {
+        let from = self.remote.narrow(self.layout.eager_bytes(epoch, message), destination.len());
+        // SAFETY: both have the same length, and the destination is valid and exclusive to this rank for the
+        // operation.
+        unsafe { from.as_ptr().copy_to_nonoverlapping(destination.as_ptr(), destination.len()) };
     }
 
+    /// Writes the CTS entry of a message.
     pub(super) fn write_cts(&mut self, epoch: u64, message: u64, cts: ClearToSend) {
-        self.write_entry(self.layout.cts(epoch, message), cts.to_words());
+        self.write_entry(self.layout.cts(epoch, message), &cts);
     }
 
-    /// Where the grants of these messages are, which do not go round the end of their ring.
-    pub(super) fn cts_range(&self, epoch: u64, messages: std::ops::Range<u64>) -> (usize, usize) {
-        let len = (messages.end - messages.start) as usize * CTS_WORDS * size_of::<u64>();
+    /// The range of the CTS entries of these messages, which must not wrap around the window.
+    pub(super) fn cts_range(&self, epoch: u64, messages: std::ops::Range<u64>) -> EntryRange {
+        let len = (messages.end - messages.start) as usize * CTS_BYTES;
         (self.layout.cts(epoch, messages.start), len)
     }
 
+    /// The peer's CTS entry for a message.
     pub(super) fn read_cts(&self, epoch: u64, message: u64) -> ClearToSend {
-        ClearToSend::from_words(self.read_entry::<CTS_WORDS>(self.layout.cts(epoch, message)))
+        self.read_entry(self.layout.cts(epoch, message))
     }
 
-    /// Puts what this rank knows; where it is.
-    pub(super) fn write_recovery(&mut self, qp: usize, state: RecoveryState) -> (usize, usize) {
+    /// Writes this rank's recovery state for a queue pair.
+    pub(super) fn write_recovery(&mut self, qp: usize, state: RecoveryState) -> EntryRange {
         let offset = self.layout.recovery(qp);
-        self.write_entry(offset, state.to_words());
-        (offset, RECOVERY_WORDS * size_of::<u64>())
+        self.write_entry(offset, &state);
+        (offset, RECOVERY_BYTES)
     }
 
+    /// The peer's recovery state for a queue pair.
     pub(super) fn read_recovery(&self, qp: usize) -> RecoveryState {
-        RecoveryState::from_words(self.read_entry::<RECOVERY_WORDS>(self.layout.recovery(qp)))
+        self.read_entry(self.layout.recovery(qp))
     }
 }

@@ -1,6 +1,6 @@
-//! One peer: the brain of its link, and the queue pairs that carry out what it says.
+//! One peer: its link, and the queue pairs that carry out the link's requests.
 //!
-//! Owns the way from a request to a device and from a completion back. Must not know other peers.
+//! Owns the path of a request to a device and of a completion back. Must not know other peers.
 
 #[cfg(test)]
 mod tests;
@@ -19,57 +19,63 @@ use memmap2::MmapMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a peer must know to write to this rank: one queue pair's end per connection, and where its board is.
+/// What a peer needs to write to this rank over one link.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct LinkConnectInfo {
+    /// By queue pair: this rank's end.
     pub endpoints: Vec<Endpoint>,
+    /// Address of the remote side of this rank's control buffer.
     pub address: u64,
-    /// By rail of the rank that invites.
+    /// Remote keys of that side, by this rank's rail.
     pub keys: [u32; MAX_RAILS],
 }
 
-/// The boards of all links of a rank. They live as long as any link does.
+/// The memory of the control buffers of all links of a rank. Lives as long as any link does.
 pub(super) struct ControlMemory {
+    /// The sides that peers write to.
     pub remote: Arc<RegisteredMemory>,
+    /// The sides that this rank writes from.
     pub local: Arc<RegisteredMemory>,
-    /// What both are in; goes last.
+    /// Contains both sides, so it is dropped last.
     pub _memory: MmapMut,
 }
 
-/// The boards of this rank, and the inbox of the peer as requests name it.
+/// Where requests for the control buffer read from and write to.
 struct ControlTarget {
     controls: Arc<ControlMemory>,
+    /// Address of the remote side of the peer's control buffer.
     address: u64,
+    /// Remote keys of that side, by the peer's rail.
     keys: [u32; MAX_RAILS],
 }
 
-/// Requests without a completion that somebody waits for, after which one is asked for all the same, so that the
-/// device's queue is emptied.
+/// After this many requests without a completion, one is requested anyway, so that the device's send queue empties.
 const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 
 /// One peer of a connected rank.
 pub(super) struct Peer {
-    /// Where it is among the rank's peers.
+    /// Index among the rank's peers.
     index: usize,
-    /// Before the link, which holds regions: a driver may wait in deregistering one until no queue pair is at work there.
+    /// Dropped before the link, which holds memory regions: deregistering one may wait in the driver until no queue
+    /// pair uses it.
     qps: Vec<QueuePair<Connected>>,
     pub link: Link,
-    /// By pair: what was posted since the last completion was asked for.
+    /// By queue pair: requests posted since the last one with a completion.
     unsignalled: Vec<u32>,
     target: ControlTarget,
     control: ControlBuffer,
-    /// What is posted next, by pair: room that is used again and again.
+    /// By queue pair: requests to post next. The vectors are reused.
     batches: Vec<Vec<WriteRequest>>,
-    /// Whether the next poll looks here.
+    /// Whether the peer is in the run queue.
     pub scheduled: bool,
 }
 
-/// Numbers of work requests tell link, pair, whether it is a receive, and which of the pair's requests it is.
-fn id(index: usize, qp: usize, receive: bool, serial: u32) -> u64 {
+/// The work request identifier for a peer's queue pair: of its receives, or of one of its writes by serial.
+fn wr_id(index: usize, qp: usize, receive: bool, serial: u32) -> u64 {
     (index as u64) << 40 | (qp as u64) << 33 | u64::from(receive) << 32 | u64::from(serial)
 }
 
-/// The link that a completion belongs to.
+/// Index of the peer that a work request identifier belongs to.
 pub(super) fn peer_index_of(id: u64) -> usize {
     (id >> 40) as usize
 }
@@ -78,7 +84,7 @@ impl Peer {
     /// Connects the queue pairs to the peer's.
     ///
     /// # Errors
-    /// `System` if a device refuses.
+    /// `System` if a device refuses; `Disagreement` if the peer has another number of queue pairs.
     pub(super) fn connect(
         index: usize,
         link: Link,
@@ -89,18 +95,18 @@ impl Peer {
     ) -> Result<Self> {
         let peer = link.peer;
         if theirs.endpoints.len() != fresh.len() {
-            let words = format!(
-                "rank {peer} has {} queue pairs for this rank's {}",
+            let message = format!(
+                "rank {peer} has {} queue pairs for this rank's {}; do all ranks run with the same settings?",
                 theirs.endpoints.len(),
                 fresh.len()
             );
-            return Err(Error::disagreement(words));
+            return Err(Error::disagreement(message));
         }
         let qps: Vec<_> = fresh
             .into_iter()
             .zip(&theirs.endpoints)
             .enumerate()
-            .map(|(number, ((qp, path), end))| qp.connect(id(index, number, true, 0), *end, &path))
+            .map(|(number, ((qp, path), end))| qp.connect(wr_id(index, number, true, 0), *end, &path))
             .collect::<Result<_>>()?;
         Ok(Self {
             index,
@@ -118,43 +124,47 @@ impl Peer {
         })
     }
 
-    /// Puts this peer on the list of those that the next poll looks at, unless it is there.
-    pub(super) fn schedule(&mut self, list: &mut VecDeque<usize>) {
+    /// Appends this peer to the run queue, unless it is in it.
+    pub(super) fn schedule(&mut self, run_queue: &mut VecDeque<usize>) {
         if !std::mem::replace(&mut self.scheduled, true) {
-            list.push_back(self.index);
+            run_queue.push_back(self.index);
         }
     }
 
-    /// Takes a completion of this peer's.
+    /// Handles a completion of one of this peer's queue pairs.
+    ///
+    /// # Errors
+    /// `Disagreement` if the peer violates the protocol.
     pub(super) fn handle_completion(&mut self, completion: &Completion) -> Result<()> {
         let Completion { id, outcome } = *completion;
         let (qp, receive, serial) = ((id >> 33 & 0x7f) as usize, id >> 32 & 1 == 1, id as u32);
         if qp >= self.qps.len() {
-            // Its queue pair was given up.
+            // The queue pair was destroyed by `abort`.
             return Ok(());
         }
         match outcome {
-            Ok(Some((word, len))) => {
+            Ok(Some((imm, len))) => {
                 if self.link.recv_completed(qp)
                     && let Err(error) = self.qps[qp].post_recv(id)
                 {
                     self.break_qp(qp, &error);
-                    // Nor will there be a completion for it.
+                    // The receive was not posted, so it will not complete.
                     self.link.recv_completed(qp);
                 }
-                self.link.received(qp, word, len)?;
+                self.link.received(qp, imm, len)?;
             }
             Ok(None) => self.link.write_completed(qp, serial),
             Err(status) => {
-                let words = format!("a {} ended with: {status}", if receive { "receive" } else { "write" });
-                let error = Error::peer_lost(words);
+                let message = format!("a {} ended with: {status}", if receive { "receive" } else { "write" });
+                let error = Error::peer_lost(message);
                 self.break_qp(qp, &error);
                 if !receive {
                     self.link.write_failed(qp, serial);
                 } else {
                     self.link.recv_completed(qp);
                     if status != WcStatus::FLUSHED {
-                        // Something came, nobody knows what, and the peer may think that it is known here.
+                        // A write arrived whose immediate data is lost, and the peer may count it as delivered. No
+                        // recovery state can report it, so the link is lost.
                         self.break_all(&error);
                     }
                 }
@@ -163,29 +173,30 @@ impl Peer {
         Ok(())
     }
 
-    /// Breaks a queue pair off for a reason, unless that was done before.
+    /// Moves a queue pair to the error state for this reason, unless it is there.
     pub(super) fn break_qp(&mut self, qp: usize, cause: &Error) {
         if !self.link.break_qp(qp, cause) {
             return;
         }
         if let Err(error) = self.begin_drain(qp) {
             log::warn!("verbs: {}", error.message());
-            // What came and what did not will never be known.
+            // Without the flushed completions, what has arrived stays unknown.
             self.break_all(&error);
         }
     }
 
-    /// Breaks a queue pair off, and has its device tell when it has let go of all requests.
+    /// Moves a queue pair to the error state, and posts the drain marker whose completion says that the device has
+    /// flushed all requests.
     fn begin_drain(&mut self, qp: usize) -> Result<()> {
         self.qps[qp].move_to_error()?;
-        let mark = self.link.drain_marker(qp)?;
+        let marker = self.link.drain_marker(qp)?;
         let posted = self
-            .write_request(&mark, true)
-            .and_then(|mark| self.qps[qp].post_send(&[mark]).map_err(|(_, error)| error));
-        posted.inspect_err(|_| self.link.unpost(qp, mark.serial))
+            .write_request(&marker, true)
+            .and_then(|request| self.qps[qp].post_send(&[request]).map_err(|(_, error)| error));
+        posted.inspect_err(|_| self.link.unpost(qp, marker.serial))
     }
 
-    /// Breaks all queue pairs off, so that the peer notices too.
+    /// Fails the link and moves all queue pairs to the error state, so that the peer notices too.
     fn break_all(&mut self, cause: &Error) {
         self.link.mark_unreachable(cause);
         for (number, qp) in self.qps.iter_mut().enumerate() {
@@ -197,7 +208,7 @@ impl Peer {
         }
     }
 
-    /// Breaks off all queue pairs of a rail.
+    /// Moves all queue pairs of a rail to the error state.
     pub(super) fn break_rail(&mut self, rail: usize, cause: &Error) {
         for qp in 0..self.qps.len() {
             if self.link.qps[qp].rail == rail {
@@ -206,7 +217,10 @@ impl Peer {
         }
     }
 
-    /// Posts what is due, and reports what is through.
+    /// Posts what is due, and reports what has completed. `true` if there was anything.
+    ///
+    /// # Errors
+    /// Why the link is unusable, if the current call needs it.
     pub(super) fn progress(&mut self, events: &mut Events) -> Result<bool> {
         let before = events.len();
         let moved = self.post_due()?;
@@ -218,11 +232,11 @@ impl Peer {
     /// Posts what is due. `true` if there was anything.
     fn post_due(&mut self) -> Result<bool> {
         while let Some(qp) = self.link.next_qp_to_break() {
-            let words = "the peer has broken its end off";
-            self.break_qp(qp, &Error::peer_lost(words));
+            let message = "the peer's end is broken";
+            self.break_qp(qp, &Error::peer_lost(message));
         }
         for qp in self.link.newly_flushed() {
-            // Else a driver may wait in deregistering what the last write was for: rxe waits 50 s.
+            // Otherwise deregistering the destination of the last write may wait in the driver: rxe waits 50 s.
             if let Err(error) = self.qps[qp].reset() {
                 log::debug!("verbs: {}", error.message());
             }
@@ -244,26 +258,27 @@ impl Peer {
         Ok(())
     }
 
-    /// A request as the device is told it.
+    /// The work request for a link's request.
     fn write_request(&self, request: &LinkRequest, signalled: bool) -> Result<WriteRequest> {
         let (qp, peer_rail) = (request.qp, self.link.qps[request.qp].peer_rail);
         let rail = self.link.qps[qp].rail;
         let (from, len, lkey, to, rkey) = match &request.payload {
-            Payload::Nothing => (0, 0, 0, self.target.address, self.target.keys[peer_rail]),
-            Payload::ControlBuffer { offset, len } => {
-                let from = self.control.local_entry(*offset, *len).as_ptr() as u64;
-                let to = self.target.address + *offset as u64;
-                (from, *len as u32, self.target.controls.local.lkey(rail)?, to, self.target.keys[peer_rail])
+            Payload::Empty => (0, 0, 0, self.target.address, self.target.keys[peer_rail]),
+            Payload::Control(range) => {
+                let (offset, len) = *range;
+                let from = self.control.local_range(*range).as_ptr() as u64;
+                let to = self.target.address + offset as u64;
+                (from, len as u32, self.target.controls.local.lkey(rail)?, to, self.target.keys[peer_rail])
             }
             Payload::Message { piece, region, address, key } => {
                 (piece.as_ptr() as u64, piece.len() as u32, region.lkey(rail)?, *address, *key)
             }
         };
-        let id = id(self.index, qp, false, request.serial);
+        let id = wr_id(self.index, qp, false, request.serial);
         Ok(WriteRequest { id, from, len, lkey, to, rkey, immediate: request.imm, signalled })
     }
 
-    /// Puts a request to those that are posted next.
+    /// Appends a request to its queue pair's batch.
     fn enqueue(&mut self, request: &LinkRequest) -> Result<()> {
         let qp = request.qp;
         self.unsignalled[qp] += 1;
@@ -272,7 +287,7 @@ impl Peer {
         let batch = &mut self.batches[qp];
         if signalled {
             self.unsignalled[qp] = 0;
-            // Completions come in order: the last one in a chain tells of all.
+            // Completions come in order: one for the last request of a chain covers all of it.
             if let Some(before) = batch.last_mut() {
                 before.signalled = false;
             }
@@ -286,7 +301,7 @@ impl Peer {
             if self.batches[qp].is_empty() {
                 continue;
             }
-            // A rail may break while its batch is made.
+            // The queue pair may have broken after requests were appended.
             let posted = self.qps[qp].post_send(&self.batches[qp]);
             if let Err((taken, error)) = posted {
                 self.link.unpost(qp, self.batches[qp][taken].id as u32);
@@ -296,8 +311,8 @@ impl Peer {
         }
     }
 
-    /// The link is given up: all queue pairs are broken off, so that their devices carry out nothing more that peers
-    /// ask for. One that cannot even be broken off is destroyed, which may take a while.
+    /// Aborts the link: moves all queue pairs to the error state, so that their devices execute no more writes of the
+    /// peer. If one cannot be moved, all are destroyed, which may take long.
     pub(super) fn abort(&mut self, reason: &Error) {
         self.link.abort(reason.clone());
         for qp in 0..self.qps.len() {
@@ -308,17 +323,17 @@ impl Peer {
         }
     }
 
-    /// Whether devices have let go of everything.
+    /// Whether devices have flushed all requests and receives.
     pub(super) fn is_flushed(&self) -> bool {
         self.qps.is_empty() || self.link.qps.iter().all(|qp| qp.is_flushed())
     }
 
-    /// Which rank this is.
+    /// The rank of the peer.
     pub(super) fn rank(&self) -> Rank {
         self.link.peer
     }
 
-    /// How many connections there are.
+    /// Number of queue pairs; 0 once they were destroyed.
     pub(super) fn qp_count(&self) -> usize {
         self.qps.len()
     }

@@ -1,244 +1,249 @@
-//! What ranks write into each other's memory: the 32 bits that go with every write, and the layout of boards.
+//! What ranks write into each other's memory: immediate data, control entries, and their layout.
 //!
-//! Pure. A **board** is what one rank writes for another without asking: calls, grants, small messages, and what it
-//! knows when a queue pair breaks. Every link has two, one at each end, laid out alike: a rank fills a place of its
-//! own outbox and writes it to the same place of the peer's inbox.
+//! Pure. Owns the formats; all numbers are little-endian. Must not know queue pairs nor who writes when.
+//!
+//! A **control buffer** holds the entries that one rank writes for another without asking: calls, clear-to-send
+//! messages (CTS), eager messages, and recovery states. Each end of a link has one with a local and a remote side
+//! of equal layout. A rank fills an entry of its local side and writes it to the same offset of the peer's remote
+//! side.
 
-/// Messages of a link that may be under way in one direction, and landings that may be open. At 128 KiB a
-/// sub-chunk this is 4 MiB, twice what 200 Gbit/s carry in 80 us. At most 64, the bits of a word.
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Messages in flight on a link in one direction, and receives posted, at most. At 128 KiB per sub-chunk this is
+/// 4 MiB, twice what 200 Gbit/s carry in 80 us. At most 64, the bits of a `u64`.
 pub(super) const WINDOW: usize = 32;
 
-/// The first messages of a call that are written to the board if they are short, without waiting for a grant.
-/// A call of few bytes has one or two messages on a link.
+/// How many of a call's first messages are eager if they are short: written to the control buffer without waiting
+/// for a CTS. A call of few bytes has one or two messages on a link.
 pub(super) const EAGER_MESSAGES: u64 = 4;
 
-/// The longest such message. Copying it twice costs less than the grant's way.
+/// Bytes of the longest eager message. Copying it twice costs less than waiting for a CTS.
 pub(super) const MAX_EAGER_BYTES: usize = 4096;
 
 /// RDMA ports that a rank uses at most.
-pub(crate) const MAX_RAILS: usize = 8;
+pub(super) const MAX_RAILS: usize = 8;
 
-/// Words of a [`crate::call::Call`], on the board.
-pub(super) const CALL_WORDS: usize = 5;
-/// Words of a [`ClearToSend`].
-pub(super) const CTS_WORDS: usize = 2 + MAX_RAILS / 2;
-/// Words of a [`RecoveryState`].
-pub(super) const RECOVERY_WORDS: usize = 13;
+/// An encoded [`crate::call::Call`].
+pub(super) type CallEntry = [U64; 5];
 
-const WORD: usize = size_of::<u64>();
-/// A call has a cache line of its own.
-const CALL_BYTES: usize = 64;
-pub(super) const CTS_BYTES: usize = CTS_WORDS * WORD;
-const RECOVERY_BYTES: usize = 128;
-const EAGER_PLACE: usize = CALL_BYTES + MAX_EAGER_BYTES;
+/// Bytes of an encoded call.
+pub(super) const CALL_BYTES: usize = size_of::<CallEntry>();
+/// Bytes of a [`ClearToSend`].
+pub(super) const CTS_BYTES: usize = size_of::<ClearToSend>();
+/// Bytes of a [`RecoveryState`].
+pub(super) const RECOVERY_BYTES: usize = size_of::<RecoveryState>();
 
-/// What a write is about. `turn` counts the calls that were announced on the link.
+/// A call has its own cache line.
+const CALL_STRIDE: usize = 64;
+const RECOVERY_STRIDE: usize = 128;
+const EAGER_STRIDE: usize = CALL_STRIDE + MAX_EAGER_BYTES;
+
+/// Message numbers in immediate data are modulo this; windows are far smaller.
+pub(super) const MESSAGE_NUMBERS: u64 = 1 << 27;
+
+/// What a write is about, as its immediate data says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImmKind {
-    /// The peer's call of this turn is on the board.
+    /// The sender's call of this epoch is in the control buffer.
     Call,
-    /// The same, and the call's first message lies behind it.
+    /// As `Call`, followed by the call's first message.
     EagerCall,
-    /// This message is on the board.
+    /// The message with this number is in the control buffer.
     Eager(u64),
-    /// Landings are known, of as many messages below this one as there are grants in the write.
+    /// The write carries the CTS entries of the last messages below this number.
     Cts(u64),
-    /// This message is where its grant said.
+    /// The message with this number is where its CTS entry says.
     Data(u64),
-    /// What the peer knows, now that this queue pair is broken, is on the board.
+    /// The sender's recovery state for this queue pair, which is broken, is in the control buffer.
     Recovery(usize),
-    /// The peer is there.
+    /// The sender can write over this queue pair.
     Hello,
-    /// The peer makes no more calls.
+    /// The sender makes no more calls.
     Bye,
 }
 
-/// Numbers of messages on the wire are modulo this; windows are far smaller.
-pub(super) const MESSAGE_NUMBERS: u64 = 1 << 27;
+/// The immediate data of an RDMA write: 3 bits of kind, 2 bits of epoch, 27 bits of number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ImmData {
+    /// What the write is about.
+    pub kind: ImmKind,
+    /// The epoch, which counts the calls announced on the link. Modulo 4 once unpacked.
+    pub epoch: u64,
+}
 
-impl ImmKind {
-    /// Packs the word with the turn that it belongs to.
-    pub(super) fn pack(self, epoch: u64) -> u32 {
-        let (kind, number) = match self {
-            Self::Call => (0, 0),
-            Self::EagerCall => (1, 0),
-            Self::Eager(number) => (2, number),
-            Self::Cts(number) => (3, number),
-            Self::Data(number) => (4, number),
-            Self::Recovery(qp) => (5, qp as u64),
-            Self::Hello => (6, 0),
-            Self::Bye => (7, 0),
+impl ImmData {
+    /// The 32 bits.
+    pub(super) fn pack(self) -> u32 {
+        let (kind, number) = match self.kind {
+            ImmKind::Call => (0, 0),
+            ImmKind::EagerCall => (1, 0),
+            ImmKind::Eager(number) => (2, number),
+            ImmKind::Cts(number) => (3, number),
+            ImmKind::Data(number) => (4, number),
+            ImmKind::Recovery(qp) => (5, qp as u64),
+            ImmKind::Hello => (6, 0),
+            ImmKind::Bye => (7, 0),
         };
-        kind << 29 | ((epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
+        kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
     }
 
-    /// The word, and its turn modulo 4.
-    pub(super) fn unpack(bits: u32) -> (Self, u64) {
+    /// What the 32 bits mean. Every value means something.
+    pub(super) fn unpack(bits: u32) -> Self {
         let number = u64::from(bits) % MESSAGE_NUMBERS;
-        let word = match bits >> 29 {
-            0 => Self::Call,
-            1 => Self::EagerCall,
-            2 => Self::Eager(number),
-            3 => Self::Cts(number),
-            4 => Self::Data(number),
-            5 => Self::Recovery(number as usize),
-            6 => Self::Hello,
-            _ => Self::Bye,
+        let kind = match bits >> 29 {
+            0 => ImmKind::Call,
+            1 => ImmKind::EagerCall,
+            2 => ImmKind::Eager(number),
+            3 => ImmKind::Cts(number),
+            4 => ImmKind::Data(number),
+            5 => ImmKind::Recovery(number as usize),
+            6 => ImmKind::Hello,
+            _ => ImmKind::Bye,
         };
-        (word, u64::from(bits >> 27 & 3))
+        Self { kind, epoch: u64::from(bits >> 27 & 3) }
     }
 }
 
-/// The number that is `low` modulo [`MESSAGE_NUMBERS`] and nearest above `from`.
+/// The smallest number from `from` on that is `low` modulo [`MESSAGE_NUMBERS`].
 pub(super) fn widen(low: u64, from: u64) -> u64 {
     from + low.wrapping_sub(from) % MESSAGE_NUMBERS
 }
 
-/// Where a message may be written, by whom is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A receiver's permission to write one message, and a credit for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(super) struct ClearToSend {
-    pub address: u64,
-    pub len: u32,
-    /// By rail of the rank that grants.
-    pub keys: [u32; MAX_RAILS],
+    /// Address of the destination, in the receiver's memory.
+    pub address: U64,
+    /// Bytes of the message.
+    pub len: U32,
+    reserved: U32,
+    /// Remote keys of the destination, by the receiver's rail.
+    pub keys: [U32; MAX_RAILS],
 }
 
 impl ClearToSend {
-    pub(super) fn to_words(self) -> [u64; CTS_WORDS] {
-        let mut words = [0; CTS_WORDS];
-        words[0] = self.address;
-        words[1] = self.len.into();
-        for (rail, key) in self.keys.into_iter().enumerate() {
-            words[2 + rail / 2] |= u64::from(key) << (32 * (rail % 2));
-        }
-        words
-    }
-
-    pub(super) fn from_words(words: [u64; CTS_WORDS]) -> Self {
-        let keys = std::array::from_fn(|rail| (words[2 + rail / 2] >> (32 * (rail % 2))) as u32);
-        Self { address: words[0], len: words[1] as u32, keys }
+    /// Permission to write `len` bytes to `address`.
+    pub(super) fn new(address: u64, len: u32, keys: [u32; MAX_RAILS]) -> Self {
+        Self { address: address.into(), len: len.into(), reserved: U32::ZERO, keys: keys.map(U32::new) }
     }
 }
 
-/// What has come of a call's messages at one end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Which writes of one epoch have arrived at one end, as selective acknowledgements (SACK) of TCP report it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(super) struct DeliveryReport {
-    /// The peer's call.
-    pub call_received: bool,
-    /// Grants: of all messages below this one, and of those from it on the ones whose bit is set.
-    pub cts_base: u64,
-    pub cts_bits: u64,
-    /// Which messages came by the board.
-    pub eager: u64,
-    /// All messages below this one, and of those from it on the ones whose bit is set.
-    pub recvs_completed: u64,
-    pub filled_bits: u64,
+    /// Not 0 if the peer's call has arrived.
+    pub call_received: U64,
+    /// CTS entries have arrived for all messages below this number,
+    pub cts_base: U64,
+    /// and for those from `cts_base` on whose bit is set.
+    pub cts_bits: U64,
+    /// Eager messages that have arrived, by bit.
+    pub eager_bits: U64,
+    /// All messages below this number have arrived,
+    pub received_base: U64,
+    /// and those from `received_base` on whose bit is set.
+    pub received_bits: U64,
 }
 
 impl DeliveryReport {
-    /// Whether this message has come where it was granted.
-    pub(super) fn has(&self, message: u64) -> bool {
-        is_in(message, self.recvs_completed, self.filled_bits)
+    /// Whether the peer's call has arrived.
+    pub(super) fn has_call(&self) -> bool {
+        self.call_received != U64::ZERO
     }
 
-    /// Whether it is known where this message shall go.
+    /// Whether this eager message has arrived.
+    pub(super) fn has_eager(&self, message: u64) -> bool {
+        self.eager_bits.get() >> message & 1 == 1
+    }
+
+    /// Whether this message has arrived at its destination.
+    pub(super) fn has_message(&self, message: u64) -> bool {
+        contains(message, self.received_base, self.received_bits)
+    }
+
+    /// Whether the CTS entry for this message has arrived.
     pub(super) fn has_cts(&self, message: u64) -> bool {
-        is_in(message, self.cts_base, self.cts_bits)
+        contains(message, self.cts_base, self.cts_bits)
     }
 }
 
-/// Whether a number is one of all below `from`, and of those from it on whose bit is set.
-fn is_in(number: u64, from: u64, bits: u64) -> bool {
-    let place = number.wrapping_sub(from);
-    number < from || (place < 64 && bits >> place & 1 == 1)
+/// Whether `number` is below `base`, or at or above it with its bit set.
+fn contains(number: u64, base: U64, bits: U64) -> bool {
+    let bit = number.wrapping_sub(base.get());
+    number < base.get() || (bit < 64 && bits.get() >> bit & 1 == 1)
 }
 
-/// All that a rank knows of a link: of its own turn, and of the next, of which something may have come early.
-/// By parity of the turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What has arrived at one end of a link: of the current epoch, and of the next, whose first writes may arrive
+/// early.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(super) struct RecoveryState {
-    pub epoch: u64,
+    /// The current epoch.
+    pub epoch: U64,
+    /// By parity of the epoch.
     pub reports: [DeliveryReport; 2],
 }
 
 impl RecoveryState {
-    pub(super) fn to_words(self) -> [u64; RECOVERY_WORDS] {
-        let mut words = [0; RECOVERY_WORDS];
-        words[0] = self.epoch;
-        for (parity, reports) in self.reports.into_iter().enumerate() {
-            let DeliveryReport { call_received, cts_base, cts_bits, eager, recvs_completed, filled_bits } =
-                reports;
-            let reports = [u64::from(call_received), cts_base, cts_bits, eager, recvs_completed, filled_bits];
-            words[1 + 6 * parity..7 + 6 * parity].copy_from_slice(&reports);
-        }
-        words
-    }
-
-    pub(super) fn from_words(words: [u64; RECOVERY_WORDS]) -> Self {
-        let reports = |parity: usize| {
-            let at = 1 + 6 * parity;
-            DeliveryReport {
-                call_received: words[at] != 0,
-                cts_base: words[at + 1],
-                cts_bits: words[at + 2],
-                eager: words[at + 3],
-                recvs_completed: words[at + 4],
-                filled_bits: words[at + 5],
+    /// The report for an epoch; `None` if that epoch is over, so that all of it has arrived.
+    pub(super) fn report(&self, epoch: u64) -> Option<DeliveryReport> {
+        let current = self.epoch.get();
+        (epoch >= current).then(|| {
+            if epoch > current.saturating_add(1) {
+                DeliveryReport::default()
+            } else {
+                self.reports[parity(epoch)]
             }
-        };
-        Self { epoch: words[0], reports: [reports(0), reports(1)] }
-    }
-
-    /// What has come of the calls of this turn; `None` if that turn is over.
-    pub(super) fn of(&self, epoch: u64) -> Option<DeliveryReport> {
-        (epoch >= self.epoch).then(|| {
-            if epoch > self.epoch + 1 { DeliveryReport::default() } else { self.reports[parity(epoch)] }
         })
     }
 }
 
-/// Which of two places a turn has.
+/// Which of two alternating places belongs to an epoch: 0 or 1.
 pub(super) fn parity(epoch: u64) -> usize {
     (epoch % 2) as usize
 }
 
-/// Where everything is on a board of a link with this many queue pairs.
+/// Offsets of the entries in either side of a control buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlLayout {
+    /// Queue pairs of the link.
     pub qps: usize,
 }
 
 impl ControlLayout {
-    /// Bytes of a board.
+    /// Bytes of one side.
     pub(super) fn bytes(self) -> usize {
         (self.recovery(self.qps)).next_multiple_of(4096)
     }
 
-    /// The call that stands alone.
+    /// The call of an epoch, if it is sent without a message.
     pub(super) fn call(self, epoch: u64) -> usize {
-        parity(epoch) * CALL_BYTES
+        parity(epoch) * CALL_STRIDE
     }
 
-    /// The place of a short message: a call's, then the message's.
+    /// The entry of an eager message: room for the call, then the message.
     pub(super) fn eager(self, epoch: u64, message: u64) -> usize {
-        2 * CALL_BYTES + (parity(epoch) * EAGER_MESSAGES as usize + message as usize) * EAGER_PLACE
+        2 * CALL_STRIDE + (parity(epoch) * EAGER_MESSAGES as usize + message as usize) * EAGER_STRIDE
     }
 
-    /// Where the message itself begins.
+    /// The first byte of an eager message.
     pub(super) fn eager_bytes(self, epoch: u64, message: u64) -> usize {
-        self.eager(epoch, message) + CALL_BYTES
+        self.eager(epoch, message) + CALL_STRIDE
     }
 
+    /// The CTS entry of a message.
     pub(super) fn cts(self, epoch: u64, message: u64) -> usize {
-        let place = parity(epoch) * WINDOW + message as usize % WINDOW;
-        self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * EAGER_PLACE + place * CTS_BYTES
+        let index = parity(epoch) * WINDOW + message as usize % WINDOW;
+        self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * EAGER_STRIDE + index * CTS_BYTES
     }
 
+    /// The recovery state for a queue pair.
     pub(super) fn recovery(self, qp: usize) -> usize {
-        self.eager(0, 0)
-            + 2 * EAGER_MESSAGES as usize * EAGER_PLACE
-            + 2 * WINDOW * CTS_BYTES
-            + qp * RECOVERY_BYTES
+        let cts_end = self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * EAGER_STRIDE + 2 * WINDOW * CTS_BYTES;
+        cts_end + qp * RECOVERY_STRIDE
     }
 }
 
@@ -247,8 +252,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_survive_packing() {
-        for word in [
+    fn immediate_data_survives_packing() {
+        for kind in [
             ImmKind::Call,
             ImmKind::EagerCall,
             ImmKind::Eager(3),
@@ -259,13 +264,14 @@ mod tests {
             ImmKind::Bye,
         ] {
             for epoch in 0..9 {
-                assert_eq!(ImmKind::unpack(word.pack(epoch)), (word, epoch % 4));
+                let unpacked = ImmData::unpack(ImmData { kind, epoch }.pack());
+                assert_eq!(unpacked, ImmData { kind, epoch: epoch % 4 });
             }
         }
     }
 
     #[test]
-    fn numbers_go_on_where_the_wire_begins_anew() {
+    fn message_numbers_widen_across_the_wrap_around() {
         for from in [0, 5, MESSAGE_NUMBERS - 3, 7 * MESSAGE_NUMBERS - 1] {
             for ahead in [0, 1, 40] {
                 assert_eq!(widen((from + ahead) % MESSAGE_NUMBERS, from), from + ahead);
@@ -274,46 +280,56 @@ mod tests {
     }
 
     #[test]
-    fn grants_and_knowledge_survive_packing() {
-        let cts = ClearToSend {
-            address: u64::MAX - 1,
-            len: 5,
-            keys: std::array::from_fn(|rail| u32::MAX - rail as u32),
-        };
-        assert_eq!(ClearToSend::from_words(cts.to_words()), cts);
-        let reports = DeliveryReport {
-            call_received: true,
-            cts_base: 1,
-            cts_bits: 5,
-            eager: 2,
-            recvs_completed: 3,
-            filled_bits: 4,
-        };
-        let recovery = RecoveryState {
-            epoch: 9,
-            reports: [reports, DeliveryReport { call_received: false, cts_base: 7, ..reports }],
-        };
-        assert_eq!(RecoveryState::from_words(recovery.to_words()), recovery);
-        assert_eq!(recovery.of(8), None);
-        assert_eq!(recovery.of(10), Some(reports));
-        assert!(reports.has(2) && !reports.has(3) && !reports.has(4) && reports.has(5) && !reports.has(99));
-        assert!(reports.has_cts(1) && !reports.has_cts(2) && reports.has_cts(3));
+    fn control_entries_have_their_wire_format() {
+        let cts = ClearToSend::new(0x0102_0304_0506_0708, 5, std::array::from_fn(|rail| rail as u32 + 1));
+        let bytes = cts.as_bytes();
+        assert_eq!(bytes.len(), 48);
+        assert_eq!(bytes[..20], [8, 7, 6, 5, 4, 3, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(ClearToSend::read_from_bytes(bytes), Ok(cts));
+        let state = RecoveryState { epoch: U64::new(9), ..RecoveryState::default() };
+        let bytes = state.as_bytes();
+        assert_eq!((bytes.len(), bytes[0]), (104, 9));
+        assert_eq!(RecoveryState::read_from_bytes(bytes), Ok(state));
     }
 
     #[test]
-    fn places_do_not_overlap() {
+    fn delivery_reports_list_what_has_arrived() {
+        let [one, two, three, four, five, seven] = [1, 2, 3, 4, 5, 7].map(U64::new);
+        let report = DeliveryReport {
+            call_received: one,
+            cts_base: one,
+            cts_bits: five,
+            eager_bits: two,
+            received_base: three,
+            received_bits: four,
+        };
+        let other = DeliveryReport { call_received: U64::ZERO, cts_base: seven, ..report };
+        let state = RecoveryState { epoch: U64::new(9), reports: [report, other] };
+        assert_eq!(state.report(8), None);
+        assert_eq!(state.report(9), Some(other));
+        assert_eq!(state.report(10), Some(report));
+        assert_eq!(state.report(11), Some(DeliveryReport::default()));
+        assert!(report.has_call() && !other.has_call());
+        assert!(!report.has_eager(0) && report.has_eager(1));
+        let messages = [2, 3, 4, 5, 99].map(|message| report.has_message(message));
+        assert_eq!(messages, [true, false, false, true, false]);
+        assert_eq!([1, 2, 3].map(|message| report.has_cts(message)), [true, false, true]);
+    }
+
+    #[test]
+    fn control_entries_do_not_overlap() {
         let layout = ControlLayout { qps: 3 };
-        let mut places = Vec::new();
+        let mut entries = Vec::new();
         for epoch in 0..2 {
-            places.push((layout.call(epoch), CALL_WORDS * WORD));
-            places.extend((0..EAGER_MESSAGES).map(|message| (layout.eager(epoch, message), EAGER_PLACE)));
-            places.extend((0..WINDOW as u64).map(|message| (layout.cts(epoch, message), CTS_BYTES)));
+            entries.push((layout.call(epoch), CALL_BYTES));
+            entries.extend((0..EAGER_MESSAGES).map(|message| (layout.eager(epoch, message), EAGER_STRIDE)));
+            entries.extend((0..WINDOW as u64).map(|message| (layout.cts(epoch, message), CTS_BYTES)));
         }
-        places.extend((0..3).map(|qp| (layout.recovery(qp), RECOVERY_WORDS * WORD)));
-        places.sort_unstable();
-        assert!(places.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{places:?}");
-        let (last, len) = places.last().expect("places");
+        entries.extend((0..3).map(|qp| (layout.recovery(qp), RECOVERY_BYTES)));
+        entries.sort_unstable();
+        assert!(entries.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{entries:?}");
+        let (last, len) = entries.last().expect("entries");
         assert!(last + len <= layout.bytes());
-        assert!(places.iter().all(|(at, _)| at % WORD == 0));
+        assert!(entries.iter().all(|(at, _)| at % 8 == 0), "aligned to 8 bytes: {entries:?}");
     }
 }

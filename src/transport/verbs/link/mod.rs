@@ -1,139 +1,51 @@
-//! The link to one peer: what is written next, over which queue pair, and what a completion means.
+//! The protocol of the link to one peer: what is written next, over which queue pair, and what a completion means.
 //!
-//! Owns the order of a link's messages and all that both ends know of it. Does no I/O: [`Link::next_request`] says
-//! what to post, the `sent`, `received` and `failed` methods are told what became of it. Must not know devices, and
-//! touches no memory but its boards.
+//! Owns the order of a link's messages and the state that both ends share. Does no I/O: [`Link::next_request`]
+//! returns what to post; `write_completed`, `received` and `write_failed` take the outcomes. Must not know devices, and accesses no
+//! memory but the control buffer and the destinations of eager messages.
 //!
-//! A message goes one of two ways. The first few of a call, if short, are **eager**: written to the peer's board at
-//! once, the very first together with the call. All others wait for a **grant**, by which the receiver says where
-//! the message shall land, and are written right there. Grants run ahead of the messages by a window, so a grant is
-//! a credit too: no more can come than there is room and a posted receive for. Both ends know from number and
-//! length which way a message goes.
+//! A message takes one of two ways. The first few of a call, if short, are **eager**: written to the peer's control
+//! buffer at once, the very first together with the call. All others wait for **clear-to-send** (CTS), the receiver's
+//! permission with the destination, and are written there directly. CTS run ahead of the messages by a window, so a
+//! CTS is a credit too: no message arrives without memory and a posted receive for it. Both ends derive from number
+//! and length which way a message takes.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `mod` | what goes out |
-//! | `incoming` | what comes in |
-//! | `recovery` | what happens when a queue pair breaks, or when a rank leaves |
+//! | `mod` | sending, and what the caller sees |
+//! | `receive` | what an arrived write means |
+//! | `recovery` | broken queue pairs, and ranks that leave |
+//! | `send_state`, `recv_state` | one epoch's messages in each direction |
+//! | `qp_state` | one queue pair's requests in flight |
+//! | `request` | the writes to be posted |
 
-mod incoming;
+mod qp_state;
+mod receive;
 mod recovery;
+mod recv_state;
+mod request;
+mod send_state;
 #[cfg(test)]
 mod tests;
 
+pub(super) use qp_state::{RECV_DEPTH, SEND_DEPTH};
+pub(super) use request::{LinkRequest, Payload};
+
 use super::control_buffer::ControlBuffer;
 use super::registry::RegisteredMemory;
-use super::wire::{ClearToSend, EAGER_MESSAGES, ImmKind, MAX_EAGER_BYTES, MAX_RAILS, WINDOW, parity};
+use super::wire::{ClearToSend, ImmData, ImmKind, MAX_RAILS, RecoveryState, WINDOW, parity};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
 use crate::transport::{Event, Events};
-use incoming::RecvState;
-use recovery::QpState;
+use qp_state::QpState;
+use recv_state::RecvState;
+use request::RequestKind;
+use send_state::{OutgoingMessage, SendState, is_eager};
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// Requests that a queue pair takes. A call has at most a window of data and of grants, the short messages, the call
-/// itself; the rest is for what must be said when another pair breaks.
-pub(super) const SEND_DEPTH: usize = 2 * WINDOW + EAGER_MESSAGES as usize + 28;
-
-/// Writes of the peer's that may come over one queue pair before this rank looks: all of a call, and of the next.
-pub(super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
-
-/// What a request was about, so that it can be made again over another queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestKind {
-    Call { epoch: u64 },
-    EagerCall { epoch: u64, len: usize },
-    Eager { epoch: u64, message: u64, len: usize },
-    Cts { epoch: u64, from: u64, to: u64 },
-    Data { epoch: u64, message: u64 },
-    Recovery { qp: usize },
-    Hello,
-    Bye,
-    Probe,
-}
-
-impl RequestKind {
-    /// Whether somebody waits for its completion.
-    fn needs_completion(self) -> bool {
-        !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Cts { .. })
-    }
-
-    /// Whether the peer must get it, over whichever queue pair.
-    fn must_arrive(self) -> bool {
-        !matches!(self, Self::Hello | Self::Probe)
-    }
-}
-
-/// What a request writes.
-#[derive(Clone, Debug)]
-pub(super) enum Payload {
-    Nothing,
-    /// This stretch of the outbox, to the same place of the peer's inbox.
-    ControlBuffer {
-        offset: usize,
-        len: usize,
-    },
-    /// A message, to where the peer granted it, under the key of its rail.
-    Message {
-        piece: Piece,
-        region: Arc<RegisteredMemory>,
-        address: u64,
-        key: u32,
-    },
-}
-
-/// An RDMA write that shall be posted.
-#[derive(Clone, Debug)]
-pub(super) struct LinkRequest {
-    pub qp: usize,
-    /// Its number on its queue pair.
-    pub serial: u32,
-    /// What the peer is told; nothing for a probe, which the peer does not notice.
-    pub imm: Option<u32>,
-    pub payload: Payload,
-    /// Whether somebody waits for its completion.
-    pub needs_completion: bool,
-}
-
-/// A message on its way out.
-#[derive(Debug)]
-struct OutgoingMessage {
-    piece: Piece,
-    /// None for an eager one.
-    region: Option<Arc<RegisteredMemory>>,
-    /// Whether its bytes may change.
-    done: bool,
-}
-
-/// What this rank sends in one turn.
-#[derive(Debug, Default)]
-struct SendState {
-    call: Option<Call>,
-    call_posted: bool,
-    /// Messages handed over, those of them that were put on a queue pair, and those reported as sent.
-    posted: u64,
-    next: u64,
-    sent: u64,
-    messages: [Option<OutgoingMessage>; WINDOW],
-}
-
-impl SendState {
-    fn restart(&mut self, call: Call) {
-        (self.call, self.call_posted) = (Some(call), false);
-        (self.posted, self.next, self.sent) = (0, 0, 0);
-    }
-
-    fn is_on_gpu(&self) -> bool {
-        self.call.is_some_and(|call| call.on_gpu)
-    }
-
-    fn message(&mut self, number: u64) -> &mut OutgoingMessage {
-        self.messages[number as usize % WINDOW].as_mut().expect("the message is within the window")
-    }
-}
+use zerocopy::little_endian::U64;
 
 /// The link to one peer.
 #[derive(Debug)]
@@ -141,33 +53,29 @@ pub(super) struct Link {
     pub peer: Rank,
     control: ControlBuffer,
     pub qps: Vec<QpState>,
-    /// The call that this rank is in.
+    /// Sequence number of this rank's current call.
     sequence: u64,
     /// How many calls this rank has announced on this link. A peer is at most one ahead.
     epoch: u64,
-    /// Whether the call that this rank is in was announced here.
+    /// Whether this rank's current call was announced on this link.
     announced: bool,
-    outgoing: [SendState; 2],
-    incoming: [RecvState; 2],
-    /// What must be written anew, oldest first.
+    /// By parity of the epoch.
+    send_states: [SendState; 2],
+    recv_states: [RecvState; 2],
+    /// What must be written again, oldest first.
     retransmits: VecDeque<RequestKind>,
-    /// Queue pairs over which the peer has said hello, by bit.
+    /// Queue pairs over which the peer's hello arrived, by bit.
     hellos: u64,
-    /// Whether this rank is to say that it makes no more calls.
+    /// Whether the goodbye of this rank must be sent.
     bye_due: bool,
-    /// How often this rank has looked since the peer said that it makes no more calls.
+    /// How often this rank found something missing since the peer's goodbye arrived; `None` before.
     polls_since_bye: Option<u32>,
+    /// Why the link is unusable.
     failure: Option<Error>,
 }
 
-/// Whether a message goes by the board, in a call that is `on_gpu` or not. The board is the host's: what is on a GPU goes
-/// there without it.
-fn is_eager(on_gpu: bool, message: u64, len: usize) -> bool {
-    !on_gpu && message < EAGER_MESSAGES && len <= MAX_EAGER_BYTES
-}
-
 impl Link {
-    /// A link to `peer` with a queue pair for each of these rails of this rank's and the peer's.
+    /// A link to `peer` with a queue pair for each of these rails (this rank's, the peer's).
     pub(super) fn new(peer: Rank, control: ControlBuffer, rails: &[(usize, usize)]) -> Self {
         Self {
             peer,
@@ -176,8 +84,8 @@ impl Link {
             sequence: 0,
             epoch: 0,
             announced: false,
-            outgoing: Default::default(),
-            incoming: Default::default(),
+            send_states: Default::default(),
+            recv_states: Default::default(),
             retransmits: VecDeque::with_capacity(SEND_DEPTH),
             hellos: 0,
             bye_due: false,
@@ -186,68 +94,76 @@ impl Link {
         }
     }
 
-    /// An error if the link cannot be used any more.
+    /// Fails if the link is unusable.
     pub(super) fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Begins a call of this rank, which may or may not go over this link.
+    /// Begins a call of this rank, which may or may not use this link.
     pub(super) fn begin(&mut self, sequence: u64) {
         self.sequence = sequence;
         self.announced = false;
     }
 
-    /// Whether messages are under way, so that pieces are held.
+    /// Whether messages are in flight, so that the link holds memory of the caller.
     pub(super) fn is_busy(&self) -> bool {
         self.in_flight() != (0, 0)
     }
 
-    /// Whether the call that this rank is in still waits for something of the peer's.
+    /// Whether this rank's current call still waits for the peer.
     pub(super) fn needs_peer(&self) -> bool {
-        self.announced && (self.in_flight().0 > 0 || self.incoming[parity(self.epoch)].is_incomplete())
+        self.announced && (self.in_flight().0 > 0 || self.recv_states[parity(self.epoch)].is_incomplete())
     }
 
-    /// How many messages are under way: to the peer, and from it.
+    /// How many messages are in flight: to the peer, and receives posted for the peer's.
     pub(super) fn in_flight(&self) -> (u64, u64) {
-        let outgoing = &self.outgoing[parity(self.epoch)];
-        (outgoing.posted - outgoing.sent, self.incoming[parity(self.epoch)].outstanding())
+        let send = &self.send_states[parity(self.epoch)];
+        (send.queued - send.reported, self.recv_states[parity(self.epoch)].outstanding())
     }
 
-    /// Tells the peer what this rank calls.
+    /// Announces this rank's current call to the peer.
+    ///
+    /// # Errors
+    /// Why the link is unusable.
     pub(super) fn announce(&mut self, call: &Call) -> Result<()> {
         self.check()?;
         self.epoch += 1;
         self.announced = true;
-        self.outgoing[parity(self.epoch)].restart(*call);
-        self.incoming[parity(self.epoch)].begin(call.on_gpu);
-        // What comes early from now on is of the turn after this.
-        self.incoming[parity(self.epoch + 1)].restart();
+        self.send_states[parity(self.epoch)].restart(*call);
+        self.recv_states[parity(self.epoch)].begin(call.on_gpu);
+        // Writes that arrive early from now on belong to the next epoch.
+        self.recv_states[parity(self.epoch + 1)].restart();
         Ok(())
     }
 
-    /// Whether the next message goes by the board, so that its memory need not be registered.
+    /// Whether the next message is eager at this length, so that its memory need not be registered.
     pub(super) fn sends_eagerly(&self, len: usize) -> bool {
-        let outgoing = &self.outgoing[parity(self.epoch)];
-        is_eager(outgoing.is_on_gpu(), outgoing.posted, len)
+        self.send_states[parity(self.epoch)].next_is_eager(len)
     }
 
-    /// Takes the next message; unless it is eager, with the region that it lies in.
+    /// Queues the next message. Unless it is eager, `region` is the registered memory that contains it.
+    ///
+    /// # Errors
+    /// Why the link is unusable.
     pub(super) fn send(&mut self, piece: Piece, region: Option<Arc<RegisteredMemory>>) -> Result<()> {
         self.check()?;
         let epoch = self.epoch;
-        let outgoing = &mut self.outgoing[parity(epoch)];
-        let number = outgoing.posted;
-        if is_eager(outgoing.is_on_gpu(), number, piece.len()) {
+        let send = &mut self.send_states[parity(epoch)];
+        let number = send.queued;
+        if send.next_is_eager(piece.len()) {
             self.control.write_eager(epoch, number, piece);
         }
-        outgoing.messages[number as usize % WINDOW] = Some(OutgoingMessage { piece, region, done: false });
-        outgoing.posted += 1;
+        send.messages[number as usize % WINDOW] = Some(OutgoingMessage { piece, region, done: false });
+        send.queued += 1;
         Ok(())
     }
 
-    /// The next write to be posted, if there is one now.
+    /// The next write to post, if there is one now.
+    ///
+    /// # Errors
+    /// `Disagreement` if the peer expects a message of another length.
     pub(super) fn next_request(&mut self) -> Result<Option<LinkRequest>> {
-        if let Some(kind) = self.retransmits.front().copied().or_else(|| self.due_bye()) {
+        if let Some(kind) = self.retransmits.front().copied().or_else(|| self.next_bye()) {
             let Some(qp) = self.qp_for(kind) else { return Ok(None) };
             if self.retransmits.pop_front().is_none() {
                 self.bye_due = false;
@@ -261,26 +177,23 @@ impl Link {
         self.request(qp, kind).map(Some)
     }
 
-    /// What is due next, and the queue pair for it; counts it as told.
+    /// What the current epoch must write next, and the queue pair for it. Counts it as posted.
     fn next_new_request(&mut self) -> Result<Option<(RequestKind, usize)>> {
         let epoch = self.epoch;
-        let (outgoing, incoming) = (&self.outgoing[parity(epoch)], &mut self.incoming[parity(epoch)]);
-        let kind = if !outgoing.call_posted {
-            match (outgoing.posted, &outgoing.messages[0]) {
-                (1.., Some(first)) if is_eager(outgoing.is_on_gpu(), 0, first.piece.len()) => {
-                    RequestKind::EagerCall { epoch, len: first.piece.len() }
-                }
-                _ => RequestKind::Call { epoch },
+        let (send, recv) = (&mut self.send_states[parity(epoch)], &mut self.recv_states[parity(epoch)]);
+        let kind = if !send.call_posted {
+            match send.eager_first() {
+                Some(len) => RequestKind::EagerCall { epoch, len },
+                None => RequestKind::Call { epoch },
             }
-        } else if let Some((from, to)) = incoming.pending_cts() {
+        } else if let Some((from, to)) = recv.pending_cts() {
             RequestKind::Cts { epoch, from, to }
-        } else if outgoing.next < outgoing.posted {
-            let message = outgoing.next;
-            let outgoing = &mut self.outgoing[parity(epoch)];
-            let len = outgoing.message(message).piece.len();
-            if is_eager(outgoing.is_on_gpu(), message, len) {
+        } else if send.posted < send.queued {
+            let message = send.posted;
+            let len = send.message(message).piece.len();
+            if is_eager(send.is_on_gpu(), message, len) {
                 RequestKind::Eager { epoch, message, len }
-            } else if incoming.is_clear_to_send() {
+            } else if recv.is_clear_to_send() {
                 RequestKind::Data { epoch, message }
             } else {
                 return Ok(None);
@@ -289,27 +202,27 @@ impl Link {
             return Ok(None);
         };
         let Some(qp) = self.qp_for(kind) else { return Ok(None) };
-        let (outgoing, incoming) = (&mut self.outgoing[parity(epoch)], &mut self.incoming[parity(epoch)]);
-        outgoing.call_posted |= matches!(kind, RequestKind::Call { .. } | RequestKind::EagerCall { .. });
+        let (send, recv) = (&mut self.send_states[parity(epoch)], &mut self.recv_states[parity(epoch)]);
+        send.call_posted |= matches!(kind, RequestKind::Call { .. } | RequestKind::EagerCall { .. });
         if let RequestKind::EagerCall { .. } | RequestKind::Eager { .. } | RequestKind::Data { .. } = kind {
-            let message = outgoing.next;
-            outgoing.next += 1;
-            incoming.consume_credit();
+            let message = send.posted;
+            send.posted += 1;
+            recv.consume_credit();
             if let RequestKind::Data { .. } = kind {
                 self.check_cts_len(epoch, message)?;
             } else {
-                // The board has it.
-                outgoing.message(message).done = true;
+                // Its bytes are in the control buffer.
+                send.message(message).done = true;
             }
         } else if let RequestKind::Cts { to, .. } = kind {
-            incoming.mark_cts_sent(to);
+            recv.mark_cts_sent(to);
         }
         Ok(Some((kind, qp)))
     }
 
     fn check_cts_len(&mut self, epoch: u64, message: u64) -> Result<()> {
-        let expected = self.control.read_cts(epoch, message).len as usize;
-        let len = self.outgoing[parity(epoch)].message(message).piece.len();
+        let expected = self.control.read_cts(epoch, message).len.get() as usize;
+        let len = self.send_states[parity(epoch)].message(message).piece.len();
         if expected == len {
             return Ok(());
         }
@@ -318,9 +231,9 @@ impl Link {
         )))
     }
 
-    /// The queue pair that something goes over, if one has room. Messages go where the fewest bytes are waiting, so
-    /// each rail carries what it can, and in turn where that is equal; all else goes over the first pair that lives,
-    /// so that it stays in order.
+    /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that
+    /// each rail carries what it can, and alternate between equals. Everything else uses the first that is alive, so
+    /// that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
         let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_alive());
         let chosen = match kind {
@@ -330,150 +243,163 @@ impl Link {
         chosen.filter(|(_, qp)| qp.has_room()).map(|(number, _)| number)
     }
 
-    /// Makes a request of what shall be told, and notes that it is under way.
+    /// Makes a request and records it as in flight.
     fn request(&mut self, qp: usize, kind: RequestKind) -> Result<LinkRequest> {
-        let control = |(offset, len)| Payload::ControlBuffer { offset, len };
         let (imm, epoch, payload) = match kind {
             RequestKind::Call { epoch } => {
-                let call = self.outgoing[parity(epoch)].call.expect("a turn has a call");
-                (Some(ImmKind::Call), epoch, control(self.control.write_call(epoch, &call)))
+                let call = self.send_states[parity(epoch)].call.expect("an epoch has a call");
+                (Some(ImmKind::Call), epoch, Payload::Control(self.control.write_call(epoch, &call)))
             }
             RequestKind::EagerCall { epoch, len } => {
-                let call = self.outgoing[parity(epoch)].call.expect("a turn has a call");
-                (Some(ImmKind::EagerCall), epoch, control(self.control.write_eager_call(epoch, &call, len)))
+                let call = self.send_states[parity(epoch)].call.expect("an epoch has a call");
+                let range = self.control.write_eager_call(epoch, &call, len);
+                (Some(ImmKind::EagerCall), epoch, Payload::Control(range))
             }
             RequestKind::Eager { epoch, message, len } => {
-                let at = self.control.layout.eager_bytes(epoch, message);
-                (Some(ImmKind::Eager(message)), epoch, control((at, len)))
+                let offset = self.control.layout.eager_bytes(epoch, message);
+                (Some(ImmKind::Eager(message)), epoch, Payload::Control((offset, len)))
             }
             RequestKind::Cts { epoch, from, to } => {
-                (Some(ImmKind::Cts(to)), epoch, control(self.control.cts_range(epoch, from..to)))
+                let range = self.control.cts_range(epoch, from..to);
+                (Some(ImmKind::Cts(to)), epoch, Payload::Control(range))
             }
             RequestKind::Data { epoch, message } => {
                 let ClearToSend { address, keys, .. } = self.control.read_cts(epoch, message);
-                let key = keys[self.qps[qp].peer_rail];
-                let OutgoingMessage { piece, region, .. } = self.outgoing[parity(epoch)].message(message);
-                let region = region.clone().expect("a message that waits for a grant has a region");
-                (
-                    Some(ImmKind::Data(message)),
-                    epoch,
-                    Payload::Message { piece: *piece, region, address, key },
-                )
+                let key = keys[self.qps[qp].peer_rail].get();
+                let OutgoingMessage { piece, region, .. } = self.send_states[parity(epoch)].message(message);
+                let region = region.clone().expect("a message that is not eager has a region");
+                let payload = Payload::Message { piece: *piece, region, address: address.get(), key };
+                (Some(ImmKind::Data(message)), epoch, payload)
             }
             RequestKind::Recovery { qp } => {
-                let known = self.qps[qp].local_state.expect("a pair is told of when it is quiet");
-                (Some(ImmKind::Recovery(qp)), 0, control(self.control.write_recovery(qp, known)))
+                let state = self.qps[qp].local_state.expect("a recovery state is sent once it is recorded");
+                let range = self.control.write_recovery(qp, state);
+                (Some(ImmKind::Recovery(qp)), 0, Payload::Control(range))
             }
-            RequestKind::Hello => (Some(ImmKind::Hello), 0, Payload::Nothing),
-            RequestKind::Bye => (Some(ImmKind::Bye), 0, Payload::Nothing),
-            RequestKind::Probe => (None, 0, Payload::Nothing),
+            RequestKind::Hello => (Some(ImmKind::Hello), 0, Payload::Empty),
+            RequestKind::Bye => (Some(ImmKind::Bye), 0, Payload::Empty),
+            RequestKind::Probe => (None, 0, Payload::Empty),
         };
         let bytes = match &payload {
             Payload::Message { piece, .. } => piece.len(),
             _ => 0,
         };
         let serial = self.qps[qp].record(kind, bytes as u64);
-        let imm = imm.map(|imm| imm.pack(epoch));
+        let imm = imm.map(|kind| ImmData { kind, epoch }.pack());
         Ok(LinkRequest { qp, serial, imm, payload, needs_completion: kind.needs_completion() })
     }
 
-    /// Says hello over one queue pair.
+    /// A hello over one queue pair.
     pub(super) fn hello(&mut self, qp: usize) -> Result<LinkRequest> {
         self.request(qp, RequestKind::Hello)
     }
 
-    /// A request was carried out, and with it all before it on its queue pair.
+    /// A request succeeded, and with it all before it on its queue pair.
     pub(super) fn write_completed(&mut self, qp: usize, serial: u32) {
-        while let Some(kind) = self.qps[qp].pop_acknowledged(serial) {
+        while let Some(kind) = self.qps[qp].pop_completed(serial) {
             self.complete(kind);
         }
     }
 
-    /// What was to be told has been told.
+    /// What a request wrote has arrived.
     fn complete(&mut self, kind: RequestKind) {
         if let RequestKind::Data { epoch, message } = kind
             && epoch == self.epoch
         {
-            let message = self.outgoing[parity(epoch)].message(message);
+            let message = self.send_states[parity(epoch)].message(message);
             message.done = true;
             message.region = None;
         }
     }
 
-    /// Where the next message of the peer shall land; unless it comes by the board, with the region that it is in
-    /// and the region's keys by rail.
+    /// Posts a receive for the peer's next message. Unless the message is eager, `region` is the registered memory
+    /// that contains the destination, with its remote keys by rail.
+    ///
+    /// # Errors
+    /// Why the link is unusable; `Disagreement` if the message has arrived with another length.
     pub(super) fn post_recv(
         &mut self,
-        piece: Piece,
+        destination: Piece,
         region: Option<Arc<RegisteredMemory>>,
         keys: [u32; MAX_RAILS],
     ) -> Result<()> {
         self.check()?;
         let epoch = self.epoch;
-        let incoming = &mut self.incoming[parity(epoch)];
-        let (message, by_board) = incoming.post_recv(piece, region);
-        if !by_board {
-            let add_credits = ClearToSend { address: piece.as_ptr() as u64, len: piece.len() as u32, keys };
-            self.control.write_cts(epoch, message, add_credits);
+        let (message, eager) = self.recv_states[parity(epoch)].post_recv(destination, region);
+        if !eager {
+            let cts = ClearToSend::new(destination.as_ptr() as u64, destination.len() as u32, keys);
+            self.control.write_cts(epoch, message, cts);
         }
         self.deliver_eager(epoch, message)
     }
 
-    /// Whether the next landing is for a message that comes by the board.
+    /// Whether the next receive is for an eager message at this length, so that its memory need not be registered.
     pub(super) fn receives_eagerly(&self, len: usize) -> bool {
-        self.incoming[parity(self.epoch)].receives_eagerly(len)
+        self.recv_states[parity(self.epoch)].next_is_eager(len)
     }
 
-    /// Reports the peer's call and the messages that are through, in their order.
+    /// Reports the peer's call and the completed messages, in their order.
+    ///
+    /// # Errors
+    /// `Disagreement` if the peer's call is invalid; `PeerLost` if the peer has left and is needed.
     pub(super) fn report(&mut self, events: &mut Events) -> Result<()> {
         let peer = self.peer;
-        // Without this link in the call that this rank is in, what comes is of the next turn; if the peer is not in
-        // a later call, it means another program.
+        // If this rank's current call does not use the link, writes that arrive belong to the next epoch. If the peer
+        // is not in a later call, it runs another program.
         let epoch = if self.announced { self.epoch } else { self.epoch + 1 };
-        if let Some(with_message) = self.incoming[parity(epoch)].unreported_call() {
+        if let Some(with_message) = self.recv_states[parity(epoch)].unreported_call() {
             let Some(call) = self.control.read_call(epoch, with_message) else {
                 return Err(self.disagree("made a call that this version does not know"));
             };
             if self.announced || call.sequence <= self.sequence {
-                self.incoming[parity(epoch)].mark_call_reported();
+                self.recv_states[parity(epoch)].mark_call_reported();
                 events.push_back(Event::PeerEntered { peer, call });
             }
         }
         if !self.announced {
             return Ok(());
         }
-        let outgoing = &mut self.outgoing[parity(self.epoch)];
-        while outgoing.sent < outgoing.next && outgoing.message(outgoing.sent).done {
-            outgoing.sent += 1;
+        let send = &mut self.send_states[parity(self.epoch)];
+        while send.reported < send.posted && send.message(send.reported).done {
+            send.reported += 1;
             events.push_back(Event::SendComplete { peer });
         }
-        // What came over a queue pair that breaks belongs to its device too, until that has let go of everything.
-        while !self.is_draining() && self.incoming[parity(self.epoch)].pop_completed() {
+        // The device of a broken queue pair may still write to what arrived over it, until everything is flushed.
+        while !self.is_draining() && self.recv_states[parity(self.epoch)].pop_completed() {
             events.push_back(Event::RecvComplete { peer });
         }
         self.check_left()
     }
 
-    /// Whether the peer said hello over a queue pair.
+    /// Whether the peer's hello arrived over a queue pair.
     pub(super) fn hello_received(&self, qp: usize) -> bool {
         self.hellos >> qp & 1 == 1
     }
 
-    fn disagree(&mut self, kind: &str) -> Error {
-        self.fail(ErrorKind::Disagreement, kind)
+    /// What of the peer's writes has arrived.
+    fn recovery_state(&self) -> RecoveryState {
+        let [even, odd] = &self.recv_states;
+        RecoveryState {
+            epoch: U64::new(self.epoch),
+            reports: [even.delivery_report(), odd.delivery_report()],
+        }
     }
 
-    fn lose(&mut self, kind: String) -> Error {
-        self.fail(ErrorKind::PeerLost, &kind)
+    fn disagree(&mut self, problem: &str) -> Error {
+        self.fail(ErrorKind::Disagreement, problem)
     }
 
-    /// The link cannot be used any more; the first reason stays.
+    fn lose(&mut self, problem: String) -> Error {
+        self.fail(ErrorKind::PeerLost, &problem)
+    }
+
+    /// Makes the link unusable. The first reason stays.
     fn fail(&mut self, kind: ErrorKind, problem: &str) -> Error {
         let error = Error::new(kind, format!("rank {} {problem}", self.peer)).with_suspect(self.peer);
         self.failure.get_or_insert(error).clone()
     }
 
-    /// The link cannot be used any more, for a reason of this rank's own.
+    /// Makes the link unusable for a reason of this rank.
     pub(super) fn abort(&mut self, error: Error) {
         self.failure.get_or_insert(error);
     }

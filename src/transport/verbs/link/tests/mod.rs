@@ -1,6 +1,6 @@
-//! What a link says and believes, message by message, without devices.
+//! The protocol of a link, message by message, without devices.
 //!
-//! Every order that a fabric may bring about is played in the tests of `peer`.
+//! The tests of `peer` cover every order in which a fabric may deliver.
 
 mod protocol_violations;
 
@@ -8,19 +8,21 @@ use super::*;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
 use crate::transport::verbs::registry::MemoryRegistry;
-use crate::transport::verbs::wire::ControlLayout;
+use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES, MAX_EAGER_BYTES};
 use std::ptr::NonNull;
 
 const KEYS: [u32; MAX_RAILS] = [7; MAX_RAILS];
-/// Too long for the board.
+/// Bytes of a message that is too long to be eager.
 const LONG: usize = MAX_EAGER_BYTES + 1;
 
-/// TwoEnds ends of a link, whose writes the tests carry.
+/// Both ends of a link. The tests deliver their writes.
 struct TwoEnds {
     links: [Link; 2],
     controls: [ControlBuffer; 2],
+    /// The remote side of each control buffer.
     remote: [Piece; 2],
     registry: MemoryRegistry,
+    /// Keeps everything that pieces point into.
     memory: Vec<Vec<u8>>,
 }
 
@@ -43,7 +45,7 @@ impl TwoEnds {
         }
     }
 
-    /// Both ranks begin a call that goes over this link.
+    /// Both ranks begin a call that uses this link.
     fn begin(&mut self, sequence: u64) {
         (0..2).for_each(|me| self.begin_at(me, sequence));
     }
@@ -61,55 +63,55 @@ impl TwoEnds {
         self.links[me].send(source, region).expect("alive");
     }
 
-    /// Where in memory the landing is.
+    /// Posts a receive. Returns the index of its destination in `memory`.
     fn post_recv(&mut self, me: usize, len: usize) -> usize {
         self.memory.push(vec![0; len]);
-        let place = piece(self.memory.last_mut().expect("just pushed"));
+        let destination = piece(self.memory.last_mut().expect("just pushed"));
         let eager = self.links[me].receives_eagerly(len);
-        let region = (!eager).then(|| self.registry.for_receiving(place));
-        self.links[me].post_recv(place, region, KEYS).expect("alive");
+        let region = (!eager).then(|| self.registry.for_receiving(destination));
+        self.links[me].post_recv(destination, region, KEYS).expect("alive");
         self.memory.len() - 1
     }
 
-    /// What a rank would post now.
+    /// The requests that a rank would post now.
     fn requests(&mut self, me: usize) -> Vec<LinkRequest> {
         let link = &mut self.links[me];
         link.recover();
         std::iter::from_fn(|| link.next_request().expect("alive")).collect()
     }
 
-    /// Carries a write to the other end.
+    /// Delivers a write to the other end.
     fn deliver(&mut self, from: usize, request: &LinkRequest) {
         let (source, target) = match &request.payload {
-            Payload::Nothing => (Piece::EMPTY, Piece::EMPTY),
-            Payload::ControlBuffer { offset, len } => {
-                (self.controls[from].local_entry(*offset, *len), self.remote[1 - from].narrow(*offset, *len))
+            Payload::Empty => (Piece::EMPTY, Piece::EMPTY),
+            Payload::Control(range) => {
+                (self.controls[from].local_range(*range), self.remote[1 - from].narrow(range.0, range.1))
             }
             Payload::Message { piece, address, key, .. } => {
                 assert_eq!(*key, 7);
-                let address = NonNull::new(*address as *mut u8).expect("a granted address");
-                // SAFETY: the address was granted, for this length, by a test that keeps the memory.
+                let address = NonNull::new(*address as *mut u8).expect("a CTS with an address");
+                // SAFETY: a CTS gave the address for this length, and the test keeps the memory.
                 (*piece, unsafe { Piece::new(address, piece.len()) })
             }
         };
-        // SAFETY: both are as long, and the tests' own memory.
+        // SAFETY: both have the same length and belong to the test.
         unsafe { target.as_ptr().copy_from_nonoverlapping(source.as_ptr(), source.len()) };
         if let Some(imm) = request.imm {
             let received = self.links[1 - from].received(request.qp, imm, source.len() as u32);
-            received.expect("what a rank writes makes sense");
+            received.expect("a rank keeps to the protocol");
         }
     }
 
-    /// Fills a rank's inbox.
-    fn fill_remote(&mut self, me: usize, mut imm: impl FnMut() -> u64) {
+    /// Fills the remote side of a rank's control buffer with these numbers.
+    fn fill_remote(&mut self, me: usize, mut number: impl FnMut() -> u64) {
         for at in (0..self.remote[me].len()).step_by(8) {
-            let place = self.remote[me].narrow(at, 8);
-            // SAFETY: the place is as long as the word, and the tests' own memory.
-            unsafe { place.as_ptr().cast::<u64>().write_unaligned(imm()) };
+            let to = self.remote[me].narrow(at, 8);
+            // SAFETY: `to` has the size of a `u64` and belongs to the test.
+            unsafe { to.as_ptr().cast::<u64>().write_unaligned(number()) };
         }
     }
 
-    /// Carries all that a rank would post now, and its acknowledgement.
+    /// Delivers all that a rank would post now, and the acknowledgements.
     fn transfer(&mut self, from: usize) {
         for request in self.requests(from) {
             self.deliver(from, &request);
@@ -117,30 +119,32 @@ impl TwoEnds {
         }
     }
 
+    /// The events that a rank's link reports now.
     fn events(&mut self, me: usize) -> Vec<Event> {
         let mut events = Events::new();
         self.links[me].report(&mut events).expect("alive");
         events.into_iter().collect()
     }
 
+    /// How many receives a rank's link reports as completed now.
     fn recvs_completed(&mut self, me: usize) -> usize {
         self.events(me).iter().filter(|event| matches!(event, Event::RecvComplete { .. })).count()
     }
 
-    /// Breaks one end of a queue pair, with all that is under way there.
+    /// Breaks one end of a queue pair, and flushes all that is in flight there.
     fn break_end(&mut self, me: usize, qp: usize) {
         let link = &mut self.links[me];
-        if !link.break_qp(qp, &Error::peer_lost("a cable was pulled")) {
+        if !link.break_qp(qp, &Error::peer_lost("the cable is disconnected")) {
             return;
         }
-        let end = link.drain_marker(qp).expect("any pair");
-        (0..=end.serial).for_each(|serial| link.write_failed(qp, serial));
+        let marker = link.drain_marker(qp).expect("a queue pair");
+        (0..=marker.serial).for_each(|serial| link.write_failed(qp, serial));
         for _ in 0..RECV_DEPTH {
             link.recv_completed(qp);
         }
     }
 
-    /// Breaks the other ends of queue pairs whose one end is known to be broken.
+    /// Breaks a rank's ends of the queue pairs that the peer reported as broken.
     fn break_other_ends(&mut self, me: usize) {
         while let Some(qp) = self.links[me].next_qp_to_break() {
             self.break_end(me, qp);
@@ -148,8 +152,9 @@ impl TwoEnds {
     }
 }
 
+/// What the requests are about.
 fn kinds(requests: &[LinkRequest]) -> Vec<ImmKind> {
-    requests.iter().filter_map(|request| request.imm).map(|imm| ImmKind::unpack(imm).0).collect()
+    requests.iter().filter_map(|request| request.imm).map(|imm| ImmData::unpack(imm).kind).collect()
 }
 
 #[test]
@@ -170,26 +175,26 @@ fn a_short_call_is_one_write() {
 }
 
 #[test]
-fn long_messages_wait_until_they_are_told_where_to() {
+fn a_long_message_waits_for_its_cts() {
     let mut ends = TwoEnds::new(1);
     ends.begin(1);
     ends.send(0, 5, LONG);
     ends.send(0, 6, 10);
     let calls = ends.requests(0);
-    assert_eq!(kinds(&calls), [ImmKind::Call], "and the second waits for the first");
-    let recvs_posted = [ends.post_recv(1, LONG), ends.post_recv(1, 10)];
-    let cts_bits = ends.requests(1);
-    assert_eq!(kinds(&cts_bits), [ImmKind::Call, ImmKind::Cts(2)]);
-    cts_bits.iter().for_each(|request| ends.deliver(1, request));
+    assert_eq!(kinds(&calls), [ImmKind::Call], "the second message waits for the first");
+    let destinations = [ends.post_recv(1, LONG), ends.post_recv(1, 10)];
+    let cts = ends.requests(1);
+    assert_eq!(kinds(&cts), [ImmKind::Call, ImmKind::Cts(2)]);
+    cts.iter().for_each(|request| ends.deliver(1, request));
     let messages = ends.requests(0);
     assert_eq!(kinds(&messages), [ImmKind::Data(0), ImmKind::Eager(1)]);
     calls.iter().chain(&messages).for_each(|request| ends.deliver(0, request));
     assert_eq!(ends.recvs_completed(1), 2);
-    assert_eq!(recvs_posted.map(|at| ends.memory[at][0]), [5, 6]);
+    assert_eq!(destinations.map(|at| ends.memory[at][0]), [5, 6]);
 }
 
 #[test]
-fn a_peer_that_is_ahead_is_not_heard_early() {
+fn writes_of_the_next_call_are_not_reported_early() {
     let mut ends = TwoEnds::new(1);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
@@ -199,7 +204,7 @@ fn a_peer_that_is_ahead_is_not_heard_early() {
     ends.post_recv(0, LONG);
     ends.transfer(0);
     assert!(matches!(ends.events(1)[..], [Event::PeerEntered { call: Call { sequence: 1, .. }, .. }]));
-    assert!(ends.events(1).is_empty(), "the rest is of the next call");
+    assert!(ends.events(1).is_empty(), "the rest belongs to the next call");
     ends.links[1].begin(2);
     ends.links[1].announce(&call(2)).expect("alive");
     ends.post_recv(1, 100);
@@ -212,7 +217,7 @@ fn a_peer_that_is_ahead_is_not_heard_early() {
 }
 
 #[test]
-fn a_peer_that_calls_where_this_rank_does_not_is_reported_unless_it_is_ahead() {
+fn a_call_on_a_link_that_this_rank_does_not_use_is_reported_unless_the_peer_is_ahead() {
     let mut ends = TwoEnds::new(1);
     ends.begin_at(0, 2);
     ends.transfer(0);
@@ -223,7 +228,7 @@ fn a_peer_that_calls_where_this_rank_does_not_is_reported_unless_it_is_ahead() {
 }
 
 #[test]
-fn grants_that_overtake_lost_ones_do_not_stand_in_for_them() {
+fn a_later_cts_does_not_replace_a_lost_one() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     ends.send(0, 1, LONG);
@@ -233,10 +238,10 @@ fn grants_that_overtake_lost_ones_do_not_stand_in_for_them() {
     let requests = ends.requests(1);
     assert_eq!(kinds(&requests), [ImmKind::Call, ImmKind::Cts(1)]);
     ends.break_end(1, 0);
-    // This one goes over the queue pair that lives, at once.
+    // The CTS of this one goes over the queue pair that is alive, at once.
     let second = ends.post_recv(1, LONG);
     ends.transfer(1);
-    assert!(ends.requests(0).is_empty(), "nobody has said where the first message goes");
+    assert!(ends.requests(0).is_empty(), "the CTS of the first message is missing");
     ends.break_other_ends(0);
     for me in [0, 1, 0] {
         ends.transfer(me);
@@ -246,12 +251,12 @@ fn grants_that_overtake_lost_ones_do_not_stand_in_for_them() {
 }
 
 #[test]
-fn what_each_end_told_over_what_the_other_had_broken_is_told_again() {
+fn a_recovery_state_lost_on_a_broken_queue_pair_is_sent_again() {
     let mut ends = TwoEnds::new(3);
     ends.begin(1);
     ends.send(0, 1, 10);
     let destination = ends.post_recv(1, 10);
-    // Each end has broken one of the first two pairs, and tells so over the other, with its call.
+    // Each end has broken one of the first two queue pairs, and reports it over the other, with its call.
     ends.break_end(0, 0);
     ends.break_end(1, 1);
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0), ImmKind::EagerCall]);
@@ -266,7 +271,7 @@ fn what_each_end_told_over_what_the_other_had_broken_is_told_again() {
 }
 
 #[test]
-fn what_came_is_not_written_again_though_nobody_acknowledged_it() {
+fn an_unacknowledged_write_that_arrived_is_not_repeated() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     ends.send(0, 1, LONG);
@@ -277,7 +282,7 @@ fn what_came_is_not_written_again_though_nobody_acknowledged_it() {
     ends.break_end(0, 0);
     assert!(
         !ends.events(0).iter().any(|event| matches!(event, Event::SendComplete { .. })),
-        "it may not have come"
+        "it may not have arrived"
     );
     ends.transfer(0);
     ends.break_other_ends(1);
@@ -285,7 +290,7 @@ fn what_came_is_not_written_again_though_nobody_acknowledged_it() {
 }
 
 #[test]
-fn a_rank_says_goodbye_when_the_peer_has_or_gets_all() {
+fn the_bye_is_sent_after_lost_writes_are_repeated() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
@@ -301,7 +306,7 @@ fn a_rank_says_goodbye_when_the_peer_has_or_gets_all() {
 }
 
 #[test]
-fn a_goodbye_that_was_lost_is_said_after_all_else_that_was() {
+fn a_lost_bye_is_repeated_after_all_other_lost_writes() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
@@ -310,7 +315,7 @@ fn a_goodbye_that_was_lost_is_said_after_all_else_that_was() {
     ends.links[0].bye();
     let due_bye = ends.requests(0);
     assert_eq!(kinds(&due_bye), [ImmKind::Bye]);
-    // The device refuses it, so it is the first to be lost.
+    // The device refuses it, so it is the first request to be lost.
     ends.links[0].unpost(0, due_bye[0].serial);
     for me in 0..2 {
         ends.break_end(me, 0);
@@ -320,7 +325,7 @@ fn a_goodbye_that_was_lost_is_said_after_all_else_that_was() {
 }
 
 #[test]
-fn a_peer_that_left_is_missed_after_all_queues_were_looked_at_again() {
+fn a_missing_message_of_a_peer_that_left_fails_after_all_queues_were_polled_again() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     ends.transfer(0);
@@ -331,16 +336,16 @@ fn a_peer_that_left_is_missed_after_all_queues_were_looked_at_again() {
     assert!(ends.links[1].has_left());
     let mut events = Events::new();
     for _ in 0..2 {
-        ends.links[1].report(&mut events).expect("it may lie in another queue");
+        ends.links[1].report(&mut events).expect("it may be in another queue");
     }
-    let error = ends.links[1].report(&mut events).expect_err("it will never come");
+    let error = ends.links[1].report(&mut events).expect_err("it cannot arrive any more");
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert_eq!(error.message(), "rank 0 closed its communicator");
     assert_eq!(error.suspect(), Some(0));
 }
 
 #[test]
-fn a_peer_that_left_before_it_acknowledged_everything_is_not_missed() {
+fn a_peer_that_left_before_it_acknowledged_everything_is_no_failure() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     ends.post_recv(0, LONG);
@@ -358,25 +363,25 @@ fn a_peer_that_left_before_it_acknowledged_everything_is_not_missed() {
 }
 
 #[test]
-fn a_link_that_breaks_is_an_error_when_it_is_needed() {
+fn a_broken_link_fails_only_when_it_is_needed() {
     let mut ends = TwoEnds::new(1);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
     assert_eq!(ends.events(0).len(), 1);
     ends.break_end(0, 0);
-    ends.links[0].check_if_needed().expect("all that was needed has come");
+    ends.links[0].check_if_needed().expect("everything needed has arrived");
     for error in [ends.links[0].check(), ends.links[0].announce(&call(2))] {
         let error = error.expect_err("it is needed now");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
-        assert_eq!(error.message(), "rank 1 cannot be reached any more: a cable was pulled");
+        assert_eq!(error.message(), "rank 1 cannot be reached any more: the cable is disconnected");
         assert_eq!(error.suspect(), Some(1));
     }
     ends.break_end(1, 0);
-    ends.links[1].check_if_needed().expect_err("it has not heard the call");
+    ends.links[1].check_if_needed().expect_err("the call has not arrived");
 }
 
 #[test]
-fn what_landed_is_not_given_back_before_the_device_of_a_broken_queue_pair_has_let_go() {
+fn a_receive_over_a_broken_queue_pair_completes_only_after_the_flush() {
     for qps in [1, 2] {
         let mut ends = TwoEnds::new(qps);
         ends.begin(1);
@@ -385,11 +390,11 @@ fn what_landed_is_not_given_back_before_the_device_of_a_broken_queue_pair_has_le
         ends.post_recv(0, LONG);
         (0..2).for_each(|me| ends.transfer(me));
         let link = &mut ends.links[0];
-        link.break_qp(0, &Error::peer_lost("a cable was pulled"));
-        let end = link.drain_marker(0).expect("any pair");
+        link.break_qp(0, &Error::peer_lost("the cable is disconnected"));
+        let marker = link.drain_marker(0).expect("a queue pair");
         assert_eq!(ends.recvs_completed(0), 0);
-        ends.links[0].check_if_needed().expect("all that was needed has come");
-        ends.links[0].write_failed(0, end.serial);
+        ends.links[0].check_if_needed().expect("everything needed has arrived");
+        ends.links[0].write_failed(0, marker.serial);
         for _ in 0..RECV_DEPTH {
             ends.links[0].recv_completed(0);
         }
@@ -399,19 +404,19 @@ fn what_landed_is_not_given_back_before_the_device_of_a_broken_queue_pair_has_le
 }
 
 #[test]
-fn a_queue_pair_is_tried_when_nobody_waits_for_what_is_under_way() {
+fn a_queue_pair_without_pending_completion_is_probed() {
     let mut ends = TwoEnds::new(1);
     ends.begin(1);
     let requests = ends.requests(0);
     assert!(requests.iter().all(|request| !request.needs_completion));
-    let probe = ends.links[0].probe(0).expect("alive").expect("nothing else would tell");
+    let probe = ends.links[0].probe(0).expect("alive").expect("nothing else would reveal a lost peer");
     assert!(probe.needs_completion && probe.imm.is_none());
     assert!(ends.links[0].probe(0).expect("alive").is_none(), "one is enough");
     ends.links[0].write_completed(0, probe.serial);
     ends.links[1].bye();
     ends.transfer(1);
-    assert!(ends.links[0].probe(0).expect("alive").is_some(), "its call was not heard");
+    assert!(ends.links[0].probe(0).expect("alive").is_some(), "the peer's call has not arrived");
     ends.links[0].write_completed(0, u32::MAX / 4);
     assert_eq!(ends.events(0).len(), 1);
-    assert!(ends.links[0].probe(0).expect("alive").is_none(), "who has left need not answer");
+    assert!(ends.links[0].probe(0).expect("alive").is_none(), "a peer that left is not probed");
 }

@@ -6,7 +6,7 @@
 //! where the receiver granted it at that moment. A broken end carries out nothing more, but what it has put on the
 //! wire may still arrive at the other. A write that nobody wanted a completion of has none, unless it failed.
 
-use super::super::id;
+use super::super::wr_id;
 use crate::transport::fixtures::Random;
 use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
@@ -97,7 +97,7 @@ impl Fabric {
         }
         let end = &mut self.qps[qp][rank];
         if end.broken {
-            let flushed = Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) };
+            let flushed = Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) };
             self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
         } else {
             end.receives += recorded.receives;
@@ -142,7 +142,7 @@ impl Fabric {
         receiver.receives -= 1;
         self.max_queued = self.max_queued.max(RECV_DEPTH - receiver.receives);
         let outcome = Ok(Some((immediate, request.len)));
-        self.queues[1 - from][receiver.rail].push_back(Completion { id: id(0, qp, true, 0), outcome });
+        self.queues[1 - from][receiver.rail].push_back(Completion { id: wr_id(0, qp, true, 0), outcome });
     }
 
     /// Acknowledges the oldest write that was delivered.
@@ -178,7 +178,7 @@ impl Fabric {
         let mut status = first;
         for (number, mut write) in end.in_flight.drain(..).enumerate() {
             while end.receives > 0 && random.once_in(4) {
-                queue.push_back(Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) });
+                queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
                 end.receives -= 1;
             }
             queue.push_back(Completion { id: write.request.id, outcome: Err(status) });
@@ -190,7 +190,7 @@ impl Fabric {
         }
         end.delivered = 0;
         for _ in 0..std::mem::take(&mut end.receives) {
-            queue.push_back(Completion { id: id(0, qp, true, 0), outcome: Err(FLUSHED) });
+            queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
         }
     }
 

@@ -4,13 +4,13 @@ mod fabric;
 mod scenario;
 mod simulation;
 
-use super::{Peer, id};
+use super::{Peer, wr_id};
 use crate::error::{Error, ErrorKind};
 use crate::transport::Events;
 use crate::transport::fixtures::{Random, call};
 use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, Shim, Verb, WcStatus};
-use crate::transport::verbs::wire::{ImmKind, WINDOW};
+use crate::transport::verbs::wire::{ImmData, ImmKind, WINDOW};
 use rustix::io::Errno;
 use scenario::{Scenario, ScenarioCall};
 use simulation::Simulation;
@@ -99,7 +99,7 @@ fn failing(verb: Verb, k: usize) -> Shim {
 
 /// Tells how a receive over queue pair 0 ended.
 fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, WcStatus>) {
-    peer.handle_completion(&Completion { id: id(0, 0, true, 0), outcome }).expect("what came makes sense");
+    peer.handle_completion(&Completion { id: wr_id(0, 0, true, 0), outcome }).expect("what came makes sense");
 }
 
 /// Has what a queue pair holds flushed: this many receives, and these requests.
@@ -115,7 +115,7 @@ fn flush(peer: &mut Peer, receives: usize, recorded: &RecordedCalls) {
 fn posted_kinds(peer: &mut Peer) -> Vec<ImmKind> {
     peer.progress(&mut Events::new()).expect("a queue pair lives");
     let words = peer.qps[1].recorded_calls().posted.into_iter().filter_map(|request| request.immediate);
-    words.map(|word| ImmKind::unpack(word).0).collect()
+    words.map(|word| ImmData::unpack(word).kind).collect()
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn what_was_carried_out_without_a_completion_does_not_keep_a_broken_queue_pair()
 fn a_receive_that_could_not_be_posted_is_not_waited_for() {
     let mut simulation = after_hellos(failing(Verb::PostRecv, 2 * RECV_DEPTH));
     let peer = simulation.peer(0);
-    received(peer, Ok(Some((ImmKind::Hello.pack(0), 0))));
+    received(peer, Ok(Some((ImmData { kind: ImmKind::Hello, epoch: 0 }.pack(), 0))));
     let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
     flush(peer, RECV_DEPTH - 1, &recorded);

@@ -12,7 +12,7 @@ use crate::transport::verbs::objects::{
     CompletionQueue, Context, Depth, Endpoint, PathAttributes, ProtectionDomain, QueuePair, WriteRequest,
 };
 use crate::transport::verbs::registry::{MemoryRegistry, RegisteredMemory};
-use crate::transport::verbs::wire::{ControlLayout, ImmKind, MAX_RAILS, WINDOW};
+use crate::transport::verbs::wire::{ControlLayout, ImmData, ImmKind, MAX_RAILS, WINDOW};
 use crate::transport::{Event, Events};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -152,7 +152,7 @@ impl SimulatedRank {
             (landing.index.as_ptr() as u64, landing.index.len()) == (from, len)
                 && request
                     .immediate
-                    .is_some_and(|word| ImmKind::unpack(word).0 == ImmKind::Data(landing.message))
+                    .is_some_and(|word| ImmData::unpack(word).kind == ImmKind::Data(landing.message))
         });
         assert!(landing.is_some(), "{request:?} is written where no landing of its message is open");
     }

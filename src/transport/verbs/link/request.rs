@@ -1,0 +1,63 @@
+//! The RDMA writes of a link, before they become work requests.
+
+use super::super::control_buffer::EntryRange;
+use super::super::registry::RegisteredMemory;
+use crate::memory::Piece;
+use std::sync::Arc;
+
+/// What a request is about. Enough to make it again over another queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum RequestKind {
+    Call { epoch: u64 },
+    EagerCall { epoch: u64, len: usize },
+    Eager { epoch: u64, message: u64, len: usize },
+    Cts { epoch: u64, from: u64, to: u64 },
+    Data { epoch: u64, message: u64 },
+    Recovery { qp: usize },
+    Hello,
+    Bye,
+    Probe,
+}
+
+impl RequestKind {
+    /// Whether the link waits for its completion.
+    pub(super) fn needs_completion(self) -> bool {
+        !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Cts { .. })
+    }
+
+    /// Whether it must reach the peer, over any queue pair.
+    pub(super) fn must_arrive(self) -> bool {
+        !matches!(self, Self::Hello | Self::Probe)
+    }
+}
+
+/// The bytes that a request writes, and their destination.
+#[derive(Clone, Debug)]
+pub(in super::super) enum Payload {
+    /// No bytes.
+    Empty,
+    /// This range of the local side of the control buffer, to the same range of the peer's remote side.
+    Control(EntryRange),
+    /// A message, to the address in its CTS entry.
+    Message {
+        piece: Piece,
+        region: Arc<RegisteredMemory>,
+        address: u64,
+        /// Remote key at the peer's rail.
+        key: u32,
+    },
+}
+
+/// An RDMA write to be posted.
+#[derive(Clone, Debug)]
+pub(in super::super) struct LinkRequest {
+    /// Index of the queue pair.
+    pub qp: usize,
+    /// Sequence number on the queue pair.
+    pub serial: u32,
+    /// Packed immediate data; `None` for a probe and a drain marker, which the peer does not notice.
+    pub imm: Option<u32>,
+    pub payload: Payload,
+    /// Whether the link waits for its completion.
+    pub needs_completion: bool,
+}
