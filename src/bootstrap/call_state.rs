@@ -16,7 +16,7 @@ pub enum CallState {
         finished: u64,
     },
     /// In this call.
-    Within(Call),
+    InCall(Call),
 }
 
 impl CallState {
@@ -25,7 +25,7 @@ impl CallState {
     pub fn call(&self) -> Option<&Call> {
         match self {
             Self::Idle { .. } => None,
-            Self::Within(call) => Some(call),
+            Self::InCall(call) => Some(call),
         }
     }
 }
@@ -36,13 +36,13 @@ impl fmt::Display for CallState {
         match self {
             Self::Idle { finished: 0 } => f.write_str("before its first call"),
             Self::Idle { finished } => write!(f, "after it had finished call #{finished}"),
-            Self::Within(call) => write!(f, "while it was in {call}"),
+            Self::InCall(call) => write!(f, "while it was in {call}"),
         }
     }
 }
 
 /// A call's name and number alone: `all_reduce #17`.
-pub(super) fn short(call: &Call) -> String {
+pub(super) fn call_name(call: &Call) -> String {
     format!("{} #{}", call.collective.name(), call.sequence)
 }
 
@@ -95,7 +95,7 @@ impl CallStateCell {
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
                 let [finished, ..] = words;
                 return match Call::from_words(words) {
-                    Some(call) if inside => Some(CallState::Within(call)),
+                    Some(call) if inside => Some(CallState::InCall(call)),
                     _ => Some(CallState::Idle { finished }),
                 };
             }
@@ -106,7 +106,7 @@ impl CallStateCell {
 }
 
 #[cfg(test)]
-pub(super) fn example(sequence: u64) -> Call {
+pub(super) fn example_call(sequence: u64) -> Call {
     Call {
         sequence,
         collective: crate::call::Collective::AllReduce,
@@ -128,15 +128,15 @@ mod tests {
     fn a_rank_stands_between_calls_or_in_one() {
         let status = CallStateCell::default();
         assert_eq!(status.read(), Some(CallState::Idle { finished: 0 }));
-        status.enter(&example(17));
-        assert_eq!(status.read(), Some(CallState::Within(example(17))));
+        status.enter(&example_call(17));
+        assert_eq!(status.read(), Some(CallState::InCall(example_call(17))));
         assert_eq!(
-            status.read().map(|standing| standing.to_string()).as_deref(),
+            status.read().map(|state| state.to_string()).as_deref(),
             Some("while it was in all_reduce #17 (1024 x float, sum)")
         );
         status.leave();
         assert_eq!(status.read(), Some(CallState::Idle { finished: 17 }));
-        assert_eq!(short(&example(17)), "all_reduce #17");
+        assert_eq!(call_name(&example_call(17)), "all_reduce #17");
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for sequence in 1..=200_000 {
-                    status.enter(&Call { count: sequence, program: sequence, ..example(sequence) });
+                    status.enter(&Call { count: sequence, program: sequence, ..example_call(sequence) });
                     status.leave();
                 }
                 writing.store(false, Ordering::Relaxed);
@@ -154,7 +154,7 @@ mod tests {
             let mut seen = 0;
             while writing.load(Ordering::Relaxed) {
                 match status.read() {
-                    Some(CallState::Within(call)) => {
+                    Some(CallState::InCall(call)) => {
                         assert_eq!((call.count, call.program), (call.sequence, call.sequence));
                         assert!(call.sequence >= seen);
                         seen = call.sequence;

@@ -5,7 +5,7 @@
 use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
 use super::launcher::RendezvousPoint;
-use super::protocol::{Caller, FRAME_LIMIT, Hello, Terms, ToRank, decode};
+use super::protocol::{FRAME_LIMIT, Hello, HelloHeader, HelloParams, ToRank, decode};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,19 +15,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::time::{Duration, Instant};
 
 /// How long a port that is in use may take to come free: one that a rank tried before rank 0 bound it does.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one attempt to connect may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a coordinator may take to answer a hello.
-const HEARD_PATIENCE: Duration = Duration::from_secs(5);
+const HELLO_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much longer than its own deadline a rank waits for the coordinator to say who was missing at it.
 const GRACE: Duration = Duration::from_secs(2);
 /// Connections that may wait to be taken; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 /// How long a name's addresses are believed.
-const RESOLVED_FOR: Duration = Duration::from_secs(2);
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const RESOLVED_TTL: Duration = Duration::from_secs(2);
+const MIN_PAUSE: Duration = Duration::from_millis(5);
+const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// Listens at exactly this address. Its port may have been a coordinator's a moment ago.
 pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
@@ -48,8 +48,8 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
     loop {
         match bind(host, &addresses) {
             Ok(listeners) => return Ok(listeners),
-            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && since.elapsed() < BIND_PATIENCE => {
-                std::thread::sleep(LONGEST_PAUSE);
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && since.elapsed() < BIND_TIMEOUT => {
+                std::thread::sleep(MAX_PAUSE);
             }
             Err(cause) => {
                 return Err(refuse(format!(
@@ -64,10 +64,10 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
 fn bind(host: &str, addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
     // Many systems give their own name a loopback address, which no other node could reach.
-    let misleading = host.parse::<IpAddr>().is_err()
+    let resolves_to_loopback = host.parse::<IpAddr>().is_err()
         && !host.eq_ignore_ascii_case("localhost")
         && addresses.iter().any(|address| address.ip().is_loopback());
-    if !misleading {
+    if !resolves_to_loopback {
         for address in addresses {
             match listen_at(*address) {
                 Ok(listener) => listeners.push(listener),
@@ -169,7 +169,7 @@ struct ResolverCache {
 
 impl ResolverCache {
     fn addresses(&mut self, target: &CoordinatorTarget<'_>) -> io::Result<&[SocketAddr]> {
-        if self.since.is_none_or(|since| since.elapsed() >= RESOLVED_FOR) {
+        if self.since.is_none_or(|since| since.elapsed() >= RESOLVED_TTL) {
             self.known = target.addresses()?;
             self.since = Some(Instant::now());
         }
@@ -178,30 +178,30 @@ impl ResolverCache {
 }
 
 /// Why an attempt failed.
-enum Failure {
+enum ConnectError {
     /// Another may succeed.
     Retry(String),
     /// Somebody else's coordinator answered.
     WrongJob(Error),
     /// There is no point.
-    Final(Error),
+    Fatal(Error),
 }
 
 /// Gets to the coordinator and waits until all have come: the connection, and what the coordinator's process is called.
-pub(super) fn attend(
+pub(super) fn join(
     target: &CoordinatorTarget<'_>,
-    caller: &Caller,
-    terms: &Terms,
+    header: &HelloHeader,
+    params: &HelloParams,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<(FramedStream, String)> {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_PAUSE;
     let mut resolver = ResolverCache::default();
     loop {
-        let mut last = match attempt_all(&mut resolver, target, caller, terms, deadline, fault) {
+        let mut last = match try_all(&mut resolver, target, header, params, deadline, fault) {
             Ok(welcome) => return Ok(welcome),
-            Err(Failure::Final(error) | Failure::WrongJob(error)) => return Err(error),
-            Err(Failure::Retry(cause)) => cause,
+            Err(ConnectError::Fatal(error) | ConnectError::WrongJob(error)) => return Err(error),
+            Err(ConnectError::Retry(cause)) => cause,
         };
         let now = Instant::now();
         if now >= deadline {
@@ -211,57 +211,57 @@ pub(super) fn attend(
             }
             return Err(Error::rendezvous(format!(
                 "rank {} cannot reach {whom} within {}: {last}; {advice}",
-                caller.rank,
-                seconds(terms.timeout)
+                header.rank,
+                seconds(params.exchange_timeout)
             )));
         }
         let until = (now + pause).min(deadline);
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(MAX_PAUSE);
         sleep(None, until, fault);
         fault.check()?;
     }
 }
 
 /// Tries every address once.
-fn attempt_all(
+fn try_all(
     resolver: &mut ResolverCache,
     target: &CoordinatorTarget<'_>,
-    caller: &Caller,
-    terms: &Terms,
+    header: &HelloHeader,
+    params: &HelloParams,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<(FramedStream, String), Failure> {
+) -> std::result::Result<(FramedStream, String), ConnectError> {
     let addresses = resolver
         .addresses(target)
-        .map_err(|cause| Failure::Retry(format!("its name cannot be resolved ({cause})")))?;
+        .map_err(|cause| ConnectError::Retry(format!("its name cannot be resolved ({cause})")))?;
     let mut causes = Vec::new();
     let mut foreign = Vec::new();
     for address in addresses {
-        match attempt(*address, caller, terms, deadline, fault) {
+        match try_address(*address, header, params, deadline, fault) {
             Ok(welcome) => return Ok(welcome),
-            Err(Failure::Retry(cause)) => causes.push(cause),
-            Err(Failure::WrongJob(error)) => foreign.push(error),
-            Err(last @ Failure::Final(_)) => return Err(last),
+            Err(ConnectError::Retry(cause)) => causes.push(cause),
+            Err(ConnectError::WrongJob(error)) => foreign.push(error),
+            Err(last @ ConnectError::Fatal(_)) => return Err(last),
         }
     }
     match foreign.into_iter().next() {
         // An id's loopback leads to a foreign coordinator on some nodes; only if all addresses do is the id wrong.
-        Some(error) if causes.is_empty() => Err(Failure::WrongJob(error)),
-        Some(error) => Err(Failure::Retry(format!("{}, {}", causes.join(", "), error.message()))),
-        None => Err(Failure::Retry(causes.join(", "))),
+        Some(error) if causes.is_empty() => Err(ConnectError::WrongJob(error)),
+        Some(error) => Err(ConnectError::Retry(format!("{}, {}", causes.join(", "), error.message()))),
+        None => Err(ConnectError::Retry(causes.join(", "))),
     }
 }
 
-fn attempt(
+fn try_address(
     address: SocketAddr,
-    caller: &Caller,
-    terms: &Terms,
+    header: &HelloHeader,
+    params: &HelloParams,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<(FramedStream, String), Failure> {
-    let retry = |cause: String| Failure::Retry(format!("{address}: {cause}"));
+) -> std::result::Result<(FramedStream, String), ConnectError> {
+    let retry = |cause: String| ConnectError::Retry(format!("{address}: {cause}"));
     let left = deadline.saturating_duration_since(Instant::now());
-    let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT_PATIENCE))
+    let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT))
         .map_err(|cause| retry(cause.to_string()))?;
     // On one node, a socket that looks for a port that nobody listens at may find itself.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
@@ -269,12 +269,12 @@ fn attempt(
     }
     let mut connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
     let now = Instant::now();
-    let terms = Terms { patience: deadline.saturating_duration_since(now), ..terms.clone() };
-    connection.post(Hello::encode(caller, &terms).map_err(Failure::Final)?);
-    let mut until = (now + HEARD_PATIENCE).min(deadline + GRACE);
+    let params = HelloParams { join_timeout: deadline.saturating_duration_since(now), ..params.clone() };
+    connection.enqueue(Hello::encode(header, &params).map_err(ConnectError::Fatal)?);
+    let mut until = (now + HELLO_ACK_TIMEOUT).min(deadline + GRACE);
     let mut heard = false;
     loop {
-        fault.check().map_err(Failure::Final)?;
+        fault.check().map_err(ConnectError::Fatal)?;
         let end = match connection.flush() {
             Ok(()) => {
                 let received = connection.receive(FRAME_LIMIT);
@@ -285,8 +285,8 @@ fn attempt(
                             until = deadline + GRACE;
                         }
                         Some(ToRank::Welcome { host }) => return Ok((connection, host)),
-                        Some(ToRank::RootCause(error)) => return Err(Failure::Final(error)),
-                        Some(ToRank::WrongJob(error)) => return Err(Failure::WrongJob(error)),
+                        Some(ToRank::RootCause(error)) => return Err(ConnectError::Fatal(error)),
+                        Some(ToRank::WrongJob(error)) => return Err(ConnectError::WrongJob(error)),
                         _ => {
                             return Err(retry("what listens there is no coordinator of flexring".to_owned()));
                         }
@@ -299,7 +299,7 @@ fn attempt(
         match end {
             // A coordinator that has heard a rank does not close on it without a word while its process lives.
             Some(cause) if heard => {
-                return Err(Failure::Final(Error::peer_lost(format!(
+                return Err(ConnectError::Fatal(Error::peer_lost(format!(
                     "the process at {address}, where the ranks meet, died before all had come: the control \
                          connection to it {cause}"
                 ))));
@@ -317,7 +317,7 @@ fn attempt(
 fn sleep(connection: Option<&FramedStream>, until: Instant, fault: &Fault) {
     let wake = fault.wake_fd();
     let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
-    fds.extend(connection.map(|connection| PollFd::new(connection, connection.interest())));
+    fds.extend(connection.map(|connection| PollFd::new(connection, connection.poll_flags())));
     let left = until.saturating_duration_since(Instant::now());
     // Waking early is harmless: every caller looks at the clock.
     let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());

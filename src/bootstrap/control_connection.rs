@@ -12,7 +12,9 @@ use super::framed_stream::FramedStream;
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::launcher::{Identity, RendezvousPoint};
 use super::process::Process;
-use super::protocol::{Caller, FRAME_LIMIT, Terms, ToCoordinator, ToRank, VERSION, decode, encode};
+use super::protocol::{
+    FRAME_LIMIT, HelloHeader, HelloParams, ToCoordinator, ToRank, VERSION, decode, encode,
+};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -24,9 +26,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a report waits for the verdict on it.
-const VERDICT_PATIENCE: Duration = Duration::from_secs(1);
+const ROOT_CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a goodbye may take.
-const GOODBYE_PATIENCE: Duration = Duration::from_millis(800);
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
 /// How much longer than the coordinator a rank waits for an exchange, so that it hears who was missing.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -49,20 +51,20 @@ pub struct ControlConnection {
 struct Shared {
     fault: Arc<Fault>,
     call_state: Arc<CallStateCell>,
-    queue: Mutex<SendQueue>,
+    state: Mutex<SharedState>,
     changed: Condvar,
     wake: WakeFd,
 }
 
 /// What lies between the threads of a rank and its control connection's thread.
 #[derive(Debug, Default)]
-struct SendQueue {
-    outgoing: Vec<ToCoordinator>,
+struct SharedState {
+    send_queue: Vec<ToCoordinator>,
     gathered: Option<(u64, Vec<Vec<u8>>)>,
     root_cause: Option<Error>,
     leaving: bool,
     /// The thread has ended or is about to: nothing more comes or goes.
-    over: bool,
+    ended: bool,
 }
 
 impl ControlConnection {
@@ -77,7 +79,7 @@ impl ControlConnection {
         let coordinator = match &identity.rendezvous {
             RendezvousPoint::Address { host, port } if identity.rank == 0 => {
                 let listeners = connect::listen(host, *port)?;
-                Some(Coordinator::open(identity.token, listeners, format!("{host} port {port}"))?)
+                Some(Coordinator::start(identity.token, listeners, format!("{host} port {port}"))?)
             }
             RendezvousPoint::Address { .. } | RendezvousPoint::Id(_) => None,
         };
@@ -85,24 +87,24 @@ impl ControlConnection {
             coordinator.as_ref().map_or(CoordinatorTarget::Remote(&identity.rendezvous), |coordinator| {
                 CoordinatorTarget::Local(coordinator.addresses())
             });
-        let caller = Caller {
+        let header = HelloHeader {
             version: VERSION.to_owned(),
             token: identity.token,
             rank: identity.rank,
             world: identity.world,
             process: Process::current(),
         };
-        let terms = Terms {
+        let params = HelloParams {
             settings: config.shared(),
-            patience: config.connect_timeout,
-            timeout: config.connect_timeout,
+            join_timeout: config.connect_timeout,
+            exchange_timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
         };
-        let (connection, host) = connect::attend(&target, &caller, &terms, deadline, &fault)?;
+        let (connection, host) = connect::join(&target, &header, &params, deadline, &fault)?;
         let shared = Arc::new(Shared {
             fault,
             call_state: Arc::default(),
-            queue: Mutex::default(),
+            state: Mutex::default(),
             changed: Condvar::new(),
             wake: WakeFd::new()?,
         });
@@ -111,7 +113,7 @@ impl ControlConnection {
             connection,
             host,
             heartbeat: config.heartbeat,
-            standing: CallState::Idle { finished: 0 },
+            state: CallState::Idle { finished: 0 },
             closing: false,
         };
         let thread = std::thread::Builder::new()
@@ -153,12 +155,12 @@ impl ControlConnection {
     /// # Errors
     /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the ranks; `Timeout`, naming the ranks
     /// that did not come, after `connect_timeout`; or what else has failed this world.
-    pub fn all_gather(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         // Half the limit is for the parts, and more than enough for what lies around them.
         let limit = FRAME_LIMIT / 2 / self.world;
         if mine.len() > limit {
             return Err(Error::invalid_argument(format!(
-                "cannot exchange {what}: {} bytes are more than the {limit} that each of {} ranks may give",
+                "cannot exchange {label}: {} bytes are more than the {limit} that each of {} ranks may give",
                 mine.len(),
                 self.world
             )));
@@ -167,27 +169,27 @@ impl ControlConnection {
         self.shared.fault.check()?;
         *exchanges += 1;
         let expected = *exchanges;
-        self.shared.say(ToCoordinator::Gather {
+        self.shared.send(ToCoordinator::Gather {
             number: expected,
-            what: what.to_owned(),
+            label: label.to_owned(),
             part: mine.to_vec(),
         });
         let mut parts = None;
-        self.shared.wait(self.timeout + GRACE, |queue| {
-            parts = queue.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
-            parts.is_some() || queue.root_cause.is_some() || queue.over
+        self.shared.wait(self.timeout + GRACE, |state| {
+            parts = state.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
+            parts.is_some() || state.root_cause.is_some() || state.ended
         });
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
             Some(parts) => Err(Error::internal(format!(
-                "an exchange of {what} among {} ranks gave {} parts",
+                "an exchange of {label} among {} ranks gave {} parts",
                 self.world,
                 parts.len()
             ))),
             None => {
                 self.shared.fault.check()?;
                 Err(Error::timeout(format!(
-                    "the coordinator did not answer an exchange of {what} within {}",
+                    "the coordinator did not answer an exchange of {label} within {}",
                     seconds(self.timeout)
                 )))
             }
@@ -199,16 +201,16 @@ impl ControlConnection {
     /// none comes within a second. `suspect` is the rank that `error` blames, if any. Raises the fault.
     pub fn report(&self, error: Error, suspect: Option<Rank>) -> Error {
         // Seen from the thread that enters calls, this is always known.
-        let standing = self.shared.call_state.read();
-        self.shared.say(ToCoordinator::Report {
+        let state = self.shared.call_state.read();
+        self.shared.send(ToCoordinator::Report {
             error: error.clone(),
             suspect,
-            standing: standing.unwrap_or(CallState::Idle { finished: 0 }),
+            state: state.unwrap_or(CallState::Idle { finished: 0 }),
         });
         let mut root_cause = None;
-        self.shared.wait(VERDICT_PATIENCE, |queue| {
-            root_cause.clone_from(&queue.root_cause);
-            root_cause.is_some() || queue.over
+        self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| {
+            root_cause.clone_from(&state.root_cause);
+            root_cause.is_some() || state.ended
         });
         self.shared.fault.raise(root_cause.unwrap_or(error))
     }
@@ -218,7 +220,7 @@ impl ControlConnection {
     pub fn abort(&self, reason: &str) {
         let message = format!("rank {}: {reason}", self.rank);
         self.shared.fault.raise(Error::aborted(message));
-        self.shared.say(ToCoordinator::Abort { reason: reason.to_owned() });
+        self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
     /// Says goodbye, as dropping does. Takes a second at most.
@@ -229,8 +231,8 @@ impl ControlConnection {
 
 impl Drop for ControlConnection {
     fn drop(&mut self) {
-        self.shared.queue().leaving = true;
-        self.shared.ring();
+        self.shared.state().leaving = true;
+        self.shared.wake.notify();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -240,8 +242,8 @@ impl Drop for ControlConnection {
 }
 
 impl Shared {
-    fn queue(&self) -> MutexGuard<'_, SendQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, SharedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ring(&self) {
@@ -249,16 +251,16 @@ impl Shared {
     }
 
     /// Lays something on the queue for the coordinator. Does not block.
-    fn say(&self, said: ToCoordinator) {
-        self.queue().outgoing.push(said);
-        self.ring();
+    fn send(&self, message: ToCoordinator) {
+        self.state().send_queue.push(message);
+        self.wake.notify();
     }
 
     /// Waits until `done` says so, at most this long.
-    fn wait(&self, patience: Duration, mut done: impl FnMut(&mut SendQueue) -> bool) {
-        let queue = self.queue();
+    fn wait(&self, patience: Duration, mut done: impl FnMut(&mut SharedState) -> bool) {
+        let state = self.state();
         // Whether it was done or late is seen by what `done` has taken.
-        let _ = self.changed.wait_timeout_while(queue, patience, |queue| !done(queue));
+        let _ = self.changed.wait_timeout_while(state, patience, |state| !done(state));
     }
 }
 
@@ -270,98 +272,98 @@ struct ControlThread {
     host: String,
     heartbeat: Duration,
     /// Where this rank was last seen to stand.
-    standing: CallState,
+    state: CallState,
     /// Whether the coordinator said that it may go away.
     closing: bool,
 }
 
 /// Why a connection is no more: "closed", or "has been silent for …".
-struct Gone(String);
+struct ConnectionLost(String);
 
 impl ControlThread {
     fn run(mut self) {
-        if let Err(Gone(cause)) = self.live()
+        if let Err(ConnectionLost(cause)) = self.run_until_leaving()
             && !self.closing
         {
             self.on_coordinator_lost(&cause);
         }
-        self.shared.queue().over = true;
+        self.shared.state().ended = true;
         self.shared.changed.notify_all();
     }
 
     /// Until this rank leaves.
-    fn live(&mut self) -> std::result::Result<(), Gone> {
-        let mut silence = HeartbeatMonitor::new(self.heartbeat);
+    fn run_until_leaving(&mut self) -> std::result::Result<(), ConnectionLost> {
+        let mut monitor = HeartbeatMonitor::new(self.heartbeat);
         let mut last = Instant::now();
-        let mut next_beat = last;
+        let mut next_heartbeat = last;
         loop {
             let now = Instant::now();
-            silence.lasts(now.saturating_duration_since(last));
+            monitor.advance(now.saturating_duration_since(last));
             last = now;
-            let leaving = self.drain_queue();
+            let leaving = self.take_send_queue();
             if leaving {
-                self.say_goodbye();
+                self.shut_down();
                 return Ok(());
             }
             // A coordinator that does not read is not told more; its silence will tell.
-            if now >= next_beat {
-                if !self.connection.is_pending() {
-                    self.beat();
+            if now >= next_heartbeat {
+                if !self.connection.has_unsent() {
+                    self.send_heartbeat();
                 }
-                next_beat = now + self.heartbeat;
+                next_heartbeat = now + self.heartbeat;
             }
             self.flush()?;
-            self.sleep(next_beat);
+            self.wait(next_heartbeat);
             if self.receive()? {
-                silence.broken();
+                monitor.reset();
             }
-            if let Some(silent) = silence.fatal() {
-                return Err(Gone(format!("has been silent for {}", seconds(silent))));
+            if let Some(silent) = monitor.expired() {
+                return Err(ConnectionLost(format!("has been silent for {}", seconds(silent))));
             }
         }
     }
 
     /// Posts what lies on the queue. Whether this rank leaves.
-    fn drain_queue(&mut self) -> bool {
-        let (outgoing, leaving) = {
-            let mut queue = self.shared.queue();
-            (std::mem::take(&mut queue.outgoing), queue.leaving)
+    fn take_send_queue(&mut self) -> bool {
+        let (send_queue, leaving) = {
+            let mut state = self.shared.state();
+            (std::mem::take(&mut state.send_queue), state.leaving)
         };
-        for said in &outgoing {
-            self.post(said);
+        for message in &send_queue {
+            self.enqueue(message);
         }
         leaving
     }
 
-    fn post(&mut self, said: &ToCoordinator) {
-        match encode(said) {
-            Ok(bytes) => self.connection.post(bytes),
+    fn enqueue(&mut self, message: &ToCoordinator) {
+        match encode(message) {
+            Ok(bytes) => self.connection.enqueue(bytes),
             Err(error) => log::error!("a rank cannot speak to its coordinator: {error}"),
         }
     }
 
-    fn beat(&mut self) {
-        let standing = self.standing();
-        self.post(&ToCoordinator::Heartbeat(standing));
+    fn send_heartbeat(&mut self) {
+        let state = self.state();
+        self.enqueue(&ToCoordinator::Heartbeat(state));
     }
 
     /// Where this rank stands; if that changes all the while, where it stood.
-    fn standing(&mut self) -> CallState {
-        if let Some(standing) = self.shared.call_state.read() {
-            self.standing = standing;
+    fn state(&mut self) -> CallState {
+        if let Some(state) = self.shared.call_state.read() {
+            self.state = state;
         }
-        self.standing
+        self.state
     }
 
-    fn flush(&mut self) -> std::result::Result<(), Gone> {
-        self.connection.flush().map_err(|cause| Gone(format!("broke ({cause})")))
+    fn flush(&mut self) -> std::result::Result<(), ConnectionLost> {
+        self.connection.flush().map_err(|cause| ConnectionLost(format!("broke ({cause})")))
     }
 
-    fn sleep(&self, until: Instant) {
+    fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let mut fds = [
             PollFd::new(&self.shared.wake, PollFlags::IN),
-            PollFd::new(&self.connection, self.connection.interest()),
+            PollFd::new(&self.connection, self.connection.poll_flags()),
         ];
         // An interrupted wait is over early, and the next one makes up for it.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
@@ -369,69 +371,69 @@ impl ControlThread {
     }
 
     /// Reads what the coordinator says. Whether it said anything.
-    fn receive(&mut self) -> std::result::Result<bool, Gone> {
+    fn receive(&mut self) -> std::result::Result<bool, ConnectionLost> {
         let received = self.connection.receive(FRAME_LIMIT);
         for frame in &received.frames {
-            let Some(said) = decode::<ToRank>(frame) else {
-                return Err(Gone("carried a frame that makes no sense".to_owned()));
+            let Some(message) = decode::<ToRank>(frame) else {
+                return Err(ConnectionLost("carried a frame that makes no sense".to_owned()));
             };
-            self.hear(said);
+            self.on_message(message);
         }
-        received.end.map_or(Ok(received.any), |cause| Err(Gone(cause)))
+        received.end.map_or(Ok(received.any), |cause| Err(ConnectionLost(cause)))
     }
 
-    fn hear(&mut self, said: ToRank) {
-        match said {
+    fn on_message(&mut self, message: ToRank) {
+        match message {
             ToRank::RootCause(error) | ToRank::WrongJob(error) => {
                 log::debug!("verdict: {error}");
-                self.judge(error);
+                self.fail(error);
             }
             ToRank::Gathered { number, parts } => {
-                self.shared.queue().gathered = Some((number, parts));
+                self.shared.state().gathered = Some((number, parts));
                 self.shared.changed.notify_all();
             }
-            ToRank::RequestState => self.beat(),
+            ToRank::RequestState => self.send_heartbeat(),
             ToRank::Closing => self.closing = true,
             ToRank::HelloAck | ToRank::Welcome { .. } | ToRank::HeartbeatAck => {}
         }
     }
 
-    fn judge(&self, error: Error) {
+    fn fail(&self, error: Error) {
         // The fault first: whoever waits at the queue looks at it next.
         self.shared.fault.raise(error.clone());
-        self.shared.queue().root_cause.get_or_insert(error);
+        self.shared.state().root_cause.get_or_insert(error);
         self.shared.changed.notify_all();
     }
 
     /// The coordinator is gone, and with it the process that it lived in.
     fn on_coordinator_lost(&mut self, cause: &str) {
-        if self.shared.queue().root_cause.is_some() {
+        if self.shared.state().root_cause.is_some() {
             return;
         }
-        let doing = match self.standing() {
-            CallState::Within(call) => format!("while this rank was in {call}"),
+        let doing = match self.state() {
+            CallState::InCall(call) => format!("while this rank was in {call}"),
             CallState::Idle { .. } => "while this rank was in no call".to_owned(),
         };
         let message = format!("{} is gone: the control connection to it {cause} {doing}", self.host);
-        self.judge(Error::peer_lost(message));
+        self.fail(Error::peer_lost(message));
     }
 
     /// Says goodbye and waits until the coordinator hangs up, which it does when everybody it concerns has been told.
-    fn say_goodbye(&mut self) {
-        let until = Instant::now() + GOODBYE_PATIENCE;
-        let standing = self.standing();
-        self.post(&ToCoordinator::Goodbye(standing));
+    fn shut_down(&mut self) {
+        let until = Instant::now() + GOODBYE_TIMEOUT;
+        let state = self.state();
+        self.enqueue(&ToCoordinator::Goodbye(state));
         let mut finished = false;
         while Instant::now() < until {
             if self.flush().is_err() {
                 return;
             }
-            if !finished && !self.connection.is_pending() {
+            if !finished && !self.connection.has_unsent() {
                 // Closing at once could make the system forget the goodbye if something unread has come.
-                self.connection.finish();
+                self.connection.shut_down_write();
                 finished = true;
             }
-            self.sleep(until);
+            self.wait(until);
             if self.receive().is_err() {
                 return;
             }

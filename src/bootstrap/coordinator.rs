@@ -60,13 +60,13 @@ impl Coordinator {
             .map_err(|cause| Error::system(format!("cannot get random bytes: {cause}")))?;
         let token = u128::from_le_bytes(token);
         let addresses = connect::addresses_of(&listeners)?;
-        let place = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let location = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
         let id = UniqueId::new(token, &addresses);
-        Ok((Self::open(token, listeners, place)?, id))
+        Ok((Self::start(token, listeners, location)?, id))
     }
 
     /// Serves the job of `token` at `listeners`, which messages call `place`.
-    pub(super) fn open(token: u128, listeners: Vec<TcpListener>, place: String) -> Result<Self> {
+    pub(super) fn start(token: u128, listeners: Vec<TcpListener>, location: String) -> Result<Self> {
         let addresses = connect::addresses_of(&listeners)?;
         for listener in &listeners {
             listener
@@ -75,15 +75,15 @@ impl Coordinator {
         }
         let wake = Arc::new(WakeFd::new()?);
         let coordinator = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
-        let service = Server::new(
+        let server = Server::new(
             coordinator.wake.clone(),
             coordinator.abandoned.clone(),
             listeners,
-            Rendezvous::new(token, place),
+            Rendezvous::new(token, location),
         );
         std::thread::Builder::new()
             .name("flexring-coord".to_owned())
-            .spawn(move || service.run())
+            .spawn(move || server.run())
             .map_err(|cause| Error::io("cannot start the coordinator's thread", cause))?;
         Ok(coordinator)
     }

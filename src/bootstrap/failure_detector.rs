@@ -4,7 +4,7 @@
 //! verdict, the same sentence for every rank. Does no I/O: it is told what comes and what time it is, and
 //! gives actions.
 
-use super::call_state::{CallState, short};
+use super::call_state::{CallState, call_name};
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::process::Process;
 use super::protocol::{ToCoordinator, ToRank};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a report waits for a better cause than its reporter's.
-const CONSIDERATION: Duration = Duration::from_millis(300);
+const ROOT_CAUSE_WINDOW: Duration = Duration::from_millis(300);
 
 /// What the coordinator must do.
 #[derive(Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub(super) enum DetectorAction {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Membership {
-    Here,
+    Active,
     Left,
     Lost,
 }
@@ -42,19 +42,19 @@ struct Member {
     timeout: Duration,
     heartbeat: Duration,
     membership: Membership,
-    silence: HeartbeatMonitor,
-    standing: CallState,
+    monitor: HeartbeatMonitor,
+    state: CallState,
     /// Whether the standing is newer than the last time everybody was asked.
     fresh: bool,
 }
 
 /// An exchange under way.
 #[derive(Debug)]
-struct Gathering {
-    what: String,
+struct PendingGather {
+    label: String,
     parts: BTreeMap<Rank, Vec<u8>>,
     due: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// A failure whose cause is being looked for.
@@ -72,8 +72,8 @@ struct FailureReport {
 #[derive(Debug)]
 pub(super) struct FailureDetector {
     members: Vec<Member>,
-    host: Process,
-    gathering: Option<Gathering>,
+    host_process: Process,
+    gather: Option<PendingGather>,
     gathered: u64,
     report: Option<FailureReport>,
     root_cause: Option<Error>,
@@ -84,27 +84,27 @@ pub(super) struct FailureDetector {
 
 impl FailureDetector {
     /// Begins to watch over `peers`, in the order of their ranks, from within the process `host`.
-    pub(super) fn new(peers: Vec<JoinedPeer>, host: Process, now: Instant) -> Self {
+    pub(super) fn new(peers: Vec<JoinedPeer>, host_process: Process, now: Instant) -> Self {
         let members: Vec<Member> = peers
             .into_iter()
             .map(|peer| Member {
                 process: peer.process,
-                timeout: peer.terms.timeout,
-                heartbeat: peer.terms.heartbeat,
-                membership: Membership::Here,
-                silence: HeartbeatMonitor::new(peer.terms.heartbeat),
-                standing: CallState::Idle { finished: 0 },
+                timeout: peer.params.exchange_timeout,
+                heartbeat: peer.params.heartbeat,
+                membership: Membership::Active,
+                monitor: HeartbeatMonitor::new(peer.params.heartbeat),
+                state: CallState::Idle { finished: 0 },
                 fresh: false,
             })
             .collect();
-        let described = match members.iter().position(|member| member.process == host) {
-            Some(rank) => format!("rank {rank} ({host})"),
-            None => format!("the process that made the unique id ({host})"),
+        let described = match members.iter().position(|member| member.process == host_process) {
+            Some(rank) => format!("rank {rank} ({host_process})"),
+            None => format!("the process that made the unique id ({host_process})"),
         };
         Self {
             members,
-            host,
-            gathering: None,
+            host_process,
+            gather: None,
             gathered: 0,
             report: None,
             root_cause: None,
@@ -121,74 +121,72 @@ impl FailureDetector {
 
     /// Whether nobody is left.
     pub(super) fn is_over(&self) -> bool {
-        self.members.iter().all(|member| member.membership != Membership::Here)
+        self.members.iter().all(|member| member.membership != Membership::Active)
     }
 
     /// When to look at the clock again.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let beat = self.here().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
-        let gathering = self.gathering.as_ref().map(|gathering| gathering.due);
+        let beat = self.active().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
+        let gather = self.gather.as_ref().map(|gather| gather.due);
         let report = self.report.as_ref().map(|report| report.due);
-        beat.into_iter().chain(gathering).chain(report).min()
+        beat.into_iter().chain(gather).chain(report).min()
     }
 
     /// A rank says something.
-    pub(super) fn hear(&mut self, rank: Rank, said: ToCoordinator, now: Instant) {
+    pub(super) fn on_message(&mut self, rank: Rank, message: ToCoordinator, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.membership != Membership::Here {
+        if member.membership != Membership::Active {
             return;
         }
-        member.silence.broken();
-        match said {
-            ToCoordinator::Heartbeat(standing) => {
+        member.monitor.reset();
+        match message {
+            ToCoordinator::Heartbeat(state) => {
                 self.actions.push(DetectorAction::Send(rank, ToRank::HeartbeatAck));
-                self.stands(rank, standing);
-                self.consider(now);
+                self.update_state(rank, state);
+                self.settle(now);
             }
-            ToCoordinator::Gather { number, what, part } => self.gather(rank, number, what, part, now),
-            ToCoordinator::Report { error, suspect, standing } => {
-                self.stands(rank, standing);
-                self.report(rank, error, suspect, now);
+            ToCoordinator::Gather { number, label, part } => self.on_gather(rank, number, label, part, now),
+            ToCoordinator::Report { error, suspect, state } => {
+                self.update_state(rank, state);
+                self.on_report(rank, error, suspect, now);
             }
             ToCoordinator::Abort { reason } => {
                 self.fail(Error::aborted(format!("rank {rank}: {reason}")));
             }
-            ToCoordinator::Goodbye(standing) => {
-                self.stands(rank, standing);
-                self.leave(rank, now);
+            ToCoordinator::Goodbye(state) => {
+                self.update_state(rank, state);
+                self.on_goodbye(rank, now);
             }
         }
     }
 
     /// A rank's connection ended without a goodbye; `cause` says how, as in "closed".
-    pub(super) fn lose(&mut self, rank: Rank, cause: &str) {
+    pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.membership != Membership::Here {
+        if member.membership != Membership::Active {
             return;
         }
         member.membership = Membership::Lost;
-        let message = format!(
-            "rank {rank} ({}) died: its control connection {cause} {}",
-            member.process, member.standing
-        );
+        let message =
+            format!("rank {rank} ({}) died: its control connection {cause} {}", member.process, member.state);
         self.fail(Error::peer_lost(message));
     }
 
     /// Time has passed.
-    pub(super) fn tick(&mut self, now: Instant) {
-        let lapse = now.saturating_duration_since(self.last_tick);
+    pub(super) fn on_tick(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.last_tick);
         self.last_tick = now;
         for rank in 0..self.members.len() {
             let member = &mut self.members[rank];
-            member.silence.lasts(lapse);
-            let Some(silent) = member.silence.fatal() else {
+            member.monitor.advance(elapsed);
+            let Some(silent) = member.monitor.expired() else {
                 continue;
             };
-            if member.membership != Membership::Here {
+            if member.membership != Membership::Active {
                 continue;
             }
             member.membership = Membership::Lost;
@@ -196,27 +194,27 @@ impl FailureDetector {
                 "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; it was last heard {}",
                 member.process,
                 seconds(silent),
-                member.standing
+                member.state
             );
             self.fail(Error::peer_lost(message));
             self.actions.push(DetectorAction::Close(rank));
         }
-        if let Some(gathering) = self.gathering.take_if(|gathering| now >= gathering.due) {
+        if let Some(gather) = self.gather.take_if(|gather| now >= gather.due) {
             let missing: Vec<Rank> =
-                (0..self.members.len()).filter(|rank| !gathering.parts.contains_key(rank)).collect();
+                (0..self.members.len()).filter(|rank| !gather.parts.contains_key(rank)).collect();
             self.fail(Error::timeout(format!(
                 "{} of {} did not come to exchange {} within {}",
                 RankList::new(&missing),
                 self.members.len(),
-                gathering.what,
-                seconds(gathering.patience)
+                gather.label,
+                seconds(gather.timeout)
             )));
         }
-        self.consider(now);
+        self.settle(now);
     }
 
-    fn here(&self) -> impl Iterator<Item = (Rank, &Member)> {
-        self.members.iter().enumerate().filter(|(_, member)| member.membership == Membership::Here)
+    fn active(&self) -> impl Iterator<Item = (Rank, &Member)> {
+        self.members.iter().enumerate().filter(|(_, member)| member.membership == Membership::Active)
     }
 
     /// The verdict falls, unless it has fallen before.
@@ -226,22 +224,22 @@ impl FailureDetector {
         }
         self.root_cause = Some(error.clone());
         self.report = None;
-        self.gathering = None;
+        self.gather = None;
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
     /// Notes where a rank stands, and compares its call with what the others call.
-    fn stands(&mut self, rank: Rank, standing: CallState) {
+    fn update_state(&mut self, rank: Rank, state: CallState) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        member.standing = standing;
+        member.state = state;
         member.fresh = true;
-        let CallState::Within(call) = standing else {
+        let CallState::InCall(call) = state else {
             return;
         };
         let other = self.members.iter().enumerate().find_map(|(them, member)| {
-            let theirs = member.standing.call()?;
+            let theirs = member.state.call()?;
             (theirs.sequence == call.sequence && !theirs.agrees_with(&call)).then_some((them, *theirs))
         });
         if let Some((them, theirs)) = other {
@@ -254,85 +252,85 @@ impl FailureDetector {
         }
     }
 
-    fn gather(&mut self, rank: Rank, number: u64, what: String, part: Vec<u8>, now: Instant) {
+    fn on_gather(&mut self, rank: Rank, number: u64, label: String, part: Vec<u8>, now: Instant) {
         if self.root_cause.is_some() {
             return;
         }
         let patience = self.members[rank].timeout;
-        let gathering = self.gathering.get_or_insert_with(|| Gathering {
-            what: what.clone(),
+        let gather = self.gather.get_or_insert_with(|| PendingGather {
+            label: label.clone(),
             parts: BTreeMap::new(),
             due: now + patience,
-            patience,
+            timeout: patience,
         });
-        if number != self.gathered + 1 || what != gathering.what || gathering.parts.contains_key(&rank) {
+        if number != self.gathered + 1 || label != gather.label || gather.parts.contains_key(&rank) {
             let message = format!(
-                "rank {rank} exchanges {what} (exchange #{number}) while others exchange {} (#{})",
-                gathering.what,
+                "rank {rank} exchanges {label} (exchange #{number}) while others exchange {} (#{})",
+                gather.label,
                 self.gathered + 1
             );
             self.fail(Error::disagreement(message));
             return;
         }
-        if now + patience < gathering.due {
-            gathering.due = now + patience;
-            gathering.patience = patience;
+        if now + patience < gather.due {
+            gather.due = now + patience;
+            gather.timeout = patience;
         }
-        gathering.parts.insert(rank, part);
-        if gathering.parts.len() == self.members.len() {
+        gather.parts.insert(rank, part);
+        if gather.parts.len() == self.members.len() {
             self.gathered = number;
-            let parts = self
-                .gathering
-                .take()
-                .map(|gathering| gathering.parts.into_values().collect())
-                .unwrap_or_default();
+            let parts =
+                self.gather.take().map(|gather| gather.parts.into_values().collect()).unwrap_or_default();
             self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
         } else {
-            self.check_for_leavers();
+            self.check_exchange();
         }
     }
 
     /// An exchange that somebody has left for good will never be complete.
-    fn check_for_leavers(&mut self) {
-        let Some(gathering) = &self.gathering else {
+    fn check_exchange(&mut self) {
+        let Some(gather) = &self.gather else {
             return;
         };
         let leaver = self.members.iter().enumerate().find(|(rank, member)| {
-            member.membership != Membership::Here && !gathering.parts.contains_key(rank)
+            member.membership != Membership::Active && !gather.parts.contains_key(rank)
         });
         if let Some((rank, member)) = leaver {
             let message =
-                format!("rank {rank} ({}) has left while others exchange {}", member.process, gathering.what);
+                format!("rank {rank} ({}) has left while others exchange {}", member.process, gather.label);
             self.fail(Error::peer_lost(message));
         }
     }
 
-    fn leave(&mut self, rank: Rank, now: Instant) {
+    fn on_goodbye(&mut self, rank: Rank, now: Instant) {
         self.members[rank].membership = Membership::Left;
-        let at_home = |member: &Member| member.process == self.host;
+        let in_host_process = |member: &Member| member.process == self.host_process;
         // The process that the coordinator lives in may end as soon as its last rank has left, and the coordinator with it.
-        if !self.closing && at_home(&self.members[rank]) && !self.here().any(|(_, member)| at_home(member)) {
+        if !self.closing
+            && in_host_process(&self.members[rank])
+            && !self.active().any(|(_, member)| in_host_process(member))
+        {
             self.closing = true;
             self.actions.push(DetectorAction::Broadcast(ToRank::Closing));
         }
         self.actions.push(DetectorAction::Close(rank));
-        self.check_for_leavers();
-        self.consider(now);
+        self.check_exchange();
+        self.settle(now);
     }
 
-    fn report(&mut self, reporter: Rank, error: Error, suspect: Option<Rank>, now: Instant) {
+    fn on_report(&mut self, reporter: Rank, error: Error, suspect: Option<Rank>, now: Instant) {
         if self.root_cause.is_some() {
             return;
         }
         let suspect = suspect.filter(|suspect| *suspect != reporter && *suspect < self.members.len());
-        let own_fault = suspect.is_none() && error.kind() != ErrorKind::Timeout;
+        let is_root_cause = suspect.is_none() && error.kind() != ErrorKind::Timeout;
         match &mut self.report {
             None => {
                 self.report = Some(FailureReport {
                     reporter,
                     error,
                     suspect,
-                    due: now + CONSIDERATION,
+                    due: now + ROOT_CAUSE_WINDOW,
                     heard: vec![reporter],
                 });
                 for member in &mut self.members {
@@ -343,7 +341,8 @@ impl FailureDetector {
             }
             // Whoever the first accused knows better; so does a rank that blames nobody else.
             Some(report)
-                if own_fault || (report.suspect == Some(reporter) && !report.heard.contains(&reporter)) =>
+                if is_root_cause
+                    || (report.suspect == Some(reporter) && !report.heard.contains(&reporter)) =>
             {
                 report.reporter = reporter;
                 report.error = error;
@@ -352,30 +351,33 @@ impl FailureDetector {
             }
             Some(_) => {}
         }
-        self.consider(now);
+        self.settle(now);
     }
 
     /// Closes the case if nothing better can be hoped for.
-    fn consider(&mut self, now: Instant) {
+    fn settle(&mut self, now: Instant) {
         let Some(report) = &self.report else {
             return;
         };
-        let hopeless = match report.suspect {
-            Some(suspect) => self.members[suspect].membership != Membership::Here,
+        let is_final = match report.suspect {
+            Some(suspect) => self.members[suspect].membership != Membership::Active,
             // A rank's own failure needs no further cause; a timeout wants to know where the others are.
-            None => report.error.kind() != ErrorKind::Timeout || self.here().all(|(_, member)| member.fresh),
+            None => {
+                report.error.kind() != ErrorKind::Timeout || self.active().all(|(_, member)| member.fresh)
+            }
         };
-        if !hopeless && now < report.due {
+        if !is_final && now < report.due {
             return;
         }
         let mut message = format!("rank {}: {}", report.reporter, report.error.message());
-        if let Some(call) = self.members[report.reporter].standing.call() {
+        if let Some(call) = self.members[report.reporter].state.call() {
             if report.error.kind() == ErrorKind::Timeout {
-                message = format!("{message} ({})", self.whereabouts(call));
+                message = format!("{message} ({})", self.describe_absent(call));
             } else if let Some(suspect) = report.suspect
                 && self.members[suspect].membership == Membership::Left
             {
-                message = format!("{message} ({})", absence(&self.members[suspect], call, &[suspect]));
+                message =
+                    format!("{message} ({})", describe_absence(&self.members[suspect], call, &[suspect]));
             }
         }
         let error = Error::new(report.error.kind(), message);
@@ -383,46 +385,46 @@ impl FailureDetector {
     }
 
     /// Says which ranks are not in `call`, and where they are instead.
-    fn whereabouts(&self, call: &Call) -> String {
+    fn describe_absent(&self, call: &Call) -> String {
         // Ranks that are missing in the same way are named together.
         let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
         for (rank, member) in self.members.iter().enumerate() {
-            if member.membership == Membership::Here
-                && member.standing.call().map(|c| c.sequence) == Some(call.sequence)
+            if member.membership == Membership::Active
+                && member.state.call().map(|c| c.sequence) == Some(call.sequence)
             {
                 continue;
             }
             match absent
                 .iter_mut()
-                .find(|(other, _)| other.membership == member.membership && other.standing == member.standing)
+                .find(|(other, _)| other.membership == member.membership && other.state == member.state)
             {
-                Some((_, together)) => together.push(rank),
+                Some((_, ranks)) => ranks.push(rank),
                 None => absent.push((member, vec![rank])),
             }
         }
         if absent.is_empty() {
-            return format!("every rank is in {}", short(call));
+            return format!("every rank is in {}", call_name(call));
         }
         let sentences: Vec<String> =
-            absent.iter().map(|(member, together)| absence(member, call, together)).collect();
+            absent.iter().map(|(member, ranks)| describe_absence(member, call, ranks)).collect();
         sentences.join("; ")
     }
 }
 
 /// Says where ranks that stand alike are instead of in `call`.
-fn absence(member: &Member, call: &Call, together: &[Rank]) -> String {
-    let who = RankList::new(together);
-    let (has, it, is) = if together.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
-    let call_name = short(call);
+fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
+    let who = RankList::new(ranks);
+    let (has, it, is) = if ranks.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
+    let call_name = call_name(call);
     if member.membership == Membership::Left {
-        return match member.standing {
+        return match member.state {
             CallState::Idle { finished } if finished > 0 => {
                 format!("{who} {has} left after call #{finished}")
             }
-            _ => format!("{who} {has} left {}", member.standing),
+            _ => format!("{who} {has} left {}", member.state),
         };
     }
-    match member.standing {
+    match member.state {
         CallState::Idle { finished: 0 } => {
             format!("{who} {has} not called {call_name}: {it} {has} called nothing yet")
         }
@@ -430,7 +432,7 @@ fn absence(member: &Member, call: &Call, together: &[Rank]) -> String {
             format!("{who} {has} not called {call_name}: {it} finished #{finished}")
         }
         CallState::Idle { .. } => format!("{who} {has} finished {call_name}"),
-        CallState::Within(other) => format!("{who} {is} in {other}"),
+        CallState::InCall(other) => format!("{who} {is} in {other}"),
     }
 }
 

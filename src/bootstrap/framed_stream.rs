@@ -65,12 +65,12 @@ impl FramedStream {
     }
 
     /// Queues a frame.
-    pub(super) fn post(&mut self, frame: Bytes) {
+    pub(super) fn enqueue(&mut self, frame: Bytes) {
         self.outgoing.push_back(frame);
     }
 
     /// Whether frames are queued.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(super) fn has_unsent(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
@@ -93,14 +93,14 @@ impl FramedStream {
     }
 
     /// Says that nothing more will be sent; what the peer still sends can be received.
-    pub(super) fn finish(&self) {
+    pub(super) fn shut_down_write(&self) {
         // Fails only on a connection that is gone, which the next receive tells.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     /// What to wait for.
-    pub(super) fn interest(&self) -> PollFlags {
-        if self.is_pending() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    pub(super) fn poll_flags(&self) -> PollFlags {
+        if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
 

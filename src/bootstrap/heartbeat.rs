@@ -3,35 +3,35 @@
 use std::time::Duration;
 
 /// A peer that is silent for this many of its heartbeats counts as dead.
-const BEATS: u32 = 20;
+const MISSED_HEARTBEATS: u32 = 20;
 
 /// How long one peer has been silent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeartbeatMonitor {
-    beat: Duration,
-    total: Duration,
+    interval: Duration,
+    silent: Duration,
 }
 
 impl HeartbeatMonitor {
     /// A peer that is heard now and promises a word every `beat`.
-    pub(super) fn new(beat: Duration) -> Self {
-        Self { beat, total: Duration::ZERO }
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, silent: Duration::ZERO }
     }
 
     /// It said something.
-    pub(super) fn broken(&mut self) {
-        self.total = Duration::ZERO;
+    pub(super) fn reset(&mut self) {
+        self.silent = Duration::ZERO;
     }
 
-    /// `lapse` has passed since the listener last looked. More than two heartbeats at once means that the
+    /// `elapsed` has passed since the listener last looked. More than two heartbeats at once means that the
     /// listener itself was stopped or starved and could not hear, so the rest of it counts for nothing.
-    pub(super) fn lasts(&mut self, lapse: Duration) {
-        self.total += lapse.min(2 * self.beat);
+    pub(super) fn advance(&mut self, elapsed: Duration) {
+        self.silent += elapsed.min(2 * self.interval);
     }
 
     /// How long the peer has been silent, if that is too long.
-    pub(super) fn fatal(&self) -> Option<Duration> {
-        (self.total >= BEATS * self.beat).then_some(self.total)
+    pub(super) fn expired(&self) -> Option<Duration> {
+        (self.silent >= MISSED_HEARTBEATS * self.interval).then_some(self.silent)
     }
 }
 
@@ -46,26 +46,26 @@ mod tests {
 
     #[test]
     fn twenty_heartbeats_are_too_long_and_a_word_starts_afresh() {
-        let beat = Duration::from_millis(500);
-        let mut silence = HeartbeatMonitor::new(beat);
+        let interval = Duration::from_millis(500);
+        let mut monitor = HeartbeatMonitor::new(interval);
         for _ in 0..19 {
-            silence.lasts(beat);
+            monitor.advance(interval);
         }
-        assert_eq!(silence.fatal(), None);
-        silence.broken();
-        silence.lasts(beat);
-        assert_eq!(silence.fatal(), None);
+        assert_eq!(monitor.expired(), None);
+        monitor.reset();
+        monitor.advance(interval);
+        assert_eq!(monitor.expired(), None);
         for _ in 0..19 {
-            silence.lasts(beat);
+            monitor.advance(interval);
         }
-        assert_eq!(silence.fatal(), Some(Duration::from_secs(10)));
+        assert_eq!(monitor.expired(), Some(Duration::from_secs(10)));
     }
 
     #[test]
     fn a_listener_that_was_stopped_blames_nobody() {
-        let mut silence = HeartbeatMonitor::new(Duration::from_millis(500));
-        silence.lasts(Duration::from_secs(3600));
-        assert_eq!(silence.fatal(), None);
+        let mut monitor = HeartbeatMonitor::new(Duration::from_millis(500));
+        monitor.advance(Duration::from_secs(3600));
+        assert_eq!(monitor.expired(), None);
     }
 
     #[test]

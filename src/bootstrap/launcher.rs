@@ -75,8 +75,8 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
         && (environment.text(UNIQUE_ID).is_some()
             || (config.master_addr.is_some() && config.master_port.is_some()));
     // A launcher whose every word is overridden may say what it likes.
-    let launched = if complete { None } else { launched(&environment)? };
-    let (rank, world) = numbers(config, launched.as_ref())?;
+    let launched = if complete { None } else { detect_launcher(&environment)? };
+    let (rank, world) = rank_and_world(config, launched.as_ref())?;
     check(&rank, &world)?;
 
     let launcher = launched.as_ref().map_or("FLEXRING_RANK", |launched| launched.launcher);
@@ -92,7 +92,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
             launcher,
         });
     }
-    let token = launched.as_ref().map_or(0, Launched::token);
+    let token = launched.as_ref().map_or(0, LauncherInfo::token);
     let rendezvous = if world == 1 {
         // Nobody else has to find the way.
         RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 }
@@ -117,7 +117,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// As for [`identity`], where launchers contradict themselves.
 pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<bool> {
     let told = config.rank.is_some() || config.world_size.is_some();
-    Ok(!told && launched(&Environment(&lookup))?.is_none())
+    Ok(!told && detect_launcher(&Environment(&lookup))?.is_none())
 }
 
 /// This process's number among the ranks of its node, if its launcher tells.
@@ -126,7 +126,7 @@ pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// As for [`identity`], where launchers contradict themselves.
 pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let environment = Environment(&lookup);
-    let Some(launched) = launched(&environment)? else { return Ok(None) };
+    let Some(launched) = detect_launcher(&environment)? else { return Ok(None) };
     Ok(environment.number(launched.local)?.map(|local| local.value))
 }
 
@@ -140,16 +140,16 @@ fn derived_port(token: u128) -> u16 {
 
 /// A number and the variable it came from.
 #[derive(Clone, Copy, Debug)]
-struct Number {
+struct NumericVariable {
     name: &'static str,
     value: usize,
 }
 
 /// What a launcher says.
-struct Launched {
+struct LauncherInfo {
     launcher: &'static str,
-    rank: Number,
-    world: Number,
+    rank: NumericVariable,
+    world: NumericVariable,
     host: Option<String>,
     port: Option<u16>,
     /// The variables that may have a rank's number on its node.
@@ -160,7 +160,7 @@ struct Launched {
     export: &'static str,
 }
 
-impl Launched {
+impl LauncherInfo {
     fn token(&self) -> u128 {
         self.job.as_ref().map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
     }
@@ -180,12 +180,12 @@ impl Environment<'_> {
     }
 
     /// The first of these variables that is set, as a whole number.
-    fn number(&self, names: &[&'static str]) -> Result<Option<Number>> {
+    fn number(&self, names: &[&'static str]) -> Result<Option<NumericVariable>> {
         let Some((name, text)) = self.first(names) else {
             return Ok(None);
         };
         match text.trim().parse() {
-            Ok(value) => Ok(Some(Number { name, value })),
+            Ok(value) => Ok(Some(NumericVariable { name, value })),
             Err(_) => Err(invalid(format!("{name}=\"{text}\" cannot be used: expected a whole number"))),
         }
     }
@@ -196,12 +196,12 @@ impl Environment<'_> {
         launcher: &str,
         ranks: &[&'static str],
         worlds: &[&'static str],
-    ) -> Result<Option<(Number, Number)>> {
+    ) -> Result<Option<(NumericVariable, NumericVariable)>> {
         match (self.number(ranks)?, self.number(worlds)?) {
             (Some(rank), Some(world)) => Ok(Some((rank, world))),
             (None, None) => Ok(None),
-            (Some(Number { name, value }), None) => Err(half(launcher, name, value, worlds)),
-            (None, Some(Number { name, value })) => Err(half(launcher, name, value, ranks)),
+            (Some(NumericVariable { name, value }), None) => Err(half_set(launcher, name, value, worlds)),
+            (None, Some(NumericVariable { name, value })) => Err(half_set(launcher, name, value, ranks)),
         }
     }
 
@@ -213,7 +213,7 @@ impl Environment<'_> {
     }
 }
 
-fn half(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error {
+fn half_set(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error {
     invalid(format!(
         "{name}=\"{value}\" is set, as {launcher} does, but {} is not: set both, or unset {name} if it means something else",
         missing.first().copied().unwrap_or_default()
@@ -225,7 +225,7 @@ fn invalid(message: String) -> Error {
 }
 
 /// The launcher that started this process, if any of those known did.
-fn launched(environment: &Environment<'_>) -> Result<Option<Launched>> {
+fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     for launcher in [torchrun, open_mpi, mpich, slurm] {
         if let Some(launched) = launcher(environment)? {
             return Ok(Some(launched));
@@ -234,7 +234,7 @@ fn launched(environment: &Environment<'_>) -> Result<Option<Launched>> {
     Ok(None)
 }
 
-fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
+fn torchrun(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let Some((rank, world)) = environment.pair("torchrun", &["RANK"], &["WORLD_SIZE"])? else {
         return Ok(None);
     };
@@ -251,7 +251,7 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
             })?)
         }
     };
-    Ok(Some(Launched {
+    Ok(Some(LauncherInfo {
         launcher: "torchrun",
         rank,
         world,
@@ -267,12 +267,12 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<Launched>> {
     }))
 }
 
-fn open_mpi(environment: &Environment<'_>) -> Result<Option<Launched>> {
+fn open_mpi(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let numbers = environment.pair("Open MPI", &["OMPI_COMM_WORLD_RANK"], &["OMPI_COMM_WORLD_SIZE"])?;
     let Some((rank, world)) = numbers else {
         return Ok(None);
     };
-    Ok(Some(Launched {
+    Ok(Some(LauncherInfo {
         launcher: "Open MPI",
         rank,
         world,
@@ -286,7 +286,7 @@ fn open_mpi(environment: &Environment<'_>) -> Result<Option<Launched>> {
     }))
 }
 
-fn mpich(environment: &Environment<'_>) -> Result<Option<Launched>> {
+fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let numbers = environment.pair("MPICH", &["PMI_RANK", "PMI_ID"], &["PMI_SIZE"])?;
     let Some((rank, world)) = numbers else {
         return Ok(None);
@@ -296,7 +296,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<Launched>> {
         .job(&["PMI_JOBID", "PALS_APID", "HYDRA_JOBID"])
         // Hydra gives its jobs no name, but all ranks of a node have the same proxy above them.
         .or_else(|| host.is_some().then(hydra_proxy).flatten());
-    Ok(Some(Launched {
+    Ok(Some(LauncherInfo {
         launcher: "MPICH",
         rank,
         world,
@@ -308,7 +308,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<Launched>> {
     }))
 }
 
-fn slurm(environment: &Environment<'_>) -> Result<Option<Launched>> {
+fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     // A batch script's own shell has a SLURM_PROCID too, but is no rank: only steps are.
     if environment.first(&["SLURM_STEP_ID", "SLURM_STEPID"]).is_none() {
         return Ok(None);
@@ -325,7 +325,7 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<Launched>> {
             .first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])
             .and_then(|(_, list)| first_host(&list))
     };
-    Ok(Some(Launched {
+    Ok(Some(LauncherInfo {
         launcher: "Slurm",
         rank,
         world,
@@ -341,7 +341,7 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<Launched>> {
 fn on_one_node(
     environment: &Environment<'_>,
     local: &[&'static str],
-    world: Number,
+    world: NumericVariable,
 ) -> Result<Option<String>> {
     let local = environment.number(local)?;
     Ok(local.filter(|local| local.value == world.value).map(|_| "127.0.0.1".to_owned()))
@@ -380,8 +380,11 @@ fn first_host(list: &str) -> Option<String> {
     (!host.is_empty()).then_some(host)
 }
 
-fn numbers(config: &Config, launched: Option<&Launched>) -> Result<(Number, Number)> {
-    let own = |name, value: Option<usize>| value.map(|value| Number { name, value });
+fn rank_and_world(
+    config: &Config,
+    launched: Option<&LauncherInfo>,
+) -> Result<(NumericVariable, NumericVariable)> {
+    let own = |name, value: Option<usize>| value.map(|value| NumericVariable { name, value });
     let rank = own("FLEXRING_RANK", config.rank).or(launched.map(|launched| launched.rank));
     let world = own("FLEXRING_WORLD_SIZE", config.world_size).or(launched.map(|launched| launched.world));
     match (rank, world) {
@@ -390,16 +393,16 @@ fn numbers(config: &Config, launched: Option<&Launched>) -> Result<(Number, Numb
             "this process has no rank: start it with torchrun, mpirun or srun (a Slurm batch script's own process is no \
              rank), or set FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT",
         )),
-        (Some(Number { name, value }), None) => Err(invalid(format!(
+        (Some(NumericVariable { name, value }), None) => Err(invalid(format!(
             "{name}=\"{value}\" is set but FLEXRING_WORLD_SIZE is not, and no launcher tells it"
         ))),
-        (None, Some(Number { name, value })) => Err(invalid(format!(
+        (None, Some(NumericVariable { name, value })) => Err(invalid(format!(
             "{name}=\"{value}\" is set but FLEXRING_RANK is not, and no launcher tells it"
         ))),
     }
 }
 
-fn check(rank: &Number, world: &Number) -> Result<()> {
+fn check(rank: &NumericVariable, world: &NumericVariable) -> Result<()> {
     if rank.value < world.value {
         return Ok(());
     }
@@ -409,7 +412,7 @@ fn check(rank: &Number, world: &Number) -> Result<()> {
     )))
 }
 
-fn no_address(launched: Option<&Launched>) -> Error {
+fn no_address(launched: Option<&LauncherInfo>) -> Error {
     let message = match launched {
         Some(launched) => format!(
             "{} does not tell where rank 0 is, and the ranks are on several nodes: set FLEXRING_MASTER_ADDR to the host \

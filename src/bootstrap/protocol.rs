@@ -25,9 +25,9 @@ pub(super) const FRAME_LIMIT: usize = 16 << 20;
 /// Encoded bytes, shared by all connections that they are sent on.
 pub(super) type Bytes = Arc<[u8]>;
 
-/// Who is at the door. Never changes between releases: fields may only be appended to [`Terms`].
+/// Who is at the door. Never changes between releases: fields may only be appended to [`HelloParams`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Caller {
+pub(super) struct HelloHeader {
     pub(super) version: String,
     pub(super) token: u128,
     pub(super) rank: Rank,
@@ -37,25 +37,25 @@ pub(super) struct Caller {
 
 /// What a caller of this release adds.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Terms {
+pub(super) struct HelloParams {
     /// The settings that must be equal everywhere, with their values.
     pub(super) settings: Vec<(String, String)>,
     /// How much longer the caller waits for its world.
-    pub(super) patience: Duration,
+    pub(super) join_timeout: Duration,
     /// How long the caller waits for any later exchange.
-    pub(super) timeout: Duration,
+    pub(super) exchange_timeout: Duration,
     /// How often the caller will say that it lives.
     pub(super) heartbeat: Duration,
 }
 
-impl Terms {
+impl HelloParams {
     /// The same, with durations that can be reckoned with: the wire can carry ones that no clock can.
     fn bounded(self) -> Self {
         const LONGEST: Duration = Duration::from_secs(1 << 32);
         Self {
             settings: self.settings,
-            patience: self.patience.min(LONGEST),
-            timeout: self.timeout.min(LONGEST),
+            join_timeout: self.join_timeout.min(LONGEST),
+            exchange_timeout: self.exchange_timeout.min(LONGEST),
             heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST),
         }
     }
@@ -64,23 +64,24 @@ impl Terms {
 /// A rank's first frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    pub(super) caller: Caller,
+    pub(super) header: HelloHeader,
     /// `None` if the caller is of another release, whose terms cannot be read.
-    pub(super) terms: Option<Terms>,
+    pub(super) params: Option<HelloParams>,
 }
 
 impl Hello {
     /// The magic word and the frame.
-    pub(super) fn encode(caller: &Caller, terms: &Terms) -> Result<Bytes> {
-        let frame = encode(&(caller, terms))?;
+    pub(super) fn encode(header: &HelloHeader, params: &HelloParams) -> Result<Bytes> {
+        let frame = encode(&(header, params))?;
         Ok(MAGIC.iter().chain(frame.iter()).copied().collect())
     }
 
     /// `None` if these bytes are no hello.
     pub(super) fn decode(frame: &[u8]) -> Option<Self> {
-        let (caller, rest): (Caller, _) = postcard::take_from_bytes(frame).ok()?;
-        let terms = if caller.version == VERSION { Some(decode::<Terms>(rest)?.bounded()) } else { None };
-        Some(Self { caller, terms })
+        let (header, rest): (HelloHeader, _) = postcard::take_from_bytes(frame).ok()?;
+        let params =
+            if header.version == VERSION { Some(decode::<HelloParams>(rest)?.bounded()) } else { None };
+        Some(Self { header, params })
     }
 }
 
@@ -90,9 +91,9 @@ pub(super) enum ToCoordinator {
     /// I live, and this is what I do.
     Heartbeat(CallState),
     /// My part of the `number`-th exchange.
-    Gather { number: u64, what: String, part: Vec<u8> },
+    Gather { number: u64, label: String, part: Vec<u8> },
     /// My call failed; I suspect that it was because of somebody else.
-    Report { error: Error, suspect: Option<Rank>, standing: CallState },
+    Report { error: Error, suspect: Option<Rank>, state: CallState },
     /// I give up.
     Abort { reason: String },
     /// I leave in peace.
@@ -200,22 +201,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn hello(version: &str) -> (Caller, Terms) {
-        let caller =
-            Caller { version: version.to_owned(), token: 7, rank: 1, world: 2, process: Process::current() };
-        let terms = Terms {
+    fn hello(version: &str) -> (HelloHeader, HelloParams) {
+        let header = HelloHeader {
+            version: version.to_owned(),
+            token: 7,
+            rank: 1,
+            world: 2,
+            process: Process::current(),
+        };
+        let params = HelloParams {
             settings: vec![("A".to_owned(), "1".to_owned())],
-            patience: Duration::from_secs(1),
-            timeout: Duration::from_secs(2),
+            join_timeout: Duration::from_secs(1),
+            exchange_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(500),
         };
-        (caller, terms)
+        (header, params)
     }
 
     #[test]
     fn frames_are_cut_wherever_the_stream_breaks() {
-        let (caller, terms) = hello(VERSION);
-        let mut stream = Hello::encode(&caller, &terms).expect("short").to_vec();
+        let (header, params) = hello(VERSION);
+        let mut stream = Hello::encode(&header, &params).expect("short").to_vec();
         let beat = ToCoordinator::Heartbeat(CallState::Idle { finished: 3 });
         stream.extend_from_slice(&encode(&beat).expect("short"));
         for step in 1..stream.len() {
@@ -232,7 +238,7 @@ mod tests {
             };
             assert_eq!(
                 Hello::decode(first),
-                Some(Hello { caller: caller.clone(), terms: Some(terms.clone()) })
+                Some(Hello { header: header.clone(), params: Some(params.clone()) })
             );
             assert_eq!(decode::<ToCoordinator>(second), Some(beat.clone()));
         }
@@ -240,20 +246,20 @@ mod tests {
 
     #[test]
     fn a_caller_of_another_release_is_understood_as_far_as_its_name() {
-        let (caller, _) = hello("99.0");
-        let mut frame = postcard::to_stdvec(&caller).expect("short");
+        let (header, _) = hello("99.0");
+        let mut frame = postcard::to_stdvec(&header).expect("short");
         frame.extend_from_slice(b"whatever that release says next");
         let hello = Hello::decode(&frame).expect("a hello");
-        assert_eq!((hello.caller, hello.terms), (caller, None));
+        assert_eq!((hello.header, hello.params), (header, None));
     }
 
     #[test]
     fn durations_that_no_clock_can_count_are_cut() {
-        let (caller, terms) = hello(VERSION);
-        let forged = Terms { patience: Duration::MAX, heartbeat: Duration::ZERO, ..terms };
-        let frame = postcard::to_stdvec(&(caller, forged)).expect("short");
-        let terms = Hello::decode(&frame).and_then(|hello| hello.terms).expect("terms");
-        assert!(terms.patience < Duration::MAX && terms.heartbeat > Duration::ZERO);
+        let (header, params) = hello(VERSION);
+        let forged = HelloParams { join_timeout: Duration::MAX, heartbeat: Duration::ZERO, ..params };
+        let frame = postcard::to_stdvec(&(header, forged)).expect("short");
+        let params = Hello::decode(&frame).and_then(|hello| hello.params).expect("params");
+        assert!(params.join_timeout < Duration::MAX && params.heartbeat > Duration::ZERO);
     }
 
     #[test]
@@ -285,8 +291,8 @@ mod tests {
 
         #[test]
         fn no_damaged_frame_makes_the_parsers_panic(at: usize, byte: u8, cut: usize) {
-            let (caller, terms) = hello(VERSION);
-            let mut frame = postcard::to_stdvec(&(caller, terms)).expect("short");
+            let (header, params) = hello(VERSION);
+            let mut frame = postcard::to_stdvec(&(header, params)).expect("short");
             let length = frame.len();
             frame[at % length] = byte;
             frame.truncate(cut % (length + 1));

@@ -5,7 +5,7 @@
 
 use super::heartbeat::seconds;
 use super::process::Process;
-use super::protocol::{Caller, Hello, Terms, VERSION};
+use super::protocol::{Hello, HelloHeader, HelloParams, VERSION};
 use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const MAX_WORLD: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct JoinedPeer {
     pub(super) process: Process,
-    pub(super) terms: Terms,
+    pub(super) params: HelloParams,
 }
 
 /// What becomes of a caller.
@@ -40,7 +40,7 @@ pub(super) enum JoinOutcome {
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     token: u128,
-    place: String,
+    location: String,
     world: Option<usize>,
     peers: BTreeMap<Rank, JoinedPeer>,
     /// When the least patient peer gives up, and how long it will have waited.
@@ -50,8 +50,8 @@ pub(super) struct Rendezvous {
 
 impl Rendezvous {
     /// Waits at `place` for the job of `token`; the first rank to come tells how many there are.
-    pub(super) fn new(token: u128, place: String) -> Self {
-        Self { token, place, world: None, peers: BTreeMap::new(), deadline: None, root_cause: None }
+    pub(super) fn new(token: u128, location: String) -> Self {
+        Self { token, location, world: None, peers: BTreeMap::new(), deadline: None, root_cause: None }
     }
 
     /// Why no world comes about, if so.
@@ -75,35 +75,35 @@ impl Rendezvous {
     }
 
     /// Somebody comes.
-    pub(super) fn arrive(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
-        let Hello { caller, terms } = hello;
-        if caller.token != self.token {
-            return JoinOutcome::WrongJob(self.foreign(&caller));
+    pub(super) fn join(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
+        let Hello { header, params } = hello;
+        if header.token != self.token {
+            return JoinOutcome::WrongJob(self.wrong_job(&header));
         }
         if self.root_cause.is_none() {
-            self.root_cause = self.objection(&caller, terms.as_ref());
+            self.root_cause = self.validate(&header, params.as_ref());
         }
-        self.world.get_or_insert(caller.world);
-        if let Some(terms) = &terms {
-            let until = now + terms.patience;
+        self.world.get_or_insert(header.world);
+        if let Some(params) = &params {
+            let until = now + params.join_timeout;
             if self.deadline.is_none_or(|(at, _)| until < at) {
-                self.deadline = Some((until, terms.patience));
+                self.deadline = Some((until, params.join_timeout));
             }
         }
         if self.root_cause.is_some() {
             return JoinOutcome::Failed;
         }
         // Only another release's terms are unreadable, and those were objected to.
-        let Some(terms) = terms else {
+        let Some(params) = params else {
             return JoinOutcome::Malformed;
         };
-        let process = caller.process;
-        self.peers.insert(caller.rank, JoinedPeer { process, terms });
-        if self.peers.len() == caller.world { JoinOutcome::Complete } else { JoinOutcome::Waiting }
+        let process = header.process;
+        self.peers.insert(header.rank, JoinedPeer { process, params });
+        if self.peers.len() == header.world { JoinOutcome::Complete } else { JoinOutcome::Waiting }
     }
 
     /// A peer's connection ended.
-    pub(super) fn depart(&mut self, rank: Rank, cause: &str) {
+    pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str) {
         let Some(peer) = self.peers.remove(&rank) else {
             return;
         };
@@ -117,7 +117,7 @@ impl Rendezvous {
     }
 
     /// Time has passed.
-    pub(super) fn tick(&mut self, now: Instant) {
+    pub(super) fn on_tick(&mut self, now: Instant) {
         let Some((_, patience)) = self.deadline.filter(|(at, _)| now >= *at) else {
             return;
         };
@@ -131,16 +131,16 @@ impl Rendezvous {
                 "{} of {world} did not come within {} (met at {}: are they running, and do they look for rank 0 there?)",
                 RankList::new(&missing),
                 seconds(patience),
-                self.place
+                self.location
             ),
         );
     }
 
     /// Whoever opened the rendezvous has no use for it any more.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn cancel(&mut self) {
         self.fail(
             ErrorKind::Rendezvous,
-            format!("the meeting at {} was called off by its host before all ranks had come", self.place),
+            format!("the meeting at {} was called off by its host before all ranks had come", self.location),
         );
     }
 
@@ -148,17 +148,17 @@ impl Rendezvous {
         self.root_cause.get_or_insert_with(|| Error::new(kind, message));
     }
 
-    fn foreign(&self, caller: &Caller) -> Error {
+    fn wrong_job(&self, header: &HelloHeader) -> Error {
         Error::rendezvous(format!(
             "at {} another job is rendezvous, not that of rank {} ({}): give each job a port of its own with \
                  FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
-            self.place, caller.rank, caller.process
+            self.location, header.rank, header.process
         ))
     }
 
     /// What is wrong with a caller of this job, if anything.
-    fn objection(&self, caller: &Caller, terms: Option<&Terms>) -> Option<Error> {
-        let Caller { version, rank, world, process, .. } = caller;
+    fn validate(&self, header: &HelloHeader, params: Option<&HelloParams>) -> Option<Error> {
+        let HelloHeader { version, rank, world, process, .. } = header;
         let disagree = |message| Some(Error::disagreement(message));
         // The lowest rank so far speaks for all: they agree.
         let first = self.peers.first_key_value();
@@ -166,7 +166,7 @@ impl Rendezvous {
             return disagree(format!(
                 "rank {rank} ({process}) runs flexring {version}, and the rendezvous at {} runs {VERSION}: all ranks must \
                  run the same release",
-                self.place
+                self.location
             ));
         }
         if rank >= world || *world > MAX_WORLD {
@@ -183,13 +183,13 @@ impl Rendezvous {
                 first.process
             ));
         }
-        if let Some(twin) = self.peers.get(rank) {
+        if let Some(other) = self.peers.get(rank) {
             return Some(Error::rendezvous(format!(
                 "two processes call themselves rank {rank}: {} and {process}; every process needs a rank of its own",
-                twin.process
+                other.process
             )));
         }
-        difference(&first.terms.settings, &terms?.settings).map(|(name, theirs, value)| {
+        difference(&first.params.settings, &params?.settings).map(|(name, theirs, value)| {
             Error::disagreement(format!(
                     "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it alike on all ranks"
                 ),
@@ -219,17 +219,17 @@ mod tests {
 
     fn hello(rank: Rank, world: usize) -> Hello {
         Hello {
-            caller: Caller {
+            header: HelloHeader {
                 version: VERSION.to_owned(),
                 token: 1,
                 rank,
                 world,
                 process: Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: 0 },
             },
-            terms: Some(Terms {
+            params: Some(HelloParams {
                 settings: vec![("FLEXRING_SUBCHUNK".to_owned(), "512K".to_owned())],
-                patience: Duration::from_secs(60),
-                timeout: Duration::from_secs(60),
+                join_timeout: Duration::from_secs(60),
+                exchange_timeout: Duration::from_secs(60),
                 heartbeat: Duration::from_millis(500),
             }),
         }
@@ -243,13 +243,13 @@ mod tests {
     fn third(change: impl FnOnce(&mut Hello)) -> Error {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
-        assert_eq!(rendezvous.arrive(hello(2, 4), now), JoinOutcome::Waiting);
-        assert_eq!(rendezvous.arrive(hello(0, 4), now), JoinOutcome::Waiting);
+        assert_eq!(rendezvous.join(hello(2, 4), now), JoinOutcome::Waiting);
+        assert_eq!(rendezvous.join(hello(0, 4), now), JoinOutcome::Waiting);
         let mut third = hello(3, 4);
         change(&mut third);
-        assert_eq!(rendezvous.arrive(third, now), JoinOutcome::Failed);
+        assert_eq!(rendezvous.join(third, now), JoinOutcome::Failed);
         // Whoever comes later shares the fate.
-        assert_eq!(rendezvous.arrive(hello(1, 4), now), JoinOutcome::Failed);
+        assert_eq!(rendezvous.join(hello(1, 4), now), JoinOutcome::Failed);
         rendezvous.root_cause().expect("a root_cause").clone()
     }
 
@@ -258,9 +258,9 @@ mod tests {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
         for rank in [3, 0, 2] {
-            assert_eq!(rendezvous.arrive(hello(rank, 4), now), JoinOutcome::Waiting);
+            assert_eq!(rendezvous.join(hello(rank, 4), now), JoinOutcome::Waiting);
         }
-        assert_eq!(rendezvous.arrive(hello(1, 4), now), JoinOutcome::Complete);
+        assert_eq!(rendezvous.join(hello(1, 4), now), JoinOutcome::Complete);
         let pids: Vec<u32> = rendezvous.into_peers().iter().map(|peer| peer.process.pid).collect();
         assert_eq!(pids, [100, 101, 102, 103]);
     }
@@ -268,29 +268,29 @@ mod tests {
     #[test]
     fn whoever_differs_is_named_with_what_differs() {
         let root_cause = third(|hello| {
-            hello.terms.as_mut().expect("terms").settings[0].1 = "1M".to_owned();
+            hello.params.as_mut().expect("params").settings[0].1 = "1M".to_owned();
         });
         assert_eq!(
             root_cause.message(),
             "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it alike on all ranks"
         );
-        let root_cause = third(|hello| hello.caller.world = 5);
+        let root_cause = third(|hello| hello.header.world = 5);
         assert_eq!(
             root_cause.message(),
             "rank 3 (pid 103 on host h) expects a world of 5, rank 0 (pid 100 on host h) one of 4"
         );
         let root_cause = third(|hello| {
-            hello.caller.version = "0.0.9".to_owned();
-            hello.terms = None;
+            hello.header.version = "0.0.9".to_owned();
+            hello.params = None;
         });
         assert!(root_cause.message().contains("runs flexring 0.0.9"), "{root_cause}");
-        let root_cause = third(|hello| hello.caller.rank = 4);
+        let root_cause = third(|hello| hello.header.rank = 4);
         assert!(root_cause.message().contains("rank 4 of a world of 4"), "{root_cause}");
     }
 
     #[test]
     fn two_of_the_same_rank_are_both_named() {
-        let root_cause = third(|hello| hello.caller.rank = 2);
+        let root_cause = third(|hello| hello.header.rank = 2);
         assert_eq!(
             root_cause.message(),
             "two processes call themselves rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
@@ -303,13 +303,13 @@ mod tests {
         let mut rendezvous = rendezvous();
         let start = Instant::now();
         for rank in [0, 1, 3, 4, 6, 7] {
-            rendezvous.arrive(hello(rank, 8), start);
+            rendezvous.join(hello(rank, 8), start);
         }
         let deadline = rendezvous.deadline().expect("a deadline");
         assert_eq!(deadline, start + Duration::from_secs(60));
-        rendezvous.tick(deadline - Duration::from_millis(1));
+        rendezvous.on_tick(deadline - Duration::from_millis(1));
         assert_eq!(rendezvous.root_cause(), None);
-        rendezvous.tick(deadline);
+        rendezvous.on_tick(deadline);
         let root_cause = rendezvous.root_cause().expect("a root_cause");
         assert_eq!(root_cause.kind(), ErrorKind::Rendezvous);
         assert!(
@@ -323,20 +323,20 @@ mod tests {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
         let mut foreigner = hello(0, 9);
-        foreigner.caller.token = 2;
-        assert!(matches!(rendezvous.arrive(foreigner, now), JoinOutcome::WrongJob(_)));
+        foreigner.header.token = 2;
+        assert!(matches!(rendezvous.join(foreigner, now), JoinOutcome::WrongJob(_)));
         assert_eq!(rendezvous.root_cause(), None);
-        assert_eq!(rendezvous.arrive(hello(0, 1), now), JoinOutcome::Complete);
+        assert_eq!(rendezvous.join(hello(0, 1), now), JoinOutcome::Complete);
     }
 
     #[test]
     fn whoever_goes_before_the_others_came_ends_it_for_all() {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
-        rendezvous.arrive(hello(1, 3), now);
-        rendezvous.depart(0, "closed");
+        rendezvous.join(hello(1, 3), now);
+        rendezvous.on_disconnect(0, "closed");
         assert_eq!(rendezvous.root_cause(), None);
-        rendezvous.depart(1, "closed");
+        rendezvous.on_disconnect(1, "closed");
         assert!(
             rendezvous
                 .root_cause()

@@ -26,7 +26,7 @@ const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
 /// Connections that have not said hello; beyond this the oldest gives way.
 const MAX_UNAUTHENTICATED: usize = 4096;
 /// How many connections are taken before the others get their turn.
-const ACCEPTED_AT_ONCE: usize = 64;
+const ACCEPT_BATCH: usize = 64;
 /// How long no connection is taken when the system has none left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,7 +44,7 @@ enum ClientState {
 #[derive(Debug)]
 struct Client {
     connection: FramedStream,
-    role: ClientState,
+    state: ClientState,
 }
 
 enum Phase {
@@ -62,16 +62,16 @@ pub(super) struct Server {
     wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
     listeners: Vec<TcpListener>,
-    accept_again: Option<Instant>,
-    peers: BTreeMap<ClientId, Client>,
-    joined: BTreeMap<Rank, ClientId>,
+    accept_resumes: Option<Instant>,
+    clients: BTreeMap<ClientId, Client>,
+    by_rank: BTreeMap<Rank, ClientId>,
     /// Connections that have ended, kept open until everybody was told.
-    ended: Vec<FramedStream>,
-    next: ClientId,
+    closed: Vec<FramedStream>,
+    next_id: ClientId,
     /// The ranks that know why there is no world, and since when there is none.
     notified: BTreeSet<Rank>,
     failed_at: Option<Instant>,
-    stage: Phase,
+    phase: Phase,
 }
 
 impl Server {
@@ -86,31 +86,31 @@ impl Server {
             wake,
             abandoned,
             listeners,
-            accept_again: None,
-            peers: BTreeMap::new(),
-            joined: BTreeMap::new(),
-            ended: Vec::new(),
-            next: 0,
+            accept_resumes: None,
+            clients: BTreeMap::new(),
+            by_rank: BTreeMap::new(),
+            closed: Vec::new(),
+            next_id: 0,
             notified: BTreeSet::new(),
             failed_at: None,
-            stage: Phase::Rendezvous(rendezvous),
+            phase: Phase::Rendezvous(rendezvous),
         }
     }
 
     /// Until nobody is left to serve.
     pub(super) fn run(mut self) {
-        while !(matches!(self.stage, Phase::Finished) && self.peers.is_empty()) {
-            let (knocking, ready) = self.wait();
+        while !(matches!(self.phase, Phase::Finished) && self.clients.is_empty()) {
+            let (incoming, ready) = self.wait();
             let now = Instant::now();
             self.check_abandoned();
-            if knocking {
+            if incoming {
                 self.accept(now);
             }
             for id in ready {
                 self.receive(id, now);
             }
-            self.tick(now);
-            self.carry_out(now);
+            self.on_tick(now);
+            self.apply_decisions(now);
             self.flush(now);
         }
         log::debug!("the coordinator's world is over");
@@ -120,33 +120,37 @@ impl Server {
     fn wait(&self) -> (bool, Vec<ClientId>) {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-        let listening = if self.accept_again.is_none() { self.listeners.as_slice() } else { &[] };
+        let listening = if self.accept_resumes.is_none() { self.listeners.as_slice() } else { &[] };
         fds.extend(listening.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-        fds.extend(self.peers.values().map(|peer| PollFd::new(&peer.connection, peer.connection.interest())));
+        fds.extend(
+            self.clients
+                .values()
+                .map(|client| PollFd::new(&client.connection, client.connection.poll_flags())),
+        );
         let timeout =
             self.deadline().and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         // An interrupted wait is over early, and the next one makes up for it.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return (false, Vec::new());
         }
-        let rings = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let (doors, connections) = fds[1..].split_at(listening.len());
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (listeners, connections) = fds[1..].split_at(listening.len());
         let ready =
-            self.peers.keys().zip(connections).filter(|(_, fd)| rings(fd)).map(|(id, _)| *id).collect();
-        (doors.iter().any(rings), ready)
+            self.clients.keys().zip(connections).filter(|(_, fd)| is_ready(fd)).map(|(id, _)| *id).collect();
+        (listeners.iter().any(is_ready), ready)
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let stage = match &self.stage {
+        let phase = match &self.phase {
             Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.deadline()),
             Phase::Monitoring(detector) => detector.deadline(),
             Phase::Finished => None,
         };
-        let peers = self.peers.values().filter_map(|peer| match peer.role {
+        let clients = self.clients.values().filter_map(|client| match client.state {
             ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => Some(until),
             ClientState::Joined(_) => None,
         });
-        peers.chain(stage).chain(self.accept_again).min()
+        clients.chain(phase).chain(self.accept_resumes).min()
     }
 
     /// Until when ranks that come late are told why there is no world.
@@ -159,10 +163,10 @@ impl Server {
         if !self.wake.drain() || !self.abandoned.load(Ordering::Acquire) {
             return;
         }
-        if let Phase::Rendezvous(rendezvous) = &mut self.stage
+        if let Phase::Rendezvous(rendezvous) = &mut self.phase
             && rendezvous.root_cause().is_none()
         {
-            rendezvous.give_up();
+            rendezvous.cancel();
             if rendezvous.world().is_none() {
                 // Nobody has come, and nobody will be missed.
                 self.end();
@@ -171,17 +175,17 @@ impl Server {
     }
 
     fn accept(&mut self, now: Instant) {
-        let mut crowded = false;
+        let mut out_of_descriptors = false;
         for listener in &self.listeners {
-            for _ in 0..ACCEPTED_AT_ONCE {
+            for _ in 0..ACCEPT_BATCH {
                 let stream = match listener.accept() {
                     Ok((stream, _)) => stream,
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {
                         // Out of descriptors, mostly: the listener stays readable, so waiting on it would spin.
                         log::debug!("the coordinator cannot take a connection: {cause}");
-                        self.accept_again = Some(now + ACCEPT_PAUSE);
-                        crowded = true;
+                        self.accept_resumes = Some(now + ACCEPT_PAUSE);
+                        out_of_descriptors = true;
                         break;
                     }
                 };
@@ -192,153 +196,153 @@ impl Server {
                         continue;
                     }
                 };
-                let role = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
-                self.peers.insert(self.next, Client { connection, role });
-                self.next += 1;
+                let state = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
+                self.clients.insert(self.next_id, Client { connection, state });
+                self.next_id += 1;
             }
         }
         let unauthenticated: Vec<ClientId> = self
-            .peers
+            .clients
             .iter()
-            .filter(|(_, peer)| matches!(peer.role, ClientState::Unauthenticated { .. }))
+            .filter(|(_, client)| matches!(client.state, ClientState::Unauthenticated { .. }))
             .map(|(id, _)| *id)
             .collect();
-        let surplus = unauthenticated.len().saturating_sub(MAX_UNAUTHENTICATED);
-        let surplus = surplus.max(usize::from(crowded)).min(unauthenticated.len());
-        for id in &unauthenticated[..surplus] {
-            self.peers.remove(id);
+        let excess = unauthenticated.len().saturating_sub(MAX_UNAUTHENTICATED);
+        let excess = excess.max(usize::from(out_of_descriptors)).min(unauthenticated.len());
+        for id in &unauthenticated[..excess] {
+            self.clients.remove(id);
         }
     }
 
     fn receive(&mut self, id: ClientId, now: Instant) {
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let limit = match peer.role {
+        let limit = match client.state {
             ClientState::Unauthenticated { .. } => HELLO_LIMIT,
             ClientState::Joined(_) | ClientState::Closing { .. } => FRAME_LIMIT,
         };
-        let received = peer.connection.receive(limit);
+        let received = client.connection.receive(limit);
         for frame in received.frames {
             // The role may change from one frame to the next.
-            match self.peers.get(&id).map(|peer| peer.role) {
-                Some(ClientState::Unauthenticated { .. }) => self.admit(id, &frame, now),
-                Some(ClientState::Joined(rank)) => self.hear(rank, &frame, now),
+            match self.clients.get(&id).map(|client| client.state) {
+                Some(ClientState::Unauthenticated { .. }) => self.on_hello(id, &frame, now),
+                Some(ClientState::Joined(rank)) => self.on_frame(rank, &frame, now),
                 Some(ClientState::Closing { .. }) | None => {}
             }
         }
         if let Some(cause) = received.end
-            && let Some(Client { connection, role }) = self.peers.remove(&id)
+            && let Some(Client { connection, state }) = self.clients.remove(&id)
         {
-            self.ended.push(connection);
-            if let ClientState::Joined(rank) = role {
-                self.lose(rank, &cause);
+            self.closed.push(connection);
+            if let ClientState::Joined(rank) = state {
+                self.on_disconnect(rank, &cause);
             }
         }
     }
 
     /// A stranger says hello.
-    fn admit(&mut self, id: ClientId, frame: &[u8], now: Instant) {
-        let (Phase::Rendezvous(rendezvous), Some(hello)) = (&mut self.stage, Hello::decode(frame)) else {
-            self.peers.remove(&id);
+    fn on_hello(&mut self, id: ClientId, frame: &[u8], now: Instant) {
+        let (Phase::Rendezvous(rendezvous), Some(hello)) = (&mut self.phase, Hello::decode(frame)) else {
+            self.clients.remove(&id);
             return;
         };
-        let rank = hello.caller.rank;
-        let (role, answer) = match rendezvous.arrive(hello, now) {
+        let rank = hello.header.rank;
+        let (state, answer) = match rendezvous.join(hello, now) {
             arrival @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
-                self.joined.insert(rank, id);
+                self.by_rank.insert(rank, id);
                 if arrival == JoinOutcome::Complete {
-                    self.begin_watch(now);
+                    self.start_monitoring(now);
                 }
                 (ClientState::Joined(rank), ToRank::HelloAck)
             }
-            JoinOutcome::WrongJob(error) => (closing(now), ToRank::WrongJob(error)),
+            JoinOutcome::WrongJob(error) => (closing_at(now), ToRank::WrongJob(error)),
             JoinOutcome::Failed => {
                 let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
                 self.notified.insert(rank);
-                (closing(now), ToRank::RootCause(root_cause))
+                (closing_at(now), ToRank::RootCause(root_cause))
             }
             JoinOutcome::Malformed => {
-                self.peers.remove(&id);
+                self.clients.remove(&id);
                 return;
             }
         };
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.role = role;
-            post(peer, &answer);
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.state = state;
+            send(client, &answer);
         }
     }
 
     /// All have come. The doors are shut before the first of them hears of it, so that their next
     /// communicator can meet at the same port.
-    fn begin_watch(&mut self, now: Instant) {
+    fn start_monitoring(&mut self, now: Instant) {
         self.listeners.clear();
-        let seated: BTreeSet<ClientId> = self.joined.values().copied().collect();
-        self.peers.retain(|id, _| seated.contains(id));
-        if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.stage, Phase::Finished) {
+        let seated: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
+        self.clients.retain(|id, _| seated.contains(id));
+        if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) {
             let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
-            self.stage = Phase::Monitoring(detector);
+            self.phase = Phase::Monitoring(detector);
         }
     }
 
     /// A rank says something.
-    fn hear(&mut self, rank: Rank, frame: &[u8], now: Instant) {
-        let said = decode::<ToCoordinator>(frame);
-        match (&mut self.stage, said) {
-            (Phase::Monitoring(detector), Some(said)) => detector.hear(rank, said, now),
+    fn on_frame(&mut self, rank: Rank, frame: &[u8], now: Instant) {
+        let message = decode::<ToCoordinator>(frame);
+        match (&mut self.phase, message) {
+            (Phase::Monitoring(detector), Some(message)) => detector.on_message(rank, message, now),
             (Phase::Monitoring(_) | Phase::Rendezvous(_), _) => {
-                if let Some(id) = self.joined.get(&rank) {
-                    self.peers.remove(id);
+                if let Some(id) = self.by_rank.get(&rank) {
+                    self.clients.remove(id);
                 }
-                self.lose(rank, "carried a frame that makes no sense");
+                self.on_disconnect(rank, "carried a frame that makes no sense");
             }
             (Phase::Finished, _) => {}
         }
     }
 
     /// A rank's connection is gone.
-    fn lose(&mut self, rank: Rank, cause: &str) {
-        self.joined.remove(&rank);
-        match &mut self.stage {
-            Phase::Rendezvous(rendezvous) => rendezvous.depart(rank, cause),
-            Phase::Monitoring(detector) => detector.lose(rank, cause),
+    fn on_disconnect(&mut self, rank: Rank, cause: &str) {
+        self.by_rank.remove(&rank);
+        match &mut self.phase {
+            Phase::Rendezvous(rendezvous) => rendezvous.on_disconnect(rank, cause),
+            Phase::Monitoring(detector) => detector.on_disconnect(rank, cause),
             Phase::Finished => {}
         }
     }
 
-    fn tick(&mut self, now: Instant) {
-        if self.accept_again.is_some_and(|at| now >= at) {
-            self.accept_again = None;
+    fn on_tick(&mut self, now: Instant) {
+        if self.accept_resumes.is_some_and(|at| now >= at) {
+            self.accept_resumes = None;
         }
-        self.peers.retain(|_, peer| match peer.role {
+        self.clients.retain(|_, client| match client.state {
             ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => now < until,
             ClientState::Joined(_) => true,
         });
-        match &mut self.stage {
-            Phase::Rendezvous(rendezvous) => rendezvous.tick(now),
-            Phase::Monitoring(detector) => detector.tick(now),
+        match &mut self.phase {
+            Phase::Rendezvous(rendezvous) => rendezvous.on_tick(now),
+            Phase::Monitoring(detector) => detector.on_tick(now),
             Phase::Finished => {}
         }
     }
 
     /// Does what the rendezvous or the watch have decided.
-    fn carry_out(&mut self, now: Instant) {
-        match &mut self.stage {
+    fn apply_decisions(&mut self, now: Instant) {
+        match &mut self.phase {
             Phase::Rendezvous(rendezvous) => {
                 let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
                 self.failed_at.get_or_insert(now);
-                for (rank, id) in std::mem::take(&mut self.joined) {
-                    if let Some(peer) = self.peers.get_mut(&id) {
-                        post(peer, &ToRank::RootCause(root_cause.clone()));
-                        peer.role = closing(now);
+                for (rank, id) in std::mem::take(&mut self.by_rank) {
+                    if let Some(client) = self.clients.get_mut(&id) {
+                        send(client, &ToRank::RootCause(root_cause.clone()));
+                        client.state = closing_at(now);
                         self.notified.insert(rank);
                     }
                 }
-                let Phase::Rendezvous(rendezvous) = &self.stage else {
+                let Phase::Rendezvous(rendezvous) = &self.phase else {
                     return;
                 };
                 let all_notified = rendezvous.world().is_some_and(|world| self.notified.len() >= world);
@@ -362,26 +366,26 @@ impl Server {
     fn execute(&mut self, action: DetectorAction, now: Instant) {
         match action {
             DetectorAction::Broadcast(frame) => {
-                let Some(bytes) = encoded(&frame) else {
+                let Some(bytes) = encode_or_log(&frame) else {
                     return;
                 };
-                for id in self.joined.values() {
-                    if let Some(peer) = self.peers.get_mut(id) {
-                        peer.connection.post(bytes.clone());
+                for id in self.by_rank.values() {
+                    if let Some(client) = self.clients.get_mut(id) {
+                        client.connection.enqueue(bytes.clone());
                     }
                 }
             }
             DetectorAction::Send(rank, frame) => {
-                if let Some(peer) = self.joined.get(&rank).and_then(|id| self.peers.get_mut(id))
+                if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(id))
                     // Whoever does not read what it was told need not be told that it is heard.
-                    && !(frame == ToRank::HeartbeatAck && peer.connection.is_pending())
+                    && !(frame == ToRank::HeartbeatAck && client.connection.has_unsent())
                 {
-                    post(peer, &frame);
+                    send(client, &frame);
                 }
             }
             DetectorAction::Close(rank) => {
-                if let Some(peer) = self.joined.remove(&rank).and_then(|id| self.peers.get_mut(&id)) {
-                    peer.role = closing(now);
+                if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(&id)) {
+                    client.state = closing_at(now);
                 }
             }
         }
@@ -391,47 +395,47 @@ impl Server {
     /// knows that the others have been told.
     fn flush(&mut self, now: Instant) {
         let mut broken = Vec::new();
-        for (id, peer) in &mut self.peers {
-            if let Err(cause) = peer.connection.flush() {
+        for (id, client) in &mut self.clients {
+            if let Err(cause) = client.connection.flush() {
                 broken.push((*id, cause));
             }
         }
         for (id, cause) in broken {
-            if let Some(Client { role: ClientState::Joined(rank), .. }) = self.peers.remove(&id) {
-                self.lose(rank, &format!("broke ({cause})"));
-                self.carry_out(now);
+            if let Some(Client { state: ClientState::Joined(rank), .. }) = self.clients.remove(&id) {
+                self.on_disconnect(rank, &format!("broke ({cause})"));
+                self.apply_decisions(now);
             }
         }
-        for peer in self.peers.values_mut() {
-            if let ClientState::Closing { finished, .. } = &mut peer.role
+        for client in self.clients.values_mut() {
+            if let ClientState::Closing { finished, .. } = &mut client.state
                 && !*finished
-                && !peer.connection.is_pending()
+                && !client.connection.has_unsent()
             {
-                peer.connection.finish();
+                client.connection.shut_down_write();
                 *finished = true;
             }
         }
-        self.ended.clear();
+        self.closed.clear();
     }
 
     /// Nothing is left but to send what was said.
     fn end(&mut self) {
-        self.stage = Phase::Finished;
+        self.phase = Phase::Finished;
         self.listeners.clear();
-        self.peers.retain(|_, peer| !matches!(peer.role, ClientState::Unauthenticated { .. }));
+        self.clients.retain(|_, client| !matches!(client.state, ClientState::Unauthenticated { .. }));
     }
 }
 
-fn closing(now: Instant) -> ClientState {
+fn closing_at(now: Instant) -> ClientState {
     ClientState::Closing { until: now + CLOSE_TIMEOUT, finished: false }
 }
 
-fn encoded(frame: &ToRank) -> Option<Bytes> {
+fn encode_or_log(frame: &ToRank) -> Option<Bytes> {
     encode(frame).inspect_err(|error| log::error!("the coordinator cannot speak: {error}")).ok()
 }
 
-fn post(peer: &mut Client, frame: &ToRank) {
-    if let Some(bytes) = encoded(frame) {
-        peer.connection.post(bytes);
+fn send(client: &mut Client, frame: &ToRank) {
+    if let Some(bytes) = encode_or_log(frame) {
+        client.connection.enqueue(bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! Who is blamed for what, without a socket or a clock.
 
-use super::super::call_state::example;
-use super::super::protocol::Terms;
+use super::super::call_state::example_call;
+use super::super::protocol::HelloParams;
 use super::*;
 
 const BEAT: Duration = Duration::from_millis(500);
@@ -20,10 +20,10 @@ impl World {
         let peers = (0..size)
             .map(|rank| JoinedPeer {
                 process: process(rank),
-                terms: Terms {
+                params: HelloParams {
                     settings: Vec::new(),
-                    patience: Duration::from_secs(60),
-                    timeout: Duration::from_secs(60),
+                    join_timeout: Duration::from_secs(60),
+                    exchange_timeout: Duration::from_secs(60),
                     heartbeat: BEAT,
                 },
             })
@@ -35,8 +35,8 @@ impl World {
         Self { detector, now }
     }
 
-    fn says(&mut self, rank: Rank, said: ToCoordinator) {
-        self.detector.hear(rank, said, self.now);
+    fn says(&mut self, rank: Rank, message: ToCoordinator) {
+        self.detector.on_message(rank, message, self.now);
     }
 
     fn idles(&mut self, rank: Rank, finished: u64) {
@@ -44,7 +44,7 @@ impl World {
     }
 
     fn calls(&mut self, rank: Rank, call: Call) {
-        self.says(rank, ToCoordinator::Heartbeat(CallState::Within(call)));
+        self.says(rank, ToCoordinator::Heartbeat(CallState::InCall(call)));
     }
 
     fn reports(&mut self, rank: Rank, kind: ErrorKind, message: &str, suspect: Option<Rank>) {
@@ -53,14 +53,14 @@ impl World {
             ToCoordinator::Report {
                 error: Error::new(kind, message),
                 suspect,
-                standing: CallState::Within(example(17)),
+                state: CallState::InCall(example_call(17)),
             },
         );
     }
 
     fn passes(&mut self, time: Duration) {
         self.now += time;
-        self.detector.tick(self.now);
+        self.detector.on_tick(self.now);
     }
 
     /// The one verdict among the actions so far, if there is any.
@@ -82,15 +82,15 @@ impl World {
 #[test]
 fn a_death_is_told_with_what_the_dead_was_doing() {
     let mut world = World::of(3);
-    world.calls(2, example(17));
-    world.detector.lose(2, "closed");
+    world.calls(2, example_call(17));
+    world.detector.on_disconnect(2, "closed");
     let root_cause = world.root_cause().expect("a root_cause");
     assert_eq!(root_cause.kind(), ErrorKind::PeerLost);
     assert_eq!(
         root_cause.message(),
         "rank 2 (pid 102 on host h) died: its control connection closed while it was in all_reduce #17 (1024 x float, sum)"
     );
-    world.detector.lose(1, "closed");
+    world.detector.on_disconnect(1, "closed");
     assert_eq!(world.root_cause(), None, "the first cause is the one");
 }
 
@@ -113,10 +113,10 @@ fn silence_for_twenty_heartbeats_is_a_death() {
 #[test]
 fn calls_of_one_number_must_agree() {
     let mut world = World::of(3);
-    world.calls(0, example(17));
-    world.calls(1, Call { count: 9, ..example(18) });
+    world.calls(0, example_call(17));
+    world.calls(1, Call { count: 9, ..example_call(18) });
     assert_eq!(world.root_cause(), None, "another number is another call");
-    world.calls(2, Call { count: 9, ..example(17) });
+    world.calls(2, Call { count: 9, ..example_call(17) });
     let root_cause = world.root_cause().expect("a root_cause");
     assert_eq!(root_cause.kind(), ErrorKind::Disagreement);
     assert_eq!(
@@ -138,7 +138,7 @@ fn a_suspicion_waits_for_the_suspects_death_or_word() {
     let mut world = World::of(3);
     world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     assert_eq!(world.root_cause(), None);
-    world.detector.lose(1, "closed");
+    world.detector.on_disconnect(1, "closed");
     assert!(world.sentence().starts_with("rank 1 (pid 101 on host h) died"));
 
     let mut world = World::of(3);
@@ -154,7 +154,7 @@ fn a_suspicion_that_nothing_confirms_is_told_as_it_is() {
     let mut world = World::of(2);
     world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     world.reports(1, ErrorKind::PeerLost, "the link to rank 0 broke", Some(0));
-    world.passes(CONSIDERATION - Duration::from_millis(1));
+    world.passes(ROOT_CAUSE_WINDOW - Duration::from_millis(1));
     assert_eq!(world.root_cause(), None);
     world.passes(Duration::from_millis(1));
     assert_eq!(world.sentence(), "rank 1: the link to rank 0 broke");
@@ -164,12 +164,12 @@ fn a_suspicion_that_nothing_confirms_is_told_as_it_is() {
 fn a_timeout_names_who_has_not_called() {
     let mut world = World::of(6);
     world.reports(0, ErrorKind::Timeout, "all_reduce #17 took longer than 300 s", Some(3));
-    world.calls(1, example(17));
+    world.calls(1, example_call(17));
     world.idles(2, 17);
     world.idles(3, 16);
     world.idles(4, 16);
-    world.calls(5, example(12));
-    world.passes(CONSIDERATION);
+    world.calls(5, example_call(12));
+    world.passes(ROOT_CAUSE_WINDOW);
     let root_cause = world.root_cause().expect("a root_cause");
     assert_eq!(root_cause.kind(), ErrorKind::Timeout);
     assert_eq!(
@@ -186,7 +186,7 @@ fn a_timeout_is_told_as_soon_as_everybody_has_answered() {
     world.detector.actions();
     world.reports(0, ErrorKind::Timeout, "too slow", None);
     assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::RequestState)]);
-    world.calls(1, example(17));
+    world.calls(1, example_call(17));
     assert_eq!(world.sentence(), "rank 0: too slow (every rank is in all_reduce #17)");
 }
 
@@ -214,8 +214,8 @@ fn the_hubs_process_says_when_it_may_end() {
     assert!(world.detector.is_over());
 }
 
-fn part(number: u64, what: &str) -> ToCoordinator {
-    ToCoordinator::Gather { number, what: what.to_owned(), part: vec![number as u8] }
+fn part(number: u64, label: &str) -> ToCoordinator {
+    ToCoordinator::Gather { number, label: label.to_owned(), part: vec![number as u8] }
 }
 
 #[test]

@@ -1,50 +1,50 @@
 //! What ranks that have met learn of each other's ends.
 
 use super::super::CallState;
-use super::super::call_state::example;
+use super::super::call_state::example_call;
 use super::super::protocol::{ToCoordinator, ToRank, encode};
 use super::*;
 use crate::call::Call;
 
-fn say(connection: &mut FramedStream, said: &ToCoordinator) {
-    connection.post(encode(said).expect("short"));
+fn send(connection: &mut FramedStream, said: &ToCoordinator) {
+    connection.enqueue(encode(said).expect("short"));
     connection.flush().expect("sent");
 }
 
 #[test]
 fn a_dead_member_is_named_to_all() {
     watched(|| {
-        let (members, mut puppet) = world_with_a_puppet(4);
-        say(&mut puppet, &ToCoordinator::Heartbeat(CallState::Within(example(17))));
-        drop(puppet);
-        let fate = fates(&members);
-        assert_eq!(fate.kind(), ErrorKind::PeerLost);
+        let (members, mut fake_peer) = world_with_fake_peer(4);
+        send(&mut fake_peer, &ToCoordinator::Heartbeat(CallState::InCall(example_call(17))));
+        drop(fake_peer);
+        let error = common_fault(&members);
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(
-            fate.message().starts_with("rank 3 (pid 4242 on host elsewhere) died: its control connection"),
-            "{fate}"
+            error.message().starts_with("rank 3 (pid 4242 on host elsewhere) died: its control connection"),
+            "{error}"
         );
-        assert!(fate.message().contains("while it was in all_reduce #17"), "{fate}");
+        assert!(error.message().contains("while it was in all_reduce #17"), "{error}");
     });
 }
 
 #[test]
 fn a_silent_member_is_named_to_all() {
     watched(|| {
-        let (members, puppet) = world_with_a_puppet(3);
-        let fate = fates(&members);
-        assert_eq!(fate.kind(), ErrorKind::PeerLost);
-        assert!(fate.message().contains("rank 2 (pid 4242 on host elsewhere) has been silent for"));
-        drop(puppet);
+        let (members, fake_peer) = world_with_fake_peer(3);
+        let error = common_fault(&members);
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        assert!(error.message().contains("rank 2 (pid 4242 on host elsewhere) has been silent for"));
+        drop(fake_peer);
     });
 }
 
 #[test]
 fn a_member_that_talks_nonsense_counts_as_dead() {
     watched(|| {
-        let (members, mut puppet) = world_with_a_puppet(2);
-        puppet.post([2, 0, 0, 0, 0xff, 0xff].as_slice().into());
-        puppet.flush().expect("sent");
-        assert!(fates(&members).message().contains("makes no sense"));
+        let (members, mut fake_peer) = world_with_fake_peer(2);
+        fake_peer.enqueue([2, 0, 0, 0, 0xff, 0xff].as_slice().into());
+        fake_peer.flush().expect("sent");
+        assert!(common_fault(&members).message().contains("makes no sense"));
     });
 }
 
@@ -53,11 +53,11 @@ fn calls_that_differ_end_the_world() {
     watched(|| {
         let members = world(3);
         for (member, count) in members.iter().zip([1024, 1024, 9]) {
-            member.control.call_state().enter(&Call { count, ..example(1) });
+            member.control.call_state().enter(&Call { count, ..example_call(1) });
         }
-        let fate = fates(&members);
-        assert_eq!(fate.kind(), ErrorKind::Disagreement);
-        assert!(fate.message().contains("rank 2 called all_reduce #1 (9 x float, sum)"), "{fate}");
+        let error = common_fault(&members);
+        assert_eq!(error.kind(), ErrorKind::Disagreement);
+        assert!(error.message().contains("rank 2 called all_reduce #1 (9 x float, sum)"), "{error}");
     });
 }
 
@@ -68,11 +68,11 @@ fn an_abort_from_any_rank_reaches_all() {
             let (members, others) = (world(3), world(2));
             members[rank].control.abort("the user has had enough");
             assert!(members[rank].fault.get().is_some(), "its own fault is raised at once");
-            let fate = fates(&members);
-            assert_eq!(fate.kind(), ErrorKind::Aborted);
-            assert_eq!(fate.message(), format!("rank {rank}: the user has had enough"));
+            let error = common_fault(&members);
+            assert_eq!(error.kind(), ErrorKind::Aborted);
+            assert_eq!(error.message(), format!("rank {rank}: the user has had enough"));
             for other in &others {
-                other.control.call_state().enter(&example(1));
+                other.control.call_state().enter(&example_call(1));
                 assert!(other.fault.check().is_ok(), "another world does not care");
             }
         }
@@ -86,7 +86,7 @@ fn a_report_becomes_one_verdict_for_all() {
         let error = Error::system("out of memory");
         let root_cause = members[1].control.report(error, None);
         assert_eq!(root_cause.message(), "rank 1: out of memory");
-        assert_eq!(fates(&members), root_cause);
+        assert_eq!(common_fault(&members), root_cause);
         let late = members[2].control.report(Error::peer_lost("a consequence"), Some(1));
         assert_eq!(late, root_cause, "later reports get the same root_cause");
         assert_eq!(
@@ -99,20 +99,20 @@ fn a_report_becomes_one_verdict_for_all() {
 #[test]
 fn a_suspicion_is_confirmed_by_the_suspects_death() {
     watched(|| {
-        let (members, puppet) = world_with_a_puppet(3);
+        let (members, fake_peer) = world_with_fake_peer(3);
         thread::scope(|scope| {
             let root_cause = scope.spawn(|| {
                 let error = Error::peer_lost("the link to rank 2 broke");
                 members[0].control.report(error, Some(2))
             });
             thread::sleep(Duration::from_millis(50));
-            drop(puppet);
+            drop(fake_peer);
             let root_cause = root_cause.join().expect("a root_cause");
             assert!(
                 root_cause.message().starts_with("rank 2 (pid 4242 on host elsewhere) died"),
                 "{root_cause}"
             );
-            assert_eq!(fates(&members), root_cause);
+            assert_eq!(common_fault(&members), root_cause);
         });
     });
 }
@@ -124,7 +124,7 @@ fn a_suspicion_that_stays_one_is_told_as_it_is() {
         let error = Error::peer_lost("the link to rank 1 broke");
         let root_cause = members[0].control.report(error, Some(1));
         assert_eq!(root_cause.message(), "rank 0: the link to rank 1 broke");
-        assert_eq!(fates(&members), root_cause);
+        assert_eq!(common_fault(&members), root_cause);
     });
 }
 
@@ -133,12 +133,12 @@ fn a_timeout_names_who_has_not_called_and_who_has_left() {
     watched(|| {
         let mut members = world(4);
         for member in &members {
-            member.control.call_state().enter(&example(16));
+            member.control.call_state().enter(&example_call(16));
             member.control.call_state().leave();
         }
         members.pop().expect("rank 3").control.leave();
         for member in &members[..2] {
-            member.control.call_state().enter(&example(17));
+            member.control.call_state().enter(&example_call(17));
         }
         let error = Error::timeout("all_reduce #17 took longer than 300 s");
         let root_cause = members[0].control.report(error, Some(1));
@@ -148,7 +148,7 @@ fn a_timeout_names_who_has_not_called_and_who_has_left() {
             "rank 0: all_reduce #17 took longer than 300 s (rank 2 has not called all_reduce #17: it finished #16; \
              rank 3 has left after call #16)"
         );
-        assert_eq!(fates(&members), root_cause);
+        assert_eq!(common_fault(&members), root_cause);
     });
 }
 
@@ -158,7 +158,7 @@ fn the_hub_serves_on_when_its_rank_has_left() {
         let mut members = world(3);
         members.remove(0).control.leave();
         members[1].control.abort("late");
-        assert_eq!(fates(&members).message(), "rank 2: late");
+        assert_eq!(common_fault(&members).message(), "rank 2: late");
     });
 }
 
@@ -166,7 +166,7 @@ fn the_hub_serves_on_when_its_rank_has_left() {
 fn an_exchange_names_who_did_not_come() {
     watched(|| {
         let config = Config { connect_timeout: Duration::from_secs(1), ..config() };
-        let members = members(0..3, 3, &at(free_port()), &config);
+        let members = join_ranks(0..3, 3, &address_of(free_port()), &config);
         thread::scope(|scope| {
             for member in &members[..2] {
                 scope.spawn(|| {
@@ -180,16 +180,16 @@ fn an_exchange_names_who_did_not_come() {
 }
 
 /// A rank 1 whose coordinator is played by the test, which has the other end of its connection.
-fn member_of_a_puppet_hub() -> (Member, FramedStream) {
+fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
     let port = free_port();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
     thread::scope(|scope| {
-        let member = scope.spawn(move || members(1..2, 2, &at(port), &config()));
+        let member = scope.spawn(move || join_ranks(1..2, 2, &address_of(port), &config()));
         let (stream, _) = listener.accept().expect("rank 1");
         let mut coordinator = FramedStream::new(stream, true).expect("a connection");
         let host = "rank 0 (pid 1 on host a)".to_owned();
-        coordinator.post(encode(&ToRank::HelloAck).expect("short"));
-        coordinator.post(encode(&ToRank::Welcome { host }).expect("short"));
+        coordinator.enqueue(encode(&ToRank::HelloAck).expect("short"));
+        coordinator.enqueue(encode(&ToRank::Welcome { host }).expect("short"));
         coordinator.flush().expect("sent");
         let member = member.join().expect("joined").pop().expect("rank 1");
         (member, coordinator)
@@ -199,24 +199,24 @@ fn member_of_a_puppet_hub() -> (Member, FramedStream) {
 #[test]
 fn a_hub_that_is_lost_is_a_fault() {
     watched(|| {
-        let (member, coordinator) = member_of_a_puppet_hub();
-        member.control.call_state().enter(&example(3));
+        let (member, coordinator) = member_of_fake_coordinator();
+        member.control.call_state().enter(&example_call(3));
         drop(coordinator);
-        let fate = member.fate();
-        assert_eq!(fate.kind(), ErrorKind::PeerLost);
+        let error = member.wait_for_fault();
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(
-            fate.message().starts_with("rank 0 (pid 1 on host a) is gone: the control connection to it "),
-            "{fate}"
+            error.message().starts_with("rank 0 (pid 1 on host a) is gone: the control connection to it "),
+            "{error}"
         );
-        assert!(fate.message().contains("while this rank was in all_reduce #3"), "{fate}");
+        assert!(error.message().contains("while this rank was in all_reduce #3"), "{error}");
     });
 }
 
 #[test]
 fn a_hub_that_is_silent_is_a_fault() {
     watched(|| {
-        let (member, coordinator) = member_of_a_puppet_hub();
-        assert!(member.fate().message().contains("has been silent for"));
+        let (member, coordinator) = member_of_fake_coordinator();
+        assert!(member.wait_for_fault().message().contains("has been silent for"));
         drop(coordinator);
     });
 }
@@ -224,12 +224,12 @@ fn a_hub_that_is_silent_is_a_fault() {
 #[test]
 fn a_hub_that_said_it_may_go_is_not_missed() {
     watched(|| {
-        let (member, mut coordinator) = member_of_a_puppet_hub();
-        coordinator.post(encode(&ToRank::Closing).expect("short"));
+        let (member, mut coordinator) = member_of_fake_coordinator();
+        coordinator.enqueue(encode(&ToRank::Closing).expect("short"));
         coordinator.flush().expect("sent");
         // Whatever was heard before is answered before the coordinator is gone.
         thread::sleep(Duration::from_millis(50));
-        coordinator.finish();
+        coordinator.shut_down_write();
         drop(coordinator);
         thread::sleep(Duration::from_millis(100));
         assert!(member.fault.check().is_ok());
@@ -241,7 +241,7 @@ fn a_hub_that_said_it_may_go_is_not_missed() {
 #[test]
 fn a_goodbye_to_a_mute_hub_is_bounded() {
     watched(|| {
-        let (member, coordinator) = member_of_a_puppet_hub();
+        let (member, coordinator) = member_of_fake_coordinator();
         member.control.leave();
         drop(coordinator);
     });

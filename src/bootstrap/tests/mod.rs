@@ -6,7 +6,7 @@ mod rendezvous;
 use super::connect::{self, CoordinatorTarget};
 use super::framed_stream::FramedStream;
 use super::process::Process;
-use super::protocol::{Caller, Terms, VERSION};
+use super::protocol::{HelloHeader, HelloParams, VERSION};
 use super::{ControlConnection, Identity, RendezvousPoint};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,11 +45,11 @@ fn free_port() -> u16 {
     }
 }
 
-fn at(port: u16) -> RendezvousPoint {
+fn address_of(port: u16) -> RendezvousPoint {
     RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port }
 }
 
-fn who(rank: Rank, world: usize, rendezvous: &RendezvousPoint) -> Identity {
+fn identity(rank: Rank, world: usize, rendezvous: &RendezvousPoint) -> Identity {
     Identity {
         rank,
         world,
@@ -67,7 +67,7 @@ fn config() -> Config {
     }
 }
 
-fn impatient() -> Config {
+fn short_timeout() -> Config {
     Config { connect_timeout: Duration::from_millis(400), ..config() }
 }
 
@@ -81,18 +81,18 @@ fn join(
     rendezvous: &RendezvousPoint,
     config: &Config,
 ) -> Result<ControlConnection> {
-    ControlConnection::join(&who(rank, world, rendezvous), config, fault())
+    ControlConnection::join(&identity(rank, world, rendezvous), config, fault())
 }
 
 /// A member of a world and the fault that its failure raises.
-struct Member {
+struct TestRank {
     control: ControlConnection,
     fault: Arc<Fault>,
 }
 
-impl Member {
+impl TestRank {
     /// Waits for the world to fail, and says how.
-    fn fate(&self) -> Error {
+    fn wait_for_fault(&self) -> Error {
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
             if let Some(error) = self.fault.get() {
@@ -105,21 +105,21 @@ impl Member {
 }
 
 /// Lets `ranks` join a world of `size`, each in a thread of its own.
-fn members(
+fn join_ranks(
     ranks: impl Iterator<Item = Rank>,
     size: usize,
     rendezvous: &RendezvousPoint,
     config: &Config,
-) -> Vec<Member> {
+) -> Vec<TestRank> {
     thread::scope(|scope| {
         let threads: Vec<_> = ranks
             .map(|rank| {
                 scope.spawn(move || {
                     let fault = fault();
                     let control =
-                        ControlConnection::join(&who(rank, size, rendezvous), config, fault.clone())
+                        ControlConnection::join(&identity(rank, size, rendezvous), config, fault.clone())
                             .unwrap_or_else(|error| panic!("rank {rank}: {error}"));
-                    Member { control, fault }
+                    TestRank { control, fault }
                 })
             })
             .collect();
@@ -127,12 +127,12 @@ fn members(
     })
 }
 
-fn world(size: usize) -> Vec<Member> {
-    members(0..size, size, &at(free_port()), &config())
+fn world(size: usize) -> Vec<TestRank> {
+    join_ranks(0..size, size, &address_of(free_port()), &config())
 }
 
 /// Lets ranks join that will not succeed, and returns why, in their order.
-fn refused(ranks: &[(Rank, usize, Config)], rendezvous: &RendezvousPoint) -> Vec<Error> {
+fn join_errors(ranks: &[(Rank, usize, Config)], rendezvous: &RendezvousPoint) -> Vec<Error> {
     thread::scope(|scope| {
         let threads: Vec<_> = ranks
             .iter()
@@ -149,40 +149,40 @@ fn all_equal(errors: &[Error]) -> &Error {
     &errors[0]
 }
 
-fn fates(members: &[Member]) -> Error {
-    let fates: Vec<Error> = members.iter().map(Member::fate).collect();
-    all_equal(&fates).clone()
+fn common_fault(members: &[TestRank]) -> Error {
+    let faults: Vec<Error> = members.iter().map(TestRank::wait_for_fault).collect();
+    all_equal(&faults).clone()
 }
 
-fn stranger(rank: Rank, world: usize) -> (Caller, Terms) {
-    let caller = Caller {
+fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
+    let header = HelloHeader {
         version: VERSION.to_owned(),
         token: 7,
         rank,
         world,
         process: Process { pid: 4242, host: "elsewhere".to_owned(), instance: 4242 },
     };
-    let terms = Terms {
+    let params = HelloParams {
         settings: config().shared(),
-        patience: Duration::from_secs(10),
-        timeout: Duration::from_secs(10),
+        join_timeout: Duration::from_secs(10),
+        exchange_timeout: Duration::from_secs(10),
         heartbeat: config().heartbeat,
     };
-    (caller, terms)
+    (header, params)
 }
 
 /// A world of `size` whose last rank is a mere connection, with a process of its own that does not live.
-fn world_with_a_puppet(size: usize) -> (Vec<Member>, FramedStream) {
-    let rendezvous = at(free_port());
+fn world_with_fake_peer(size: usize) -> (Vec<TestRank>, FramedStream) {
+    let rendezvous = address_of(free_port());
     thread::scope(|scope| {
-        let puppet = scope.spawn(|| {
-            let (caller, terms) = stranger(size - 1, size);
-            let deadline = Instant::now() + terms.patience;
-            connect::attend(&CoordinatorTarget::Remote(&rendezvous), &caller, &terms, deadline, &fault())
+        let fake_peer = scope.spawn(|| {
+            let (header, params) = hello_of(size - 1, size);
+            let deadline = Instant::now() + params.join_timeout;
+            connect::join(&CoordinatorTarget::Remote(&rendezvous), &header, &params, deadline, &fault())
                 .expect("welcome")
                 .0
         });
-        let members = members(0..size - 1, size, &rendezvous, &config());
-        (members, puppet.join().expect("welcome"))
+        let members = join_ranks(0..size - 1, size, &rendezvous, &config());
+        (members, fake_peer.join().expect("welcome"))
     })
 }

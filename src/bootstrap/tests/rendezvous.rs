@@ -7,7 +7,7 @@ use crate::config::Size;
 use std::io::{Read, Write};
 
 /// A connection to a coordinator that may not listen yet.
-fn knock(port: u16) -> TcpStream {
+fn connect_to(port: u16) -> TcpStream {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     loop {
         if let Ok(stream) = TcpStream::connect(address) {
@@ -49,7 +49,7 @@ fn ranks_meet_by_a_unique_id() {
         for size in [1, 4] {
             let id = create_unique_id(&config()).expect("an id");
             let id = UniqueId::from_hex(&id.to_hex()).expect("the same id");
-            let members = members(0..size, size, &RendezvousPoint::Id(id), &config());
+            let members = join_ranks(0..size, size, &RendezvousPoint::Id(id), &config());
             thread::scope(|scope| {
                 for member in &members {
                     scope.spawn(|| member.control.all_gather("cards", b"x").expect("all cards"));
@@ -77,10 +77,10 @@ fn garbage_and_silence_delay_nobody() {
         // Less than the coordinator's patience with those who say nothing.
         let config = Config { connect_timeout: Duration::from_secs(4), ..config() };
         thread::scope(|scope| {
-            let first = scope.spawn(|| members(0..1, 2, &at(port), &config));
-            let mut knocking = Vec::new();
+            let first = scope.spawn(|| join_ranks(0..1, 2, &address_of(port), &config));
+            let mut connections = Vec::new();
             for number in 0..100 {
-                let mut stream = knock(port);
+                let mut stream = connect_to(port);
                 // A coordinator that refuses garbage may have hung up already.
                 let _ = match number % 4 {
                     0 => Ok(()),
@@ -88,12 +88,12 @@ fn garbage_and_silence_delay_nobody() {
                     2 => stream.write_all(&[MAGIC.as_slice(), &u32::MAX.to_le_bytes()].concat()),
                     _ => stream.write_all(&[MAGIC.as_slice(), &8u32.to_le_bytes(), &[0xff; 8]].concat()),
                 };
-                knocking.push(stream);
+                connections.push(stream);
             }
-            let second = members(1..2, 2, &at(port), &config);
+            let second = join_ranks(1..2, 2, &address_of(port), &config);
             let first = first.join().expect("joined");
             assert!(first[0].fault.check().is_ok() && second[0].fault.check().is_ok());
-            drop(knocking);
+            drop(connections);
         });
     });
 }
@@ -101,8 +101,8 @@ fn garbage_and_silence_delay_nobody() {
 #[test]
 fn ranks_that_never_come_are_named() {
     watched(|| {
-        let ranks: Vec<_> = [0, 1, 3, 4].into_iter().map(|rank| (rank, 6, impatient())).collect();
-        let errors = refused(&ranks, &at(free_port()));
+        let ranks: Vec<_> = [0, 1, 3, 4].into_iter().map(|rank| (rank, 6, short_timeout())).collect();
+        let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         assert!(error.message().starts_with("ranks 2 and 5 of 6 did not come within 0."), "{error}");
@@ -113,7 +113,7 @@ fn ranks_that_never_come_are_named() {
 fn two_of_the_same_rank_are_refused_with_everybody() {
     watched(|| {
         let ranks: Vec<_> = [0, 1, 1, 2].into_iter().map(|rank| (rank, 4, config())).collect();
-        let errors = refused(&ranks, &at(free_port()));
+        let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         assert!(error.message().contains("two processes call themselves rank 1"), "{error}");
@@ -125,14 +125,14 @@ fn other_settings_and_other_worlds_are_refused_with_everybody() {
     watched(|| {
         let odd = Config { subchunk: Size(1 << 20), ..config() };
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 3, odd)];
-        let errors = refused(&ranks, &at(free_port()));
+        let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("FLEXRING_SUBCHUNK="), "{error}");
         assert!(error.message().contains("1M") && error.message().contains("128K"), "{error}");
 
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 4, config())];
-        let errors = refused(&ranks, &at(free_port()));
+        let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("expects a world of"), "{error}");
@@ -144,11 +144,11 @@ fn another_release_is_refused_with_everybody() {
     watched(|| {
         let port = free_port();
         thread::scope(|scope| {
-            let ours = scope.spawn(|| refused(&[(0, 3, config()), (1, 3, config())], &at(port)));
-            let (mut caller, terms) = stranger(2, 3);
-            caller.version = "99.1.0".to_owned();
-            let mut stream = knock(port);
-            stream.write_all(&Hello::encode(&caller, &terms).expect("short")).expect("sent");
+            let ours = scope.spawn(|| join_errors(&[(0, 3, config()), (1, 3, config())], &address_of(port)));
+            let (mut header, params) = hello_of(2, 3);
+            header.version = "99.1.0".to_owned();
+            let mut stream = connect_to(port);
+            stream.write_all(&Hello::encode(&header, &params).expect("short")).expect("sent");
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).expect("an answer");
             let Some(ToRank::RootCause(error)) = decode(&answer[4..]) else {
@@ -167,14 +167,14 @@ fn another_release_is_refused_with_everybody() {
 #[test]
 fn a_foreign_job_is_refused_alone() {
     watched(|| {
-        let rendezvous = at(free_port());
+        let rendezvous = address_of(free_port());
         thread::scope(|scope| {
-            let first = scope.spawn(|| members(0..1, 2, &rendezvous, &config()));
-            let foreigner = Identity { token: 8, ..who(1, 2, &rendezvous) };
+            let first = scope.spawn(|| join_ranks(0..1, 2, &rendezvous, &config()));
+            let foreigner = Identity { token: 8, ..identity(1, 2, &rendezvous) };
             let error = ControlConnection::join(&foreigner, &config(), fault()).expect_err("foreign");
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
             assert!(error.message().contains("another job"), "{error}");
-            let second = members(1..2, 2, &rendezvous, &config());
+            let second = join_ranks(1..2, 2, &rendezvous, &config());
             assert_eq!(first.join().expect("joined").len() + second.len(), 2);
         });
     });
@@ -184,7 +184,7 @@ fn a_foreign_job_is_refused_alone() {
 fn an_unreachable_master_is_named_with_its_port() {
     watched(|| {
         let port = free_port();
-        let error = join(1, 2, &at(port), &impatient()).map(drop).expect_err("nobody there");
+        let error = join(1, 2, &address_of(port), &short_timeout()).map(drop).expect_err("nobody there");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         for words in [&format!("127.0.0.1 port {port}"), "refused", "FLEXRING_MASTER_ADDR"] {
             assert!(error.message().contains(words), "{error}");
@@ -197,7 +197,7 @@ fn a_port_in_use_is_told() {
     watched(|| {
         let port = free_port();
         let _squatter = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
-        let error = join(0, 2, &at(port), &config()).map(drop).expect_err("in use");
+        let error = join(0, 2, &address_of(port), &config()).map(drop).expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         for words in [&port.to_string(), "in use", "FLEXRING_MASTER_PORT"] {
             assert!(error.message().contains(words), "{error}");
@@ -214,7 +214,8 @@ fn one_port_serves_one_communicator_after_the_other() {
                 scope.spawn(move || {
                     let mut kept = Vec::new();
                     for round in 0..20 {
-                        let control = join(rank, 4, &at(port), &config()).expect("another communicator");
+                        let control =
+                            join(rank, 4, &address_of(port), &config()).expect("another communicator");
                         // Some live on beside the next, some do not.
                         if round % 2 == 0 {
                             kept.push(control);
@@ -232,7 +233,7 @@ fn a_meeting_that_is_called_off_ends_for_all() {
         let (coordinator, id) = Coordinator::create(&config()).expect("a coordinator");
         let rendezvous = RendezvousPoint::Id(id);
         thread::scope(|scope| {
-            let first = scope.spawn(|| refused(&[(0, 2, config())], &rendezvous));
+            let first = scope.spawn(|| join_errors(&[(0, 2, config())], &rendezvous));
             thread::sleep(Duration::from_millis(200));
             drop(coordinator);
             let errors = first.join().expect("refused");
@@ -246,10 +247,10 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
     watched(|| {
         let port = free_port();
         thread::scope(|scope| {
-            let ours = scope.spawn(|| refused(&[(0, 4, config()), (1, 4, config())], &at(port)));
-            let (caller, terms) = stranger(2, 4);
-            let mut stream = knock(port);
-            stream.write_all(&Hello::encode(&caller, &terms).expect("short")).expect("sent");
+            let ours = scope.spawn(|| join_errors(&[(0, 4, config()), (1, 4, config())], &address_of(port)));
+            let (header, params) = hello_of(2, 4);
+            let mut stream = connect_to(port);
+            stream.write_all(&Hello::encode(&header, &params).expect("short")).expect("sent");
             let mut heard = [0; 5];
             stream.read_exact(&mut heard).expect("heard");
             drop(stream);
@@ -267,11 +268,11 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
 #[test]
 fn whoever_waits_for_a_meeting_can_be_woken() {
     watched(|| {
-        let rendezvous = at(free_port());
+        let rendezvous = address_of(free_port());
         let fault = fault();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                ControlConnection::join(&who(1, 2, &rendezvous), &config(), fault.clone()).map(drop)
+                ControlConnection::join(&identity(1, 2, &rendezvous), &config(), fault.clone()).map(drop)
             });
             thread::sleep(Duration::from_millis(50));
             fault.raise(Error::aborted("never mind"));
