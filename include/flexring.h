@@ -1,10 +1,9 @@
 /*
  * flexring: an all-reduce engine for clusters that are not symmetric.
  *
- * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
- * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
- * make the same calls in the same order. Vectors are memory of the host or of a GPU; flexring_all_reduce says what
- * its stream is for.
+ * Every function except flexring_last_error and flexring_version returns a flexring_result. Outputs are written last
+ * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
+ * same calls in the same order. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
  * This file is generated from src/c_api.
  */
@@ -24,48 +23,48 @@
 // Bytes of a unique id.
 #define FLEXRING_UNIQUE_ID_BYTES 128
 
-// The result of every call. 0 is success; flexring_last_error() says the rest in words.
+// The result of every call. 0 is success; otherwise flexring_last_error() returns a message.
 typedef enum {
-    // It worked.
+    // The call succeeded.
     FLEXRING_SUCCESS = 0,
-    // A pointer, count, enum or argument that no call can accept.
+    // An argument is not valid.
     FLEXRING_INVALID_ARGUMENT = 1,
-    // An environment variable that cannot be used.
+    // The value of an environment variable is not valid.
     FLEXRING_INVALID_SETTING = 2,
-    // The operating system refused something.
+    // The operating system, a driver or a device reported an error.
     FLEXRING_SYSTEM_ERROR = 3,
-    // The ranks could not find each other.
+    // The ranks did not find each other.
     FLEXRING_RENDEZVOUS_FAILED = 4,
     // Ranks differ in version, settings, program, collective, root, count, type or operation.
     FLEXRING_DISAGREEMENT = 5,
     // A rank died or its connection broke.
     FLEXRING_PEER_LOST = 6,
-    // A deadline passed.
+    // A timeout expired.
     FLEXRING_TIMEOUT = 7,
-    // Somebody called flexring_comm_abort, or the communicator has failed before.
+    // A rank called flexring_comm_abort, or the communicator has failed before.
     FLEXRING_ABORTED = 8,
-    // Not built into this library, or not possible here.
+    // Not built into this library, or not supported by this machine.
     FLEXRING_UNSUPPORTED = 9,
     // A bug in flexring.
     FLEXRING_INTERNAL_ERROR = 10,
 } flexring_result;
 
-// A group of ranks that reduce together. Made by flexring_comm_init_*, ended by flexring_comm_free.
+// A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
 typedef struct flexring_comm flexring_comm;
 
-// A call under way. Made by flexring_all_reduce_async, ended by flexring_wait.
+// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait.
 typedef struct flexring_request flexring_request;
 
-// Names a world that is about to meet. Plain bytes: pass it to the other ranks by any means.
+// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means.
 typedef struct {
-    // Opaque.
+    // Opaque bytes.
     uint8_t internal[FLEXRING_UNIQUE_ID_BYTES];
 } flexring_unique_id;
 
-// How elements are combined: one of FLEXRING_SUM and so on, or what flexring_op_create_premul_sum returns.
+// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
 typedef uint64_t flexring_op;
 
-// The type of one element; one of FLEXRING_INT8 and so on. Numbered as NCCL numbers them.
+// The type of one element: FLEXRING_INT8 and so on. The numbers are those of ncclDataType_t.
 typedef int flexring_dtype;
 
 // Signed 8-bit integers.
@@ -123,15 +122,15 @@ typedef int flexring_dtype;
 extern "C" {
 #endif // __cplusplus
 
-// The sentence that belongs to the last call of this thread that did not return FLEXRING_SUCCESS; empty if
-// there was none. Valid until this thread's next failing call. Never NULL.
+// The message of this thread's last call that did not return FLEXRING_SUCCESS; empty if there was none.
+// Valid until this thread's next failing call. Never NULL.
 const char *flexring_last_error(void);
 
 // The version of this library, as MAJOR * 10000 + MINOR * 100 + PATCH.
 int32_t flexring_version(void);
 
-// Makes an id for a new world. The process that calls this must live until all ranks have joined; it is
-// usually rank 0. Each id serves one world.
+// Creates an id for a new world. The process that calls this must live until all ranks have joined; usually
+// it is rank 0. An id can be used for one world only.
 //
 // The caller promises:
 // `out` is NULL or points to a flexring_unique_id that may be written.
@@ -139,10 +138,11 @@ flexring_result flexring_get_unique_id(flexring_unique_id *out);
 
 // Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR
 // and FLEXRING_MASTER_PORT, or the variables of torchrun, Open MPI, MPICH or Slurm. Returns when all ranks
-// are there and all links are ready.
+// have joined and all links are ready.
 //
-// A communicator works with one GPU: the one that FLEXRING_GPU names, or whose context is current on this thread, which
-// is made ready here; else the one of the first vector on a GPU, whose call is then slower than the others.
+// A communicator works with one GPU: the one that FLEXRING_GPU names, or whose context is current on this
+// thread. That GPU is initialized here. Without either it is the GPU of the first vector on a GPU, and the
+// call on that vector is slower than later ones.
 //
 // The caller promises:
 // `out` is NULL or points to a pointer that may be written.
@@ -154,7 +154,7 @@ flexring_result flexring_comm_init_from_env(flexring_comm **out);
 // `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_comm_init_rank(flexring_comm **out, int world, flexring_unique_id id, int rank);
 
-// Writes this rank's number to `out`.
+// Writes this process's rank to `out`.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
@@ -166,88 +166,89 @@ flexring_result flexring_comm_rank(const flexring_comm *comm, int *out);
 // `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
 flexring_result flexring_comm_size(const flexring_comm *comm, int *out);
 
-// Waits until all calls that were made so far on this rank are over, also those that take effect in streams; returns what
-// ended the communicator, if anything has.
+// Waits until all earlier calls of this rank are over, including those that take effect in streams. Returns
+// the error that ended the communicator, if it has failed.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.
 flexring_result flexring_comm_synchronize(const flexring_comm *comm);
 
-// Returns what ended the communicator, if anything has, without waiting. Calls that take effect in streams return before
-// they are over, so this is how to hear that one has failed.
+// Returns the error that ended the communicator, if it has failed. Does not wait. Calls that take effect in
+// streams return before they are over; use this function to find out whether one has failed.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.
 flexring_result flexring_comm_status(const flexring_comm *comm);
 
-// Ends what all ranks do with this communicator, from any thread, at once: calls under way return
-// FLEXRING_ABORTED on every rank. The communicator must still be freed.
+// Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running calls
+// return FLEXRING_ABORTED on every rank. The communicator must still be freed.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.
 flexring_result flexring_comm_abort(flexring_comm *comm);
 
-// Ends a communicator. Always works, after errors too; NULL is allowed. Waits for asynchronous calls that
-// are under way. Memory of flexring_alloc is freed by flexring_free before.
+// Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
+// Memory of flexring_alloc must have been freed by flexring_free.
 //
 // The caller promises:
-// `comm` is NULL or a live handle that no other thread uses; it is dead afterwards.
+// `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.
 flexring_result flexring_comm_free(flexring_comm *comm);
 
-// Takes `bytes` bytes, zeroed and aligned to a page, from memory that the other ranks of this node read
-// directly: reducing it copies nothing. Freed by flexring_free.
+// Allocates `bytes` bytes, zeroed and aligned to a page, in memory that the other ranks of this node read
+// directly, so that calls on it copy nothing. Free it with flexring_free.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
 
-// Gives memory back that flexring_alloc returned. NULL is allowed.
+// Frees memory that flexring_alloc returned. NULL is allowed.
 //
 // The caller promises:
-// `comm` is NULL or a live handle; nobody uses the memory any more.
+// `comm` is NULL or a live handle; no call uses the memory any more.
 flexring_result flexring_free(flexring_comm *comm, void *memory);
 
-// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses: calls on
-// it, or on parts of it, then copy and register nothing. It must stay allocated until flexring_deregister with the
-// same address and length, as often as it was registered, or until the communicator is freed. Without RDMA devices
-// nothing is done. Memory of flexring_alloc is registered already.
+// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses.
+// Calls on it, or on parts of it, then copy and register nothing. The memory must stay allocated until
+// flexring_deregister was called with the same address and length as often as flexring_register, or until
+// the communicator is freed. Has no effect without RDMA devices. Memory of flexring_alloc is registered
+// already.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
-flexring_result flexring_register(flexring_comm *comm,
-                                  void *memory,
-                                  size_t bytes);
+flexring_result flexring_register(flexring_comm *comm, void *memory, size_t bytes);
 
-// Takes one flexring_register of exactly this memory back. Calls that are under way end well.
+// Undoes one flexring_register of exactly this memory. Running calls are not affected.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.
 flexring_result flexring_deregister(flexring_comm *comm, void *memory, size_t bytes);
 
-// Makes an operation that sums each rank's elements times that rank's own `factor`; ranks may give different
-// factors. For integer types the factor must be a whole number that the type can hold. The operation needs
+// Makes an operation that sums each rank's elements times that rank's own `factor`. Ranks may give different
+// factors. For integer types the factor must be a whole number that the type can represent. The operation need
 // not be freed.
 //
 // The caller promises:
 // `out` is NULL or points to a flexring_op that may be written.
-flexring_result flexring_op_create_premul_sum(float factor, flexring_op *out);
+flexring_result flexring_op_create_premul_sum(float factor,
+                                              flexring_op *out);
 
-// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two may be the same
-// (in place) or apart, not overlap otherwise. Both are memory of the host or both of one GPU.
+// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two buffers are the same
+// (in place), or they do not overlap. Both are memory of the host, or both are memory of one GPU.
 //
-// On the host, with stream NULL, the call returns when the result is there. On a GPU it returns at once and takes
-// effect in `stream`, a cudaStream_t or CUstream, NULL being the default stream: behind what is in it, and before
-// what comes later, as cudaMemcpyAsync does. Whose memory it is CUDA's driver tells; managed memory is refused, and so
-// is a stream that is being captured, and one of another context than the GPU's primary one. A call that fails later
-// lets the stream go on without a result: flexring_comm_status, flexring_comm_synchronize and all later calls
-// return why. Ranks that are threads of one process and share a GPU give a stream each, not NULL: in the same stream
-// one would wait for the other, and the other for the one.
+// On the host, with stream NULL, the call returns when the result is complete. On a GPU it returns at once
+// and takes effect in `stream`, a cudaStream_t or CUstream (NULL is the default stream): after the work that
+// is in the stream already, and before work that is added later, as cudaMemcpyAsync does. CUDA's driver
+// determines where memory is. Managed memory is refused, and so are a stream that is being captured and a
+// stream of a context other than the GPU's primary one. If a call fails after it has returned, the stream
+// continues without a result, and flexring_comm_status, flexring_comm_synchronize and all later calls return
+// the error. If ranks are threads of one process and share a GPU, give each rank its own stream, not NULL;
+// in a common stream they would wait for each other forever.
 //
-// All this is so for the other collectives, too.
+// All this applies to the other collectives, too.
 //
 // The caller promises:
-// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle; `stream` is
-// live. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
+// `send` is valid for reading and `recv` for writing `count` elements; `comm` is NULL or a live handle;
+// `stream` is live. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
 flexring_result flexring_all_reduce(const void *send,
                                     void *recv,
                                     size_t count,
@@ -256,8 +257,9 @@ flexring_result flexring_all_reduce(const void *send,
                                     flexring_comm *comm,
                                     void *stream);
 
-// Reduces the vectors at `send` of all ranks, `recv_count` elements for each rank; rank r ends with the r-th
-// `recv_count` of them at `recv`. In place: `recv` is `send` plus this rank times `recv_count` elements.
+// Reduces the vectors at `send` of all ranks, which consist of `recv_count` elements per rank. Rank r gets
+// the r-th `recv_count` elements of the result at `recv`. In place: `recv` is `send` plus this rank times
+// `recv_count` elements.
 //
 // The caller promises:
 // `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm` is
@@ -270,8 +272,8 @@ flexring_result flexring_reduce_scatter(const void *send,
                                         flexring_comm *comm,
                                         void *stream);
 
-// Gathers the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on every rank. In
-// place: `send` is `recv` plus this rank times `send_count` elements.
+// Concatenates the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on every
+// rank. In place: `send` is `recv` plus this rank times `send_count` elements.
 //
 // The caller promises:
 // `send` is valid for reading `send_count` elements, `recv` for writing `send_count` for each rank; `comm` is
@@ -283,8 +285,8 @@ flexring_result flexring_all_gather(const void *send,
                                     flexring_comm *comm,
                                     void *stream);
 
-// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. In place: `recv` is `send`.
-// The `send` of other ranks is not looked at.
+// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. In place: `recv` is
+// `send`. `send` of other ranks is ignored.
 //
 // The caller promises:
 // On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or a
@@ -297,11 +299,12 @@ flexring_result flexring_broadcast(const void *send,
                                    flexring_comm *comm,
                                    void *stream);
 
-// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. In place: `recv` is `send`.
-// The `recv` of other ranks is not looked at.
+// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. In place: `recv` is
+// `send`. `recv` of other ranks is ignored.
 //
 // The caller promises:
-// `send` is valid for reading, on the root `recv` for writing `count` elements; `comm` is NULL or a live handle.
+// `send` is valid for reading, on the root `recv` for writing `count` elements; `comm` is NULL or a live
+// handle.
 flexring_result flexring_reduce(const void *send,
                                 void *recv,
                                 size_t count,
@@ -311,9 +314,9 @@ flexring_result flexring_reduce(const void *send,
                                 flexring_comm *comm,
                                 void *stream);
 
-// flexring_all_reduce without waiting: the call runs while the caller goes on, after all earlier calls of this
-// communicator. The buffers belong to flexring until flexring_wait has returned for the request. On a GPU the call
-// takes effect in the default stream.
+// Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this
+// communicator. The buffers must not be used until flexring_wait has returned for the request. On a GPU the
+// call takes effect in the default stream.
 //
 // The caller promises:
 // As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is
@@ -329,10 +332,12 @@ flexring_result flexring_all_reduce_async(const void *send,
 // Waits until the call is over, frees the request, and returns the call's result.
 //
 // The caller promises:
-// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it is dead afterwards.
+// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it must not be used
+// afterwards.
 flexring_result flexring_wait(flexring_request *request);
 
-// Writes 1 to `done` if the call is over, well or not, and 0 if not. flexring_wait must follow all the same.
+// Writes 1 to `done` if the call is over, with success or not, and 0 if it is not. flexring_wait must be
+// called in either case.
 //
 // The caller promises:
 // `request` is NULL or live; `done` is NULL or points to an int that may be written.

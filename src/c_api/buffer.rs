@@ -1,15 +1,15 @@
-//! Memory that peers on the node read directly.
+//! Memory that peers read directly, and registration of other memory.
 
 use super::comm::{borrow, flexring_comm};
-use super::status::{flexring_result, guarded, invalid_argument};
+use super::status::{flexring_result, guarded};
 use crate::communicator::Communicator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Memory, Piece};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Takes `bytes` bytes, zeroed and aligned to a page, from memory that the other ranks of this node read
-/// directly: reducing it copies nothing. Freed by flexring_free.
+/// Allocates `bytes` bytes, zeroed and aligned to a page, in memory that the other ranks of this node read
+/// directly, so that calls on it copy nothing. Free it with flexring_free.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
@@ -20,40 +20,41 @@ pub unsafe extern "C" fn flexring_alloc(
     out: *mut *mut c_void,
 ) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle.
+        // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, "flexring_alloc")? };
         if out.is_null() {
-            return Err(invalid_argument("flexring_alloc: out is NULL"));
+            return Err(Error::invalid_argument("flexring_alloc: out is NULL"));
         }
         let start = comm.communicator.lease(bytes)?;
-        // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
+        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
         unsafe { out.write(start.as_ptr().cast()) };
         Ok(())
     })
 }
 
-/// Gives memory back that flexring_alloc returned. NULL is allowed.
+/// Frees memory that flexring_alloc returned. NULL is allowed.
 ///
 /// # Safety
-/// `comm` is NULL or a live handle; nobody uses the memory any more.
+/// `comm` is NULL or a live handle; no call uses the memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_void) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle.
+        // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, "flexring_free")? };
         if memory.is_null() || comm.communicator.end_lease(memory.cast()) {
             return Ok(());
         }
-        Err(invalid_argument(format!(
+        Err(Error::invalid_argument(format!(
             "flexring_free: {memory:p} was not returned by flexring_alloc of this communicator, or was freed before"
         )))
     })
 }
 
-/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses: calls on
-/// it, or on parts of it, then copy and register nothing. It must stay allocated until flexring_deregister with the
-/// same address and length, as often as it was registered, or until the communicator is freed. Without RDMA devices
-/// nothing is done. Memory of flexring_alloc is registered already.
+/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses.
+/// Calls on it, or on parts of it, then copy and register nothing. The memory must stay allocated until
+/// flexring_deregister was called with the same address and length as often as flexring_register, or until
+/// the communicator is freed. Has no effect without RDMA devices. Memory of flexring_alloc is registered
+/// already.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
@@ -64,15 +65,15 @@ pub unsafe extern "C" fn flexring_register(
     bytes: usize,
 ) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle.
+        // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, "flexring_register")? };
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller guarantees the memory.
         let piece = unsafe { memory_range(&comm.communicator, memory, bytes, "flexring_register")? };
         comm.communicator.register_piece(piece)
     })
 }
 
-/// Takes one flexring_register of exactly this memory back. Calls that are under way end well.
+/// Undoes one flexring_register of exactly this memory. Running calls are not affected.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle.
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn flexring_deregister(
     bytes: usize,
 ) -> flexring_result {
     guarded(|| {
-        // SAFETY: the caller vouches for the handle.
+        // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, "flexring_deregister")? };
         // SAFETY: the memory is only compared with what is registered.
         let piece = unsafe { memory_range(&comm.communicator, memory, bytes, "flexring_deregister")? };
@@ -91,33 +92,35 @@ pub unsafe extern "C" fn flexring_deregister(
     })
 }
 
-/// Memory that a program names, wherever it is.
+/// The `bytes` bytes at `memory`, on the host or on a GPU.
 ///
 /// # Safety
-/// What is done with the piece must be allowed with the memory.
+/// The memory is valid for every use that is made of the piece.
 unsafe fn memory_range(
     communicator: &Communicator,
     memory: *mut c_void,
     bytes: usize,
     function: &str,
 ) -> Result<Piece> {
-    let start =
-        NonNull::new(memory.cast()).ok_or_else(|| invalid_argument(format!("{function}: memory is NULL")))?;
+    let start = NonNull::new(memory.cast())
+        .ok_or_else(|| Error::invalid_argument(format!("{function}: memory is NULL")))?;
     if bytes == 0 || (memory as usize).checked_add(bytes).is_none() {
-        return Err(invalid_argument(format!("{function}: {bytes} bytes at {memory:p} are no memory")));
+        return Err(Error::invalid_argument(format!(
+            "{function}: {bytes} bytes at {memory:p} are not a memory range"
+        )));
     }
     let located = communicator.memory_of(start.as_ptr(), bytes);
     let place = located.map_err(|error| error.context(format_args!("{function}")))?;
-    // SAFETY: the caller vouches for the memory, and the driver says where it is.
+    // SAFETY: the caller guarantees the memory, and `memory_of` returned where it is.
     Ok(unsafe { piece_in(place, start, bytes) })
 }
 
-/// The bytes at an address, whoever's they are.
+/// The `bytes` bytes at `start`, which are in `memory`.
 ///
 /// # Safety
-/// As for [`Piece::new`]; they are where is said.
+/// As for [`Piece::new`], and the bytes are in `memory`.
 pub(super) unsafe fn piece_in(memory: Memory, start: NonNull<u8>, bytes: usize) -> Piece {
-    // SAFETY: as this function's.
+    // SAFETY: the caller's contract is the one of both constructors.
     unsafe {
         match memory {
             Memory::Host => Piece::new(start, bytes),

@@ -1,8 +1,9 @@
-//! The C ABI: `include/flexring.h`, made from these files by cbindgen.
+//! The C ABI. cbindgen generates `include/flexring.h` from these files.
 //!
-//! Owns the boundary where nothing is trusted: every pointer, count and number is checked before it is used,
-//! no panic gets out, and outputs are written last and only on success. Must not hold any logic of its own:
-//! each function checks, calls the Rust API, and turns its result into a code and a sentence.
+//! Owns the boundary to callers in C: every pointer, count and enum value is checked before it is used, no
+//! panic crosses the boundary, and outputs are written last and only on success. Must not have any logic of
+//! its own: each function checks its arguments, calls the Rust API, and turns the result into a code and a
+//! message.
 
 pub mod buffer;
 pub mod collectives;

@@ -1,34 +1,34 @@
-//! Result codes, and the sentence behind the last one.
+//! Result codes, and the message of the last error.
 
 use crate::error::{Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The result of every call. 0 is success; flexring_last_error() says the rest in words.
+/// The result of every call. 0 is success; otherwise flexring_last_error() returns a message.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum flexring_result {
-    /// It worked.
+    /// The call succeeded.
     FLEXRING_SUCCESS = 0,
-    /// A pointer, count, enum or argument that no call can accept.
+    /// An argument is not valid.
     FLEXRING_INVALID_ARGUMENT = 1,
-    /// An environment variable that cannot be used.
+    /// The value of an environment variable is not valid.
     FLEXRING_INVALID_SETTING = 2,
-    /// The operating system refused something.
+    /// The operating system, a driver or a device reported an error.
     FLEXRING_SYSTEM_ERROR = 3,
-    /// The ranks could not find each other.
+    /// The ranks did not find each other.
     FLEXRING_RENDEZVOUS_FAILED = 4,
     /// Ranks differ in version, settings, program, collective, root, count, type or operation.
     FLEXRING_DISAGREEMENT = 5,
     /// A rank died or its connection broke.
     FLEXRING_PEER_LOST = 6,
-    /// A deadline passed.
+    /// A timeout expired.
     FLEXRING_TIMEOUT = 7,
-    /// Somebody called flexring_comm_abort, or the communicator has failed before.
+    /// A rank called flexring_comm_abort, or the communicator has failed before.
     FLEXRING_ABORTED = 8,
-    /// Not built into this library, or not possible here.
+    /// Not built into this library, or not supported by this machine.
     FLEXRING_UNSUPPORTED = 9,
     /// A bug in flexring.
     FLEXRING_INTERNAL_ERROR = 10,
@@ -55,31 +55,25 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of an entry point: errors and panics become a code here and a sentence for
-/// `flexring_last_error`.
+/// Runs the body of an entry point. Errors and panics become a code, and a message for `flexring_last_error`.
 pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-        let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(Error::internal(format!("flexring panicked, please report this: {words}")))
+        let message = panic.downcast_ref::<&str>().map(|message| (*message).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::internal(format!("flexring panicked, please report this: {message}")))
     });
     let Err(error) = outcome else {
         return flexring_result::FLEXRING_SUCCESS;
     };
-    // A sentence may quote anything; C ends it at the first NUL.
-    let words = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
-    // While a thread is being torn down there is nobody left to ask for the sentence.
-    let _ = LAST.try_with(|last| last.replace(words));
+    // A message may quote any text, but a C string ends at the first NUL.
+    let message = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
+    // While the thread is being torn down, no caller can ask for the message.
+    let _ = LAST.try_with(|last| last.replace(message));
     error.kind().into()
 }
 
-/// A refusal of an argument.
-pub(super) fn invalid_argument(words: impl Into<String>) -> Error {
-    Error::invalid_argument(words)
-}
-
-/// The sentence that belongs to the last call of this thread that did not return FLEXRING_SUCCESS; empty if
-/// there was none. Valid until this thread's next failing call. Never NULL.
+/// The message of this thread's last call that did not return FLEXRING_SUCCESS; empty if there was none.
+/// Valid until this thread's next failing call. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn flexring_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

@@ -1,14 +1,14 @@
-//! Element types and operations, as C numbers them.
+//! Element types and operations, with their numbers in C.
 
-use super::status::{flexring_result, guarded, invalid_argument};
+use super::status::{flexring_result, guarded};
 use crate::dtype::{DType, ReduceOp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::ffi::c_int;
 
-/// The type of one element; one of FLEXRING_INT8 and so on. Numbered as NCCL numbers them.
+/// The type of one element: FLEXRING_INT8 and so on. The numbers are those of ncclDataType_t.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_dtype = c_int;
-/// How elements are combined: one of FLEXRING_SUM and so on, or what flexring_op_create_premul_sum returns.
+/// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_op = u64;
 
@@ -51,7 +51,7 @@ pub const FLEXRING_AVG: flexring_op = 4;
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
     dtype.ok_or_else(|| {
-        invalid_argument(format!("{code} is no flexring_dtype: there are 0 (int8) to 11 (float8e5m2)"))
+        Error::invalid_argument(format!("{code} is no flexring_dtype: expected 0 (int8) to 11 (float8e5m2)"))
     })
 }
 
@@ -63,21 +63,21 @@ pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
         FLEXRING_MIN => ReduceOp::Min,
         FLEXRING_AVG => ReduceOp::Avg,
         _ => ReduceOp::PreMulSum(factor_of(code).ok_or_else(|| {
-            invalid_argument(format!("{code} is no flexring_op: there are 0 (sum) to 4 (avg) and those of flexring_op_create_premul_sum"))
+            Error::invalid_argument(format!("{code} is no flexring_op: expected 0 (sum) to 4 (avg), or an operation of flexring_op_create_premul_sum"))
         })?),
     })
 }
 
-/// What marks an operation that carries a factor. The factor's f32 bits are in the lower half, so that an
-/// operation is a plain number, belongs to no communicator and needs not be freed.
+/// The upper half of an operation that carries a factor. The lower half has the bits of the factor as f32. So
+/// an operation is a plain number, which belongs to no communicator and need not be freed.
 const PREMUL_SUM: u64 = 0x464c_5831 << 32;
 
 fn factor_of(code: flexring_op) -> Option<f64> {
     (code >> 32 == PREMUL_SUM >> 32).then(|| f64::from(f32::from_bits(code as u32)))
 }
 
-/// Makes an operation that sums each rank's elements times that rank's own `factor`; ranks may give different
-/// factors. For integer types the factor must be a whole number that the type can hold. The operation needs
+/// Makes an operation that sums each rank's elements times that rank's own `factor`. Ranks may give different
+/// factors. For integer types the factor must be a whole number that the type can represent. The operation need
 /// not be freed.
 ///
 /// # Safety
@@ -89,9 +89,9 @@ pub unsafe extern "C" fn flexring_op_create_premul_sum(
 ) -> flexring_result {
     guarded(|| {
         if out.is_null() {
-            return Err(invalid_argument("flexring_op_create_premul_sum: out is NULL"));
+            return Err(Error::invalid_argument("flexring_op_create_premul_sum: out is NULL"));
         }
-        // SAFETY: `out` is not NULL, and the caller vouches that it may be written.
+        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
         unsafe { out.write(PREMUL_SUM | u64::from(factor.to_bits())) };
         Ok(())
     })

@@ -1,24 +1,25 @@
-//! The id by which ranks find each other when the program passes it around itself.
+//! The id by which ranks find each other if the program distributes it itself.
 
-use super::status::{flexring_result, guarded, invalid_argument};
+use super::status::{flexring_result, guarded};
 use crate::bootstrap::{UniqueId, create_unique_id};
 use crate::config::Config;
+use crate::error::Error;
 
 /// Bytes of a unique id.
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;
 const _: () = assert!(FLEXRING_UNIQUE_ID_BYTES == UniqueId::SIZE, "the C ABI gives the size");
 
-/// Names a world that is about to meet. Plain bytes: pass it to the other ranks by any means.
+/// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct flexring_unique_id {
-    /// Opaque.
+    /// Opaque bytes.
     pub internal: [u8; FLEXRING_UNIQUE_ID_BYTES],
 }
 
-/// Makes an id for a new world. The process that calls this must live until all ranks have joined; it is
-/// usually rank 0. Each id serves one world.
+/// Creates an id for a new world. The process that calls this must live until all ranks have joined; usually
+/// it is rank 0. An id can be used for one world only.
 ///
 /// # Safety
 /// `out` is NULL or points to a flexring_unique_id that may be written.
@@ -26,10 +27,10 @@ pub struct flexring_unique_id {
 pub unsafe extern "C" fn flexring_get_unique_id(out: *mut flexring_unique_id) -> flexring_result {
     guarded(|| {
         if out.is_null() {
-            return Err(invalid_argument("flexring_get_unique_id: out is NULL"));
+            return Err(Error::invalid_argument("flexring_get_unique_id: out is NULL"));
         }
         let id = create_unique_id(&Config::from_env()?)?;
-        // SAFETY: `out` is not NULL, and the caller vouches for the rest; bytes have no alignment.
+        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written; bytes have no alignment.
         unsafe { out.write(flexring_unique_id { internal: *id.as_bytes() }) };
         Ok(())
     })

@@ -150,8 +150,8 @@ static void registration_is_checked(void) {
     static char mine[1000];
     EXPECT(INVALID, "communicator is NULL", flexring_register(NULL, mine, sizeof mine));
     EXPECT(INVALID, "memory is NULL", flexring_register(comm, NULL, 10));
-    EXPECT(INVALID, "are no memory", flexring_register(comm, mine, 0));
-    EXPECT(INVALID, "are no memory", flexring_register(comm, mine, SIZE_MAX));
+    EXPECT(INVALID, "are not a memory range", flexring_register(comm, mine, 0));
+    EXPECT(INVALID, "are not a memory range", flexring_register(comm, mine, SIZE_MAX));
     EXPECT(INVALID, "communicator is NULL", flexring_deregister(NULL, mine, sizeof mine));
     EXPECT(INVALID, "are not registered", flexring_deregister(comm, mine, sizeof mine));
     WORKS(flexring_register(comm, mine, sizeof mine));

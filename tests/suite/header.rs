@@ -1,20 +1,19 @@
-//! `include/flexring.h` is made from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test header`
+//! `include/flexring.h` is generated from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test suite header`
 //! rewrites it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files of the C ABI, in the order in which a reader of the header wants them.
+/// The files of the C ABI, in the order in which they appear in the header.
 const SOURCES: [&str; 6] = ["status", "unique_id", "comm", "buffer", "types", "collectives"];
 
 const INTRODUCTION: &str = "\
 /*
  * flexring: an all-reduce engine for clusters that are not symmetric.
  *
- * Every function but flexring_last_error and flexring_version returns a flexring_result. Outputs are written
- * last and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must
- * make the same calls in the same order. Vectors are memory of the host or of a GPU; flexring_all_reduce says what
- * its stream is for.
+ * Every function except flexring_last_error and flexring_version returns a flexring_result. Outputs are written last
+ * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
+ * same calls in the same order. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
  * This file is generated from src/c_api.
  */";
@@ -27,7 +26,7 @@ fn committed() -> PathBuf {
     root().join("include/flexring.h")
 }
 
-/// Macros by which a program tells at compile time what `flexring_version()` tells at run time.
+/// Macros with the header's version, for comparison with `flexring_version()`.
 fn version_macros() -> String {
     let number = |text: &str| text.parse::<u32>().expect("a version has three numbers");
     let (major, minor, patch) = (
@@ -48,7 +47,7 @@ fn version_macros() -> String {
     )
 }
 
-/// The header as the sources have it now.
+/// The header as generated from the current sources.
 fn generated() -> String {
     let mut config =
         cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("cbindgen.toml is valid");
@@ -60,12 +59,12 @@ fn generated() -> String {
     let mut bytes = Vec::new();
     sources.generate().expect("the C ABI has a header").write(&mut bytes);
     let text = String::from_utf8(bytes).expect("a header is text");
-    // What Rust calls safety is to a C reader what the function asks of its caller.
+    // In C, the safety section is the contract that the caller must keep.
     text.replace("// # Safety\n", "// The caller promises:\n")
 }
 
 #[test]
-fn the_committed_header_is_the_one_that_the_sources_make() {
+fn the_committed_header_is_current() {
     let (path, new) = (committed(), generated());
     if std::env::var_os("FLEXRING_BLESS").is_some() {
         std::fs::write(&path, &new).expect("the header can be written");
@@ -74,13 +73,13 @@ fn the_committed_header_is_the_one_that_the_sources_make() {
     let line = old.lines().zip(new.lines()).position(|(old, new)| old != new);
     assert!(
         old == new,
-        "include/flexring.h is out of date from line {} on; FLEXRING_BLESS=1 cargo test --test header rewrites it",
+        "include/flexring.h is out of date from line {} on; FLEXRING_BLESS=1 cargo test --test suite header rewrites it",
         line.unwrap_or_else(|| old.lines().count().min(new.lines().count())) + 1
     );
 }
 
 #[test]
-fn every_function_of_the_c_abi_is_in_the_header() {
+fn the_header_declares_every_function_of_the_c_abi() {
     let header = generated();
     for name in SOURCES {
         let source = std::fs::read_to_string(root().join(format!("src/c_api/{name}.rs"))).expect("a source");
@@ -91,7 +90,7 @@ fn every_function_of_the_c_abi_is_in_the_header() {
     }
 }
 
-/// Compiles a file that includes the header alone, if there is such a compiler.
+/// Compiles the header alone. Skipped if there is no such compiler.
 fn compiles(compiler: &str, language: &str, standard: &str) {
     let mut command = Command::new(compiler);
     command.args(["-x", language, standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]);
@@ -105,7 +104,7 @@ fn compiles(compiler: &str, language: &str, standard: &str) {
 }
 
 #[test]
-fn the_header_is_strict_c99_and_cpp() {
+fn the_header_compiles_as_strict_c99_c11_and_cpp() {
     compiles("cc", "c", "-std=c99");
     compiles("cc", "c", "-std=c11");
     compiles("c++", "c++", "-std=c++11");
