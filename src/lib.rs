@@ -1,7 +1,7 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
-//! ARCHITECTURE.md tells how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `call`, `fault`, `wake`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
+//! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
+//! `float8`, `call`, `fault`, `wake`, `cuda_driver`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
 //! (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // A library speaks through `log`. A test that is skipped says so.
@@ -13,6 +13,9 @@ pub mod c_api;
 pub mod call;
 pub mod communicator;
 pub mod config;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
+pub(crate) mod cuda_driver;
 pub mod description;
 #[allow(unsafe_code, reason = "the working wing touches memory")]
 pub mod device;

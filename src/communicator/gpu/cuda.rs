@@ -56,7 +56,7 @@ impl GpuState {
 
     /// Why this process has no GPUs; `None` if it has any.
     pub(in crate::communicator) fn why_none(&self) -> Option<String> {
-        cuda::driver::driver().err()
+        crate::cuda_driver::driver().err()
     }
 
     /// Opens the GPU that the settings name, or that is current on this thread, so that the first call on it

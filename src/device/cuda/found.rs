@@ -2,7 +2,7 @@
 //!
 //! Owns what is told of them without using any: no context is made. Must not know what they are for.
 
-use super::driver::driver;
+use crate::cuda_driver::driver;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use serde::Serialize;

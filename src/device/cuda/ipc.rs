@@ -2,9 +2,9 @@
 //!
 //! Owns what was exported and what was opened, until nobody uses it. Must not know what is kept in it, nor who the others are.
 
-use super::driver::{Address, IpcByValue};
 use super::objects::{Gpu, GpuMemory, address};
 use super::pointer;
+use crate::cuda_driver::{Address, IpcByValue};
 use crate::error::{Error, Result};
 use crate::memory::{Export, Memory, Piece, Sharing};
 use std::ptr::NonNull;

@@ -1,11 +1,9 @@
 //! NVIDIA GPUs: reductions by flexring's own kernels, copies, and calls that take effect in streams.
 //!
-//! Owns everything that is said to CUDA's driver, which is opened when the program runs: one binary serves machines with
-//! and without GPUs. Must not know ranks, links or schedules.
+//! Owns all work on a GPU. Must not know ranks, links or schedules, nor how the driver is opened: that is `cuda_driver`.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `driver` | the driver's functions, and what their codes mean |
 //! | `objects` | what the driver makes, each with its owner |
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and its compiler |
 //! | `batch` | what a launch is told |
@@ -22,7 +20,6 @@ mod alone;
 pub mod batch;
 mod buffer;
 mod device;
-pub(crate) mod driver;
 mod found;
 pub mod image;
 pub(crate) mod ipc;

@@ -3,8 +3,8 @@
 //! Owns the order of destruction: each holds its GPU, whose context outlives it. Freeing logs and never panics. Must not
 //! know what is computed or moved.
 
-use super::driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
 use super::found::{GpuFacts, gpu_facts};
+use crate::cuda_driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{

@@ -7,8 +7,8 @@
 //! lacks them, by functions that it calls on the host. Done is one counter, since calls end in the order in which they
 //! were put in streams; ready is a word for each call, since streams come to them in any order.
 
-use super::driver::{Address, Failure, Handle};
 use super::objects::{Event, Gpu, Stream, Words};
+use crate::cuda_driver::{Address, Failure, Handle};
 use crate::device::CallerStream;
 use crate::error::{Error, Result};
 use crate::fault::Fault;

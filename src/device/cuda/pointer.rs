@@ -2,7 +2,7 @@
 //!
 //! Owns that question and the words for memory that cannot be used. Must not know what the memory holds.
 
-use super::driver::{Address, Failure, INVALID_VALUE, in_use};
+use crate::cuda_driver::{Address, Failure, INVALID_VALUE, in_use};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};

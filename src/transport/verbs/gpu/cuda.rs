@@ -5,7 +5,7 @@
 use super::flush::WriteOrdering;
 use super::gdr_mode::GdrUnavailable;
 use super::register::{AddressRange, GpuDriver};
-use crate::device::cuda::driver::{self, Failure, Handle};
+use crate::cuda_driver::{self, Failure, Handle};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUmemRangeHandleType as HandleType, CUmemorytype,
     CUpointer_attribute as PointerAttribute,
@@ -15,7 +15,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
 /// CUDA's driver.
-pub(super) struct CudaQueries(&'static driver::Driver);
+pub(super) struct CudaQueries(&'static cuda_driver::Driver);
 
 fn words(failure: Failure) -> String {
     failure.to_string()
@@ -24,7 +24,7 @@ fn words(failure: Failure) -> String {
 impl CudaQueries {
     /// The driver, ready for questions.
     pub(super) fn open() -> Result<Self, String> {
-        driver::driver().map(Self)
+        cuda_driver::driver().map(Self)
     }
 
     /// How many GPUs this process sees.
