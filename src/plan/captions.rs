@@ -1,7 +1,7 @@
-//! What a level does, in a clause: for tables and drawings.
+//! Captions: a clause for each level of a schedule that says what it does, for tables and drawings.
 //!
-//! Owns the words. They are read off the groups and the tree, so they are as true of a plan from a file as of a
-//! planner's. Must not know which planner made the schedule, nor where the words are shown.
+//! Owns the texts. They are derived from the groups and the topology, so they also fit plans from files. Must not know
+//! which planner made the schedule, or where the texts are shown.
 
 use super::Rank;
 use super::fraction::Span;
@@ -9,7 +9,7 @@ use super::schedule::{Level, Schedule};
 use super::topology::{Topology, VertexId, VertexKind};
 use std::collections::BTreeSet;
 
-/// The levels in words, from the first to the last.
+/// A clause for each level, from the first to the last.
 #[must_use]
 pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
     let mut has_contributed = vec![false; schedule.world()];
@@ -23,20 +23,20 @@ pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
     captions
 }
 
-/// Ranks that draw groups from one participant set.
+/// Consecutive groups with one participant set.
 struct ParticipantBlock {
     members: BTreeSet<Rank>,
     roots: BTreeSet<Rank>,
-    /// How many take part in each group.
+    /// Participants of each group.
     size: usize,
-    /// The lowest vertex that has all of them below it.
+    /// The lowest common ancestor of all members and roots.
     ancestor: VertexId,
 }
 
-/// What there is to be said of a level.
+/// What the caption of a level depends on.
 struct LevelSummary {
     blocks: Vec<ParticipantBlock>,
-    /// Whether only whole vectors are moved.
+    /// Whether every group's span is the whole vector.
     whole: bool,
 }
 
@@ -56,7 +56,7 @@ impl LevelSummary {
                 leaves.reduce(|one, other| topology.lowest_common_ancestor(one, other)).unwrap_or(0);
             blocks.push(ParticipantBlock { members, roots, size: set.len(), ancestor });
         }
-        // Plans from files have a participant set for each group: those of the same ranks are one again.
+        // Plans from files have a set for each group: join those with equal members.
         let mut joined: Vec<ParticipantBlock> = Vec::new();
         for block in blocks {
             match joined.last_mut() {
@@ -89,17 +89,17 @@ fn caption(summary: &LevelSummary, has_contributed: &[bool], topology: &Topology
     let (divide, some) = (verb("divide"), if all { String::new() } else { format!("{roots} of ") });
     match (fresh, all) {
         (true, _) => format!("{subject} {divide} the vector among {some}{ranks}"),
-        // Among whom else than those who hold it?
+        // If all members are roots, naming them again adds nothing.
         (false, true) => format!("{subject} {divide} what {holders} hold"),
         (false, false) => format!("{subject} {divide} what {holders} hold among {some}{ranks}"),
     }
 }
 
-/// Who does something together.
+/// The grammatical subject of a caption.
 struct Subject {
     subject: String,
     plural: bool,
-    /// Its ranks, in the words of a sentence with this subject.
+    /// How a clause with this subject refers to its ranks.
     ranks: &'static str,
 }
 
@@ -132,14 +132,14 @@ impl Subject {
     }
 }
 
-/// Tier ranks meet.
+/// The kind of vertex at which the ranks of a block meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tier {
     Node,
     Switch,
-    /// At the top of the tree, which joins nodes.
+    /// The root, if it connects nodes.
     Nodes,
-    /// At the top of the tree, which joins switches.
+    /// The root, if it connects switches only.
     Switches,
 }
 
@@ -194,40 +194,43 @@ mod tests {
     use crate::plan::planner::{self, Details};
     use crate::plan::topology_file::parse_short;
 
-    fn words(topology: &str, algorithm: Algorithm) -> Vec<String> {
-        let topology = parse_short(topology).expect("a short form").expect("a good one");
+    fn captions_of(topology: &str, algorithm: Algorithm) -> Vec<String> {
+        let topology = parse_short(topology).expect("short form").expect("valid");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
-        let words = captions(&schedule, &topology);
+        let found = captions(&schedule, &topology);
         let copy =
             plan_file::parse("a file", &plan_file::write(&schedule, None)).expect("it was just written");
-        assert_eq!(captions(&copy, &topology).len(), words.len());
-        words
+        assert_eq!(captions(&copy, &topology).len(), found.len());
+        found
     }
 
     #[test]
-    fn levels_are_told_by_where_their_ranks_meet() {
+    fn captions_name_the_tier_at_which_ranks_meet() {
         assert_eq!(
-            words("2+3", Algorithm::Flexreduce),
+            captions_of("2+3", Algorithm::Flexreduce),
             ["each node divides the vector among its ranks", "the nodes divide what they hold"]
         );
         assert_eq!(
-            words("(2+3)+(4+1)", Algorithm::Flexreduce),
+            captions_of("(2+3)+(4+1)", Algorithm::Flexreduce),
             [
                 "each node divides the vector among its ranks",
                 "each switch divides what its ranks hold",
                 "the switches divide what they hold"
             ]
         );
-        assert_eq!(words("2+3", Algorithm::Ring), ["all ranks divide the vector among them"]);
-        assert_eq!(words("2+3", Algorithm::ParameterServer), ["all ranks divide the vector among 2 of them"]);
-        assert_eq!(words("4", Algorithm::Star), ["all ranks reduce whole vectors onto rank 0"]);
-        assert!(words("1", Algorithm::Flexreduce).is_empty());
+        assert_eq!(captions_of("2+3", Algorithm::Ring), ["all ranks divide the vector among them"]);
+        assert_eq!(
+            captions_of("2+3", Algorithm::ParameterServer),
+            ["all ranks divide the vector among 2 of them"]
+        );
+        assert_eq!(captions_of("4", Algorithm::Star), ["all ranks reduce whole vectors onto rank 0"]);
+        assert!(captions_of("1", Algorithm::Flexreduce).is_empty());
     }
 
     #[test]
-    fn crowds_tell_their_size() {
+    fn captions_name_the_size_of_groups() {
         assert_eq!(
-            words("4+4", Algorithm::Rabenseifner),
+            captions_of("4+4", Algorithm::Rabenseifner),
             [
                 "pairs of a node divide the vector among them",
                 "pairs of a node divide what they hold",
@@ -235,14 +238,14 @@ mod tests {
             ]
         );
         assert_eq!(
-            words("2+3", Algorithm::LocalMaster),
+            captions_of("2+3", Algorithm::LocalMaster),
             [
                 "each node reduces whole vectors onto one of its ranks",
                 "the nodes, by one rank each, divide what they hold"
             ]
         );
         assert_eq!(
-            words("7", Algorithm::Tree),
+            captions_of("7", Algorithm::Tree),
             ["groups of 3 reduce whole vectors onto one of them", "3 ranks reduce their sums onto rank 0"]
         );
     }

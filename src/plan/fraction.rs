@@ -1,8 +1,8 @@
-//! Exact parts of a vector: fractions, and spans between two of them.
+//! Exact points of a vector as fractions, and the spans between two of them.
 //!
-//! A schedule speaks of fractions, so that it serves every count. They become element ranges once, here, by
-//! one monotone map: equal fractions give equal elements, so spans that meet in the schedule meet in memory,
-//! and nothing is ever counted twice or left out by rounding.
+//! Owns the arithmetic, and the only conversion to elements. Schedules use fractions, so one serves every count. The
+//! conversion is monotone and equal fractions give equal elements, so spans that are adjacent in the schedule are
+//! adjacent in memory, and rounding neither duplicates nor drops an element. Must not know schedules.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Fraction {
     denominator: u128,
 }
 
-/// Denominators stay below this, so that sums of a few numerators fit a word.
+/// Denominators stay below this, so that the sum of two numerators fits 128 bits.
 const LIMIT: u128 = 1 << 124;
 
 impl Fraction {
@@ -27,14 +27,14 @@ impl Fraction {
     /// `numerator / denominator`.
     ///
     /// # Panics
-    /// If that is no number from 0 to 1.
+    /// If the denominator is 0 or the result is above 1.
     #[must_use]
     pub fn new(numerator: u64, denominator: u64) -> Self {
         assert!(
             denominator > 0 && numerator <= denominator,
-            "{numerator}/{denominator} is no part of a vector"
+            "{numerator}/{denominator} is not in the range from 0 to 1"
         );
-        Self::reduced(numerator.into(), denominator.into()).expect("a word has fewer bits than the limit")
+        Self::reduced(numerator.into(), denominator.into()).expect("64 bits are below the limit")
     }
 
     fn reduced(numerator: u128, denominator: u128) -> Option<Self> {
@@ -43,7 +43,7 @@ impl Fraction {
         (denominator < LIMIT && numerator <= denominator).then_some(Self { numerator, denominator })
     }
 
-    /// The sum, if it is at most 1 and its parts are not too long.
+    /// The sum; `None` if it is above 1 or its denominator exceeds 124 bits.
     #[must_use]
     pub fn plus(self, other: Self) -> Option<Self> {
         if self.denominator == other.denominator {
@@ -57,7 +57,7 @@ impl Fraction {
         Self::reduced(left.checked_add(right)?, denominator)
     }
 
-    /// The product, if its parts are not too long.
+    /// The product; `None` if its denominator exceeds 124 bits.
     #[must_use]
     pub fn times(self, other: Self) -> Option<Self> {
         let (across, along) =
@@ -67,8 +67,8 @@ impl Fraction {
         Self::reduced(numerator, denominator)
     }
 
-    /// How many of `count` elements lie before this point, rounded down to a multiple of `align` elements;
-    /// the end of the vector is always `count`.
+    /// Number of elements before this point in a vector of `count` elements, rounded down to a multiple of `align`.
+    /// For [`Fraction::ONE`] always `count`.
     #[must_use]
     pub fn element(self, count: u64, align: u64) -> u64 {
         if self == Self::ONE {
@@ -81,7 +81,7 @@ impl Fraction {
         exact - exact % align.max(1)
     }
 
-    /// The same where the product is longer than a word: multiplies and divides bit by bit.
+    /// Multiplies by `count` and divides bit by bit, for products that exceed 128 bits.
     fn long_element(self, count: u64) -> u64 {
         let (mut quotient, mut rest) = (0, 0);
         for bit in (0..u64::BITS).rev() {
@@ -95,19 +95,19 @@ impl Fraction {
         quotient
     }
 
-    /// The parts of the fraction, in lowest terms: numerator and denominator.
+    /// Numerator and denominator, in lowest terms.
     #[must_use]
     pub fn parts(self) -> (u128, u128) {
         (self.numerator, self.denominator)
     }
 
-    /// As a floating-point number, for drawings and estimates.
+    /// The nearest floating-point number, for drawings and estimates.
     #[must_use]
     pub fn to_f64(self) -> f64 {
         self.numerator as f64 / self.denominator as f64
     }
 
-    /// What [`Display`](fmt::Display) writes: `0`, `1` or `2/3`.
+    /// Parses what [`Display`](fmt::Display) writes, such as `0`, `1` or `2/3`; `None` if it is not a number from 0 to 1.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (numerator, denominator) = text.split_once('/').unwrap_or((text, "1"));
@@ -117,7 +117,7 @@ impl Fraction {
 }
 
 fn gcd(mut a: u128, mut b: u128) -> u128 {
-    // Division of long numbers is slow, and most are short.
+    // Division of 128-bit numbers is slow, and most numbers fit 64 bits.
     if let (Ok(mut a), Ok(mut b)) = (u64::try_from(a), u64::try_from(b)) {
         while b != 0 {
             (a, b) = (b, a % b);
@@ -134,8 +134,8 @@ impl Ord for Fraction {
     fn cmp(&self, other: &Self) -> Ordering {
         let (mut a, mut b, mut c, mut d) =
             (self.numerator, self.denominator, other.numerator, other.denominator);
-        // a/b against c/d: by cross products where they fit, else by integer parts and then the reciprocals
-        // of what is left.
+        // Compares a/b with c/d: by cross products where they fit 128 bits, else by integer parts and then by the
+        // reciprocals of the remainders.
         loop {
             if let (Some(left), Some(right)) = (a.checked_mul(d), c.checked_mul(b)) {
                 return left.cmp(&right);
@@ -146,7 +146,7 @@ impl Ord for Fraction {
             }
             (a, b, c, d) = (d, c % d, b, a % b);
             if b == 0 || d == 0 {
-                // What has no rest has an endless reciprocal.
+                // The reciprocal of a zero remainder is infinite.
                 return d.cmp(&b);
             }
         }
@@ -168,12 +168,12 @@ impl fmt::Display for Fraction {
     }
 }
 
-/// A part of the vector, from `start` up to but without `end`.
+/// A part of the vector, from `start` (included) to `end` (excluded).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// Where it begins.
+    /// First point of the span.
     pub start: Fraction,
-    /// Where the next one begins.
+    /// First point after the span.
     pub end: Fraction,
 }
 
@@ -181,7 +181,7 @@ impl Span {
     /// The whole vector.
     pub const WHOLE: Self = Self { start: Fraction::ZERO, end: Fraction::ONE };
 
-    /// The `index`-th of `parts` equal parts.
+    /// Part number `index`, from 0, of `parts` equal parts.
     #[must_use]
     pub fn part(index: usize, parts: usize) -> Self {
         Self {
@@ -190,13 +190,13 @@ impl Span {
         }
     }
 
-    /// Whether it is no part at all.
+    /// Whether it contains no point.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }
 
-    /// Which fraction of the vector it is, if its parts are not too long.
+    /// Its exact length; `None` if the span is reversed or the computation exceeds 128 bits.
     #[must_use]
     pub fn length(self) -> Option<Fraction> {
         let (Fraction { numerator: a, denominator: b }, Fraction { numerator: c, denominator: d }) =
@@ -205,7 +205,7 @@ impl Span {
         Fraction::reduced(difference, b.checked_mul(d)?)
     }
 
-    /// What both have.
+    /// The common part; empty if there is none.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
         Self { start: self.start.max(other.start), end: self.end.min(other.end) }
@@ -217,7 +217,7 @@ impl Span {
         self.end.to_f64() - self.start.to_f64()
     }
 
-    /// Its elements, in a vector of `count`, with boundaries at multiples of `align`.
+    /// Its elements in a vector of `count`, with boundaries at multiples of `align` elements.
     #[must_use]
     pub fn elements(self, count: u64, align: u64) -> Range<u64> {
         self.start.element(count, align)..self.end.element(count, align)
@@ -248,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn spans_have_a_length() {
+    fn the_length_of_a_span_is_exact() {
         let span = Span { start: Fraction::new(1, 6), end: Fraction::new(5, 12) };
         assert_eq!(span.length(), Some(Fraction::new(1, 4)));
         assert_eq!(Span { start: span.end, end: span.start }.length(), None);
     }
 
     #[test]
-    fn long_fractions_are_as_exact_as_short_ones() {
+    fn fractions_of_more_than_64_bits_are_exact() {
         let long = |numerator: u128| Fraction { numerator, denominator: LIMIT - 159 };
         let (less, more) = (long((LIMIT - 159) / 3), long((LIMIT - 159) / 3 + 1));
         assert!(less < more && more > Fraction::new(1, 3) && less <= Fraction::new(1, 3));
@@ -281,7 +281,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_tile_every_vector(parts in 1usize..70, count in 0u64..5000, align in 1u64..40) {
+        fn equal_parts_cover_every_vector_once(parts in 1usize..70, count in 0u64..5000, align in 1u64..40) {
             let mut next = 0;
             for index in 0..parts {
                 let elements = Span::part(index, parts).elements(count, align);

@@ -1,7 +1,7 @@
-//! Plans as files: a schedule in JSON, and back.
+//! The plan file: a schedule as JSON, written and parsed.
 //!
-//! Owns the format. Must not know where the text comes from, nor whether the schedule is a good one: that is the
-//! verifier's to prove.
+//! Owns the format. Must not know where the text comes from, or whether the schedule is correct, which the verifier
+//! checks.
 //!
 //! ```json
 //! { "name": "flexreduce", "world": 5,
@@ -9,7 +9,7 @@
 //!     { "span": { "start": "0", "end": "1/2" }, "participants": [0, 1], "root": 0 } ] } ] }
 //! ```
 //!
-//! Spans are fractions of the vector as texts; or, where the plan has a `count`, elements as numbers.
+//! The ends of spans are fractions of the vector as strings, or element numbers if the plan has a `count`.
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// More ranks than anybody has; a bound for what a file can make us allocate.
+/// Limits what a file can make the parser allocate; far above the size of any cluster.
 const MOST_RANKS: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -63,20 +63,21 @@ enum Point {
 impl Point {
     fn read(&self, count: Option<u64>) -> std::result::Result<Fraction, String> {
         match (self, count) {
-            (Self::Fraction(text), _) => Fraction::parse(text)
-                .ok_or_else(|| format!("\"{text}\" is no fraction from 0 to 1 such as \"2/3\"")),
+            (Self::Fraction(text), _) => Fraction::parse(text).ok_or_else(|| {
+                format!("\"{text}\" is not a fraction from 0 to 1: expected one such as \"2/3\"")
+            }),
             (Self::Element(at), Some(count)) if *at <= count && count > 0 => Ok(Fraction::new(*at, count)),
             (Self::Element(at), Some(count)) => {
-                Err(format!("element {at} is not within the {count} of the plan"))
+                Err(format!("element {at} is outside the plan: expected 0 to its count, {count}"))
             }
-            (Self::Element(at), None) => {
-                Err(format!("the point {at} is an element, but the plan says no \"count\" of them"))
-            }
+            (Self::Element(at), None) => Err(format!(
+                "{at} is an element number, but the plan has no \"count\": add it, or use a fraction"
+            )),
         }
     }
 }
 
-/// The schedule as JSON: with spans as fractions, or as elements of a vector of `count`.
+/// The schedule as JSON. Spans are fractions, or with a `count` elements of a vector of that length.
 #[must_use]
 pub fn write(schedule: &Schedule, count: Option<u64>) -> String {
     let point = |fraction: Fraction| match count {
@@ -97,22 +98,22 @@ pub fn write(schedule: &Schedule, count: Option<u64>) -> String {
             .map(|level| LevelFile { groups: level.groups().iter().map(group).collect() })
             .collect(),
     };
-    serde_json::to_string_pretty(&file).expect("numbers and texts have a JSON form")
+    serde_json::to_string_pretty(&file).expect("numbers and strings have a JSON form")
 }
 
-/// Reads a schedule from the text of the file `name`.
+/// Parses the schedule in `text`. `name` is the file's name, for errors.
 ///
 /// # Errors
-/// `InvalidSetting` with file, line where it is known, and what was expected.
+/// `InvalidSetting` with the file, the line if the JSON is malformed, and what was expected.
 pub fn parse(name: &str, text: &str) -> Result<Schedule> {
-    let refuse = |words: String| Err(Error::invalid_setting(format!("{name}: {words}")));
+    let refuse = |message: String| Err(Error::invalid_setting(format!("{name}: {message}")));
     let file: PlanFile = match serde_json::from_str(text) {
         Ok(file) => file,
         Err(wrong) => {
-            let words = wrong.to_string();
-            let what = words.split(" at line ").next().unwrap_or(&words);
-            let words = format!("{name}:{}: {what}", wrong.line());
-            return Err(Error::invalid_setting(words));
+            let message = wrong.to_string();
+            let cause = message.split(" at line ").next().unwrap_or(&message);
+            let message = format!("{name}:{}: {cause}", wrong.line());
+            return Err(Error::invalid_setting(message));
         }
     };
     let world = file.world;
@@ -125,7 +126,7 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
         for (index, group) in level.groups.into_iter().enumerate() {
             match read_group(&group, world, file.count) {
                 Ok(group) => groups.extend(group),
-                Err(words) => return refuse(format!("level {number}, group {index}: {words}")),
+                Err(message) => return refuse(format!("level {number}, group {index}: {message}")),
             }
         }
         levels.push(groups);
@@ -133,7 +134,7 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
     Ok(Schedule::new(&file.name, world, levels))
 }
 
-/// A group, unless its span is empty in this count.
+/// Checks a group; `None` if its span has no elements in this count.
 fn read_group(
     group: &GroupFile,
     world: usize,
@@ -141,7 +142,7 @@ fn read_group(
 ) -> std::result::Result<Option<Group>, String> {
     let span = Span { start: group.span.start.read(count)?, end: group.span.end.read(count)? };
     if span.start > span.end || (span.is_empty() && count.is_none()) {
-        return Err(format!("the span {span} does not end behind its start"));
+        return Err(format!("the span {span} does not end after its start"));
     }
     if group.participants.is_empty() {
         return Err("it has no participants".to_owned());
@@ -152,8 +153,8 @@ fn read_group(
             return Err(format!("rank {rank} takes part twice"));
         }
     }
-    if let Some(stranger) = seen.into_iter().chain([group.root]).find(|rank| *rank >= world) {
-        return Err(format!("rank {stranger} is not in a world of {world}"));
+    if let Some(outside) = seen.into_iter().chain([group.root]).find(|rank| *rank >= world) {
+        return Err(format!("rank {outside} is not in a world of {world}"));
     }
     Ok((!span.is_empty()).then(|| Group::of(span, group.participants.clone(), group.root)))
 }
@@ -165,49 +166,49 @@ mod tests {
     use crate::plan::topology::Topology;
 
     #[test]
-    fn a_schedule_survives_the_file() {
+    fn parsing_a_written_schedule_restores_it() {
         let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
         for schedule in [flexreduce::plan(&topology).expect("small"), ring::plan(&topology)] {
             let text = write(&schedule, None);
-            let back = parse("plan.json", &text).expect("what was written can be read");
+            let back = parse("plan.json", &text).expect("a written plan can be parsed");
             assert_eq!(write(&back, None), text);
             let elements = write(&schedule, Some(60));
-            let back = parse("plan.json", &elements).expect("what was written can be read");
+            let back = parse("plan.json", &elements).expect("a written plan can be parsed");
             assert_eq!(write(&back, Some(60)), elements);
             assert_eq!(write(&back, None), text);
         }
     }
 
     #[test]
-    fn bad_files_say_where_and_what() {
-        let words = |text: &str| parse("p.json", text).expect_err(text).message().to_owned();
+    fn errors_in_plan_files_name_place_and_cause() {
+        let message = |text: &str| parse("p.json", text).expect_err(text).message().to_owned();
         let plan = |groups: &str| format!(r#"{{"name":"x","world":2,"levels":[{{"groups":[{groups}]}}]}}"#);
         let group = |start: &str, end: &str, ranks: &str, root: u32| {
             plan(&format!(
                 r#"{{"span":{{"start":{start},"end":{end}}},"participants":[{ranks}],"root":{root}}}"#
             ))
         };
-        assert_eq!(words("{\n\"name\": 3}"), "p.json:2: invalid type: integer `3`, expected a string");
+        assert_eq!(message("{\n\"name\": 3}"), "p.json:2: invalid type: integer `3`, expected a string");
         assert_eq!(
-            words(r#"{"name":"x","world":0,"levels":[]}"#),
+            message(r#"{"name":"x","world":0,"levels":[]}"#),
             "p.json: a plan is for 1 to 1048576 ranks, not for 0"
         );
         let at = "p.json: level 0, group 0: ";
-        assert_eq!(words(&group("\"0\"", "\"1\"", "0,2", 0)), format!("{at}rank 2 is not in a world of 2"));
-        assert_eq!(words(&group("\"0\"", "\"1\"", "0,1", 7)), format!("{at}rank 7 is not in a world of 2"));
-        assert_eq!(words(&group("\"0\"", "\"1\"", "0,0", 0)), format!("{at}rank 0 takes part twice"));
-        assert_eq!(words(&group("\"0\"", "\"1\"", "", 0)), format!("{at}it has no participants"));
+        assert_eq!(message(&group("\"0\"", "\"1\"", "0,2", 0)), format!("{at}rank 2 is not in a world of 2"));
+        assert_eq!(message(&group("\"0\"", "\"1\"", "0,1", 7)), format!("{at}rank 7 is not in a world of 2"));
+        assert_eq!(message(&group("\"0\"", "\"1\"", "0,0", 0)), format!("{at}rank 0 takes part twice"));
+        assert_eq!(message(&group("\"0\"", "\"1\"", "", 0)), format!("{at}it has no participants"));
         assert_eq!(
-            words(&group("\"1\"", "\"0\"", "0", 0)),
-            format!("{at}the span [1, 0) does not end behind its start")
+            message(&group("\"1\"", "\"0\"", "0", 0)),
+            format!("{at}the span [1, 0) does not end after its start")
         );
         assert_eq!(
-            words(&group("\"0\"", "\"3/2\"", "0", 0)),
-            format!("{at}\"3/2\" is no fraction from 0 to 1 such as \"2/3\"")
+            message(&group("\"0\"", "\"3/2\"", "0", 0)),
+            format!("{at}\"3/2\" is not a fraction from 0 to 1: expected one such as \"2/3\"")
         );
         assert_eq!(
-            words(&group("0", "5", "0", 0)),
-            format!("{at}the point 0 is an element, but the plan says no \"count\" of them")
+            message(&group("0", "5", "0", 0)),
+            format!("{at}0 is an element number, but the plan has no \"count\": add it, or use a fraction")
         );
     }
 }

@@ -1,31 +1,31 @@
-//! The cluster as planners see it: a tree of switches and nodes with ranks as leaves. Each link has a bandwidth
-//! and a latency.
+//! The topology of a cluster: a tree of switches and nodes with ranks as leaves. Each vertex has a link to its parent
+//! with a bandwidth and a latency.
 //!
-//! Owns the tree and what can be read off it. Must not know where it was described (see
-//! [`topology_file`](super::topology_file)) nor what planners make of it.
+//! Owns the tree and queries on it. Must not know the formats that describe it (see
+//! [`topology_file`](super::topology_file)) or the planners.
 
 use super::Rank;
 use crate::error::{Error, Result};
 
-/// A vertex of the tree, by number; the root is 0 and parents have smaller numbers than their children.
+/// Index of a vertex. The root is 0, and parents have smaller indices than their children.
 pub type VertexId = usize;
 
-/// A link from a vertex up to its parent, the same in both directions.
+/// The link from a vertex to its parent. Bandwidth and latency are equal in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uplink {
-    /// Bits per second, each way; never 0. Planners use ratios only.
+    /// Bits per second in each direction, at least 1. Planners use ratios only.
     pub bandwidth: u64,
-    /// Nanoseconds from one end to the other.
+    /// Nanoseconds in one direction.
     pub latency: u64,
 }
 
 impl Uplink {
-    /// A node's link to its switch, where nothing is said: 10 Gbit/s, 30 us.
+    /// Default of a node's link to its switch: 10 Gbit/s, 30 us.
     pub const NODE_DEFAULT: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
-    /// A rank's way to the other ranks of its node, where nothing is said: 400 Gbit/s, 1 us.
+    /// Default of a rank's link to its node: 400 Gbit/s, 1 us.
     pub const RANK_DEFAULT: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
 
-    /// The bandwidth as people write it: `500M`, `2.5G`.
+    /// The bandwidth with a decimal unit, rounded down to three places: `500M`, `2.5G`.
     #[must_use]
     pub fn bandwidth_label(self) -> String {
         let units = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "K")];
@@ -37,29 +37,29 @@ impl Uplink {
     }
 }
 
-/// What a vertex is.
+/// The kind of a vertex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VertexKind {
-    /// Joins nodes and other switches.
+    /// A switch, whose children are nodes and other switches.
     Switch,
-    /// One machine.
+    /// A machine, whose children are ranks.
     Node,
-    /// A leaf.
+    /// A rank: a leaf of the tree.
     Rank(Rank),
 }
 
 /// A vertex of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vertex {
-    /// What people call it.
+    /// The name in the description, for output.
     pub name: String,
-    /// What it is.
+    /// Switch, node or rank.
     pub kind: VertexKind,
-    /// Its link to its parent; without meaning for the root.
+    /// The link to the parent; meaningless for the root.
     pub uplink: Uplink,
-    /// Whose child it is; none for the root.
+    /// The parent; `None` for the root.
     pub parent: Option<VertexId>,
-    /// What it joins, in the order of the description.
+    /// The children, in the order of the description.
     pub children: Vec<VertexId>,
 }
 
@@ -67,21 +67,21 @@ pub struct Vertex {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     vertices: Vec<Vertex>,
-    /// Of each rank, its leaf.
+    /// By rank.
     leaves: Vec<VertexId>,
-    /// Of each rank, its node, numbered in the order of the tree.
+    /// By rank, the number of its node in tree order.
     node_of: Vec<usize>,
     nodes: usize,
 }
 
-/// A topology in the making.
+/// Builds a [`Topology`] from the root down.
 #[derive(Clone, Debug)]
 pub struct TopologyBuilder {
     vertices: Vec<Vertex>,
 }
 
 impl TopologyBuilder {
-    /// Begins with the switch at the top.
+    /// Starts with the root, a switch.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let root = Vertex {
@@ -94,17 +94,17 @@ impl TopologyBuilder {
         Self { vertices: vec![root] }
     }
 
-    /// Hangs a switch under the switch `parent`.
+    /// Adds a switch below the switch `parent`.
     pub fn switch(&mut self, parent: VertexId, name: &str, uplink: Uplink) -> VertexId {
         self.add(parent, name.to_owned(), VertexKind::Switch, uplink)
     }
 
-    /// Hangs a node under the switch `parent`.
+    /// Adds a node below the switch `parent`.
     pub fn node(&mut self, parent: VertexId, name: &str, uplink: Uplink) -> VertexId {
         self.add(parent, name.to_owned(), VertexKind::Node, uplink)
     }
 
-    /// Puts a rank on `node`.
+    /// Adds a rank to `node`.
     pub fn rank(&mut self, node: VertexId, rank: Rank, uplink: Uplink) -> VertexId {
         self.add(node, format!("rank {rank}"), VertexKind::Rank(rank), uplink)
     }
@@ -116,13 +116,13 @@ impl TopologyBuilder {
         id
     }
 
-    /// The finished tree. Switches and nodes without ranks below them are left out.
+    /// Checks and returns the tree. Switches and nodes without ranks below them are removed.
     ///
     /// # Errors
-    /// `InvalidSetting` if a rank is on two nodes, if the ranks are not 0 to some number without a gap, if
-    /// there are none, or if a link has no bandwidth.
+    /// `InvalidSetting` if a rank is on two nodes, if there are no ranks, if the ranks are not 0 to n - 1 without a gap,
+    /// or if a link has a bandwidth of zero.
     pub fn finish(self) -> Result<Topology> {
-        let refuse = |words: String| Err(Error::invalid_setting(words));
+        let refuse = |message: String| Err(Error::invalid_setting(message));
         if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.uplink.bandwidth == 0) {
             return refuse(format!("the link of {} has a bandwidth of zero", vertex.name));
         }
@@ -130,7 +130,7 @@ impl TopologyBuilder {
         let mut leaf_of: Vec<Option<VertexId>> = Vec::new();
         for (id, vertex) in self.vertices.iter().enumerate() {
             let VertexKind::Rank(rank) = vertex.kind else { continue };
-            // More numbers than leaves means a gap, which is found below without room for every number.
+            // A rank above the number of leaves implies a gap, which is reported below without allocating for it.
             let place = rank.min(self.vertices.len());
             if leaf_of.len() <= place {
                 leaf_of.resize(place + 1, None);
@@ -163,7 +163,7 @@ impl TopologyBuilder {
 }
 
 impl Topology {
-    /// Numbers the used vertices afresh.
+    /// Keeps the used vertices and renumbers them.
     fn of(vertices: Vec<Vertex>, used: &[bool], leaves: Vec<VertexId>) -> Self {
         let mut number = vec![0; vertices.len()];
         let mut next = 0;
@@ -188,7 +188,7 @@ impl Topology {
             .collect();
         let leaves: Vec<VertexId> = leaves.into_iter().map(|leaf| number[leaf]).collect();
         let mut topology = Self { node_of: vec![0; leaves.len()], vertices: kept, leaves, nodes: 0 };
-        // In the order of the tree, so that a walk through the nodes stays in a rack as long as it can.
+        // Nodes are numbered in tree order, so that nodes of one rack have consecutive numbers.
         let mut machine: Option<VertexId> = None;
         for rank in topology.ranks_in_tree_order() {
             let node = topology.vertices[topology.leaves[rank]].parent;
@@ -201,8 +201,8 @@ impl Topology {
         topology
     }
 
-    /// Nodes at one switch: ranks with equal names share a node. Nodes are in the order in which ranks first
-    /// name them.
+    /// Nodes at one switch. `names` are the ranks' node names by rank: ranks with equal names share a node. Nodes are in
+    /// the order of their first rank.
     #[must_use]
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
         let mut builder = TopologyBuilder::new("switch");
@@ -212,28 +212,28 @@ impl Topology {
             let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Uplink::NODE_DEFAULT));
             builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
-        builder.finish().expect("every rank is named once")
+        builder.finish().expect("every rank is on one node")
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.leaves.len()
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// The node that `rank` is on.
+    /// The node of `rank`, by its number in tree order.
     #[must_use]
     pub fn node_of(&self, rank: Rank) -> usize {
         self.node_of[rank]
     }
 
-    /// The vertices; the root is the first, and children come after their parents.
+    /// All vertices, the root first and children after their parents.
     #[must_use]
     pub fn vertices(&self) -> &[Vertex] {
         &self.vertices
@@ -245,10 +245,10 @@ impl Topology {
         self.leaves[rank]
     }
 
-    /// The lowest vertex that both are below, or that one of them is.
+    /// The lowest vertex that has both in its subtree; one of the two if it is an ancestor of the other.
     #[must_use]
     pub fn lowest_common_ancestor(&self, mut one: VertexId, mut other: VertexId) -> VertexId {
-        // Parents have smaller numbers, so the larger one is never above the other.
+        // Parents have smaller indices, so the larger index is never an ancestor of the other.
         while one != other {
             let lower = if one > other { &mut one } else { &mut other };
             *lower = self.vertices[*lower].parent.unwrap_or(0);
@@ -256,8 +256,7 @@ impl Topology {
         one
     }
 
-    /// The ranks from the left of the tree to the right, so that a walk through them enters and leaves each
-    /// node, and each switch, once.
+    /// The ranks in depth-first order, so that the ranks of each node, and of each switch, are consecutive.
     #[must_use]
     pub fn ranks_in_tree_order(&self) -> Vec<Rank> {
         let mut ranks = Vec::with_capacity(self.leaves.len());
@@ -272,7 +271,7 @@ impl Topology {
         ranks
     }
 
-    /// The vertices that have children, level by level as a breadth-first walk from the root meets them.
+    /// The vertices that have children, level by level from the root.
     #[must_use]
     pub fn levels(&self) -> Vec<Vec<VertexId>> {
         let mut levels = Vec::new();
@@ -285,10 +284,10 @@ impl Topology {
         levels
     }
 
-    /// The fan-outs of a symmetric tree from the ranks of a node upwards, without those of one.
+    /// The fan-outs of a symmetric tree, from the ranks of a node up to the root. Fan-outs of 1 are left out.
     ///
     /// # Errors
-    /// `InvalidSetting`, naming two vertices of one level that have different fan-outs.
+    /// `InvalidSetting` if the tree is not symmetric, naming two vertices of one level with different fan-outs.
     pub fn dimensions(&self) -> Result<Vec<usize>> {
         let mut dimensions = Vec::new();
         for level in self.levels().iter().rev() {
@@ -302,21 +301,21 @@ impl Topology {
         }
         let product: usize = dimensions.iter().product();
         if product != self.world() {
-            // Some leaf hangs higher than others.
+            // Some leaf is closer to the root than others.
             let depth = |rank: &Rank| {
                 std::iter::successors(Some(self.leaves[*rank]), |id| self.vertices[*id].parent).count()
             };
             let highest = (0..self.world()).min_by_key(depth).unwrap_or(0);
-            let words =
-                format!("the topology is not symmetric: rank {highest} hangs higher in the tree than others");
-            return Err(Error::invalid_setting(words));
+            let message =
+                format!("the topology is not symmetric: rank {highest} is closer to the root than others");
+            return Err(Error::invalid_setting(message));
         }
         dimensions.retain(|fan_out| *fan_out > 1);
         Ok(dimensions)
     }
 
     fn asymmetric(&self, one: VertexId, other: VertexId) -> Error {
-        let tell = |id: VertexId| {
+        let describe = |id: VertexId| {
             let vertex = &self.vertices[id];
             let what = match (vertex.kind, vertex.children.len()) {
                 (VertexKind::Node, 1) => "rank",
@@ -326,8 +325,8 @@ impl Topology {
             };
             format!("{} has {} {what}", vertex.name, vertex.children.len())
         };
-        let words = format!("the topology is not symmetric: {} and {}", tell(one), tell(other));
-        Error::invalid_setting(words)
+        let message = format!("the topology is not symmetric: {} and {}", describe(one), describe(other));
+        Error::invalid_setting(message)
     }
 }
 
@@ -336,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidths_are_written_as_they_are_read() {
+    fn bandwidth_labels_use_decimal_units() {
         let speed = |bandwidth| Uplink { bandwidth, latency: 0 }.bandwidth_label();
         assert_eq!(
             [1, 64_000, 500_000_000, 2_500_000_000, 10_000_000_000, 1_000_000_000_000].map(speed),
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_names_are_one_node() {
+    fn ranks_with_equal_names_share_a_node() {
         let topology = Topology::from_names(&["b", "a", "b", "a", "c"]);
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
         assert_eq!(topology.ranks_in_tree_order(), [0, 2, 1, 3, 4]);
@@ -354,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn vertices_meet_below_each_other_or_at_the_lowest_that_has_both() {
+    fn the_lowest_common_ancestor_may_be_one_of_the_two() {
         let topology = Topology::from_names(&["a", "a", "b"]);
         let [one, two, three] = [0, 1, 2].map(|rank| topology.leaf(rank));
         let node = topology.vertices()[one].parent.expect("a node");
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn symmetric_trees_have_dimensions_and_others_say_why_not() {
+    fn dimensions_are_those_of_symmetric_trees_only() {
         let dimensions = |names: &[&str]| Topology::from_names(names).dimensions();
         assert_eq!(dimensions(&["a", "a", "a", "b", "b", "b"]).expect("symmetric"), [3, 2]);
         assert_eq!(dimensions(&["a", "b"]).expect("symmetric"), [2]);
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_has_every_rank_once() {
+    fn finish_requires_every_rank_exactly_once() {
         let finish = |ranks: &[Rank]| {
             let mut builder = TopologyBuilder::new("top");
             let rack = builder.switch(0, "rack", Uplink::NODE_DEFAULT);

@@ -1,46 +1,46 @@
-//! What a plan sends over each link of the tree.
+//! The bytes that a plan sends over each link of the topology.
 //!
-//! Owns the sum. It is made of the programs that run, not of what a planner believes. Must not know latencies:
-//! it is about vectors whose bytes take the time.
+//! Owns the count, which uses the programs of all ranks and not a planner's model. Must not know latencies: it is for
+//! vectors whose time depends on bandwidth.
 
 use super::lowering::{Plan, ProgramSpec};
 use super::program::Body;
 use super::topology::{Topology, VertexId};
 
-/// What goes over the link from a vertex up to its parent, in bytes per byte of the vector.
+/// The load of the link between a vertex and its parent, in bytes per byte of the vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Away from the vertex.
+    /// From the vertex to its parent.
     pub up: f64,
-    /// Towards it.
+    /// From the parent to the vertex.
     pub down: f64,
 }
 
 impl Load {
-    /// The direction that takes longer; a link carries both at once.
+    /// The larger of both directions. A link carries them at the same time.
     #[must_use]
     pub fn larger(self) -> f64 {
         self.up.max(self.down)
     }
 }
 
-/// The link that takes longest.
+/// The link whose load takes longest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Busiest {
-    /// Whose link up.
+    /// The vertex whose uplink it is.
     pub vertex: VertexId,
-    /// How long it takes for each byte of the vector.
+    /// Seconds for each byte of the vector.
     pub seconds_per_byte: f64,
 }
 
-/// The loads of all links.
+/// The loads of all links of a topology.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     loads: Vec<Load>,
 }
 
 impl Traffic {
-    /// Adds up what the programs of all ranks send. The plan must be for as many ranks as the topology has.
+    /// The sum of what the programs of all ranks send. The plan must have as many ranks as the topology.
     #[must_use]
     pub fn of(plan: &Plan, topology: &Topology, spec: ProgramSpec) -> Self {
         let mut loads = vec![Load::default(); topology.vertices().len()];
@@ -59,13 +59,13 @@ impl Traffic {
         Self { loads }
     }
 
-    /// The load of the link from `vertex` up.
+    /// The load of the uplink of `vertex`.
     #[must_use]
     pub fn load(&self, vertex: VertexId) -> Load {
         self.loads[vertex]
     }
 
-    /// The link that takes longest for its load at its bandwidth; none if nothing is sent.
+    /// The link whose load takes longest at its bandwidth; `None` if nothing is sent.
     #[must_use]
     pub fn busiest(&self, topology: &Topology) -> Option<Busiest> {
         let links = topology.vertices().iter().zip(&self.loads).enumerate().skip(1);
@@ -74,17 +74,17 @@ impl Traffic {
             seconds_per_byte: load.larger() * 8.0 / of.uplink.bandwidth as f64,
         });
         times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
-            // Of those that take equally long the first: sums of fractions differ in their last bits.
+            // The first of links that take equally long. The tolerance covers rounding in sums of fractions.
             let longer = next.seconds_per_byte > first.seconds_per_byte * (1.0 + 1e-9);
             if longer { next } else { first }
         })
     }
 }
 
-/// Calls `link` with every vertex whose link up is on the way from `from` to `top`.
-fn climb(topology: &Topology, from: VertexId, top: VertexId, link: impl FnMut(VertexId)) {
+/// Calls `visit` with every vertex from `from` up to below `top`.
+fn climb(topology: &Topology, from: VertexId, top: VertexId, visit: impl FnMut(VertexId)) {
     let up = |vertex: &VertexId| topology.vertices()[*vertex].parent;
-    std::iter::successors(Some(from), up).take_while(|vertex| *vertex != top).for_each(link);
+    std::iter::successors(Some(from), up).take_while(|vertex| *vertex != top).for_each(visit);
 }
 
 #[cfg(test)]
@@ -94,9 +94,9 @@ mod tests {
     use crate::plan::planner::{self, Details};
     use crate::plan::topology_file::parse_short;
 
-    /// The loads of the nodes' links, and whose takes longest for how many nanoseconds per byte.
+    /// The loads of the nodes' links; the busiest link and its nanoseconds per byte.
     fn loads(topology: &str, algorithm: Algorithm) -> (Vec<(f64, f64)>, String, f64) {
-        let topology = parse_short(topology).expect("a short form").expect("a good one");
+        let topology = parse_short(topology).expect("short form").expect("valid");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
         let plan = Plan::on(schedule, &topology, Lowering::Auto);
         let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
@@ -107,14 +107,14 @@ mod tests {
             let loads = nodes.iter().map(|node| traffic.load(*node));
             loads.map(|load| (round(load.up), round(load.down))).collect()
         };
-        assert_eq!(of_nodes(&traffic), of_nodes(&waves), "how spans are cut changes no sum");
+        assert_eq!(of_nodes(&traffic), of_nodes(&waves), "loads do not depend on how spans are cut");
         let busiest = traffic.busiest(&topology).expect("something is sent");
         let name = topology.vertices()[busiest.vertex].name.clone();
         (of_nodes(&traffic), name, round(busiest.seconds_per_byte * 1e9))
     }
 
     #[test]
-    fn flexreduce_loads_all_nodes_alike() {
+    fn flexreduce_loads_all_nodes_equally() {
         let (nodes, name, nanoseconds) = loads("2+3", Algorithm::Flexreduce);
         assert_eq!(nodes, [(1.0, 1.0); 2]);
         assert_eq!((&name[..], nanoseconds), ("node 0", 0.8));
@@ -123,16 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_enters_and_leaves_each_node_with_all_but_one_part() {
+    fn a_ring_sends_all_parts_but_one_into_and_out_of_each_node() {
         let (nodes, _, nanoseconds) = loads("2+3", Algorithm::Ring);
         assert_eq!((nodes, nanoseconds), (vec![(1.6, 1.6); 2], 1.28));
     }
 
     #[test]
-    fn who_hangs_at_a_slow_link_is_spared_where_spans_are_weighed() {
+    fn weighted_flexreduce_loads_a_slow_link_less() {
         let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Weighted);
         assert_eq!(nodes, [(1.5, 1.5), (1.5, 1.5), (1.0, 1.0)]);
-        // The slow link still takes longest: it has to carry the vector once each way.
+        // The slow link still takes longest: it must carry the vector once in each direction.
         assert_eq!((&name[..], nanoseconds), ("node 2", 16.0));
         let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Flexreduce);
         assert_eq!(nodes, [(1.333333, 1.333333); 3]);
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_alone_sends_nothing_up() {
+    fn a_single_node_sends_nothing_up() {
         let (nodes, name, _) = loads("4", Algorithm::Ring);
         assert_eq!((nodes, &name[..]), (vec![(0.0, 0.0)], "rank 0"));
     }
 
     #[test]
-    fn switches_carry_what_their_nodes_do_not_keep() {
-        let topology = parse_short("(2+3)+(4)").expect("a short form").expect("a good one");
+    fn uplinks_of_two_switches_carry_the_vector_once() {
+        let topology = parse_short("(2+3)+(4)").expect("short form").expect("valid");
         let schedule = planner::flexreduce::plan(&topology).expect("small");
         let traffic =
             Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, ProgramSpec::ALL_REDUCE);
