@@ -1,12 +1,12 @@
-//! BlueConnect: the hierarchical ring with its dimensions read off a symmetric topology.
+//! BlueConnect: the hierarchical ring with the dimensions of a symmetric topology.
 
 use super::hierarchical::grid;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 
-/// Plans BlueConnect (Cho et al., SysML 2019, as `papers/000` describes it): a reduce-scatter per level of the
-/// tree, all branches of a level side by side.
+/// The schedule of BlueConnect (Cho et al., SysML 2019, as `papers/000` describes it): a reduce-scatter for each level of
+/// the tree, with all branches of a level in parallel.
 ///
 /// # Errors
 /// `InvalidSetting` if the topology is not symmetric, naming two branches that differ.

@@ -1,4 +1,4 @@
-//! FlexReduce: one level per level of the tree, spans as uneven as the tree.
+//! FlexReduce: one level for each level of the tree, with spans as uneven as the tree.
 
 use crate::error::{Error, Result};
 use crate::plan::Rank;
@@ -7,12 +7,12 @@ use crate::plan::schedule::{Group, HeldSpan, ParticipantSet, Schedule};
 use crate::plan::topology::{Topology, VertexId, VertexKind};
 use std::sync::Arc;
 
-/// Plans as Lee et al. do (FlexReduce, `papers/000`, Fig. 3): every branch divides its leaves' portions by its
-/// degree; the leaves, sorted by the end of what they hold, then its start, then the rank, take ranges of their
-/// portions one after the other; and each range is reduced from whoever holds its parts.
+/// The schedule of Lee et al. (FlexReduce, `papers/000`, Fig. 3). Every branch divides the portions of its leaves by its
+/// degree. The leaves, sorted by the end of the range that they hold, then its start, then the rank, take consecutive
+/// ranges of the length of their portions. Each range is reduced from the ranks that hold its parts.
 ///
-/// Where the paper looks at all leaves for each subrange, this walks along the sorted ends once, and a group
-/// names its participants by the table that all groups of the branch share: n leaves cost n log n.
+/// The paper searches all leaves for each subrange. This implementation walks along the sorted ends once, and the groups
+/// of a branch share one participant set, so n leaves take O(n log n).
 ///
 /// # Errors
 /// `InvalidSetting` if the tree is so irregular that its fractions outgrow 124 bits.
@@ -20,22 +20,22 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
     with_shares("flexreduce", topology, |vertex| even_share(topology, vertex))
 }
 
-/// A vertex's part of what its parent's ranks hold together, if all siblings have the same.
+/// A vertex's share of what its parent's ranks hold together, if all siblings have equal shares.
 pub(super) fn even_share(topology: &Topology, vertex: VertexId) -> Fraction {
     let parent = topology.vertices()[vertex].parent;
     let degree = parent.map_or(1, |parent| topology.vertices()[parent].children.len());
     Fraction::new(1, degree as u64)
 }
 
-/// What a rank holds, and how much it shall own.
+/// The range that a rank holds, and the length of the next one.
 #[derive(Clone, Copy)]
 struct Leaf {
     portion: Fraction,
     range: Span,
 }
 
-/// The same with shares of one's own: `share` says which part of its parent's a vertex shall own. The shares of
-/// siblings must add up to 1; a share of 0 contributes and owns nothing.
+/// FlexReduce with custom shares: `share` returns a vertex's share of what its parent's ranks hold together. The shares of
+/// siblings must add up to 1. Ranks below a vertex with share 0 contribute but own nothing.
 pub(super) fn with_shares(
     name: &str,
     topology: &Topology,
@@ -43,7 +43,7 @@ pub(super) fn with_shares(
 ) -> Result<Schedule> {
     let vertices = topology.vertices();
     let mut leaves = vec![Leaf { portion: Fraction::ONE, range: Span::WHOLE }; topology.world()];
-    // Of each vertex that was visited, its ranks in the order of what they hold.
+    // By visited vertex, its ranks in the order of the ranges that they hold.
     let mut below: Vec<Vec<Rank>> = vertices
         .iter()
         .map(|vertex| match vertex.kind {
@@ -78,8 +78,8 @@ pub(super) fn with_shares(
     Ok(Schedule::new(name, topology.world(), levels))
 }
 
-/// Gives the ranks below a branch their next ranges and adds the groups that it takes. Returns the ranks in the
-/// order of their ranges, or nothing if a fraction is too long.
+/// Assigns the next ranges to the ranks below a branch, and adds the groups that reduce them. Returns the ranks in the order
+/// of their new ranges; `None` if a fraction exceeds 124 bits.
 fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> Option<Vec<Rank>> {
     let held = |list: &Vec<Rank>| -> Vec<HeldSpan> {
         let holders = list.iter().map(|rank| HeldSpan { span: leaves[*rank].range, rank: *rank });
@@ -91,7 +91,7 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
 
     let mut progress = Fraction::ZERO;
     let mut next_ranges = Vec::with_capacity(sorted.len());
-    // The holders change where some range ends.
+    // The participants change where a range ends.
     let mut ends = sorted.iter().map(|rank| leaves[*rank].range.end).peekable();
     for rank in &sorted {
         let next = Span { start: progress, end: progress.plus(leaves[*rank].portion)? };
@@ -99,7 +99,7 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
         while begin < next.end {
             while ends.next_if(|end| *end <= begin).is_some() {}
             let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(next.end);
-            // Begins behind the root's branch, so that the root adds last where it is a participant.
+            // Starts after the root's branch, so that the root adds last if it is a participant.
             let first = (set.place_of(*rank)? + 1) % lists.len();
             groups.push(Group {
                 span: Span { start: begin, end },
@@ -119,28 +119,28 @@ fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> 
 }
 
 fn too_irregular(topology: &Topology) -> Error {
-    let words = format!(
-        "the fan-outs of this topology of {} ranks have so little in common that its exact fractions do not \
-         fit 124 bits: describe it with fewer levels",
+    let message = format!(
+        "the fan-outs of this topology of {} ranks have so few common factors that its exact fractions exceed 124 bits: \
+         describe it with fewer levels",
         topology.world()
     );
-    Error::invalid_setting(words)
+    Error::invalid_setting(message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Nodes with so many ranks each, at one switch.
+    /// Nodes at one switch, with these numbers of ranks.
     fn nodes(ranks: &[usize]) -> Topology {
         let names = ranks.iter().enumerate().flat_map(|(node, ranks)| vec![format!("node {node}"); *ranks]);
         Topology::from_names(&names.collect::<Vec<_>>())
     }
 
     /// A group as a range of elements, its participants in rank order, and its root.
-    type Row = (std::ops::Range<u64>, Vec<Rank>, Rank);
+    type GroupRow = (std::ops::Range<u64>, Vec<Rank>, Rank);
 
-    fn table(schedule: &Schedule, count: u64) -> Vec<Vec<Row>> {
+    fn table(schedule: &Schedule, count: u64) -> Vec<Vec<GroupRow>> {
         let row = |group: &Group| {
             let mut participants: Vec<Rank> = group.participants().collect();
             participants.sort_unstable();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_figure_2() {
+    fn figure_2_of_the_paper() {
         // D and E are ranks 0 and 1, F to H are ranks 2 to 4; the vector has 12 items.
         let schedule = plan(&nodes(&[2, 3])).expect("small");
         let [first, second] = &table(&schedule, 12)[..] else { panic!("two levels") };
@@ -179,8 +179,8 @@ mod tests {
         );
     }
 
-    /// The paper's loop over all leaves for each subrange, as Fig. 3 (b) has it, for one switch above nodes.
-    fn by_the_book(ranks: &[usize]) -> Vec<(Span, Vec<Rank>, Rank)> {
+    /// The algorithm of Fig. 3 (b) of the paper, with its loop over all leaves for each subrange, for nodes at one switch.
+    fn reference(ranks: &[usize]) -> Vec<(Span, Vec<Rank>, Rank)> {
         let world: usize = ranks.iter().sum();
         let mut range = Vec::new();
         let mut portion = Vec::new();
@@ -201,7 +201,8 @@ mod tests {
                 let participants: Vec<Rank> = (0..world)
                     .filter(|rank| range[*rank].start <= begin && begin < range[*rank].end)
                     .collect();
-                let stop = participants.iter().map(|rank| range[*rank].end).min().expect("somebody").min(end);
+                let stop =
+                    participants.iter().map(|rank| range[*rank].end).min().expect("a participant").min(end);
                 groups.push((Span { start: begin, end: stop }, participants, leaf));
                 begin = stop;
             }
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_nine_configurations_have_its_ranges_and_few_calls() {
+    fn the_nine_configurations_of_the_paper_match_the_reference() {
         let configurations: [&[usize]; 9] =
             [&[2, 2], &[2, 3], &[3, 3], &[3, 4], &[4, 4], &[3, 3, 3], &[3, 3, 4], &[3, 4, 4], &[4, 4, 4]];
         for ranks in configurations {
@@ -227,8 +228,8 @@ mod tests {
                     (group.span, participants, group.root)
                 })
                 .collect();
-            assert_eq!(found, by_the_book(ranks), "{ranks:?}");
-            // Fig. 4 (c): calls per learner and level, of which the paper sees at most 1.5 on average.
+            assert_eq!(found, reference(ranks), "{ranks:?}");
+            // Fig. 4 (c): at most 1.5 calls per learner and level on average.
             let calls: usize = schedule.levels().iter().map(|level| level.groups().len()).sum();
             assert!(calls as f64 / (2 * world) as f64 <= 1.5, "{ranks:?}: {calls} calls of {world} learners");
         }

@@ -1,4 +1,4 @@
-//! The hierarchical ring p1 x p2 x ... x ph: a level of rings per dimension.
+//! The hierarchical ring p1 x p2 x ... x ph: one level of rings for each dimension.
 
 use crate::error::{Error, Result};
 use crate::plan::Rank;
@@ -7,9 +7,9 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// Plans the hierarchical all-reduce of Ueno and Yokota (CCGrid 2019, `papers/001`): the ranks, in the order of
-/// the tree, are the points of a grid with these dimensions, the first the nearest. At level l every line of the
-/// grid along dimension l is a ring that divides what its ranks hold.
+/// The hierarchical all-reduce of Ueno and Yokota (CCGrid 2019, `papers/001`). The ranks in tree order are the points of a
+/// grid with these dimensions, from the innermost. At level l, every line of the grid along dimension l is a ring that
+/// divides the spans that its ranks hold.
 ///
 /// # Errors
 /// `InvalidSetting` if the product of the dimensions is not the number of ranks.
@@ -23,15 +23,15 @@ pub(super) fn grid(name: &str, topology: &Topology, dimensions: &[usize]) -> Res
     if product != Some(world) {
         let shown: Vec<String> = dimensions.iter().map(ToString::to_string).collect();
         let product = product.map_or_else(|| "too many".to_owned(), |p| p.to_string());
-        let words =
+        let message =
             format!("dimensions {} have {product} points, but there are {world} ranks", shown.join("x"));
-        return Err(Error::invalid_setting(words));
+        return Err(Error::invalid_setting(message));
     }
     let order = topology.ranks_in_tree_order();
-    // Which of `parts` equal parts each rank holds.
+    // By rank, the index of the part that it holds, of `parts` equal parts.
     let (mut held, mut parts) = (vec![0; world], 1);
     let mut levels = Vec::new();
-    // Ranks along a line are `stride` places apart.
+    // Distance in tree order between neighbours on a line.
     let mut stride = 1;
     for &fan_out in dimensions.iter().filter(|fan_out| **fan_out > 1) {
         let mut groups = Vec::new();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_grid_divide_what_they_hold() {
+    fn each_line_of_the_grid_is_a_ring() {
         let schedule = plan(&flat(6), &[3, 2]).expect("3 x 2 is 6");
         let row = |group: &Group| {
             format!("{} {:?} {}", group.span, group.participants().collect::<Vec<_>>(), group.root)
@@ -74,12 +74,12 @@ mod tests {
     }
 
     #[test]
-    fn dimensions_must_have_as_many_points_as_there_are_ranks() {
-        let words =
+    fn the_product_of_the_dimensions_must_be_the_number_of_ranks() {
+        let message =
             |dimensions: &[usize]| plan(&flat(6), dimensions).expect_err("not 6").message().to_owned();
-        assert_eq!(words(&[3, 3]), "dimensions 3x3 have 9 points, but there are 6 ranks");
+        assert_eq!(message(&[3, 3]), "dimensions 3x3 have 9 points, but there are 6 ranks");
         assert_eq!(
-            words(&[usize::MAX, 3]),
+            message(&[usize::MAX, 3]),
             format!("dimensions {}x3 have too many points, but there are 6 ranks", usize::MAX)
         );
         assert_eq!(plan(&flat(6), &[1, 6, 1]).expect("6").levels().len(), 1);

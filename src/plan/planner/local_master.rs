@@ -1,4 +1,4 @@
-//! Local masters: each node onto its master, then the masters among themselves, and back.
+//! Local masters: each node reduces onto its master, and the masters form a ring.
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
@@ -6,9 +6,9 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// Plans the three phases of Jia et al. (2018, as `papers/000` describes them): a reduction onto the first rank
-/// of each node, a ring of those, and a broadcast back. Each node's link is crossed as little as can be, by one
-/// rank alone while the others wait.
+/// The three phases of Jia et al. (2018, as `papers/000` describes them): a reduction onto the first rank of each node, a
+/// ring of these ranks, and a broadcast within each node. It sends as few bytes over each node's link as possible, but one
+/// rank per node sends them while the others wait.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let mut nodes: Vec<Vec<Rank>> = vec![Vec::new(); topology.nodes()];

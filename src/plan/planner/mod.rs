@@ -1,7 +1,6 @@
-//! The planners: one pure function per algorithm, from a topology to a schedule.
+//! The planners: one pure function from topology to schedule for each algorithm.
 //!
-//! Owns which algorithms there are. A planner must not know how groups become transfers, how long anything
-//! takes, or who asks.
+//! Owns the list of algorithms. A planner must not know how groups become transfers, or how long they take.
 
 pub mod blueconnect;
 pub mod flexreduce;
@@ -19,17 +18,17 @@ use super::topology::Topology;
 use crate::config::{Algorithm, Config};
 use crate::error::{Error, Result};
 
-/// What some planners want to know beyond the topology.
+/// Inputs of some planners besides the topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// The dimensions of a hierarchical ring, the nearest ranks first; empty for those of the topology.
+    /// The dimensions of a hierarchical ring, from the innermost; empty for those of the topology.
     pub dimensions: Vec<usize>,
-    /// The ranks that are parameter servers; empty for the first of each node.
+    /// The ranks that are parameter servers; empty for the first rank of each node.
     pub servers: Vec<Rank>,
 }
 
 impl Details {
-    /// What the settings say.
+    /// The inputs that the settings specify.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         Self {
@@ -39,17 +38,17 @@ impl Details {
     }
 }
 
-/// Plans by `algorithm`; `auto` is not one (see [`choice`](super::choice)) and counts as FlexReduce.
+/// The schedule of `algorithm`. `auto` is treated as FlexReduce here; see [`selection`](super::selection).
 ///
 /// # Errors
-/// `InvalidSetting` if the algorithm cannot be had on this topology, with the reason.
+/// `InvalidSetting` with the reason, if the algorithm does not support this topology.
 pub fn plan(algorithm: Algorithm, topology: &Topology, details: &Details) -> Result<Schedule> {
     Ok(match algorithm {
         Algorithm::Ring => ring::plan(topology),
         Algorithm::Rabenseifner => rabenseifner::plan(topology),
         Algorithm::Hierarchical if details.dimensions.is_empty() => {
             let dimensions = topology.dimensions().map_err(|asymmetry| {
-                let words = format!("{}: give the dimensions by FLEXRING_DIMENSIONS", asymmetry.message());
+                let words = format!("{}: give the dimensions with FLEXRING_DIMENSIONS", asymmetry.message());
                 Error::new(asymmetry.kind(), words)
             })?;
             hierarchical::plan(topology, &dimensions)?

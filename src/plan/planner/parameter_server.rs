@@ -1,4 +1,4 @@
-//! The parameter server: some ranks own everything.
+//! The parameter server: a subset of the ranks owns the whole vector.
 
 use crate::error::{Error, Result};
 use crate::plan::Rank;
@@ -8,11 +8,11 @@ use crate::plan::topology::Topology;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Plans parameter servers (BytePS, as `papers/002` has it) on the ranks `servers`, which own equal parts of the
-/// vector and contribute like all others. With none named, the first rank of each node is one.
+/// Parameter servers (BytePS, as `papers/002` describes it) on the ranks `servers`. They own equal parts of the vector, and
+/// contribute like all others. If `servers` is empty, the first rank of each node is a server.
 ///
 /// # Errors
-/// `InvalidSetting` if a server is no rank of the world, or named twice.
+/// `InvalidSetting` if a server is not a rank of the world, or is named twice.
 pub fn plan(topology: &Topology, servers: &[Rank]) -> Result<Schedule> {
     let world = topology.world();
     let order = topology.ranks_in_tree_order();
@@ -47,16 +47,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_ranks_and_different() {
+    fn servers_must_be_distinct_ranks() {
         let topology = Topology::from_names(&["a", "a", "b"]);
         let roots = |servers: &[Rank]| -> Vec<Rank> {
-            let schedule = plan(&topology, servers).expect("good servers");
+            let schedule = plan(&topology, servers).expect("valid servers");
             schedule.levels()[0].groups().iter().map(|group| group.root).collect()
         };
         assert_eq!(roots(&[]), [0, 2]);
         assert_eq!(roots(&[1]), [1]);
-        let words = |servers: &[Rank]| plan(&topology, servers).expect_err("bad").message().to_owned();
-        assert_eq!(words(&[0, 3]), "server 3 is not a rank: there are 3, from 0");
-        assert_eq!(words(&[1, 1]), "server 1 is named twice");
+        let message = |servers: &[Rank]| plan(&topology, servers).expect_err("bad").message().to_owned();
+        assert_eq!(message(&[0, 3]), "server 3 is not a rank: there are 3, from 0");
+        assert_eq!(message(&[1, 1]), "server 1 is named twice");
     }
 }

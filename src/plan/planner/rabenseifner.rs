@@ -1,4 +1,4 @@
-//! Rabenseifner: pairs that halve what they hold, then double it again.
+//! Rabenseifner: recursive halving and doubling between pairs of ranks.
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
@@ -6,8 +6,8 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// Plans recursive halving and doubling (Rabenseifner, ICCS 2004): log2 p levels of pairs. Ranks beyond a power
-/// of two first hand their vectors to a neighbour. The nearest ranks are paired first, so that the longest spans
+/// Recursive halving and doubling (Rabenseifner, ICCS 2004): log2 p levels of pairs. Ranks beyond a power of two first add
+/// their vectors to those of a neighbour. Ranks that are close in the tree are paired first, so that the longest spans
 /// stay within nodes.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
@@ -16,24 +16,24 @@ pub fn plan(topology: &Topology) -> Schedule {
     let power = if world == 0 { 0 } else { 1 << world.ilog2() };
     let beyond = world - power;
     let mut levels = Vec::new();
-    // The first ones fold in pairs; of each pair the second goes on.
+    // The first ranks fold in pairs; the second of each pair takes part in the halving.
     let folded = order[..2 * beyond].chunks(2);
     levels
         .push(folded.clone().map(|pair| Group::of(Span::WHOLE, pair.to_vec(), pair[1])).collect::<Vec<_>>());
-    let players: Vec<Rank> = folded.map(|pair| pair[1]).chain(order[2 * beyond..].iter().copied()).collect();
-    // Which of `parts` equal parts each player holds.
-    let (mut held, mut parts) = (vec![0; players.len()], 1);
+    let active: Vec<Rank> = folded.map(|pair| pair[1]).chain(order[2 * beyond..].iter().copied()).collect();
+    // By active rank, the index of the part that it holds, of `parts` equal parts.
+    let (mut held, mut parts) = (vec![0; active.len()], 1);
     let mut distance = 1;
-    while distance < players.len() {
+    while distance < active.len() {
         let mut groups = Vec::new();
-        for first in (0..players.len()).filter(|player| player & distance == 0) {
+        for first in (0..active.len()).filter(|player| player & distance == 0) {
             let second = first + distance;
-            let set = ParticipantSet::all(vec![players[first], players[second]]);
+            let set = ParticipantSet::all(vec![active[first], active[second]]);
             for (player, half) in [(first, 0), (second, 1)] {
                 held[player] = 2 * held[player] + half;
                 let span = Span::part(held[player], 2 * parts);
                 // The root adds last.
-                groups.push(Group { span, set: Arc::clone(&set), first: 1 - half, root: players[player] });
+                groups.push(Group { span, set: Arc::clone(&set), first: 1 - half, root: active[player] });
             }
         }
         levels.push(groups);

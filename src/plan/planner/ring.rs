@@ -1,13 +1,13 @@
-//! The ring: one level, a group per rank, the k-th of p equal spans chained around to its owner.
+//! The ring: one level with a group for each rank, which chains one of p equal spans to its owner.
 
 use crate::plan::fraction::Span;
 use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// Plans the ring of Patarasuk and Yuan (JPDC 2009), as `papers/003` draws it: every span travels once around
-/// the ranks, gathering a contribution at each, and ends at its owner. The ring goes through the nodes one
-/// after the other, so each span enters each node once. Rank k owns the k-th span.
+/// The ring of Patarasuk and Yuan (JPDC 2009), as `papers/003` draws it. Every span goes once around all ranks, which add
+/// their contributions, and ends at its owner. Ranks of a node are consecutive in the ring, so each span enters each node
+/// once. Rank k owns span k.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();
@@ -18,7 +18,7 @@ pub fn plan(topology: &Topology) -> Schedule {
         .map(|place| Group {
             span: Span::part(order[place], world),
             set: Arc::clone(&set),
-            // Begins behind the owner, so that the owner adds last.
+            // Starts after the owner, so that the owner adds last.
             first: (place + 1) % world,
             root: order[place],
         })
@@ -33,7 +33,7 @@ mod tests {
     use crate::plan::Rank;
 
     #[test]
-    fn every_span_ends_at_its_owner_after_all_others() {
+    fn the_owner_of_a_span_adds_last() {
         let schedule = plan(&Topology::from_names(&["a", "b", "a"]));
         let groups = schedule.levels()[0].groups();
         let order: Vec<Vec<Rank>> = groups.iter().map(|group| group.participants().collect()).collect();
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_tell_schedules_apart() {
+    fn digests_differ_between_schedules() {
         let digest = |names: &[&str]| plan(&Topology::from_names(names)).digest();
         assert_eq!(digest(&["a", "a", "b"]), digest(&["x", "x", "y"]));
         assert_ne!(digest(&["a", "b", "a"]), digest(&["a", "a", "b"]));

@@ -1,19 +1,19 @@
-//! Whole-vector groups towards one root: the binary tree, and the star.
+//! Algorithms that reduce whole vectors onto one root: the binary tree and the star.
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::schedule::{Group, Schedule};
 use crate::plan::topology::Topology;
 
-/// Plans a binary tree (`papers/002`): the ranks, in the order of the tree, are a heap; every rank adds what its
-/// two children hand up. 2 log2 p hops, pipelined by sub-chunks.
+/// A binary tree (`papers/002`). The ranks in tree order form a heap, and every rank adds the sums of its two children.
+/// 2 log2 p hops, pipelined by sub-chunks.
 #[must_use]
 pub fn binary(topology: &Topology) -> Schedule {
     let order = topology.ranks_in_tree_order();
     let world = order.len();
     let mut levels = Vec::new();
     let mut first = 0;
-    // Parents of one generation make one level; the last generation that has children comes first.
+    // Parents of equal depth are one level; the deepest parents come first.
     while 2 * first + 1 < world {
         let parents = first..(2 * first + 1).min(world);
         let with_children = parents.filter(|parent| 2 * parent + 1 < world);
@@ -30,14 +30,14 @@ pub fn binary(topology: &Topology) -> Schedule {
     Schedule::new("tree", world, levels)
 }
 
-/// Plans a star (`papers/002`): everybody onto the first rank, and back.
+/// A star (`papers/002`): all ranks reduce onto the first rank in tree order.
 #[must_use]
 pub fn star(topology: &Topology) -> Schedule {
     let order = topology.ranks_in_tree_order();
-    let centre = order[0];
+    let center = order[0];
     let mut ranks: Vec<Rank> = order[1..].to_vec();
-    ranks.push(centre);
-    Schedule::new("star", order.len(), vec![vec![Group::of(Span::WHOLE, ranks, centre)]])
+    ranks.push(center);
+    Schedule::new("star", order.len(), vec![vec![Group::of(Span::WHOLE, ranks, center)]])
 }
 
 #[cfg(test)]
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heap_is_reduced_from_its_leaves() {
+    fn levels_go_from_the_leaves_of_the_heap_to_its_root() {
         let schedule = binary(&Topology::from_names(&["a"; 6]));
         let row = |group: &Group| (group.participants().collect::<Vec<_>>(), group.root);
         let rows: Vec<Vec<_>> =

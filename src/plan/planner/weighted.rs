@@ -1,24 +1,25 @@
-//! Weighted FlexReduce: who hangs at a slow link owns less.
+//! Weighted FlexReduce: ranks behind a slow link own less.
 //!
-//! Ours. FlexReduce divides what a branch holds evenly among its children, so the slowest child's link sets the
-//! time. But a child must send its own contribution once in any case, and moves more only for what it owns.
+//! An extension of FlexReduce by this project. FlexReduce divides what a branch holds evenly among its children, so the
+//! child with the slowest link determines the time. But every child must send its own contribution once; only the bytes
+//! beyond that depend on what it owns.
 //!
-//! # What a link carries
+//! # Load of a link
 //!
-//! Let child v of branch u, one of d children, own the share y of what u's ranks hold together. At u's level v
-//! sends (1 - y) and receives (d - 1) y of the vector on the way down, and the reverse on the way up: 1 + (d - 2) y
-//! each way. What v's ranks hold then, y, is dealt with again at the levels above u, which costs u's link C(u)
-//! per whole vector and so v's link y C(u). Together, with C(root) = 0:
+//! Let v be one of d children of branch u, and own the share y of what u's ranks hold together. At u's level, v sends
+//! (1 - y) and receives (d - 1) y of the vector in the reduction, and the reverse in the gather: 1 + (d - 2) y in each
+//! direction. The share y is processed again at the levels above u, which loads u's link with C(u) per whole vector, and
+//! so v's link with y C(u). Together, with C(root) = 0:
 //!
 //! > C(v) = 1 + y (d - 2 + C(u)), and for an only child C(v) = C(u).
 //!
-//! # The shares
+//! # Shares
 //!
-//! The time is t = max C(v) / w(v) over all links, with w the bandwidth. A given t allows a link C(v) <= t w(v).
-//! Then a branch whose own cost is C can share out everything if the sum of (c(v) - 1) / (d - 2 + C) over its
-//! children is at least 1, where c(v) is what the child can bear: the less of t w(v) and, from below,
-//! 2 - d + sum (c - 1) over its own children. So the least t is found by bisection, each step one walk up the tree.
-//! Shares then are as even as what the children can bear allows.
+//! The time is t = max C(v) / w(v) over all links, where w is the bandwidth. A given t limits a link to C(v) <= t w(v).
+//! A branch with cost C can distribute everything to its children if the sum of (c(v) - 1) / (d - 2 + C) over them is at
+//! least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the limit from its own children,
+//! 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one walk up the tree. The shares are then as
+//! even as the capacities allow.
 
 use super::flexreduce::{even_share, with_shares};
 use crate::error::Result;
@@ -26,8 +27,7 @@ use crate::plan::fraction::Fraction;
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 
-/// Plans FlexReduce with the shares that minimise the time of the slowest link. Where even shares do that, it is
-/// FlexReduce itself.
+/// FlexReduce with the shares that minimize the time of the slowest link. If even shares do that, it equals FlexReduce.
 ///
 /// # Errors
 /// As for [`flexreduce::plan`](super::flexreduce::plan).
@@ -36,23 +36,23 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
     with_shares("weighted", topology, |vertex| shares[vertex])
 }
 
-/// Times that differ by less than this part are equal; even shares are preferred to them.
+/// Relative difference below which times count as equal. Even shares win over shares that are not faster by this much.
 const CLOSE: f64 = 1e-9;
 
-/// Of each vertex, its part of what its parent's ranks hold together.
+/// By vertex, its share of what its parent's ranks hold together.
 fn shares(topology: &Topology) -> Vec<Fraction> {
     let vertices = topology.vertices();
     let exact_even: Vec<Fraction> = (0..vertices.len()).map(|vertex| even_share(topology, vertex)).collect();
     let even: Vec<f64> = exact_even.iter().map(|share| share.to_f64()).collect();
 
-    // Bisection between what no plan can beat and what even shares need.
+    // Bisection between 0 and the time of even shares.
     let (mut low, mut high) = (0.0, time(topology, &even));
     let evenly = high;
     while high - low > CLOSE / 4.0 * high {
         let middle = f64::midpoint(low, high);
-        if bearable(topology, middle).is_some() { high = middle } else { low = middle }
+        if capacities(topology, middle).is_some() { high = middle } else { low = middle }
     }
-    let Some(bearable) = bearable(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
+    let Some(capacity) = capacities(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
         return exact_even;
     };
     let mut shares = exact_even;
@@ -65,10 +65,10 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
         }
         let per_share = children.len() as f64 - 2.0 + cost[branch];
         let bounds: Vec<f64> =
-            children.iter().map(|child| ((bearable[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
-        // With two children at the root any share costs the same.
+            children.iter().map(|child| ((capacity[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
+        // With two children at the root, every share costs the same.
         let bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
-        for (child, share) in children.iter().zip(fractions(&as_even_as(&bounds))) {
+        for (child, share) in children.iter().zip(fractions(&even_within(&bounds))) {
             shares[*child] = share;
             cost[*child] = 1.0 + share.to_f64() * per_share;
         }
@@ -76,7 +76,7 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
     shares
 }
 
-/// The time of the slowest link with these shares, for one bit of vector.
+/// The time of the slowest link with these shares, in seconds per bit of the vector.
 fn time(topology: &Topology, shares: &[f64]) -> f64 {
     let vertices = topology.vertices();
     let mut cost = vec![0.0; vertices.len()];
@@ -92,30 +92,30 @@ fn time(topology: &Topology, shares: &[f64]) -> f64 {
     slowest
 }
 
-/// What each vertex's link can bear in this time, the links below it considered; nothing if that is too little.
-fn bearable(topology: &Topology, time: f64) -> Option<Vec<f64>> {
+/// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is too short.
+fn capacities(topology: &Topology, time: f64) -> Option<Vec<f64>> {
     let vertices = topology.vertices();
-    let mut bearable = vec![0.0; vertices.len()];
+    let mut capacity = vec![0.0; vertices.len()];
     // Children come after their parents.
     for (id, vertex) in vertices.iter().enumerate().rev() {
         let link = if id == 0 { f64::INFINITY } else { time * vertex.uplink.bandwidth as f64 };
         let below = match vertex.children[..] {
             [] => f64::INFINITY,
-            [only] => bearable[only],
+            [only] => capacity[only],
             ref children => {
-                if children.iter().any(|child| bearable[*child] < 1.0) {
+                if children.iter().any(|child| capacity[*child] < 1.0) {
                     return None;
                 }
-                2.0 - children.len() as f64 + children.iter().map(|child| bearable[*child] - 1.0).sum::<f64>()
+                2.0 - children.len() as f64 + children.iter().map(|child| capacity[*child] - 1.0).sum::<f64>()
             }
         };
-        bearable[id] = link.min(below);
+        capacity[id] = link.min(below);
     }
-    (bearable[0] >= 0.0).then_some(bearable)
+    (capacity[0] >= 0.0).then_some(capacity)
 }
 
-/// Shares that add up to 1, none above its bound, and all that are below theirs equal.
-fn as_even_as(bounds: &[f64]) -> Vec<f64> {
+/// Shares that add up to 1 and do not exceed their bounds. All shares below their bounds are equal.
+fn even_within(bounds: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..bounds.len()).collect();
     order.sort_by(|one, other| bounds[*one].total_cmp(&bounds[*other]));
     let mut shares = vec![0.0; bounds.len()];
@@ -125,20 +125,20 @@ fn as_even_as(bounds: &[f64]) -> Vec<f64> {
         shares[*child] = bounds[*child].min(level);
         rest -= shares[*child];
     }
-    // Rounding may leave a little: the last one can bear it.
+    // The share with the largest bound takes what rounding leaves.
     shares[order[bounds.len() - 1]] += rest;
     shares
 }
 
-/// Exact fractions that add up to 1. Shares that differ by rounding only become equal.
+/// The shares as exact fractions that add up to 1. Shares that differ only by rounding become equal.
 fn fractions(shares: &[f64]) -> Vec<Fraction> {
-    /// Finer than any link's bandwidth is known.
+    /// Finer than the accuracy of any link's bandwidth.
     const PARTS: u64 = 1 << 16;
     let largest = shares.iter().copied().fold(0.0, f64::max);
-    let alike = |share: f64| (largest - share).abs() < 1e-6;
-    let owners = shares.iter().filter(|share| alike(**share)).count() as u64;
-    if shares.iter().all(|share| alike(*share) || *share < 1e-6) {
-        let part = |share: &f64| if alike(*share) { Fraction::new(1, owners) } else { Fraction::ZERO };
+    let near_largest = |share: f64| (largest - share).abs() < 1e-6;
+    let owners = shares.iter().filter(|share| near_largest(**share)).count() as u64;
+    if shares.iter().all(|share| near_largest(*share) || *share < 1e-6) {
+        let part = |share: &f64| if near_largest(*share) { Fraction::new(1, owners) } else { Fraction::ZERO };
         return shares.iter().map(part).collect();
     }
     let mut parts: Vec<u64> = shares.iter().map(|share| (share * PARTS as f64).round() as u64).collect();
@@ -157,7 +157,7 @@ mod tests {
         Uplink { bandwidth: bandwidth * 1_000_000, ..Uplink::NODE_DEFAULT }
     }
 
-    /// One rank on each node, with these links.
+    /// Nodes of one rank each, with these bandwidths in Mbit/s.
     fn nodes(bandwidths: &[u64]) -> Topology {
         let mut builder = TopologyBuilder::new("switch");
         for (rank, bandwidth) in bandwidths.iter().enumerate() {
@@ -174,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_node_owns_nothing_where_its_contribution_alone_fills_its_link() {
+    fn a_slow_node_owns_nothing_if_its_contribution_alone_fills_its_link() {
         assert_eq!(shares_of(&[1000, 1000, 500]), ["1/2", "1/2", "0"]);
         assert_eq!(shares_of(&[1000, 500, 1000, 1000]), ["1/3", "0", "1/3", "1/3"]);
     }
 
     #[test]
-    fn even_links_are_plain_flexreduce() {
+    fn equal_links_give_plain_flexreduce() {
         assert_eq!(shares_of(&[1000, 1000, 1000]), ["1/3", "1/3", "1/3"]);
         assert_eq!(shares_of(&[1000, 300]), ["1/2", "1/2"]);
         let topology = nodes(&[5, 5, 5, 5]);
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_slightly_slower_node_owns_slightly_less() {
-        // Time 1/900 would leave the slow node nothing; the best is where all links take as long:
+        // With time 1/900 the slow node would own nothing. The optimum is where all links take equally long:
         // (1 + 2x) / 900 = (1 + 2(1 - x) / 3) / 1000.
         let topology = nodes(&[1000, 1000, 1000, 900]);
         let shares = shares(&topology);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_rack_is_spared_at_every_level() {
+    fn a_slow_rack_owns_less_at_every_level() {
         let mut builder = TopologyBuilder::new("spine");
         let mut rank = 0;
         for (rack, bandwidth) in [4000, 4000, 500].into_iter().enumerate() {
@@ -221,7 +221,7 @@ mod tests {
             .collect();
         let (ours, evenly) = (time(&topology, &as_floats), time(&topology, &even));
         assert!(ours < evenly * 0.97, "{ours} against {evenly}");
-        // No grid of other shares at the root does better.
+        // No other shares at the root, on a grid of 101, are faster.
         let racks = topology.vertices()[0].children.clone();
         for slow in 0..=100 {
             let mut other = even.clone();
