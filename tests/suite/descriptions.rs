@@ -70,7 +70,7 @@ fn a_topology_that_does_not_fit_the_ranks_names_the_culprit_on_every_rank() {
         ErrorKind::InvalidSetting,
         &["FLEXRING_TOPOLOGY=2+2", "names rank 3, but there are 3 ranks"],
     );
-    told(&short("1+1+1@0G"), ErrorKind::InvalidSetting, &["1+1+1@0G", "\"0G\" is no bandwidth at all"]);
+    told(&short("1+1+1@0G"), ErrorKind::InvalidSetting, &["1+1+1@0G", "\"0G\" is too low"]);
     told(&short("/nowhere/at.all"), ErrorKind::InvalidSetting, &["/nowhere/at.all", "cannot be read"]);
     for (first, second, words) in
         [("[0, 1]", "[1, 2]", "rank 1"), ("[0]", "[1]", "rank 2"), ("[0, 1]", "[3]", "rank 3")]

@@ -1,7 +1,7 @@
-//! DraftKind a description says, until it has become a tree.
+//! The draft of a topology: switches and nodes as described, before they form a tree.
 //!
-//! Owns the check that switches hang below one another as a tree, and what is assumed where nothing is said.
-//! Must not know the format: whoever reads one finds the switch that a name means.
+//! Owns the check that they form a tree, and the default bandwidths. Must not know formats: parsers resolve names before
+//! they attach a vertex.
 
 use super::super::Rank;
 use super::super::topology::{Topology, TopologyBuilder, Uplink};
@@ -14,14 +14,14 @@ pub(super) type DraftId = usize;
 #[derive(Debug)]
 pub(super) struct DraftVertex {
     pub(super) name: String,
-    /// Where it is described.
+    /// Line of the description, from 1; 0 if there is none.
     pub(super) line: usize,
     pub(super) what: DraftKind,
-    /// Of the link up, where it is said.
+    /// Of the uplink, in bit/s; `None` for the default.
     pub(super) bandwidth: Option<u64>,
     pub(super) latency: Option<u64>,
-    /// See [`Draft::hang`].
-    up: Option<DraftId>,
+    /// See [`Draft::attach`].
+    parent: Option<DraftId>,
     children: Vec<DraftId>,
 }
 
@@ -29,9 +29,9 @@ pub(super) struct DraftVertex {
 pub(super) enum DraftKind {
     Switch,
     Node {
-        /// Its ranks with their lines; none if hosts tell.
+        /// Its ranks with their lines; `None` if host names decide.
         ranks: Option<Vec<(Rank, usize)>>,
-        /// Of each of its ranks.
+        /// The uplink of each of its ranks.
         uplink: Uplink,
     },
 }
@@ -44,7 +44,7 @@ impl DraftVertex {
             what: DraftKind::Switch,
             bandwidth: None,
             latency: None,
-            up: None,
+            parent: None,
             children: Vec::new(),
         }
     }
@@ -54,7 +54,7 @@ impl DraftVertex {
     }
 }
 
-/// Switches and nodes in the order of the description.
+/// Switches and nodes, in the order of the description.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) vertices: Vec<DraftVertex>,
@@ -66,28 +66,28 @@ impl Draft {
         self.vertices.len() - 1
     }
 
-    /// Hangs `child` below `parent`, to the right of what hangs there.
+    /// Makes `child` the last child of `parent`.
     pub(super) fn attach(&mut self, child: DraftId, parent: DraftId) {
-        self.vertices[child].up = Some(parent);
+        self.vertices[child].parent = Some(parent);
         self.vertices[parent].children.push(child);
     }
 
     pub(super) fn parent(&self, item: DraftId) -> Option<DraftId> {
-        self.vertices[item].up
+        self.vertices[item].parent
     }
 
-    /// DraftKind hangs below nothing.
+    /// Vertices without a parent.
     pub(super) fn roots(&self) -> impl Iterator<Item = DraftId> + '_ {
-        (0..self.vertices.len()).filter(|id| self.vertices[*id].up.is_none())
+        (0..self.vertices.len()).filter(|id| self.vertices[*id].parent.is_none())
     }
 
-    /// The tree. At most one item may be at the top, and it is a switch.
+    /// The topology. There must be at most one root, and it must be a switch.
     pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);
         let mut vertex = vec![0; self.vertices.len()];
-        for (id, parent) in order.iter().filter_map(|id| Some((*id, self.vertices[*id].up?))) {
+        for (id, parent) in order.iter().filter_map(|id| Some((*id, self.vertices[*id].parent?))) {
             let item = &self.vertices[id];
             let uplink = Uplink {
                 bandwidth: item.bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth),
@@ -107,7 +107,7 @@ impl Draft {
         builder.finish().map_err(|error| error.context(file.name))
     }
 
-    /// Everything, level by level from the top; an error if something is not below it, or too far below.
+    /// All vertices, level by level from the root. Fails if a vertex is not below the root, or too deep.
     fn walk(&self, file: FileContext) -> Result<Vec<DraftId>> {
         let mut order: Vec<DraftId> = self.roots().take(1).collect();
         let mut depth = vec![0; self.vertices.len()];
@@ -116,7 +116,7 @@ impl Draft {
             let item = &self.vertices[id];
             if depth[id] > MAX_DEPTH && matches!(item.what, DraftKind::Switch) {
                 let words =
-                    format!("{} hangs too deep: expected at most {MAX_DEPTH} switches on the way", item.name);
+                    format!("{} is too deep: expected at most {MAX_DEPTH} switches above it", item.name);
                 return Err(file.refuse(item.line, words));
             }
             for child in &item.children {
@@ -135,26 +135,26 @@ impl Draft {
         }
     }
 
-    /// Whatever is not below the top is in a circle, or below one.
+    /// The error for a vertex that is not below the root: it is in a cycle, or below one.
     fn cycle_error(&self, file: FileContext, lost: DraftId) -> Error {
         const SHOWN: usize = 8;
-        let above = |id: &DraftId| self.vertices[*id].up;
-        let inside = std::iter::successors(Some(lost), above).nth(self.vertices.len()).unwrap_or(lost);
-        let around =
-            |from: DraftId| std::iter::successors(above(&from), above).take_while(move |id| *id != from);
-        let first = around(inside).min().map_or(inside, |other| other.min(inside));
-        let rest = around(first);
+        let parent = |id: &DraftId| self.vertices[*id].parent;
+        let inside = std::iter::successors(Some(lost), parent).nth(self.vertices.len()).unwrap_or(lost);
+        let cycle_of =
+            |from: DraftId| std::iter::successors(parent(&from), parent).take_while(move |id| *id != from);
+        let first = cycle_of(inside).min().map_or(inside, |other| other.min(inside));
+        let rest = cycle_of(first);
         let names = std::iter::once(first).chain(rest).map(|id| self.vertices[id].name.as_str());
         let mut names: Vec<&str> = names.take(SHOWN + 1).collect();
         match names.len() > SHOWN {
             true => names[SHOWN] = "...",
             false => names.push(&self.vertices[first].name),
         }
-        let words = format!("switches hang in a circle: {}; expected a tree", names.join(" below "));
+        let words = format!("switches form a cycle: {}; expected a tree", names.join(" below "));
         file.refuse(self.vertices[first].line, words)
     }
 
-    /// Makes each switch of whose uplink nothing is said as wide as all that hangs on it.
+    /// Sets the bandwidth of each switch that has none to the sum of its children's.
     fn default_switch_bandwidths(&mut self, order: &[DraftId]) {
         for id in order.iter().rev() {
             let width =
@@ -174,13 +174,13 @@ mod tests {
 
     const SOURCE: FileContext<'static> = FileContext { name: "file" };
 
-    /// A draft whose switches hang as `ups` says.
-    fn draft(ups: &[Option<DraftId>]) -> Draft {
+    /// A draft of switches with these parents.
+    fn draft(parents: &[Option<DraftId>]) -> Draft {
         let mut draft = Draft::default();
-        for id in 0..ups.len() {
+        for id in 0..parents.len() {
             draft.add(DraftVertex::switch(&format!("s{id}"), id + 1));
         }
-        for (id, up) in ups.iter().enumerate() {
+        for (id, up) in parents.iter().enumerate() {
             if let Some(up) = up {
                 draft.attach(id, *up);
             }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn children_stay_in_order_whatever_is_described_first() {
+    fn children_keep_their_order_if_described_before_their_parent() {
         let mut draft = draft(&[Some(1), None]);
         for rank in [1, 0] {
             let node = draft.add(DraftVertex::node("node", 9, Some(vec![(rank, 9)])));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_is_as_wide_as_what_hangs_on_it_unless_it_says_so() {
+    fn the_default_bandwidth_of_a_switch_is_the_sum_of_its_children() {
         let mut draft = draft(&[None, Some(0), Some(1), Some(0)]);
         draft.vertices[3].bandwidth = Some(5);
         for (rank, (up, bandwidth)) in
@@ -224,27 +224,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
-        let refuse =
-            |ups: &[Option<DraftId>]| draft(ups).finish(SOURCE).expect_err("no tree").message().to_owned();
-        assert_eq!(refuse(&[Some(0)]), "file:1: switches hang in a circle: s0 below s0; expected a tree");
+    fn descriptions_that_are_not_trees_are_refused() {
+        let refuse = |parents: &[Option<DraftId>]| {
+            draft(parents).finish(SOURCE).expect_err("no tree").message().to_owned()
+        };
+        assert_eq!(refuse(&[Some(0)]), "file:1: switches form a cycle: s0 below s0; expected a tree");
         assert_eq!(
             refuse(&[None, Some(2), Some(3), Some(2)]),
-            "file:3: switches hang in a circle: s2 below s3 below s2; expected a tree"
+            "file:3: switches form a cycle: s2 below s3 below s2; expected a tree"
         );
         let ring: Vec<_> = (0..100).map(|id| Some((id + 1) % 100)).collect();
         assert_eq!(
             refuse(&ring),
-            "file:1: switches hang in a circle: s0 below s1 below s2 below s3 below s4 below s5 below s6 below s7 \
+            "file:1: switches form a cycle: s0 below s1 below s2 below s3 below s4 below s5 below s6 below s7 \
              below ...; expected a tree"
         );
         let chain: Vec<_> = (0..100usize).map(|id| id.checked_sub(1)).collect();
-        assert_eq!(refuse(&chain), "file:66: s65 hangs too deep: expected at most 64 switches on the way");
+        assert_eq!(refuse(&chain), "file:66: s65 is too deep: expected at most 64 switches above it");
         assert_eq!(refuse(&chain[..65]), "file: the topology has no ranks");
     }
 
     #[test]
-    fn a_large_circle_is_found_at_once() {
+    fn a_cycle_of_a_million_switches_is_found() {
         let ring: Vec<_> = (0..MAX_RANKS).map(|id| Some((id + 1) % MAX_RANKS)).collect();
         assert!(draft(&ring).finish(SOURCE).is_err());
     }

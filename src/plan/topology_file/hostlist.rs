@@ -1,47 +1,45 @@
 //! Slurm's lists of names: `n[001-010,12],login`, `rack[0-3]node[0-9]`.
 //!
-//! Owns their grammar and expansion. Must not know what the names are of.
+//! Owns their grammar and expansion. Must not know whether the names are of nodes or switches.
 
 use super::MAX_RANKS;
 
-/// As long as a name may be; host names end at 253.
+/// Most bytes of a name. Host names have at most 253.
 const MAX_NAME: usize = 255;
 
-/// The names that `text` means, from the left. Counts them off `budget`, so that a file of many lists is bounded
-/// too.
+/// The names in `text`, from left to right. Subtracts their number from `budget`, which limits all lists of a file
+/// together.
 pub(super) fn expand(text: &str, budget: &mut usize) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     for part in split(text)? {
-        let pieces = pieces(part)?;
-        let count = pieces.iter().try_fold(1usize, |count, piece| count.checked_mul(piece.len()));
+        let parts = name_parts(part)?;
+        let count = parts.iter().try_fold(1usize, |count, part| count.checked_mul(part.len()));
         *budget = count
             .and_then(|count| budget.checked_sub(count))
             .ok_or_else(|| format!("{part:?} is too many names: expected at most {MAX_RANKS} in the file"))?;
-        let longest: usize = pieces.iter().map(NamePart::width).sum();
+        let longest: usize = parts.iter().map(NamePart::width).sum();
         if longest > MAX_NAME {
-            return Err(format!("{part:?} makes names of {longest} bytes: expected at most {MAX_NAME}"));
+            return Err(format!("{part:?} expands to names of {longest} bytes: expected at most {MAX_NAME}"));
         }
-        names.extend((0..count.unwrap_or(0)).map(|index| name(&pieces, index)));
+        names.extend((0..count.unwrap_or(0)).map(|index| name(&parts, index)));
     }
     Ok(names)
 }
 
-/// Between the commas that are in no brackets.
+/// Splits at the commas outside brackets.
 fn split(text: &str) -> Result<Vec<&str>, String> {
     let mut inside = false;
     for c in text.chars() {
         match c {
             '[' | ']' if inside == (c == '[') => {
-                return Err(format!(
-                    "{text:?} has a {c} too many: expected pairs of [ and ], not inside each other"
-                ));
+                return Err(format!("{text:?} has an unmatched {c}: expected pairs of [ and ], not nested"));
             }
             '[' | ']' => inside = !inside,
             _ => {}
         }
     }
     if inside {
-        return Err(format!("{text:?} lacks a ]: expected pairs of [ and ]"));
+        return Err(format!("{text:?} has no closing ]: expected pairs of [ and ]"));
     }
     let parts: Vec<&str> = text
         .split(|c| {
@@ -59,13 +57,13 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
     }
 }
 
-/// DraftKind a name is put together from.
+/// A part of a name: fixed text or numbers.
 enum NamePart<'a> {
     Text(&'a str),
     Numbers(Vec<NumberRange>),
 }
 
-/// Numbers, padded with zeros to the width of the first.
+/// Consecutive numbers, padded with zeros to the width of the first.
 #[derive(Clone, Copy)]
 struct NumberRange {
     first: u64,
@@ -75,7 +73,7 @@ struct NumberRange {
 
 impl NumberRange {
     fn parse(text: &str) -> Option<Self> {
-        // Nine digits are more than the names that a file may have, and never too many for an integer.
+        // Nine digits are more than the names that a file may have, and always fit an integer.
         let number = |text: &str| {
             let fits = (1..=9).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
             fits.then(|| text.parse::<u64>().ok()).flatten()
@@ -128,42 +126,42 @@ impl NamePart<'_> {
     }
 }
 
-fn pieces(part: &str) -> Result<Vec<NamePart<'_>>, String> {
-    let mut pieces = Vec::new();
+fn name_parts(part: &str) -> Result<Vec<NamePart<'_>>, String> {
+    let mut parts = Vec::new();
     let mut rest = part;
     while let Some((text, (numbers, behind))) =
         rest.split_once('[').and_then(|(text, inner)| Some((text, inner.split_once(']')?)))
     {
         if !text.is_empty() {
-            pieces.push(NamePart::Text(text));
+            parts.push(NamePart::Text(text));
         }
         let range = |text: &str| {
             NumberRange::parse(text)
                 .ok_or_else(|| format!("{part:?} has {text:?} in brackets: expected numbers such as 0-5,8"))
         };
-        pieces.push(NamePart::Numbers(numbers.split(',').map(range).collect::<Result<_, _>>()?));
+        parts.push(NamePart::Numbers(numbers.split(',').map(range).collect::<Result<_, _>>()?));
         rest = behind;
     }
     if !rest.is_empty() {
-        pieces.push(NamePart::Text(rest));
+        parts.push(NamePart::Text(rest));
     }
-    Ok(pieces)
+    Ok(parts)
 }
 
-/// The name at `index` of all that `pieces` make; the numbers on the right change fastest.
-fn name(pieces: &[NamePart], mut index: usize) -> String {
-    let mut digits: Vec<usize> = pieces
+/// Name number `index` of those that the parts generate. The rightmost numbers change fastest.
+fn name(parts: &[NamePart], mut index: usize) -> String {
+    let mut digits: Vec<usize> = parts
         .iter()
         .rev()
-        .map(|piece| {
-            let digit = index % piece.len();
-            index /= piece.len();
+        .map(|part| {
+            let digit = index % part.len();
+            index /= part.len();
             digit
         })
         .collect();
     let mut name = String::new();
-    for piece in pieces {
-        piece.write(digits.pop().unwrap_or(0), &mut name);
+    for part in parts {
+        part.write(digits.pop().unwrap_or(0), &mut name);
     }
     name
 }
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_what_slurm_takes_them_for() {
+    fn lists_expand_as_in_slurm() {
         for (text, expected) in [
             ("dev", "dev"),
             ("a,b.x-ib,a", "a b.x-ib a"),
@@ -195,20 +193,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_quoted() {
+    fn errors_quote_the_list() {
         let long = "x".repeat(254);
-        let wide = format!("\"{long}[8-10]\" makes names of 256 bytes: expected at most 255");
+        let wide = format!("\"{long}[8-10]\" expands to names of 256 bytes: expected at most 255");
         let brackets = "expected numbers such as 0-5,8";
-        for (text, words) in [
+        for (text, message) in [
             ("", r#""" has an empty name: expected names between commas"#.to_owned()),
             ("a,,b", r#""a,,b" has an empty name: expected names between commas"#.to_owned()),
             ("a[1,2],", r#""a[1,2]," has an empty name: expected names between commas"#.to_owned()),
-            ("a[1", r#""a[1" lacks a ]: expected pairs of [ and ]"#.to_owned()),
-            ("a1]", r#""a1]" has a ] too many: expected pairs of [ and ], not inside each other"#.to_owned()),
-            (
-                "a[[1]]",
-                r#""a[[1]]" has a [ too many: expected pairs of [ and ], not inside each other"#.to_owned(),
-            ),
+            ("a[1", r#""a[1" has no closing ]: expected pairs of [ and ]"#.to_owned()),
+            ("a1]", r#""a1]" has an unmatched ]: expected pairs of [ and ], not nested"#.to_owned()),
+            ("a[[1]]", r#""a[[1]]" has an unmatched [: expected pairs of [ and ], not nested"#.to_owned()),
             ("a[]", format!(r#""a[]" has "" in brackets: {brackets}"#)),
             ("b,a[1,]", format!(r#""a[1,]" has "" in brackets: {brackets}"#)),
             ("a[3-1]", format!(r#""a[3-1]" has "3-1" in brackets: {brackets}"#)),
@@ -223,14 +218,14 @@ mod tests {
             ("a[0-999999],b", r#""b" is too many names: expected at most 1000000 in the file"#.to_owned()),
             (&format!("{long}[8-10]"), wide),
         ] {
-            assert_eq!(names(text), Err(words));
+            assert_eq!(names(text), Err(message));
         }
         let product = "[0-99999999]".repeat(20);
         assert!(names(&product).expect_err("absurd").contains("is too many names"));
     }
 
     #[test]
-    fn the_budget_is_of_the_file() {
+    fn the_budget_limits_all_lists_of_a_file() {
         let mut budget = 5;
         assert_eq!(expand("a[1-3]", &mut budget).expect("three").len(), 3);
         assert_eq!(budget, 2);
@@ -239,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_combination_is_there_once(first in 0u64..50, count in 1u64..20, others in 1u64..7) {
+        fn every_combination_occurs_once(first in 0u64..50, count in 1u64..20, others in 1u64..7) {
             let last = first + count - 1;
             let names = names(&format!("r[{first}-{last}]n[0-{}]", others - 1)).expect("a list");
             let expected: Vec<String> =

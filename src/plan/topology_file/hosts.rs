@@ -1,7 +1,7 @@
-//! Which rank is on which node: as the description says, or as the names of hosts say.
+//! The placement of ranks on nodes, by the rank numbers of a description or by host names.
 //!
-//! Owns the comparison of names and the check that each rank has one place. Must not know how hosts came by
-//! their names.
+//! Owns the comparison of names, and the check that each rank is on exactly one node. Must not know where host names
+//! come from.
 
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};
@@ -9,8 +9,8 @@ use super::{FileContext, MAX_RANKS};
 use crate::error::Result;
 use std::collections::HashMap;
 
-/// Puts every rank of the world on its node. A node that says which ranks it has is believed, whatever it is
-/// called; the other nodes have the ranks of the host they name.
+/// Assigns every rank of the world to a node. Rank numbers in the description take precedence over names; nodes without
+/// rank numbers get the ranks of the host that their name matches.
 pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
     let nodes: Vec<DraftId> = (0..draft.vertices.len())
         .filter(|id| matches!(draft.vertices[*id].what, DraftKind::Node { .. }))
@@ -22,7 +22,7 @@ pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&
     }
 }
 
-/// The node of each rank that the description places itself.
+/// By rank, the node and line that list it in the description.
 fn explicit_placements(
     file: FileContext,
     draft: &Draft,
@@ -32,7 +32,7 @@ fn explicit_placements(
     let mut placements: Vec<Option<(DraftId, usize)>> = vec![None; world.unwrap_or(0)];
     for id in nodes {
         for (rank, line) in ranks_of(draft, *id).unwrap_or_default() {
-            let refuse = |words: String| Err(file.refuse(*line, words));
+            let refuse = |message: String| Err(file.refuse(*line, message));
             match world {
                 Some(world) if *rank >= world => {
                     let ranks = if world == 1 { "rank" } else { "ranks" };
@@ -72,38 +72,38 @@ fn put(draft: &mut Draft, id: DraftId, rank: Rank) {
     }
 }
 
-/// Without hosts: the description places all ranks or none.
+/// Without host names: the description lists all ranks, or none and each node gets one.
 fn assign_in_order(
     file: FileContext,
     draft: &mut Draft,
     nodes: &[DraftId],
     placements: &[Option<(DraftId, usize)>],
 ) -> Result<()> {
-    let silent = nodes.iter().copied().find(|id| ranks_of(draft, *id).is_none());
-    match (silent, placements.iter().position(Option::is_none)) {
+    let unlisted = nodes.iter().copied().find(|id| ranks_of(draft, *id).is_none());
+    match (unlisted, placements.iter().position(Option::is_none)) {
         (Some(_), _) if nodes.iter().all(|id| ranks_of(draft, *id).is_none()) => {
             for (rank, id) in nodes.iter().enumerate() {
                 put(draft, *id, rank);
             }
             Ok(())
         }
-        (Some(silent), _) => {
-            let item = &draft.vertices[silent];
-            let words = format!(
-                "nothing says which ranks are on {}: expected ranks on every node or on none, or a job to ask",
+        (Some(unlisted), _) => {
+            let item = &draft.vertices[unlisted];
+            let message = format!(
+                "{} has no ranks: expected ranks for every node or for none, or a job with host names",
                 item.name
             );
-            Err(file.refuse(item.line, words))
+            Err(file.refuse(item.line, message))
         }
         (None, Some(rank)) => Err(file.refuse_all(format!(
-            "rank {rank} is on no node: expected all from 0 to {}, the highest",
+            "rank {rank} is on no node: expected all ranks from 0 to {}",
             placements.len() - 1
         ))),
         (None, None) => Ok(()),
     }
 }
 
-/// Puts those that have no placement yet on the node of their host.
+/// Assigns the ranks that the description does not list to the node of their host.
 fn assign_by_host(
     file: FileContext,
     draft: &mut Draft,
@@ -114,33 +114,34 @@ fn assign_by_host(
     let names = Names::of(draft, nodes);
     let mut node_of: HashMap<&str, DraftId> = HashMap::new();
     let mut host_of: HashMap<DraftId, &str> = HashMap::new();
-    // Put there when all are chosen: until then a node with ranks is one that describes them.
+    // Assigned after the loop: until then, ranks of a node are those that the description lists.
     let mut chosen: Vec<(DraftId, Rank)> = Vec::new();
     for (rank, host) in hosts.iter().enumerate().filter(|(rank, _)| placements[*rank].is_none()) {
         let host = host.as_str();
         let id = match node_of.get(host) {
             Some(id) => *id,
             None => {
-                let refuse = |words: String| file.refuse_all(format!("rank {rank} is on {host}, {words}"));
+                let refuse =
+                    |message: String| file.refuse_all(format!("rank {rank} is on {host}, {message}"));
                 nodes[names.find(host).map_err(refuse)?]
             }
         };
         node_of.insert(host, id);
         let item = &draft.vertices[id];
         if ranks_of(draft, id).is_some() {
-            let words = format!(
-                "the ranks of {} leave out rank {rank}, which is on {host}: expected each rank on a node",
+            let message = format!(
+                "the ranks of {} do not include rank {rank}, which is on {host}: expected each rank on a node",
                 item.name
             );
-            return Err(file.refuse(item.line, words));
+            return Err(file.refuse(item.line, message));
         }
         let other = *host_of.entry(id).or_insert(host);
         if other != host {
-            let words = format!(
-                "{} may be {other} or {host}, and ranks are on both: expected a node for each",
+            let message = format!(
+                "{} matches {other} and {host}, and both have ranks: expected a node for each",
                 item.name
             );
-            return Err(file.refuse(item.line, words));
+            return Err(file.refuse(item.line, message));
         }
         chosen.push((id, rank));
     }
@@ -150,11 +151,11 @@ fn assign_by_host(
     Ok(())
 }
 
-/// The names of nodes, to be found whole or by their beginning.
+/// The names of nodes, indexed by the whole name and by the part before the first dot.
 struct Names<'a> {
     names: Vec<&'a str>,
     whole: HashMap<&'a str, usize>,
-    /// By what is before the first dot.
+    /// By the part before the first dot.
     short: HashMap<&'a str, Vec<usize>>,
 }
 
@@ -168,24 +169,24 @@ impl<'a> Names<'a> {
         Self { whole: names.iter().copied().zip(0..).collect(), names, short }
     }
 
-    /// The node that `host` is: the one with its name, or else the only one whose name lacks a domain that
-    /// `host` has, or has one that `host` lacks. Addresses, whose parts are no domains, never match in part.
+    /// The node that matches `host`: the one with the same name, or else the only one whose name equals it up to a domain
+    /// that one of the two lacks. IP addresses match only as a whole.
     fn find(&self, host: &str) -> std::result::Result<usize, String> {
         if let Some(place) = self.whole.get(host) {
             return Ok(*place);
         }
-        let near = self.short.get(label(host)).into_iter().flatten().copied();
-        let mut near = near
+        let candidates = self.short.get(label(host)).into_iter().flatten().copied();
+        let mut candidates = candidates
             .filter(|place| lacks_domain(self.names[*place], host) || lacks_domain(host, self.names[*place]));
-        match (near.next(), near.next(), self.names.as_slice()) {
+        match (candidates.next(), candidates.next(), self.names.as_slice()) {
             (Some(place), None, _) => Ok(place),
             (Some(one), Some(other), _) => Err(format!(
-                "which may be {} or {}: expected a node of just this name",
+                "which matches {} and {}: expected a node with exactly this name",
                 self.names[one], self.names[other]
             )),
-            (None, _, [only]) => Err(format!("which no node is called: the only one is {only}")),
+            (None, _, [only]) => Err(format!("but no node has that name: the only one is {only}")),
             (None, _, [first, .., last]) => {
-                Err(format!("which no node is called: they are {first} to {last}"))
+                Err(format!("but no node has that name: the nodes are {first} to {last}"))
             }
             (None, _, []) => Err("and there are no nodes".to_owned()),
         }
@@ -196,7 +197,7 @@ fn label(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// Whether `long` is `short` and a domain.
+/// Whether `long` is `short` followed by a domain.
 fn lacks_domain(short: &str, long: &str) -> bool {
     let is_address = long.parse::<std::net::IpAddr>().is_ok();
     !is_address && long.strip_prefix(short).is_some_and(|domain| domain.starts_with('.'))
@@ -209,8 +210,8 @@ mod tests {
 
     const SOURCE: FileContext<'static> = FileContext { name: "file" };
 
-    /// The nodes' ranks after settling, or why not; nodes are at lines 1, 2, ...
-    fn settled(
+    /// The ranks of each node after assignment, or the error. Nodes are at lines 1, 2, ...
+    fn assigned(
         nodes: &[(&str, Option<&[Rank]>)],
         hosts: Option<&[&str]>,
     ) -> std::result::Result<Vec<Vec<Rank>>, String> {
@@ -227,69 +228,72 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_where_their_hosts_are() {
+    fn ranks_are_on_the_nodes_of_their_hosts() {
         let hosts = ["b", "a", "b", "d"];
-        let nodes = settled(&[("a", None), ("b", None), ("c", None), ("d", None)], Some(&hosts));
+        let nodes = assigned(&[("a", None), ("b", None), ("c", None), ("d", None)], Some(&hosts));
         assert_eq!(nodes, Ok(vec![vec![1], vec![0, 2], vec![], vec![3]]));
-        // DraftKind is said goes before what a host is called.
-        let nodes = settled(&[("a", Some(&[3, 0])), ("b", None), ("d", Some(&[1]))], Some(&hosts));
+        // Rank numbers take precedence over host names.
+        let nodes = assigned(&[("a", Some(&[3, 0])), ("b", None), ("d", Some(&[1]))], Some(&hosts));
         assert_eq!(nodes, Ok(vec![vec![3, 0], vec![2], vec![1]]));
     }
 
     #[test]
-    fn without_a_job_each_node_has_a_rank_or_its_own() {
-        assert_eq!(settled(&[("b", None), ("a", None)], None), Ok(vec![vec![0], vec![1]]));
-        assert_eq!(settled(&[("b", Some(&[2, 1])), ("a", Some(&[0]))], None), Ok(vec![vec![2, 1], vec![0]]));
-        assert_eq!(settled(&[("b", Some(&[])), ("a", Some(&[0]))], None), Ok(vec![vec![], vec![0]]));
+    fn without_hosts_each_node_has_one_rank_or_those_listed() {
+        assert_eq!(assigned(&[("b", None), ("a", None)], None), Ok(vec![vec![0], vec![1]]));
+        assert_eq!(assigned(&[("b", Some(&[2, 1])), ("a", Some(&[0]))], None), Ok(vec![vec![2, 1], vec![0]]));
+        assert_eq!(assigned(&[("b", Some(&[])), ("a", Some(&[0]))], None), Ok(vec![vec![], vec![0]]));
     }
 
     #[test]
-    fn domains_may_be_missing_on_either_side() {
+    fn a_domain_may_be_missing_in_either_name() {
         for (node, host) in [("a", "a.x.y"), ("a.x.y", "a"), ("a.x", "a.x.y")] {
-            assert_eq!(settled(&[("b", None), (node, None)], Some(&[host, "b"])), Ok(vec![vec![1], vec![0]]));
+            assert_eq!(
+                assigned(&[("b", None), (node, None)], Some(&[host, "b"])),
+                Ok(vec![vec![1], vec![0]])
+            );
         }
-        assert_eq!(settled(&[("a", None), ("a.x", None)], Some(&["a.x", "a"])), Ok(vec![vec![1], vec![0]]));
+        assert_eq!(assigned(&[("a", None), ("a.x", None)], Some(&["a.x", "a"])), Ok(vec![vec![1], vec![0]]));
     }
 
     #[test]
-    fn each_rank_has_one_place() {
+    fn each_rank_must_be_on_exactly_one_node() {
         type Nodes<'a> = &'a [(&'a str, Option<&'a [Rank]>)];
         let table: &[(Nodes, Option<&[&str]>, &str)] = &[
             (
                 &[("a", None), ("b", None), ("c", None)],
                 Some(&["a", "x"]),
-                "file: rank 1 is on x, which no node is called: they are a to c",
+                "file: rank 1 is on x, but no node has that name: the nodes are a to c",
             ),
             (
                 &[("a", None)],
                 Some(&["ab"]),
-                "file: rank 0 is on ab, which no node is called: the only one is a",
+                "file: rank 0 is on ab, but no node has that name: the only one is a",
             ),
             (
                 &[("a.x", None)],
                 Some(&["a.y"]),
-                "file: rank 0 is on a.y, which no node is called: the only one is a.x",
+                "file: rank 0 is on a.y, but no node has that name: the only one is a.x",
             ),
             (
                 &[("10", None), ("10.0", None)],
                 Some(&["10.0.0.1"]),
-                "file: rank 0 is on 10.0.0.1, which no node is called: they are 10 to 10.0",
+                "file: rank 0 is on 10.0.0.1, but no node has that name: the nodes are 10 to 10.0",
             ),
             (
                 &[("a.x", None), ("a.y", None)],
                 Some(&["a"]),
-                "file: rank 0 is on a, which may be a.x or a.y: expected a node of just this name",
+                "file: rank 0 is on a, which matches a.x and a.y: expected a node with exactly this name",
             ),
             (
                 &[("b", None), ("a", None)],
                 Some(&["a.x", "b", "a.y"]),
-                "file:2: a may be a.x or a.y, and ranks are on both: expected a node for each",
+                "file:2: a matches a.x and a.y, and both have ranks: expected a node for each",
             ),
             (&[], Some(&["a"]), "file: rank 0 is on a, and there are no nodes"),
             (
                 &[("a", Some(&[0]))],
                 Some(&["a", "a"]),
-                "file:1: the ranks of a leave out rank 1, which is on a: expected each rank on a node",
+                "file:1: the ranks of a do not include rank 1, which is on a: expected each rank on a node",
             ),
             (
                 &[("a", Some(&[0])), ("b", Some(&[1, 0]))],
@@ -302,19 +306,15 @@ mod tests {
                 "file:1: there is no rank 2: the job has 2 ranks, counted from 0",
             ),
             (&[("a", Some(&[MAX_RANKS]))], None, "file:1: there is no rank 1000000: expected at most 999999"),
-            (
-                &[("a", Some(&[3, 0]))],
-                None,
-                "file: rank 1 is on no node: expected all from 0 to 3, the highest",
-            ),
+            (&[("a", Some(&[3, 0]))], None, "file: rank 1 is on no node: expected all ranks from 0 to 3"),
             (
                 &[("a", Some(&[0])), ("b", None)],
                 None,
-                "file:2: nothing says which ranks are on b: expected ranks on every node or on none, or a job to ask",
+                "file:2: b has no ranks: expected ranks for every node or for none, or a job with host names",
             ),
         ];
-        for (nodes, hosts, words) in table {
-            assert_eq!(settled(nodes, *hosts), Err((*words).to_owned()));
+        for (nodes, hosts, message) in table {
+            assert_eq!(assigned(nodes, *hosts), Err((*message).to_owned()));
         }
     }
 }

@@ -1,21 +1,21 @@
-//! Descriptions of a cluster, read: the short form for the command line, flexring's TOML, and the
+//! Parsers for descriptions of a cluster: the short form for the command line, flexring's TOML, and the
 //! `topology.conf` of Slurm's tree plugin.
 //!
-//! Owns the formats and the words of their errors. Pure: text in, [`Topology`] out; it must not know where the
-//! text comes from, nor who is asking.
+//! Owns the formats and their errors. Pure: text in, [`Topology`] out. Must not know where the text comes from.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `short` | `(2+3)@10G+4` |
-//! | `native` | the TOML |
+//! | `short_form` | `(2+3)@10G+4` |
+//! | `toml_format` | the TOML |
 //! | `slurm`, `hostlist` | `topology.conf` and its lists of names |
-//! | `draft` | what a file says, until it has become a tree |
+//! | `draft` | switches and nodes before they form a tree |
 //! | `hosts` | which rank is on which node |
 //! | `units` | bandwidths and latencies |
 //!
-//! In all of them a link of which nothing is said is as [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
-//! [`Uplink::RANK_DEFAULT`](super::topology::Uplink::RANK_DEFAULT) say, except that the uplink of a switch is as wide as all
-//! that hangs on it, so that a switch is a bottleneck only where somebody says so.
+//! In all formats, links without a bandwidth or latency have the defaults
+//! [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
+//! [`Uplink::RANK_DEFAULT`](super::topology::Uplink::RANK_DEFAULT). The uplink of a switch without a bandwidth has the sum
+//! of its children's bandwidths, so that a switch is a bottleneck only if the description says so.
 
 mod draft;
 mod hostlist;
@@ -28,21 +28,19 @@ mod units;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
-/// As many ranks as a description may have, and as many names as a list may mean: far beyond any cluster, and
-/// little enough to hold.
+/// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small enough to keep in
+/// memory.
 const MAX_RANKS: usize = 1_000_000;
 
-/// As many switches as may hang below each other, the one at the top aside.
+/// Most nested switches, the root not counted.
 const MAX_DEPTH: usize = 64;
 
-/// The topology that `text` describes in TOML or as Slurm's `topology.conf`, whichever it looks like. `name` is
-/// the file's, for messages. `hosts` are the names of the ranks' hosts, by rank, for descriptions that name
-/// machines; without them (where a plan is drawn without a job) a description that has no rank numbers gets one
-/// rank on each node.
+/// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
+/// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without
+/// them (outside a job), a description without rank numbers gets one rank on each node.
 ///
 /// # Errors
-/// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`; without the line where it is none's
-/// fault.
+/// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`. The line is left out if no single line is wrong.
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     let file = FileContext { name };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -52,31 +50,31 @@ pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topolog
     draft.finish(file)
 }
 
-/// The topology that `text` describes in the short form; none if it is something else, such as a file's name.
+/// The topology that `text` describes in the short form; `None` if it is not meant as one, such as a file's name.
 ///
-/// `2+3` is two nodes at one switch, with the ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses
-/// make a switch: `(2+3)+(4)`. DraftKind stands before an `@` hangs on a link of this bandwidth, in bit/s:
+/// `2+3` is two nodes at one switch, with ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses make a
+/// switch: `(2+3)+(4)`. An `@` sets the bandwidth, in bit/s, of the uplink of the node or switch before it:
 /// `(1@500M+1@1G)@10G+4`.
 ///
 /// # Errors
-/// `InvalidSetting`, quoting the text and the place.
+/// `InvalidSetting`, quoting the text and the position of the error.
 pub fn parse_short(text: &str) -> Option<Result<Topology>> {
     short_form::is_recognized(text).then(|| short_form::read(text))
 }
 
-/// The file of which messages speak.
+/// The name of the file that is parsed, for errors.
 #[derive(Clone, Copy, Debug)]
 struct FileContext<'a> {
     name: &'a str,
 }
 
 impl FileContext<'_> {
-    fn refuse(self, line: usize, words: impl std::fmt::Display) -> Error {
-        Error::invalid_setting(format!("{}:{line}: {words}", self.name))
+    fn refuse(self, line: usize, message: impl std::fmt::Display) -> Error {
+        Error::invalid_setting(format!("{}:{line}: {message}", self.name))
     }
 
-    fn refuse_all(self, words: impl std::fmt::Display) -> Error {
-        Error::invalid_setting(format!("{}: {words}", self.name))
+    fn refuse_all(self, message: impl std::fmt::Display) -> Error {
+        Error::invalid_setting(format!("{}: {message}", self.name))
     }
 }
 
@@ -91,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_content_tells_the_format() {
+    fn the_content_decides_the_format() {
         let toml = "[[node]]\nname = \"a\"\n[[node]]\nname = \"b\"\n";
         let slurm = "# comment\r\n  switchname = s0 Nodes=a,b\r\n";
         for text in [toml, slurm, &format!("\u{feff}{toml}"), &format!("\u{feff}{slurm}")] {
@@ -104,19 +102,19 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_right() {
+    fn the_example_file_is_valid() {
         let text = include_str!("../../../examples/topology.toml");
         let topology = parse("examples/topology.toml", text, None).expect("an example");
         assert_eq!((topology.world(), topology.nodes()), (11, 4));
         assert_eq!(topology.ranks_in_tree_order(), (0..11).collect::<Vec<_>>());
         let short = text.split_once("almost the same: ").and_then(|(_, rest)| rest.lines().next());
-        let short = parse_short(short.expect("there")).expect("meant").expect("right");
+        let short = parse_short(short.expect("short form in the file")).expect("short form").expect("valid");
         assert_eq!(short.levels().len(), topology.levels().len());
         assert!((0..11).all(|rank| short.node_of(rank) == topology.node_of(rank)));
     }
 
     #[test]
-    fn large_texts_end_soon() {
+    fn large_texts_are_rejected_quickly() {
         let deep = "[".repeat(1 << 20);
         let long = "a.".repeat(1 << 20);
         for text in [
@@ -137,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_a_panic(text in any::<String>(), other in "(?s)[-0-9+@().GMkb ,=\\[\\]#\"\n]{0,40}") {
+        fn no_text_causes_a_panic(text in any::<String>(), other in "(?s)[-0-9+@().GMkb ,=\\[\\]#\"\n]{0,40}") {
             let hosts = hosts(&["a", "b"]);
             for text in [&text, &other] {
                 let _ = parse_short(text);
@@ -154,9 +152,9 @@ mod tests {
         }
 
         #[test]
-        fn a_sum_is_its_nodes(counts in proptest::collection::vec(1usize..9, 1..30)) {
+        fn a_sum_in_short_form_lists_nodes(counts in proptest::collection::vec(1usize..9, 1..30)) {
             let text = counts.iter().map(usize::to_string).collect::<Vec<_>>().join("+");
-            let topology = parse_short(&text).expect("meant").expect("right");
+            let topology = parse_short(&text).expect("short form").expect("valid");
             prop_assert_eq!(topology.world(), counts.iter().sum::<usize>());
             prop_assert_eq!(topology.nodes(), counts.len());
             let nodes = counts.iter().enumerate().flat_map(|(node, count)| vec![node; *count]);

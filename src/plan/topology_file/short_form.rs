@@ -1,6 +1,6 @@
 //! The short form: `2+3`, `(2@1G+3)@10G+4`.
 //!
-//! Owns its grammar. Must not know defaults, nor what makes a tree.
+//! Owns its grammar. Must not know defaults, or when switches form a tree.
 //!
 //! ```text
 //! sum  = part { "+" part }
@@ -12,8 +12,8 @@ use super::draft::{Draft, DraftId, DraftVertex};
 use super::{FileContext, MAX_DEPTH, MAX_RANKS, units};
 use crate::error::{Error, Result};
 
-/// Whether somebody who writes this means the short form, if perhaps a wrong one. A file's name has a directory
-/// or an ending, or begins differently.
+/// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or an extension,
+/// or start with another character.
 pub(super) fn is_recognized(text: &str) -> bool {
     let text = text.trim();
     let ending = text.rsplit_once('.').map_or("", |(_, ending)| ending);
@@ -23,21 +23,21 @@ pub(super) fn is_recognized(text: &str) -> bool {
         && (!is_ending || ending.ends_with("bit"))
 }
 
-/// Reads the short form.
+/// Parses the short form.
 pub(super) fn read(text: &str) -> Result<Topology> {
     let mut parser = Parser { text, at: 0, draft: Draft::default(), open: Vec::new(), world: 0, nodes: 0 };
     match parser.sum() {
-        // DraftKind can go wrong with a tree cannot go wrong here, so nobody sees this name.
+        // The grammar allows trees only, so this cannot fail and the name is never shown.
         Ok(()) => parser.draft.finish(FileContext { name: text }),
-        Err(words) => {
+        Err(message) => {
             let place = text[..parser.at].chars().count() + 1;
-            let words = format!("the topology {}, at character {place}: {words}", quoted(text));
-            Err(Error::invalid_setting(words))
+            let message = format!("the topology {}, at character {place}: {message}", quoted(text));
+            Err(Error::invalid_setting(message))
         }
     }
 }
 
-/// The text, or enough of it to know it by.
+/// The text in quotes, cut after 60 characters.
 fn quoted(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {
@@ -48,17 +48,17 @@ fn quoted(text: &str) -> String {
 
 struct Parser<'a> {
     text: &'a str,
-    /// Where to read on; after an error, what is wrong.
+    /// Byte offset of the next character; after an error, of its position.
     at: usize,
     draft: Draft,
-    /// The switches around the place, the innermost last, each with the place of its parenthesis.
+    /// The switches that are open at `at`, the innermost last, each with the offset of its parenthesis.
     open: Vec<(DraftId, usize)>,
     world: usize,
     nodes: usize,
 }
 
 impl Parser<'_> {
-    /// All of it. Not recursive, so that no text is too deep.
+    /// Parses the whole text. Not recursive, so deep nesting cannot overflow the stack.
     fn sum(&mut self) -> std::result::Result<(), String> {
         let top = self.draft.add(DraftVertex::switch("switch", 0));
         self.open.push((top, 0));
@@ -85,7 +85,7 @@ impl Parser<'_> {
 
     fn open_switch(&mut self) -> std::result::Result<(), String> {
         if self.open.len() > MAX_DEPTH {
-            return Err(format!("expected at most {MAX_DEPTH} switches inside each other"));
+            return Err(format!("expected at most {MAX_DEPTH} nested switches"));
         }
         let name = format!("switch {}", self.draft.vertices.len() - self.nodes);
         let id = self.draft.add(DraftVertex::switch(&name, 0));
@@ -112,7 +112,7 @@ impl Parser<'_> {
         if digits == 0 {
             return Err(self.expected("a number of ranks or ("));
         }
-        // DraftKind does not fit in an integer is more than enough.
+        // A number that does not fit an integer exceeds the limit below.
         let count = rest[..digits].parse().unwrap_or(usize::MAX);
         if count == 0 {
             return Err("expected at least one rank on a node".to_owned());
@@ -129,7 +129,7 @@ impl Parser<'_> {
         self.bandwidth(id)
     }
 
-    /// The bandwidth of the link up, if there is one.
+    /// Parses the bandwidth of an uplink, if there is one.
     fn bandwidth(&mut self, id: DraftId) -> std::result::Result<(), String> {
         if self.peek() != Some('@') {
             return Ok(());
@@ -147,7 +147,7 @@ impl Parser<'_> {
         self.open[self.open.len() - 1].0
     }
 
-    /// The next character that is no space.
+    /// Skips spaces and returns the next character.
     fn peek(&mut self) -> Option<char> {
         self.at = self.text.len() - self.text[self.at..].trim_start().len();
         self.text[self.at..].chars().next()
@@ -169,10 +169,10 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn right(text: &str) -> Topology {
-        parse_short(text).expect("meant").unwrap_or_else(|error| panic!("{error}"))
+        parse_short(text).expect("short form").unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Below what each node and switch but the topmost hangs, and on how wide a link.
+    /// Name, parent and bandwidth of each node and each switch but the root.
     fn links(topology: &Topology) -> Vec<(&str, &str, u64)> {
         let vertices = topology.vertices();
         let inner = vertices.iter().filter(|vertex| !matches!(vertex.kind, VertexKind::Rank(_)));
@@ -186,7 +186,7 @@ mod tests {
     const G: u64 = 1_000_000_000;
 
     #[test]
-    fn a_sum_is_nodes_at_one_switch() {
+    fn a_sum_lists_nodes_at_one_switch() {
         let topology = right("2+3");
         assert_eq!((topology.world(), topology.nodes()), (5, 2));
         assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 0, 1, 1, 1]);
@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bandwidth_is_of_the_link_up() {
+    fn a_bandwidth_belongs_to_the_uplink() {
         let topology = right("1@1G + 1@1gbit+ 1 @ 500M ");
         let widths: Vec<u64> = links(&topology).iter().map(|link| link.2).collect();
         assert_eq!(widths, [G, G, G / 2]);
     }
 
     #[test]
-    fn parentheses_are_switches() {
+    fn parentheses_make_switches() {
         let topology = right("(2+3)@10G+(4)");
         let width = Uplink::NODE_DEFAULT.bandwidth;
         assert_eq!(
@@ -221,29 +221,27 @@ mod tests {
         let topology = right("1@2G+((2@1G+3)+4@3G)+5");
         assert_eq!(topology.ranks_in_tree_order(), (0..15).collect::<Vec<_>>());
         assert_eq!(topology.node_of(14), 4);
-        let above = |name: &str| *links(&topology).iter().find(|link| link.0 == name).expect("there");
-        assert_eq!(above("switch 2"), ("switch 2", "switch 1", 11 * G));
-        assert_eq!(above("switch 1"), ("switch 1", "switch", 14 * G));
+        let link_of = |name: &str| *links(&topology).iter().find(|link| link.0 == name).expect("there");
+        assert_eq!(link_of("switch 2"), ("switch 2", "switch 1", 11 * G));
+        assert_eq!(link_of("switch 1"), ("switch 1", "switch", 14 * G));
         assert_eq!(right("((2)+(2))+((2)+(2))").dimensions().expect("symmetric"), [2, 2, 2]);
     }
 
     #[test]
-    fn depth_has_an_end() {
+    fn nesting_is_limited() {
         let nested = |depth: usize| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
         assert_eq!(right(&nested(MAX_DEPTH)).world(), 1);
         let error = read(&nested(MAX_DEPTH + 1)).expect_err("too deep");
         let quote = "(".repeat(60);
         assert_eq!(
             error.message(),
-            format!(
-                "the topology {quote:?}..., at character 65: expected at most 64 switches inside each other"
-            )
+            format!("the topology {quote:?}..., at character 65: expected at most 64 nested switches")
         );
         assert!(read(&"(".repeat(1 << 20)).is_err());
     }
 
     #[test]
-    fn other_texts_are_not_meant() {
+    fn names_of_files_are_not_the_short_form() {
         for text in
             ["", " ", "cluster.toml", "/etc/2+3", "./8", "2+3.toml", "8nodes.conf", "auto", "-1", "x2+3"]
         {
@@ -252,8 +250,8 @@ mod tests {
     }
 
     #[test]
-    fn wrong_texts_are_quoted_with_the_place() {
-        for (text, at, words) in [
+    fn errors_quote_the_text_and_name_the_position() {
+        for (text, at, message) in [
             ("2+x", 3, "expected a number of ranks or (, found 'x'"),
             ("2+", 3, "expected a number of ranks or (, found the end"),
             ("+2", 1, "expected a number of ranks or (, found '+'"),
@@ -267,17 +265,17 @@ mod tests {
             ("2+0", 3, "expected at least one rank on a node"),
             ("1+1000000", 3, "expected at most 1000000 ranks in all"),
             ("99999999999999999999999", 1, "expected at most 1000000 ranks in all"),
-            ("1@+1", 3, "\"\" is no bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("1@+1", 3, "\"\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
             ("1@1G@2G", 5, "expected + or @, found '@'"),
-            ("1@ 10GB+1", 4, "\"10GB\" is no bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
-            ("(1)@0", 5, "\"0\" is no bandwidth at all: expected at least 1 bit/s"),
-            ("(1)@9999T+1", 5, "\"9999T\" is too wide: expected at most 1000T"),
+            ("1@ 10GB+1", 4, "\"10GB\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("(1)@0", 5, "\"0\" is too low: expected at least 1 bit/s"),
+            ("(1)@9999T+1", 5, "\"9999T\" is too high: expected at most 1000T"),
             ("2+é", 3, "expected a number of ranks or (, found 'é'"),
             ("2\u{2003}+\u{2003}é", 5, "expected a number of ranks or (, found 'é'"),
         ] {
-            let error = parse_short(text).expect("meant").expect_err(text);
+            let error = parse_short(text).expect("short form").expect_err(text);
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
-            assert_eq!(error.message(), format!("the topology {text:?}, at character {at}: {words}"));
+            assert_eq!(error.message(), format!("the topology {text:?}, at character {at}: {message}"));
         }
     }
 }

@@ -1,17 +1,16 @@
-//! `topology.conf`, as Slurm's tree plugin reads it.
+//! The format of Slurm's `topology.conf`, as its tree plugin reads it.
 //!
-//! Owns the format. Must not know ranks: it has names of nodes, and hosts tell who is there.
+//! Owns the format. Must not know ranks: the file has names of nodes, which host names are matched with.
 //!
-//! Nodes and switches are those of Slurm; `LinkSpeed`, whose unit Slurm leaves open, is taken as Gbit/s of the
-//! switch's link up. Where Slurm has several trees they are joined at one more switch, since ranks that cannot
-//! reach each other are no world.
+//! `LinkSpeed`, whose unit Slurm leaves open, is the bandwidth of a switch's uplink in Gbit/s. Several trees are joined
+//! at one more switch, because all ranks of a world must reach each other.
 
 use super::draft::{Draft, DraftId, DraftVertex};
 use super::{FileContext, MAX_RANKS, hostlist, units};
 use crate::error::Result;
 use std::collections::HashMap;
 
-/// Whether `text` is Slurm's rather than TOML: some line gives a switch its name.
+/// Whether `text` is this format and not TOML: a line sets `SwitchName`.
 pub(super) fn is_recognized(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim_start();
@@ -20,7 +19,7 @@ pub(super) fn is_recognized(text: &str) -> bool {
     })
 }
 
-/// A line: a switch, and what hangs on it.
+/// A line: a switch and the names of its children.
 struct Line<'a> {
     number: usize,
     name: &'a str,
@@ -29,14 +28,15 @@ struct Line<'a> {
     bandwidth: Option<u64>,
 }
 
-/// Reads the file.
+/// Parses the file.
 pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let mut budget = MAX_RANKS;
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or(line).trim();
         if !line.is_empty() {
-            lines.push(Line::read(number, line, &mut budget).map_err(|words| file.refuse(number, words))?);
+            lines
+                .push(Line::read(number, line, &mut budget).map_err(|message| file.refuse(number, message))?);
         }
     }
     let mut draft = Draft::default();
@@ -47,14 +47,14 @@ pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
         switch.bandwidth = line.bandwidth;
         let id = draft.add(switch);
         if let Some(other) = switches.insert(line.name, id) {
-            let words =
+            let message =
                 format!("switch {} was in line {}: expected it once", line.name, draft.vertices[other].line);
-            return Err(file.refuse(line.number, words));
+            return Err(file.refuse(line.number, message));
         }
         for name in &line.nodes {
             if let Some(other) = nodes.insert(name, line.number) {
-                let words = format!("node {name} is in line {other} already: expected it at one switch");
-                return Err(file.refuse(line.number, words));
+                let message = format!("node {name} is in line {other} already: expected it at one switch");
+                return Err(file.refuse(line.number, message));
             }
             let node = draft.add(DraftVertex::node(name, line.number, None));
             draft.attach(node, id);
@@ -73,8 +73,9 @@ pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
             })?;
             if let Some(other) = draft.parent(id) {
                 let other = &draft.vertices[other].name;
-                let words = format!("switch {name} hangs on {other} and on {}: expected a tree", line.name);
-                return Err(file.refuse(line.number, words));
+                let message =
+                    format!("switch {name} is below {other} and below {}: expected a tree", line.name);
+                return Err(file.refuse(line.number, message));
             }
             draft.attach(id, switches[line.name]);
         }
@@ -96,8 +97,8 @@ impl<'a> Line<'a> {
         let mut seen = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
-            let (key, value, behind) = setting(rest)?;
-            rest = behind;
+            let (key, value, rest_of_line) = setting(rest)?;
+            rest = rest_of_line;
             match key.to_ascii_lowercase().as_str() {
                 "switchname" => name = Some(value),
                 "nodes" => line.nodes = hostlist::expand(value, budget)?,
@@ -109,7 +110,7 @@ impl<'a> Line<'a> {
                 }
             }
             if seen.iter().any(|other: &&str| other.eq_ignore_ascii_case(key)) {
-                return Err(format!("{key:?} is there twice: expected it once in a line"));
+                return Err(format!("{key:?} is given twice: expected it once in a line"));
             }
             seen.push(key);
         }
@@ -124,8 +125,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The first key with its value, and what is behind them. `text` begins with no space, and nor does what is
-/// behind.
+/// The first key, its value and the rest of the line. Neither `text` nor the rest starts with a space.
 fn setting(text: &str) -> std::result::Result<(&str, &str, &str), String> {
     let word = |text: &str| text.find(|c: char| c.is_whitespace() || c == '=').unwrap_or(text.len());
     let (key, rest) = text.split_at(word(text));
@@ -134,7 +134,7 @@ fn setting(text: &str) -> std::result::Result<(&str, &str, &str), String> {
         let found = text.split_whitespace().next().unwrap_or(text);
         format!("expected KEY=VALUE, found {found:?}")
     })?;
-    let (value, behind) = match value.strip_prefix('"') {
+    let (value, rest_of_line) = match value.strip_prefix('"') {
         Some(inner) => {
             inner.split_once('"').ok_or_else(|| format!("the value of {key} has no closing quote"))?
         }
@@ -142,7 +142,7 @@ fn setting(text: &str) -> std::result::Result<(&str, &str, &str), String> {
     };
     match value.is_empty() {
         true => Err(format!("{key} is empty: expected {key}=VALUE")),
-        false => Ok((key, value, behind.trim_start())),
+        false => Ok((key, value, rest_of_line.trim_start())),
     }
 }
 
@@ -150,8 +150,8 @@ fn speed(text: &str) -> std::result::Result<u64, String> {
     const GBIT: u64 = 1_000_000_000;
     let speed =
         text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().unwrap_or(u64::MAX));
-    let speed = speed.ok_or_else(|| format!("LinkSpeed={text}: expected a whole number, taken as Gbit/s"))?;
-    units::within(speed.saturating_mul(GBIT)).map_err(|words| format!("LinkSpeed={text} is {words}"))
+    let speed = speed.ok_or_else(|| format!("LinkSpeed={text}: expected a whole number of Gbit/s"))?;
+    units::within(speed.saturating_mul(GBIT)).map_err(|message| format!("LinkSpeed={text} is {message}"))
 }
 
 #[cfg(test)]
@@ -173,7 +173,7 @@ mod tests {
         SWITCHNAME=s2 Switches=s[0-1] LinkSpeed=7\n";
 
     #[test]
-    fn a_tree_without_a_job_has_a_rank_on_each_node() {
+    fn without_hosts_each_node_has_one_rank() {
         let topology = read(TREE, None).expect("a tree");
         assert_eq!((topology.world(), topology.nodes()), (9, 9));
         let vertices = topology.vertices();
@@ -193,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_its_nodes_only() {
+    fn nodes_without_ranks_are_removed() {
         let hosts = ["dev10.cluster", "dev0", "dev10.cluster", "dev5"];
         let topology = read(TREE, Some(&hosts)).expect("a tree");
         assert_eq!((topology.world(), topology.nodes()), (4, 3));
         assert_eq!(topology.ranks_in_tree_order(), [1, 3, 0, 2]);
         assert_eq!(
             read(TREE, Some(&["dev0", "dev7"])),
-            Err("topology.conf: rank 1 is on dev7, which no node is called: they are dev0 to dev10"
+            Err("topology.conf: rank 1 is on dev7, but no node has that name: the nodes are dev0 to dev10"
                 .to_owned())
         );
     }
@@ -217,9 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_told_the_line() {
+    fn errors_name_the_line() {
         let names = "expected SwitchName, Switches, Nodes or LinkSpeed, of Slurm's tree plugin";
-        for (text, line, words) in [
+        for (text, line, message) in [
             ("Nodes=b", ":2", "the switch has no name: expected SwitchName= in every line"),
             ("\nSwitchName=a Nodes=b", ":3", "switch a was in line 1: expected it once"),
             ("SwitchName=b Nodes=n[3-5]", ":2", "node n3 is in line 1 already: expected it at one switch"),
@@ -228,44 +228,40 @@ mod tests {
             (
                 "SwitchName=b Switches=a\nSwitchName=c Switches=a",
                 ":3",
-                "switch a hangs on b and on c: expected a tree",
+                "switch a is below b and below c: expected a tree",
             ),
-            ("SwitchName=b Switches=a,a", ":2", "switch a hangs on b and on b: expected a tree"),
+            ("SwitchName=b Switches=a,a", ":2", "switch a is below b and below b: expected a tree"),
             (
                 "SwitchName=b Switches=c\nSwitchName=c Switches=b",
                 ":2",
-                "switches hang in a circle: b below c below b; expected a tree",
+                "switches form a cycle: b below c below b; expected a tree",
             ),
-            ("SwitchName=b Switches=b", ":2", "switches hang in a circle: b below b; expected a tree"),
+            ("SwitchName=b Switches=b", ":2", "switches form a cycle: b below b; expected a tree"),
             ("SwitchName=b Switches=a Nodes=x", ":2", "b has Nodes and Switches: expected one of them"),
             ("SwitchName=b[0-1] Nodes=x", ":2", "\"b[0-1]\" is a list: expected the name of one switch"),
             ("BlockName=b Nodes=x", ":2", &format!("\"BlockName\" is unknown: {names}")),
-            ("SwitchName=b Nodes=x nodes=y", ":2", "\"nodes\" is there twice: expected it once in a line"),
+            ("SwitchName=b Nodes=x nodes=y", ":2", "\"nodes\" is given twice: expected it once in a line"),
             ("SwitchName=b Nodes=x, y", ":2", "\"x,\" has an empty name: expected names between commas"),
             ("SwitchName=b Nodes=x y", ":2", "expected KEY=VALUE, found \"y\""),
             ("SwitchName=b =x", ":2", "expected KEY=VALUE, found \"=x\""),
             ("SwitchName=b Nodes=", ":2", "Nodes is empty: expected Nodes=VALUE"),
             ("SwitchName=b Nodes=\"x", ":2", "the value of Nodes has no closing quote"),
-            ("SwitchName=b Nodes=x[", ":2", "\"x[\" lacks a ]: expected pairs of [ and ]"),
+            ("SwitchName=b Nodes=x[", ":2", "\"x[\" has no closing ]: expected pairs of [ and ]"),
             (
                 "SwitchName=b Nodes=x[1-999999]",
                 ":2",
                 "\"x[1-999999]\" is too many names: expected at most 1000000 in the file",
             ),
-            ("SwitchName=b LinkSpeed=1G", ":2", "LinkSpeed=1G: expected a whole number, taken as Gbit/s"),
-            (
-                "SwitchName=b LinkSpeed=0",
-                ":2",
-                "LinkSpeed=0 is no bandwidth at all: expected at least 1 bit/s",
-            ),
+            ("SwitchName=b LinkSpeed=1G", ":2", "LinkSpeed=1G: expected a whole number of Gbit/s"),
+            ("SwitchName=b LinkSpeed=0", ":2", "LinkSpeed=0 is too low: expected at least 1 bit/s"),
             (
                 "SwitchName=b LinkSpeed=99999999999999999999999",
                 ":2",
-                "LinkSpeed=99999999999999999999999 is too wide: expected at most 1000T",
+                "LinkSpeed=99999999999999999999999 is too high: expected at most 1000T",
             ),
         ] {
             let text = format!("SwitchName=a Nodes=n[1-3]\n{text}");
-            assert_eq!(read(&text, None), Err(format!("topology.conf{line}: {words}")));
+            assert_eq!(read(&text, None), Err(format!("topology.conf{line}: {message}")));
         }
         assert_eq!(
             read("SwitchName=a", None),

@@ -1,7 +1,6 @@
-//! flexring's own description, in TOML: tables of switches and nodes.
+//! flexring's own format, in TOML: tables of switches and nodes.
 //!
-//! Owns the format, which `examples/topology.toml` shows. Must not know hosts, nor what is assumed where a key is
-//! left out.
+//! Owns the format, which `examples/topology.toml` shows. Must not know hosts, or the defaults of missing keys.
 
 use super::super::Rank;
 use super::super::topology::Uplink;
@@ -58,11 +57,11 @@ impl<'de> serde::Deserialize<'de> for Bandwidth {
             }
 
             fn visit_i64<E: serde::de::Error>(self, bits: i64) -> std::result::Result<Bandwidth, E> {
-                let bits_or_words =
+                let bits_or_error =
                     u64::try_from(bits).map_err(|_| E::invalid_value(Unexpected::Signed(bits), &self));
-                units::within(bits_or_words?)
+                units::within(bits_or_error?)
                     .map(Bandwidth)
-                    .map_err(|words| E::custom(format!("{bits} is {words}")))
+                    .map_err(|message| E::custom(format!("{bits} is {message}")))
             }
 
             fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Bandwidth, E> {
@@ -111,7 +110,7 @@ impl<'de> serde::Deserialize<'de> for RankNumber {
     }
 }
 
-/// Finds lines.
+/// The offsets of newlines, to find the line of an offset.
 struct Lines(Vec<usize>);
 
 impl Lines {
@@ -128,20 +127,20 @@ impl Lines {
     }
 }
 
-/// Reads the file.
+/// Parses the file.
 pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let lines = Lines::of(text);
     let parsed: TopologyToml = toml::from_str(text).map_err(|error| {
-        let words = error.message().trim().replace('\n', ", ");
+        let message = error.message().trim().replace('\n', ", ");
         match error.span() {
-            Some(span) => file.refuse(lines.at(span.start), words),
-            None => file.refuse_all(words),
+            Some(span) => file.refuse(lines.at(span.start), message),
+            None => file.refuse_all(message),
         }
     })?;
     if parsed.node.is_empty() {
         return Err(file.refuse_all("there are no nodes: expected [[node]] tables"));
     }
-    // Children are in the order of the file, whatever they are.
+    // Children are in the order of the file, switches and nodes alike.
     let switches = parsed.switch.into_iter().map(|switch| ParsedTable::of_switch(switch, &lines));
     let mut tables: Vec<ParsedTable> =
         switches.chain(parsed.node.into_iter().map(|node| ParsedTable::of_node(node, &lines))).collect();
@@ -149,7 +148,7 @@ pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     TopologyTables { file, tables }.attach()
 }
 
-/// A switch or a node, and the name of what it hangs on.
+/// A switch or a node, and the name and line of its parent.
 struct ParsedTable {
     start: usize,
     item: DraftVertex,
@@ -203,13 +202,13 @@ struct TopologyTables<'a> {
 }
 
 impl TopologyTables<'_> {
-    /// The draft, with everything hung on the switch that it names.
+    /// The draft, with every vertex attached to its parent.
     fn attach(self) -> Result<Draft> {
         let ups = self.ups()?;
         let mut draft = Draft::default();
-        let implicit = self.tables.iter().all(|table| !table.is_switch());
-        let shift = usize::from(implicit);
-        if implicit {
+        let implicit_root = self.tables.iter().all(|table| !table.is_switch());
+        let shift = usize::from(implicit_root);
+        if implicit_root {
             draft.add(DraftVertex::switch("switch", 0));
         }
         for table in self.tables {
@@ -218,14 +217,14 @@ impl TopologyTables<'_> {
         for (place, up) in ups.into_iter().enumerate() {
             match up {
                 Some(up) => draft.attach(place + shift, up + shift),
-                None if implicit => draft.attach(place + shift, 0),
+                None if implicit_root => draft.attach(place + shift, 0),
                 None => {}
             }
         }
         Ok(draft)
     }
 
-    /// Of each table the one above; none for the switch at the top, or where there are no switches.
+    /// By table, its parent; `None` for the root, or if there are no switches.
     fn ups(&self) -> Result<Vec<Option<DraftId>>> {
         let names = self.names()?;
         let switches: Vec<DraftId> =
@@ -236,28 +235,26 @@ impl TopologyTables<'_> {
             let DraftVertex { name, line, .. } = &table.item;
             let up = match (&table.up, switches.as_slice()) {
                 (Some((up, line)), _) => {
-                    let refuse = |words: String| {
-                        Err(self.file.refuse(*line, format!("{words}: expected the name of a [[switch]]")))
+                    let refuse = |message: String| {
+                        Err(self.file.refuse(*line, format!("{message}: expected the name of a [[switch]]")))
                     };
                     match names.get(up.as_str()) {
                         Some(place) if self.tables[*place].is_switch() => Some(*place),
-                        Some(_) => return refuse(format!("{name} cannot hang on {up}, which is a node")),
-                        None => return refuse(format!("{name} hangs on {up:?}, which is not there")),
+                        Some(_) => return refuse(format!("{name} is below {up}, which is a node")),
+                        None => return refuse(format!("{name} is below {up:?}, which is not defined")),
                     }
                 }
                 (None, _) if table.is_switch() => {
-                    self.at_the_top(&table.item, top)?;
+                    self.check_root(&table.item, top)?;
                     top = Some(&table.item);
                     None
                 }
                 (None, []) => None,
                 (None, [only]) => Some(*only),
                 (None, several) => {
-                    let words = format!(
-                        "{name} hangs on nothing: expected up = one of the {} switches",
-                        several.len()
-                    );
-                    return Err(self.file.refuse(*line, words));
+                    let message =
+                        format!("{name} has no parent: expected up = one of the {} switches", several.len());
+                    return Err(self.file.refuse(*line, message));
                 }
             };
             ups.push(up);
@@ -265,20 +262,19 @@ impl TopologyTables<'_> {
         Ok(ups)
     }
 
-    fn at_the_top(&self, item: &DraftVertex, other: Option<&DraftVertex>) -> Result<()> {
+    fn check_root(&self, item: &DraftVertex, other: Option<&DraftVertex>) -> Result<()> {
         let DraftVertex { name, line, .. } = item;
         if let Some(other) = other {
-            let words = format!(
-                "{name} hangs on nothing, like {} in line {}: expected one switch at the top",
+            let message = format!(
+                "{name} has no parent, like {} in line {}: expected one root",
                 other.name, other.line
             );
-            return Err(self.file.refuse(*line, words));
+            return Err(self.file.refuse(*line, message));
         }
         if item.bandwidth.is_some() || item.latency.is_some() {
-            let words = format!(
-                "{name} has a link up that ends nowhere: expected up, or no bandwidth and no latency"
-            );
-            return Err(self.file.refuse(*line, words));
+            let message =
+                format!("{name} has a bandwidth or latency but no parent: expected up, or neither of them");
+            return Err(self.file.refuse(*line, message));
         }
         Ok(())
     }
@@ -288,14 +284,12 @@ impl TopologyTables<'_> {
         for (place, table) in self.tables.iter().enumerate() {
             let DraftVertex { name, line, .. } = &table.item;
             if name.is_empty() {
-                return Err(self
-                    .file
-                    .refuse(*line, "the name is empty: expected one to tell it from others"));
+                return Err(self.file.refuse(*line, "the name is empty: expected a unique name"));
             }
             if let Some(other) = names.insert(name.as_str(), place) {
                 let other = self.tables[other].item.line;
-                let words = format!("the name {name} is taken in line {other}: expected another");
-                return Err(self.file.refuse(*line, words));
+                let message = format!("the name {name} is already used in line {other}: expected another");
+                return Err(self.file.refuse(*line, message));
             }
         }
         Ok(names)
@@ -345,7 +339,7 @@ ranks = [
 "#;
 
     #[test]
-    fn everything_is_where_it_says() {
+    fn placement_and_links_are_as_described() {
         let hosts = ["x", "host1.cluster", "host3", "host1.cluster", "x"];
         let topology = read(TREE, Some(&hosts)).expect("a tree");
         assert_eq!((topology.world(), topology.nodes()), (5, 3));
@@ -364,7 +358,7 @@ ranks = [
     }
 
     #[test]
-    fn one_switch_or_none_needs_no_up() {
+    fn up_may_be_omitted_with_at_most_one_switch() {
         let nodes = "[[node]]\nname = \"a\"\nranks = [0, 1]\n[[node]]\nname = \"b\"\nranks = [2]\n";
         for text in [nodes.to_owned(), format!("{nodes}[[switch]]\nname = \"s\"")] {
             let topology = read(&text, None).expect("a tree");
@@ -373,14 +367,14 @@ ranks = [
     }
 
     #[test]
-    fn wrong_files_are_told_the_line() {
+    fn errors_name_the_line() {
         let good = "[[switch]]\nname = \"s\"\n[[node]]\nname = \"a\"\n";
         let bits = "expected bit/s such as 500M, 1G or 2.5G";
         let time = "expected a time such as 800ns, 30us or 1.5ms";
-        for (text, line, words) in [
-            ("bandwidth = \"fast\"", ":5", &*format!("\"fast\" is no bandwidth: {bits}")),
-            ("\nbandwidth = \"0G\"", ":6", "\"0G\" is no bandwidth at all: expected at least 1 bit/s"),
-            ("bandwidth = 0", ":5", "0 is no bandwidth at all: expected at least 1 bit/s"),
+        for (text, line, message) in [
+            ("bandwidth = \"fast\"", ":5", &*format!("\"fast\" is not a bandwidth: {bits}")),
+            ("\nbandwidth = \"0G\"", ":6", "\"0G\" is too low: expected at least 1 bit/s"),
+            ("bandwidth = 0", ":5", "0 is too low: expected at least 1 bit/s"),
             (
                 "bandwidth = -1",
                 ":5",
@@ -391,8 +385,8 @@ ranks = [
                 ":5",
                 "invalid type: floating point `1.5`, expected bit/s such as \"500M\", \"1G\" or \"2.5G\"",
             ),
-            ("rank_bandwidth = \"9999T\"", ":5", "\"9999T\" is too wide: expected at most 1000T"),
-            ("latency = \"30\"", ":5", &format!("\"30\" is no latency: {time}")),
+            ("rank_bandwidth = \"9999T\"", ":5", "\"9999T\" is too high: expected at most 1000T"),
+            ("latency = \"30\"", ":5", &format!("\"30\" is not a latency: {time}")),
             (
                 "rank_latency = 30",
                 ":5",
@@ -403,7 +397,7 @@ ranks = [
             ("ranks = 2", ":5", "invalid type: integer `2`, expected a sequence"),
             ("ranks = [0,\n1000000]", ":6", "there is no rank 1000000: expected at most 999999"),
             ("ranks = [0,\n0]", ":6", "rank 0 is on a and, in line 5, on a: expected each rank once"),
-            ("ranks = [1]", "", "rank 0 is on no node: expected all from 0 to 1, the highest"),
+            ("ranks = [1]", "", "rank 0 is on no node: expected all ranks from 0 to 1"),
             ("ranks = []", "", "the topology has no ranks"),
             (
                 "color = 1",
@@ -414,77 +408,83 @@ ranks = [
             ("[[nodes]]", ":5", "unknown field `nodes`, expected `switch` or `node`"),
             ("[[node]]\nup = \"s\"", ":5", "missing field `name`"),
             ("[[node]]\nname = 3", ":6", "invalid type: integer `3`, expected a string"),
-            ("[[node]]\nname = \"\"", ":6", "the name is empty: expected one to tell it from others"),
-            ("[[node]]\nname = \"a\"", ":6", "the name a is taken in line 4: expected another"),
-            ("[[node]]\nname = \"s\"", ":6", "the name s is taken in line 2: expected another"),
-            ("up = \"x\"", ":5", "a hangs on \"x\", which is not there: expected the name of a [[switch]]"),
-            ("up = \"a\"", ":5", "a cannot hang on a, which is a node: expected the name of a [[switch]]"),
+            ("[[node]]\nname = \"\"", ":6", "the name is empty: expected a unique name"),
+            ("[[node]]\nname = \"a\"", ":6", "the name a is already used in line 4: expected another"),
+            ("[[node]]\nname = \"s\"", ":6", "the name s is already used in line 2: expected another"),
+            ("up = \"x\"", ":5", "a is below \"x\", which is not defined: expected the name of a [[switch]]"),
+            ("up = \"a\"", ":5", "a is below a, which is a node: expected the name of a [[switch]]"),
             (
                 "up = \"s\"\n[[switch]]\nname = \"t\"\nup = \"a\"",
                 ":8",
-                "t cannot hang on a, which is a node: expected the name of a [[switch]]",
+                "t is below a, which is a node: expected the name of a [[switch]]",
             ),
             (
                 "up = \"s\"\n[[switch]]\nname = \"t\"",
                 ":7",
-                "t hangs on nothing, like s in line 2: expected one switch at the top",
+                "t has no parent, like s in line 2: expected one root",
             ),
             (
                 "[[switch]]\nname = \"t\"\nup = \"s\"",
                 ":4",
-                "a hangs on nothing: expected up = one of the 2 switches",
+                "a has no parent: expected up = one of the 2 switches",
             ),
             (
                 "up = \"t\"\n[[switch]]\nname = \"t\"\nup = \"u\"\n[[switch]]\nname = \"u\"\nup = \"t\"",
                 ":7",
-                "switches hang in a circle: t below u below t; expected a tree",
+                "switches form a cycle: t below u below t; expected a tree",
             ),
             ("ranks = [0", ":5", "unclosed array, expected `]`"),
             ("name", ":5", "key with no value, expected `=`"),
             ("ranks = [0]\nranks = [1]", ":6", "duplicate key"),
         ] {
-            assert_eq!(read(&format!("{good}{text}"), None), Err(format!("c.toml{line}: {words}")), "{text}");
+            assert_eq!(
+                read(&format!("{good}{text}"), None),
+                Err(format!("c.toml{line}: {message}")),
+                "{text}"
+            );
         }
-        for (text, line, words) in [
+        for (text, line, message) in [
             ("", "", "there are no nodes: expected [[node]] tables"),
             ("[[switch]]\nname = \"s\"", "", "there are no nodes: expected [[node]] tables"),
             (
                 "[[node]]\nname = \"a\"\n[[switch]]\nname = \"s\"\nbandwidth = \"1G\"",
                 ":4",
-                "s has a link up that ends nowhere: expected up, or no bandwidth and no latency",
+                "s has a bandwidth or latency but no parent: expected up, or neither of them",
             ),
             (
                 "[[node]]\nname = \"a\"\nup = \"s\"\n[[switch]]\nname = \"s\"\nup = \"s\"",
                 ":5",
-                "switches hang in a circle: s below s; expected a tree",
+                "switches form a cycle: s below s; expected a tree",
             ),
             (
                 "[[node]]\nname = \"a\"\nup = \"s\"",
                 ":3",
-                "a hangs on \"s\", which is not there: expected the name of a [[switch]]",
+                "a is below \"s\", which is not defined: expected the name of a [[switch]]",
             ),
         ] {
-            assert_eq!(read(text, None), Err(format!("c.toml{line}: {words}")), "{text}");
+            assert_eq!(read(text, None), Err(format!("c.toml{line}: {message}")), "{text}");
         }
     }
 
     #[test]
-    fn a_job_must_fit_the_file() {
-        for (text, words) in [
-            (TREE, "c.toml: rank 0 is on h, which no node is called: they are host3 to host2.cluster"),
+    fn hosts_must_match_the_file() {
+        for (text, message) in [
+            (TREE, "c.toml: rank 0 is on h, but no node has that name: the nodes are host3 to host2.cluster"),
             (
                 "[[node]]\nname = \"h\"\nranks = [\n1]",
                 "c.toml:4: there is no rank 1: the job has 1 rank, counted from 0",
             ),
         ] {
             let text = text.replace("[\n    4,\n    0,\n]", "[]");
-            assert_eq!(read(&text, Some(&["h"])), Err(words.to_owned()));
+            assert_eq!(read(&text, Some(&["h"])), Err(message.to_owned()));
         }
         let text = "[[node]]\nname = \"h\"\nranks = [1]";
         assert_eq!(
             read(text, Some(&["h", "h"])),
-            Err("c.toml:2: the ranks of h leave out rank 0, which is on h: expected each rank on a node"
-                .to_owned())
+            Err(
+                "c.toml:2: the ranks of h do not include rank 0, which is on h: expected each rank on a node"
+                    .to_owned()
+            )
         );
     }
 }

@@ -1,14 +1,13 @@
-//! Bandwidths and latencies as people write them.
+//! Parsers for bandwidths and latencies with units.
 //!
-//! Owns their units and limits. Must not know which format they stand in: it answers with words, and the format
-//! knows the place.
+//! Owns the units and limits. Must not know file formats: errors are clauses, to which the caller adds the position.
 
-/// In bit/s: past every link there is, and sums of it stay far from the end of an integer.
+/// In bit/s. Above every existing link, and sums of it stay far below the largest integer.
 const MAX_BANDWIDTH: u64 = 1_000_000_000_000_000;
 /// In nanoseconds: 1000 s.
 const MAX_LATENCY: u64 = 1_000_000_000_000;
 
-/// Bits per second. `500M`, `1G`, `2.5gbit`: decimal, in any case, rounded down to whole bits.
+/// Parses bits per second, such as `500M`, `1G` or `2.5gbit`: decimal units in any case, rounded down to whole bits.
 pub(super) fn bandwidth(text: &str) -> Result<u64, String> {
     let bits = scaled(text, |unit| {
         let unit = unit.to_ascii_lowercase();
@@ -22,20 +21,20 @@ pub(super) fn bandwidth(text: &str) -> Result<u64, String> {
         })
     });
     let bits =
-        bits.ok_or_else(|| format!("{text:?} is no bandwidth: expected bit/s such as 500M, 1G or 2.5G"))?;
-    within(bits).map_err(|words| format!("{text:?} is {words}"))
+        bits.ok_or_else(|| format!("{text:?} is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"))?;
+    within(bits).map_err(|message| format!("{text:?} is {message}"))
 }
 
-/// Whether a number of bits per second is one that a link can have, or what it is instead.
+/// Checks the limits of a bandwidth in bits per second. The error is a clause without a subject.
 pub(super) fn within(bits: u64) -> Result<u64, &'static str> {
     match bits {
-        0 => Err("no bandwidth at all: expected at least 1 bit/s"),
+        0 => Err("too low: expected at least 1 bit/s"),
         1..=MAX_BANDWIDTH => Ok(bits),
-        _ => Err("too wide: expected at most 1000T"),
+        _ => Err("too high: expected at most 1000T"),
     }
 }
 
-/// Nanoseconds. `30us`, `1.5ms`: the unit has to be there; rounded down.
+/// Parses nanoseconds, such as `30us` or `1.5ms`. The unit is required; rounded down.
 pub(super) fn latency(text: &str) -> Result<u64, String> {
     let nanoseconds = scaled(text, |unit| {
         Some(match unit {
@@ -47,13 +46,13 @@ pub(super) fn latency(text: &str) -> Result<u64, String> {
         })
     });
     match nanoseconds {
-        None => Err(format!("{text:?} is no latency: expected a time such as 800ns, 30us or 1.5ms")),
+        None => Err(format!("{text:?} is not a latency: expected a time such as 800ns, 30us or 1.5ms")),
         Some(0..=MAX_LATENCY) => Ok(nanoseconds.unwrap_or(0)),
         Some(_) => Err(format!("{text:?} is too long: expected at most 1000s")),
     }
 }
 
-/// A decimal number times its unit. Exact: no float comes near it.
+/// A decimal number times its unit, computed exactly in integers; `None` if malformed.
 fn scaled(text: &str, unit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     const PLACES: usize = 12;
     let text = text.trim();
@@ -65,7 +64,7 @@ fn scaled(text: &str, unit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     if !digits(whole) || !digits(fraction) {
         return None;
     }
-    // Too many digits are too much of anything. DraftKind is behind the twelfth place is less than one of a T.
+    // Numbers with too many digits saturate, above every limit. Digits after the twelfth place are less than 1 even with T.
     let whole = u128::from(whole.parse().unwrap_or(u64::MAX));
     let fraction: u128 = format!("{fraction:0<PLACES$}")[..PLACES].parse().ok()?;
     let value = whole * unit + fraction * unit / 10u128.pow(PLACES as u32);
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bandwidths_are_decimal_bits_per_second() {
+    fn bandwidths_have_decimal_units() {
         for (text, bits) in [
             ("1", 1),
             ("500M", 500_000_000),
@@ -95,20 +94,20 @@ mod tests {
         let huge = "9".repeat(100);
         for text in ["", "G", "1.G", ".5G", "1.2.3G", "-1G", "+1G", "1GB", "1Gi", "1e9", "fast", "1G 2", "٣"]
         {
-            let words = format!("{text:?} is no bandwidth: expected bit/s such as 500M, 1G or 2.5G");
-            assert_eq!(bandwidth(text), Err(words));
+            let message = format!("{text:?} is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G");
+            assert_eq!(bandwidth(text), Err(message));
         }
         for text in ["0", "0.0G", "0.5"] {
-            let words = format!("{text:?} is no bandwidth at all: expected at least 1 bit/s");
-            assert_eq!(bandwidth(text), Err(words));
+            let message = format!("{text:?} is too low: expected at least 1 bit/s");
+            assert_eq!(bandwidth(text), Err(message));
         }
         for text in ["1001T", huge.as_str()] {
-            assert_eq!(bandwidth(text), Err(format!("{text:?} is too wide: expected at most 1000T")));
+            assert_eq!(bandwidth(text), Err(format!("{text:?} is too high: expected at most 1000T")));
         }
     }
 
     #[test]
-    fn latencies_have_a_unit() {
+    fn latencies_require_a_unit() {
         for (text, nanoseconds) in [
             ("0ns", 0),
             ("800ns", 800),
@@ -120,8 +119,8 @@ mod tests {
             assert_eq!(latency(text), Ok(nanoseconds), "{text}");
         }
         for text in ["", "0", "30", "us", "30 US", "30m", "-1us", "1.us"] {
-            let words = format!("{text:?} is no latency: expected a time such as 800ns, 30us or 1.5ms");
-            assert_eq!(latency(text), Err(words));
+            let message = format!("{text:?} is not a latency: expected a time such as 800ns, 30us or 1.5ms");
+            assert_eq!(latency(text), Err(message));
         }
         assert_eq!(latency("1001s"), Err("\"1001s\" is too long: expected at most 1000s".to_owned()));
     }
