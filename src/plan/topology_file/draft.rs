@@ -16,7 +16,7 @@ pub(super) struct DraftVertex {
     pub(super) name: String,
     /// Line of the description, from 1; 0 if there is none.
     pub(super) line: usize,
-    pub(super) what: DraftKind,
+    pub(super) kind: DraftKind,
     /// Of the uplink, in bit/s; `None` for the default.
     pub(super) bandwidth: Option<u64>,
     pub(super) latency: Option<u64>,
@@ -41,7 +41,7 @@ impl DraftVertex {
         Self {
             name: name.to_owned(),
             line,
-            what: DraftKind::Switch,
+            kind: DraftKind::Switch,
             bandwidth: None,
             latency: None,
             parent: None,
@@ -50,7 +50,7 @@ impl DraftVertex {
     }
 
     pub(super) fn node(name: &str, line: usize, ranks: Option<Vec<(Rank, usize)>>) -> Self {
-        Self { what: DraftKind::Node { ranks, uplink: Uplink::RANK_DEFAULT }, ..Self::switch(name, line) }
+        Self { kind: DraftKind::Node { ranks, uplink: Uplink::RANK_DEFAULT }, ..Self::switch(name, line) }
     }
 }
 
@@ -93,7 +93,7 @@ impl Draft {
                 bandwidth: item.bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth),
                 latency: item.latency.unwrap_or(Uplink::NODE_DEFAULT.latency),
             };
-            vertex[id] = match &item.what {
+            vertex[id] = match &item.kind {
                 DraftKind::Switch => builder.switch(vertex[parent], &item.name, uplink),
                 DraftKind::Node { ranks, uplink: inside } => {
                     let node = builder.node(vertex[parent], &item.name, uplink);
@@ -114,10 +114,10 @@ impl Draft {
         let mut next = 0;
         while let Some(id) = order.get(next).copied() {
             let item = &self.vertices[id];
-            if depth[id] > MAX_DEPTH && matches!(item.what, DraftKind::Switch) {
-                let words =
+            if depth[id] > MAX_DEPTH && matches!(item.kind, DraftKind::Switch) {
+                let message =
                     format!("{} is too deep: expected at most {MAX_DEPTH} switches above it", item.name);
-                return Err(file.refuse(item.line, words));
+                return Err(file.refuse(item.line, message));
             }
             for child in &item.children {
                 depth[*child] = depth[id] + 1;
@@ -150,8 +150,8 @@ impl Draft {
             true => names[SHOWN] = "...",
             false => names.push(&self.vertices[first].name),
         }
-        let words = format!("switches form a cycle: {}; expected a tree", names.join(" below "));
-        file.refuse(self.vertices[first].line, words)
+        let message = format!("switches form a cycle: {}; expected a tree", names.join(" below "));
+        file.refuse(self.vertices[first].line, message)
     }
 
     /// Sets the bandwidth of each switch that has none to the sum of its children's.
@@ -160,7 +160,7 @@ impl Draft {
             let width =
                 |child: &DraftId| self.vertices[*child].bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth);
             let below = self.vertices[*id].children.iter().map(width).reduce(u64::saturating_add);
-            if matches!(self.vertices[*id].what, DraftKind::Switch) {
+            if matches!(self.vertices[*id].kind, DraftKind::Switch) {
                 self.vertices[*id].bandwidth = self.vertices[*id].bandwidth.or(below);
             }
         }

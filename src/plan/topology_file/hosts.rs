@@ -13,7 +13,7 @@ use std::collections::HashMap;
 /// rank numbers get the ranks of the host that their name matches.
 pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
     let nodes: Vec<DraftId> = (0..draft.vertices.len())
-        .filter(|id| matches!(draft.vertices[*id].what, DraftKind::Node { .. }))
+        .filter(|id| matches!(draft.vertices[*id].kind, DraftKind::Node { .. }))
         .collect();
     let placements = explicit_placements(file, draft, &nodes, hosts.map(<[String]>::len))?;
     match hosts {
@@ -59,7 +59,7 @@ fn explicit_placements(
 }
 
 fn ranks_of(draft: &Draft, id: DraftId) -> Option<&[(Rank, usize)]> {
-    match &draft.vertices[id].what {
+    match &draft.vertices[id].kind {
         DraftKind::Node { ranks, .. } => ranks.as_deref(),
         DraftKind::Switch => None,
     }
@@ -67,7 +67,7 @@ fn ranks_of(draft: &Draft, id: DraftId) -> Option<&[(Rank, usize)]> {
 
 fn put(draft: &mut Draft, id: DraftId, rank: Rank) {
     let line = draft.vertices[id].line;
-    if let DraftKind::Node { ranks, .. } = &mut draft.vertices[id].what {
+    if let DraftKind::Node { ranks, .. } = &mut draft.vertices[id].kind {
         ranks.get_or_insert_default().push((rank, line));
     }
 }

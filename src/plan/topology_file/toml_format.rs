@@ -172,7 +172,7 @@ impl ParsedTable {
         let mut item = DraftVertex::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
         item.bandwidth = node.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = node.latency.map(|latency| latency.0);
-        if let DraftKind::Node { uplink, .. } = &mut item.what {
+        if let DraftKind::Node { uplink, .. } = &mut item.kind {
             *uplink = Uplink {
                 bandwidth: node
                     .rank_bandwidth
@@ -192,7 +192,7 @@ impl ParsedTable {
     }
 
     fn is_switch(&self) -> bool {
-        matches!(self.item.what, DraftKind::Switch)
+        matches!(self.item.kind, DraftKind::Switch)
     }
 }
 
