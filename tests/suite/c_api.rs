@@ -8,6 +8,9 @@ use std::time::Duration;
 /// How README.md tells users to link the static library.
 const LINK_LINE: &str = "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o program";
 
+/// What README.md adds to that line for a library with the feature `verbs`.
+const VERBS_LIBRARIES: &[&str] = if cfg!(feature = "verbs") { &["-libverbs", "-lrdmacm"] } else { &[] };
+
 /// More than a program of these tests ever takes, on a machine that is busy with other things.
 const LIMIT: Duration = Duration::from_secs(150);
 
@@ -30,6 +33,7 @@ fn compiled(line: &str, source: &str, folder: &Path) -> PathBuf {
     let words: Vec<&str> = words.collect();
     let mut compiler = program(words[0]);
     compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&words[1..]);
+    compiler.args(VERBS_LIBRARIES);
     succeed(&mut compiler, LIMIT);
     path
 }
