@@ -1,6 +1,6 @@
 """libflexring.so: where it is, what it exports, and how its errors become exceptions.
 
-Must not know what vectors are made of.
+Must not know how vectors are represented.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ _NAME = "libflexring.so"
 
 
 class UniqueId(ctypes.Structure):
-    """``flexring_unique_id``."""
+    """``flexring_unique_id`` of the C API."""
 
     _fields_ = [("internal", ctypes.c_uint8 * UNIQUE_ID_BYTES)]
 
 
 class FlexringError(RuntimeError):
-    """A call failed. ``code`` is one of the numbers below, ``message`` the sentence that says why."""
+    """A call failed. ``code`` is one of the numbers below, ``message`` says why."""
 
     INVALID_ARGUMENT = 1
     INVALID_SETTING = 2
@@ -43,7 +43,7 @@ class FlexringError(RuntimeError):
         return self.message
 
 
-# What each function takes. Every one of them returns a flexring_result.
+# The argument types of each function. All of these functions return a flexring_result.
 _SIGNATURES = {
     "flexring_get_unique_id": [POINTER(UniqueId)],
     "flexring_comm_init_from_env": [POINTER(c_void_p)],
@@ -73,10 +73,10 @@ _SIGNATURES = {
 
 
 def _candidates():
-    """Where the library may be, best first."""
+    """Paths at which to look for the library, the preferred one first."""
     chosen = os.environ.get("FLEXRING_LIBRARY")
     if chosen:
-        # Whoever names a library wants that one and no other.
+        # If the user names a library, no other one is loaded.
         return [chosen]
     package = Path(__file__).resolve().parent
     places = [package / _NAME, package.parents[1] / "target" / "release" / _NAME]
@@ -88,12 +88,12 @@ def _load():
     failures = []
     for path in _candidates():
         try:
-            # ctypes gives the interpreter's lock back for as long as a function of a CDLL runs.
+            # ctypes releases the interpreter's lock while a function of a CDLL runs.
             return ctypes.CDLL(path), path
         except OSError as error:
             failures.append(f"{path}: {error}")
     raise ImportError(
-        f"cannot load {_NAME} ({'; '.join(failures)}): build it by `cargo build --release`, or set "
+        f"cannot load {_NAME} ({'; '.join(failures)}): build it with `cargo build --release`, or set "
         "FLEXRING_LIBRARY to its path"
     )
 
@@ -126,6 +126,6 @@ def version():
 
 
 def check(result):
-    """Raises what a call returned, unless that was success."""
+    """Raises the error of a call, unless its result is success."""
     if result != 0:
         raise FlexringError(result, library.flexring_last_error().decode("utf-8", "replace"))

@@ -1,7 +1,7 @@
-"""What callers hand over: where its elements are, how many there are, and of which type.
+"""Vectors that callers pass: the address, number and type of their elements.
 
-Must not know communicators. Neither numpy nor torch is imported here: an object of theirs exists only if its
-module does. What is particular to GPUs is in ``_gpu``.
+Must not know communicators. Does not import numpy and torch, because their objects exist only if the caller has imported
+them. ``_gpu`` has what is specific to GPUs.
 """
 
 import ctypes
@@ -40,54 +40,54 @@ SIZES = {
     "float8_e5m2": 1,
 }
 
-# The formats of the buffer protocol, by kind; how wide each is the buffer itself tells.
+# The formats of the buffer protocol, by kind. The buffer has the width of each.
 _KINDS = {**dict.fromkeys("bhilq", "int"), **dict.fromkeys("BHILQ", "uint"), **dict.fromkeys("efd", "float")}
 
-# ctypes says which byte order is its own, others say it by saying nothing.
+# ctypes names the native byte order in its formats; other modules omit it.
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 
 _OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
 
 class _Operation(int):
-    """The number of an operation that carries a factor."""
+    """The number of an operation with a factor, as the C API encodes it."""
 
 
 def premul_sum(factor):
-    """An operation that sums each rank's elements times that rank's own factor."""
+    """An operation that multiplies each rank's elements by that rank's own factor, and sums the products."""
     number = ctypes.c_uint64()
     check(library.flexring_op_create_premul_sum(factor, ctypes.byref(number)))
     return _Operation(number.value)
 
 
 def operation(op):
-    """The number of an operation."""
+    """The number of an operation in the C API."""
     if isinstance(op, _Operation):
         return int(op)
     try:
         return _OPERATIONS[op]
     except (KeyError, TypeError):
         names = ", ".join(_OPERATIONS)
-        raise ValueError(f"no such operation: {op!r} (there are {names} and flexring.premul_sum)") from None
+        raise ValueError(f"no such operation: {op!r} (expected {names} or flexring.premul_sum)") from None
 
 
 def dtype_name(dtype):
-    """The name of an element type, be it a name already, numpy's, torch's or Python's."""
+    """The name of an element type, which is given as a name or as a type of numpy, torch or Python."""
     if isinstance(dtype, str):
         name = dtype
     elif str(dtype).startswith("torch."):
         name = str(dtype)[len("torch.") :]
     else:
-        # numpy's types have a name, its scalar types and Python's float a __name__.
+        # numpy's types have a name; its scalar types and Python's types have a __name__.
         name = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
         name = {"float": "float64", "int": "int64"}.get(name, name)
     if name not in _CODES:
-        raise TypeError(f"elements of type {name} cannot be reduced (there are {', '.join(_CODES)})")
+        raise TypeError(f"elements of type {name} cannot be reduced (expected {', '.join(_CODES)})")
     return name
 
 
 class Vector:
-    """Elements in memory, and what keeps them there; ``gpu`` has what is particular to memory of a GPU."""
+    """Elements in memory. ``owner`` keeps the memory alive; ``gpu`` has the streams of memory on a GPU, else it is None."""
 
     __slots__ = ("address", "count", "dtype", "owner", "read_only", "gpu")
 
@@ -105,7 +105,7 @@ class Vector:
 
 
 def vector_of(thing):
-    """The vector that a tensor, an array or anything else with the buffer protocol is."""
+    """The elements of a tensor, an array, or another object with the buffer protocol or the CUDA array interface."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         return _of_tensor(thing, torch)
@@ -120,12 +120,12 @@ def _of_tensor(tensor, torch):
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
         raise FlexringError(
-            FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, and flexring reduces those on cpu and cuda"
+            FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, but flexring reduces tensors on cpu and cuda only"
         )
     if tensor.layout != torch.strided:
-        raise TypeError(f"the tensor is {tensor.layout}, and flexring reduces dense tensors only")
+        raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only")
     if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy that back")
+        raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy the result back")
     gpu = TensorOnGpu(tensor, torch) if kind == "cuda" else None
     return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor, gpu=gpu)
 
@@ -135,7 +135,7 @@ def _of_array(array):
     if not array.dtype.isnative:
         raise TypeError(f"the array's byte order is not this machine's: {array.dtype}")
     if not array.flags.c_contiguous:
-        raise ValueError("the array is not contiguous: reduce a copy and copy that back")
+        raise ValueError("the array is not contiguous: reduce a copy and copy the result back")
     return Vector(address, array.size, array.dtype, array, read_only)
 
 
@@ -143,14 +143,14 @@ def _of_buffer(thing):
     try:
         view = memoryview(thing)
     except TypeError:
-        raise TypeError(f"a {type(thing).__name__} has no buffer that flexring could reduce") from None
+        raise TypeError(f"a {type(thing).__name__} has no buffer that flexring can reduce") from None
     kind = _KINDS.get(view.format.lstrip("@=" + _NATIVE))
     if kind is None:
         raise TypeError(f"elements of format {view.format!r} cannot be reduced")
     if not view.c_contiguous:
-        raise ValueError("the buffer is not contiguous: reduce a copy and copy that back")
+        raise ValueError("the buffer is not contiguous: reduce a copy and copy the result back")
     read_only = view.readonly
-    # ctypes gives the address of a writable buffer only; a read-only one can be nothing but the input.
+    # ctypes returns the address of writable buffers only. A read-only buffer can only be an input, so a copy is enough.
     exported = bytearray(view) if read_only else view
     address, owner = 0, view
     if view.nbytes:
@@ -159,11 +159,11 @@ def _of_buffer(thing):
     return Vector(address, view.nbytes // view.itemsize, f"{kind}{view.itemsize * 8}", owner, read_only)
 
 
-def pair(send, out):
-    """The vectors of a call: what is read and what is written, which are the same without an ``out``."""
+def source_and_target(send, out):
+    """The vectors that a call reads and writes. They are the same without ``out``."""
     source = vector_of(send)
     target = source if out is None else vector_of(out)
-    written(target)
+    writable(target)
     if (source.count, source.dtype) != (target.count, target.dtype):
         raise ValueError(
             f"{source.count} x {source.dtype} cannot be reduced into {target.count} x {target.dtype}"
@@ -171,16 +171,16 @@ def pair(send, out):
     return source, target
 
 
-def written(vector):
-    """The vector, if it can be written."""
+def writable(vector):
+    """Returns the vector. Raises if it is read-only."""
     if vector.read_only:
         raise ValueError("the result cannot be written to a read-only buffer")
     return vector
 
 
-def divided(whole, part, rank, size):
-    """A vector that has a part for each of ``size`` ranks, and the part of ``rank``, which is within the whole
-    unless it is given."""
+def whole_and_part(whole, part, rank, size):
+    """A vector that consists of one part per rank, and the part of ``rank``: ``part`` if it is given, else a part of the
+    whole."""
     whole = vector_of(whole)
     if part is None:
         count = whole.count // size

@@ -1,7 +1,7 @@
 """Communicators and requests.
 
-Owns the lifetimes: the library's communicator lives until the last of those who use it is gone, and a vector
-lives until its call is over.
+Owns lifetimes: the library's communicator lives as long as any object that uses it, and a vector lives until its call is
+over.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import weakref
 
 from ._gpu import stream_for
 from ._library import UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
-from ._vector import SIZES, divided, dtype_name, operation, pair, vector_of, written
+from ._vector import SIZES, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
 
 _CTYPES = {
@@ -29,35 +29,38 @@ _CTYPES = {
 
 
 def unique_id():
-    """The id of a new world, as bytes. One process makes it, lives until all ranks have joined, and passes it
-    to the others by any means."""
-    made = UniqueId()
-    check(library.flexring_get_unique_id(ctypes.byref(made)))
-    return bytes(made.internal)
+    """Creates the id of a new world, as bytes. One process creates it and passes it to the others by any means. That process
+    must live until all ranks have joined."""
+    id = UniqueId()
+    check(library.flexring_get_unique_id(ctypes.byref(id)))
+    return bytes(id.internal)
 
 
 class _Handle:
-    """The library's communicator, freed when nobody uses it any more.
+    """The library's communicator. It is freed when the last reference is gone.
 
-    Arrays of ``Communicator.alloc`` hold it too: their memory is the communicator's.
+    Arrays of ``Communicator.alloc`` refer to it, too, because their memory belongs to the communicator.
     """
 
     def __init__(self, pointer):
         self.pointer = pointer
         self._process = os.getpid()
-        weakref.finalize(self, _end, library.flexring_comm_free, (pointer,), self._process)
+        weakref.finalize(self, _call_in_process, library.flexring_comm_free, (pointer,), self._process)
 
-    def here(self):
-        """Whether this is the process that joined; threads and connections do not survive a fork."""
+    def is_usable(self):
+        """Whether this process joined the world. A forked child cannot use the communicator, because threads and
+        connections do not survive a fork."""
         return os.getpid() == self._process
 
-    def number(self, function):
+    def read_number(self, function):
+        """The number that ``function`` writes for this communicator."""
         number = ctypes.c_int()
         check(function(self.pointer, ctypes.byref(number)))
         return number.value
 
 
-def _end(function, arguments, process):
+def _call_in_process(function, arguments, process):
+    """Calls a function, unless this process is a forked child."""
     if os.getpid() == process:
         function(*arguments)
 
@@ -71,66 +74,69 @@ def _ctypes_array(block, shape, name):
     return kind.from_buffer(block)
 
 
-def _give_back(handle, address):
-    if handle.here():
+def _free(handle, address):
+    if handle.is_usable():
         library.flexring_free(handle.pointer, address)
 
 
 class Communicator:
     """A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
 
-    Calls may come from any thread. As a context manager it closes itself, and aborts first if its block ended
-    with an exception, so that no other rank waits for this one.
+    Calls may come from any thread. A communicator is a context manager. At the end of the block it is closed; if the block
+    ends with an exception it is aborted first, so that no other rank waits for this one.
 
-    A vector is a tensor, a numpy or CuPy array, or anything else with the buffer protocol or the CUDA array
-    interface, and contiguous. Calls on the host's memory return when the result is there. Calls on a GPU's memory
-    return at once and take effect in ``stream``, behind what is in it and before what comes later: a stream of torch
-    or CuPy, or its handle; by default torch's current one for tensors, and for arrays the one that their interface
-    tells. What made the vectors must be in that stream or be over, and their memory must stay theirs until the stream
-    has passed, which torch's and CuPy's allocators see to in the stream that a vector was made in (for tensors flexring
-    sees to it in other streams too). A failure is raised by the next call, or by :meth:`synchronize` and :meth:`status`.
+    A vector is a tensor, a numpy or CuPy array, or another object with the buffer protocol or the CUDA array interface. It
+    must be contiguous.
+
+    Calls on host memory return when the result is complete. Calls on GPU memory return at once and take effect in
+    ``stream``: after the work that is in the stream already, and before work that is added later. ``stream`` is a stream
+    of torch or CuPy, or a handle. The default is torch's current stream for tensors, and the stream that the interface
+    names for arrays. The work that produces the vectors must be complete or in that stream. Their memory must stay
+    allocated until the stream has passed the call. The allocators of torch and CuPy ensure that in the stream in which a
+    vector was created; for tensors flexring ensures it in other streams, too. A failure is raised by the next call, or by
+    :meth:`synchronize` and :meth:`status`.
     """
 
     def __init__(self, handle):
         self._handle = handle
-        self._rank = handle.number(library.flexring_comm_rank)
-        self._size = handle.number(library.flexring_comm_size)
+        self._rank = handle.read_number(library.flexring_comm_rank)
+        self._size = handle.read_number(library.flexring_comm_size)
 
     @classmethod
     def from_env(cls):
-        """Joins the world that the environment describes: FLEXRING_RANK and its siblings, or the variables of
-        torchrun, mpirun or srun. Returns when all ranks are there."""
+        """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
+        FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
         pointer = ctypes.c_void_p()
         check(library.flexring_comm_init_from_env(ctypes.byref(pointer)))
         return cls(_Handle(pointer.value))
 
     @classmethod
     def from_unique_id(cls, id, rank, size):
-        """Joins the world of ``size`` ranks that share ``id``, which :func:`unique_id` made, as ``rank``."""
+        """Joins the world of ``size`` ranks that share ``id`` (see :func:`unique_id`), as ``rank``."""
         if rank not in range(size):
             raise ValueError(f"there is no rank {rank} among {size}")
         if len(id) != UNIQUE_ID_BYTES:
-            raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, this one has {len(id)}")
+            raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, but this one has {len(id)}")
         pointer = ctypes.c_void_p()
-        made = UniqueId.from_buffer_copy(id)
-        check(library.flexring_comm_init_rank(ctypes.byref(pointer), size, made, rank))
+        id = UniqueId.from_buffer_copy(id)
+        check(library.flexring_comm_init_rank(ctypes.byref(pointer), size, id, rank))
         return cls(_Handle(pointer.value))
 
     @property
     def rank(self):
-        """This rank, from 0."""
+        """This process's rank, from 0."""
         return self._rank
 
     @property
     def size(self):
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._size
 
     def all_reduce(self, vector, op="sum", out=None, stream=None):
-        """Reduces the vectors of all ranks, element by element, in place or into ``out``, and returns where the
-        result is. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
-        handle, number = self._live(), operation(op)
-        source, target = pair(vector, out)
+        """Reduces the vectors of all ranks, element by element, in place or into ``out``. Returns the vector with the
+        result. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
+        handle, number = self._open_handle(), operation(op)
+        source, target = source_and_target(vector, out)
         queue = stream_for(stream, source, target)
         check(
             library.flexring_all_reduce(
@@ -140,14 +146,15 @@ class Communicator:
         return vector if out is None else out
 
     def all_reduce_async(self, vector, op="sum", out=None):
-        """The same while this thread goes on; the result is there when the :class:`Request` says so. Until then
-        the vectors belong to flexring. Calls on a GPU go on by themselves: a request is of use there only to whoever
-        wants to wait for the end, and is made in the default stream alone."""
-        handle, number = self._live(), operation(op)
-        source, target = pair(vector, out)
+        """Starts :meth:`all_reduce` and returns a :class:`Request`. The vectors must not be used until the request is
+        done. Calls on a GPU are asynchronous anyway; there a request is useful only to wait for the end, and takes
+        effect in the default stream only."""
+        handle, number = self._open_handle(), operation(op)
+        source, target = source_and_target(vector, out)
         if stream_for(None, source, target):
             raise ValueError(
-                "requests on a GPU take effect in the default stream alone: all_reduce takes any, and waits for none"
+                "requests on a GPU take effect in the default stream only: use all_reduce, which takes any stream and does "
+                "not wait"
             )
         pointer = ctypes.c_void_p()
         check(
@@ -160,11 +167,11 @@ class Communicator:
         return Request(pointer.value, result, (handle, source.owner, target.owner))
 
     def reduce_scatter(self, vector, op="sum", out=None, stream=None):
-        """Reduces the vectors of all ranks, which have a part for each rank; rank r gets the r-th part of the
-        result in ``out``, or without one in that part of ``vector`` itself. Returns where the result is."""
-        handle, number = self._live(), operation(op)
-        whole, part = divided(vector, out, self._rank, self._size)
-        written(part)
+        """Reduces the vectors of all ranks, which consist of one part per rank. Rank r gets the r-th part of the result in
+        ``out``, or without ``out`` in the r-th part of ``vector``. Returns the vector with the result."""
+        handle, number = self._open_handle(), operation(op)
+        whole, part = whole_and_part(vector, out, self._rank, self._size)
+        writable(part)
         queue = stream_for(stream, whole, part)
         check(
             library.flexring_reduce_scatter(
@@ -174,12 +181,11 @@ class Communicator:
         return vector if out is None else out
 
     def all_gather(self, vector, out=None, stream=None):
-        """Gathers the vectors of all ranks in ``out``, one after the other in the order of the ranks. Without an
-        ``out`` the vector has a part for each rank, and each rank gives its own part. Returns where the result
-        is."""
-        handle = self._live()
-        whole, part = divided(*(vector, None) if out is None else (out, vector), self._rank, self._size)
-        written(whole)
+        """Concatenates the vectors of all ranks in ``out``, in the order of ranks. Without ``out`` the vector consists of
+        one part per rank, and each rank contributes its own part. Returns the vector with the result."""
+        handle = self._open_handle()
+        whole, part = whole_and_part(*(vector, None) if out is None else (out, vector), self._rank, self._size)
+        writable(whole)
         queue = stream_for(stream, whole, part)
         check(
             library.flexring_all_gather(
@@ -189,9 +195,9 @@ class Communicator:
         return vector if out is None else out
 
     def broadcast(self, vector, root=0, stream=None):
-        """Makes the vector of every rank what it is on rank ``root``, and returns it."""
-        handle, both = self._live(), written(vector_of(vector))
-        self._root(root)
+        """Copies the vector of rank ``root`` to the vectors of all other ranks. Returns the vector."""
+        handle, both = self._open_handle(), writable(vector_of(vector))
+        self._check_root(root)
         queue = stream_for(stream, both)
         check(
             library.flexring_broadcast(
@@ -201,11 +207,11 @@ class Communicator:
         return vector
 
     def reduce(self, vector, op="sum", root=0, stream=None):
-        """Reduces the vectors of all ranks into that of rank ``root``; the others stay as they are. Returns the
+        """Reduces the vectors of all ranks into the vector of rank ``root``. The other vectors do not change. Returns the
         vector."""
-        handle, number, both = self._live(), operation(op), vector_of(vector)
-        if self._root(root) == self._rank:
-            written(both)
+        handle, number, both = self._open_handle(), operation(op), vector_of(vector)
+        if self._check_root(root) == self._rank:
+            writable(both)
         queue = stream_for(stream, both)
         check(
             library.flexring_reduce(
@@ -215,8 +221,8 @@ class Communicator:
         return vector
 
     def alloc(self, shape, dtype="float32"):
-        """An array of zeros in memory that the other ranks of this node read directly, so that reducing it
-        copies nothing. A numpy array, or a ctypes array where there is no numpy; ``flexring.torch.alloc`` makes
+        """Allocates an array of zeros in memory that the other ranks of this node read directly, so that calls on it copy
+        nothing. Returns a numpy array, or a ctypes array if numpy is not installed. ``flexring.torch.alloc`` allocates
         tensors."""
         shape = (shape,) if hasattr(shape, "__index__") else tuple(shape)
         if any(extent < 0 for extent in shape):
@@ -230,24 +236,25 @@ class Communicator:
         try:
             kind = numpy.dtype(name)
         except TypeError:
-            raise TypeError(f"numpy has no {name}; flexring.torch.alloc makes tensors of it") from None
+            raise TypeError(f"numpy has no {name}: flexring.torch.alloc makes tensors of this type") from None
         return numpy.ndarray(shape, kind, block)
 
     def alloc_bytes(self, size):
-        """A ctypes array of ``size`` zero bytes in that memory, given back when nothing refers to it."""
-        handle = self._live()
+        """Allocates a ctypes array of ``size`` zero bytes in the memory of :meth:`alloc`. It is freed with its last
+        reference."""
+        handle = self._open_handle()
         address = ctypes.c_void_p()
         check(library.flexring_alloc(handle.pointer, size, ctypes.byref(address)))
         block = (ctypes.c_uint8 * size).from_address(address.value)
-        # Runs before the handle's own, at exit too: the later of two is called first.
-        weakref.finalize(block, _give_back, handle, address.value)
+        # Runs before the handle's finalizer, at exit, too: finalizers run in reverse order of registration.
+        weakref.finalize(block, _free, handle, address.value)
         return block
 
     @contextlib.contextmanager
     def registered(self, *vectors):
-        """A context in which these vectors are registered with the RDMA devices that this communicator uses, so that
-        calls on them, or on parts of them, copy and register nothing. Without RDMA devices nothing is done."""
-        handle = self._live()
+        """A context manager that registers the vectors with the RDMA devices that this communicator uses. Calls on them, or
+        on parts of them, then copy and register nothing. Has no effect without RDMA devices."""
+        handle = self._open_handle()
         with contextlib.ExitStack() as stack:
             for vector in map(vector_of, vectors):
                 size = vector.count * SIZES[vector.dtype]
@@ -257,21 +264,21 @@ class Communicator:
             yield
 
     def synchronize(self):
-        """Waits until all calls that were made so far are over, also those that take effect in streams. Raises what
-        ended the communicator, if anything has."""
-        check(library.flexring_comm_synchronize(self._live().pointer))
+        """Waits until all earlier calls are over, including those that take effect in streams. Raises the error that ended
+        the communicator, if it has failed."""
+        check(library.flexring_comm_synchronize(self._open_handle().pointer))
 
     def status(self):
-        """Raises what ended the communicator, if anything has, without waiting."""
-        check(library.flexring_comm_status(self._live().pointer))
+        """Raises the error that ended the communicator, if it has failed. Does not wait."""
+        check(library.flexring_comm_status(self._open_handle().pointer))
 
     def abort(self):
-        """Ends what all ranks do with this communicator, from any thread, at once."""
-        check(library.flexring_comm_abort(self._live().pointer))
+        """Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running calls raise
+        an error on every rank."""
+        check(library.flexring_comm_abort(self._open_handle().pointer))
 
     def close(self):
-        """Leaves the world. Arrays of :meth:`alloc` and requests under way keep what they need until they are
-        gone. Closing twice is allowed."""
+        """Leaves the world. Arrays of :meth:`alloc` and running requests stay valid. Closing twice is allowed."""
         self._handle = None
 
     def __enter__(self):
@@ -286,24 +293,25 @@ class Communicator:
         state = "" if self._handle is not None else ", closed"
         return f"<flexring.Communicator rank {self._rank} of {self._size}{state}>"
 
-    def _root(self, root):
+    def _check_root(self, root):
         if root not in range(self._size):
             raise ValueError(f"there is no rank {root} among {self._size}")
         return root
 
-    def _live(self):
+    def _open_handle(self):
         handle = self._handle
         if handle is None:
             raise FlexringError(FlexringError.INVALID_ARGUMENT, "this communicator is closed")
-        if not handle.here():
+        if not handle.is_usable():
             raise FlexringError(
-                FlexringError.INVALID_ARGUMENT, "this communicator belongs to the process that forked this one"
+                FlexringError.INVALID_ARGUMENT,
+                "this communicator belongs to the parent process: a communicator cannot be used after fork",
             )
         return handle
 
 
 class Request:
-    """An all-reduce under way. It keeps its vectors alive; letting go of it waits for the call to end."""
+    """An asynchronous all-reduce. It keeps its vectors alive; deleting it waits until the call is over."""
 
     def __init__(self, pointer, result, owners):
         self._pointer = pointer
@@ -313,10 +321,10 @@ class Request:
         self._lock = threading.Lock()
 
     def wait(self):
-        """Waits for the end and returns where the result is. Raises what the call failed with."""
+        """Waits until the call is over, and returns the vector with the result. Raises the error of the call."""
         with self._lock:
             if self._pointer is not None:
-                # The request is the library's again once this is called, however it ends.
+                # flexring_wait frees the request even if it fails, so it must be called only once.
                 pointer, self._pointer = self._pointer, None
                 try:
                     check(library.flexring_wait(pointer))
@@ -328,8 +336,8 @@ class Request:
             return self._result
 
     def done(self):
-        """Whether the call has ended, well or not."""
-        # Somebody else waits for it right now: then it has not ended.
+        """Whether the call is over, with success or not. Does not wait."""
+        # Another thread holds the lock while it waits for the call, so the call is not over yet.
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -342,6 +350,6 @@ class Request:
             self._lock.release()
 
     def __del__(self):
-        # A call under way writes to the vectors, so they cannot be freed before its end.
-        if self._pointer is not None and self._owners[0].here():
+        # A running call writes to the vectors, so they must not be freed before it is over.
+        if self._pointer is not None and self._owners[0].is_usable():
             library.flexring_wait(self._pointer)

@@ -1,4 +1,4 @@
-"""flexring for PyTorch: tensors in shared memory, and the gradients of DistributedDataParallel, on CPUs and GPUs.
+"""flexring for PyTorch: tensors in shared memory, and gradient averaging for DistributedDataParallel, on CPUs and GPUs.
 
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(model)
@@ -21,8 +21,8 @@ __all__ = ["alloc", "allreduce_hook", "from_process_group", "register"]
 
 
 def from_process_group(group=None):
-    """A communicator of the ranks of a process group (by default all), with the same numbers. The group's own
-    backend only carries the id by which the ranks meet."""
+    """Creates a communicator of the ranks of a process group (by default of all ranks), with the same rank numbers. The
+    group's own backend is used only to distribute the id of the communicator."""
     group = dist.group.WORLD if group is None else group
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     first = _global_rank(group, 0)
@@ -30,7 +30,7 @@ def from_process_group(group=None):
     if rank == 0:
         try:
             message = [unique_id()]
-        except Exception as error:  # the others wait for the id: they are told why there is none
+        except Exception as error:  # sent to the other ranks, which wait for the id
             message = [error]
     dist.broadcast_object_list(message, src=first, group=group)
     if isinstance(message[0], Exception):
@@ -47,7 +47,7 @@ def _global_rank(group, rank):
 
 
 def alloc(comm, shape, dtype=torch.float32):
-    """A tensor of zeros in memory that the other ranks of this node read directly."""
+    """Allocates a tensor of zeros in memory that the other ranks of this node read directly."""
     shape = torch.Size((shape,) if isinstance(shape, int) else shape)
     dtype_name(dtype)
     size = torch.empty(0, dtype=dtype).element_size()
@@ -57,8 +57,7 @@ def alloc(comm, shape, dtype=torch.float32):
 
 
 class _Waiter:
-    """A thread that completes futures in the order in which their calls were made, which is the order in which
-    they end."""
+    """A thread that completes futures in the order in which their calls were made. Calls also end in this order."""
 
     def __init__(self):
         self._queue = queue.SimpleQueue()
@@ -83,7 +82,7 @@ def _wait_for_each(requests):
             future.set_exception(error)
         else:
             future.set_result(result)
-        # The next item may be long in coming; what this one refers to is free now.
+        # Drop the references now, because it may take long until the next item arrives.
         del item, request, future
 
 
@@ -100,18 +99,18 @@ def _waiter_of(comm):
 
 
 def allreduce_hook(comm, bucket):
-    """Averages the gradients of a bucket over all ranks while the backward pass goes on: a communication hook for
-    ``DistributedDataParallel.register_comm_hook``, whose state is the communicator. What goes wrong is raised by the
-    backward pass; on a GPU by a later one, since this one does not wait for the end."""
+    """Averages the gradients of a bucket over all ranks during the backward pass. A communication hook for
+    ``DistributedDataParallel.register_comm_hook`` whose state is the communicator. The backward pass raises a failure; on
+    a GPU a later backward pass does, because the current one does not wait for the call."""
     gradients = bucket.buffer()
     if gradients.is_cuda:
         return _average_on_gpu(comm, gradients)
     request = comm.all_reduce_async(gradients, op="avg")
-    # DDP looks at the value of a future and not at its exception; of one that follows it sees both.
+    # DDP reads the value of a future, but not its exception. A future made by then() raises the exception when it is read.
     return _waiter_of(comm).future_of(request).then(lambda future: future.value())
 
 
-# By communicator and device: the stream in which buckets are averaged.
+# The stream in which buckets are averaged, by communicator and device.
 _side_streams = weakref.WeakKeyDictionary()
 
 
@@ -124,22 +123,22 @@ def _side_stream(comm, device):
 
 
 def _average_on_gpu(comm, gradients):
-    """The same in a stream beside the backward pass's, which would wait for the other ranks otherwise."""
+    """Averages in a side stream, so that the stream of the backward pass does not wait for the other ranks."""
     device = gradients.device
     side = _side_stream(comm, device)
     side.wait_stream(torch.cuda.current_stream(device))
     comm.all_reduce(gradients, op="avg", stream=side)
     future = torch.futures.Future(devices=[device])
-    # A future on a GPU remembers what is in the current stream when it is completed. Whoever asks for its value has
-    # their own stream wait for that, not themselves.
+    # A future on a GPU records an event in the stream that is current when it is completed. Reading its value makes the
+    # reader's stream wait for that event; the reader itself does not wait.
     with torch.cuda.stream(side):
         future.set_result(gradients)
     return future
 
 
 def register(model, comm=None):
-    """Lets flexring average the gradients of a DistributedDataParallel model, and returns the communicator: the
-    one given, or a new one of the ranks of the model's process group."""
+    """Uses flexring to average the gradients of a DistributedDataParallel model. Returns the communicator: ``comm``, or a
+    new one of the ranks of the model's process group."""
     if comm is None:
         comm = from_process_group(model.process_group)
     size = dist.get_world_size(model.process_group)

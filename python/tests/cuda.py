@@ -1,6 +1,6 @@
-"""CUDA's driver, by ctypes, and arrays on a GPU that are no more than the CUDA array interface.
+"""CUDA's driver over ctypes, and arrays on a GPU that have only the CUDA array interface.
 
-The driver is the machine's, or the simulated one where LD_LIBRARY_PATH leads to it.
+The driver is the machine's, or the simulated one if LD_LIBRARY_PATH names its folder.
 """
 
 import ctypes
@@ -9,12 +9,12 @@ import traceback
 import unittest
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-# For the tests' settings, and the library.
+# Sets the tests' settings before flexring loads the library.
 from . import world  # noqa: F401
 
 import flexring
 
-# The ctypes that elements are written and read as; others are given in bits.
+# The ctypes types for reading and writing elements. Types without a ctypes type are read and written as bits.
 TYPES = {
     "<f4": ctypes.c_float,
     "<f8": ctypes.c_double,
@@ -30,7 +30,7 @@ TYPES = {
 
 
 def why_not():
-    """Why nothing can be tested on a GPU here, or None."""
+    """Why GPUs cannot be tested on this machine; None if they can."""
     try:
         cuda = Cuda(context=False)
     except OSError:
@@ -54,9 +54,9 @@ class Cuda:
     def call(self, name, *arguments):
         code = getattr(self._library, name)(*arguments)
         if code:
-            words = c_char_p(b"an unknown error")
-            self._library.cuGetErrorString(c_int(code), byref(words))
-            raise RuntimeError(f"{name} failed: {words.value.decode()} ({code})")
+            message = c_char_p(b"an unknown error")
+            self._library.cuGetErrorString(c_int(code), byref(message))
+            raise RuntimeError(f"{name} failed: {message.value.decode()} ({code})")
 
     def count(self):
         count = c_int()
@@ -64,7 +64,7 @@ class Cuda:
         return count.value
 
     def stream(self):
-        """The handle of a new stream that waits for no other by itself."""
+        """Creates a stream that does not synchronize with the default stream. Returns its handle."""
         made = c_void_p()
         self.call("cuStreamCreate", byref(made), c_uint(1))
         return made.value
@@ -77,7 +77,7 @@ class Cuda:
 
 
 class Array:
-    """Elements on a GPU, written in a stream and freed when the GPU is done with everything."""
+    """Elements on a GPU, which are written in a stream. ``free`` waits for all work on the GPU."""
 
     def __init__(self, cuda, elements, typestr, stream, other):
         self._cuda = cuda
@@ -85,7 +85,7 @@ class Array:
         self._bytes = ctypes.sizeof(self._block)
         self.address = c_uint64()
         cuda.call("cuMemAlloc_v2", byref(self.address), c_size_t(max(self._bytes, 1)))
-        # Asynchronous, so that whoever does not wait for the stream reads something else.
+        # Asynchronous, so that a reader that does not wait for the stream reads other values.
         cuda.call(
             "cuMemcpyHtoDAsync_v2", self.address, self._block, c_size_t(self._bytes), c_void_p(stream)
         )  # fmt: skip
@@ -100,7 +100,7 @@ class Array:
         }
 
     def elements(self, stream=0):
-        """The elements as they are when what is in the stream is done."""
+        """The elements after all work that is in the stream."""
         read = type(self._block)()
         self._cuda.call(
             "cuMemcpyDtoHAsync_v2", read, self.address, c_size_t(self._bytes), c_void_p(stream)
@@ -123,8 +123,8 @@ def _rank(made, number, size, body, results):
 
 class GpuTest(unittest.TestCase):
     def processes(self, size, body):
-        """Runs ``body(comm, cuda)``, a function of a module, as every rank, each a process of its own, and returns what
-        they return."""
+        """Runs ``body(comm, cuda)`` on every rank, each in its own process. ``body`` is a function of a module. Returns the
+        results, by rank."""
         spawn = multiprocessing.get_context("spawn")
         made, results = flexring.unique_id(), spawn.Queue()
         ranks = [spawn.Process(target=_rank, args=(made, number, size, body, results)) for number in range(size)]

@@ -24,7 +24,7 @@ def numbers(*elements):
 
 
 class OtherCollectives(WorldTest):
-    def test_each_rank_gets_its_part_of_the_reduction(self):
+    def test_reduce_scatter_returns_each_ranks_part(self):
         def body(comm):
             vector, out = numbers(*[10**comm.rank * (at + 1) for at in range(6)]), numbers(0, 0)
             given = list(vector)
@@ -37,7 +37,7 @@ class OtherCollectives(WorldTest):
 
         self.assertEqual(self.world(3, body), [[111, 222], [333, 444], [555, 666]])
 
-    def test_every_rank_gets_what_all_ranks_give(self):
+    def test_all_gather_concatenates_all_vectors(self):
         def body(comm):
             vector, out = bytes([comm.rank, 10 + comm.rank]), bytearray(6)
             self.assertIs(comm.all_gather(vector, out), out)
@@ -49,7 +49,7 @@ class OtherCollectives(WorldTest):
 
         self.assertEqual(self.world(3, body), [[0, 10, 1, 11, 2, 12]] * 3)
 
-    def test_every_rank_gets_what_the_root_has(self):
+    def test_broadcast_copies_the_roots_vector(self):
         def body(comm):
             vectors = [numbers(comm.rank, 7 * comm.rank) for _ in range(3)]
             for root, vector in enumerate(vectors):
@@ -58,11 +58,11 @@ class OtherCollectives(WorldTest):
 
         self.assertEqual(self.world(3, body), [[[0, 0], [1, 7], [2, 14]]] * 3)
 
-    def test_the_root_gets_the_reduction_and_the_others_keep_what_they_have(self):
+    def test_reduce_changes_the_roots_vector_only(self):
         def body(comm):
             vector = numbers(10**comm.rank, 2)
             self.assertIs(comm.reduce(vector, op="sum", root=1), vector)
-            # Whoever gets nothing needs not be written to.
+            # The vectors of other ranks than the root may be read-only.
             last = bytes([1, 2]) if comm.rank else bytearray([3, 4])
             comm.reduce(last, op="prod")
             return list(vector), list(last)
@@ -70,7 +70,7 @@ class OtherCollectives(WorldTest):
         others = [1, 2]
         self.assertEqual(self.world(3, body), [([1, 2], [3, 16]), ([111, 6], others), ([100, 2], others)])
 
-    def test_each_rank_has_a_factor_of_its_own(self):
+    def test_factors_may_differ_between_ranks(self):
         def body(comm):
             vector = array.array("d", [2, 4])
             comm.reduce_scatter(vector, op=flexring.premul_sum(0.5 + comm.rank))
@@ -78,7 +78,7 @@ class OtherCollectives(WorldTest):
 
         self.assertEqual(self.world(2, body), [4, 8])
 
-    def test_nothing_is_a_vector_too(self):
+    def test_empty_vectors_are_accepted(self):
         def body(comm):
             nothing = numbers()
             comm.reduce_scatter(nothing)
@@ -88,9 +88,9 @@ class OtherCollectives(WorldTest):
 
         self.world(2, body)
 
-    def test_what_cannot_be_done_is_refused_in_words(self):
+    def test_bad_arguments_are_refused_with_a_message(self):
         def body(comm):
-            for error, words, call in [
+            for error, message, call in [
                 (ValueError, "5 x int32 are not 2 parts of 2 x int32", lambda: comm.reduce_scatter(numbers(*range(5)))),
                 (ValueError, "2 parts of 1 x int32", lambda: comm.reduce_scatter(numbers(1, 2, 3, 4), out=numbers(1))),
                 (ValueError, "3 x int32 are not 2 parts", lambda: comm.all_gather(numbers(1), numbers(0, 0, 0))),
@@ -104,7 +104,7 @@ class OtherCollectives(WorldTest):
                 (ValueError, "no such operation", lambda: comm.reduce(numbers(1), op="median")),
                 (TypeError, "has no buffer", lambda: comm.broadcast([1, 2])),
             ]:
-                with self.assertRaisesRegex(error, words):
+                with self.assertRaisesRegex(error, message):
                     call()
             comm.close()
             with self.assertRaisesRegex(FlexringError, "closed"):
@@ -112,7 +112,7 @@ class OtherCollectives(WorldTest):
 
         self.world(2, body)
 
-    def test_different_roots_are_told_to_everybody(self):
+    def test_different_roots_are_reported_on_every_rank(self):
         def body(comm):
             try:
                 comm.broadcast(numbers(*range(5000)), root=comm.rank)
@@ -124,7 +124,7 @@ class OtherCollectives(WorldTest):
             self.assertIn("from rank 1", str(error))
 
     @unittest.skipIf(numpy is None, "no numpy")
-    def test_arrays_of_shared_memory(self):
+    def test_arrays_in_shared_memory(self):
         def body(comm):
             vector, out = comm.alloc((2, 3000)), comm.alloc(3000)
             vector[:] = comm.rank + 1

@@ -22,7 +22,7 @@ def floats(*elements):
 
 
 class Communicators(WorldTest):
-    def test_ranks_know_who_they_are(self):
+    def test_rank_and_size(self):
         self.assertEqual(self.world(3, lambda comm: (comm.rank, comm.size)), [(0, 3), (1, 3), (2, 3)])
 
     def test_a_buffer_is_reduced_in_place(self):
@@ -33,7 +33,7 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(3, body), [[3, 3, 30]] * 3)
 
-    def test_the_result_goes_elsewhere_and_the_input_stays(self):
+    def test_out_of_place_leaves_the_input_unchanged(self):
         def body(comm):
             vector, out = floats(comm.rank + 1, 2), floats(0, 0)
             self.assertIs(comm.all_reduce(vector, op="prod", out=out), out)
@@ -42,7 +42,7 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(3, body), [[6, 8]] * 3)
 
-    def test_every_operation_and_type_of_the_buffer_protocol(self):
+    def test_all_operations_and_types_of_the_buffer_protocol(self):
         expected = {"sum": 6, "prod": 6, "max": 3, "min": 1, "avg": 2}
 
         def body(comm):
@@ -58,7 +58,7 @@ class Communicators(WorldTest):
 
         self.world(3, body)
 
-    def test_each_rank_has_a_factor_of_its_own(self):
+    def test_factors_may_differ_between_ranks(self):
         def body(comm):
             vector = floats(2, 4)
             comm.all_reduce(vector, op=flexring.premul_sum(0.5 * (comm.rank + 1)))
@@ -66,7 +66,7 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(2, body), [[3, 6]] * 2)
 
-    def test_a_read_only_buffer_is_an_input_and_no_output(self):
+    def test_a_read_only_buffer_can_only_be_an_input(self):
         def body(comm):
             out = bytearray(3)
             comm.all_reduce(bytes([1, 2, 3]), out=out)
@@ -76,13 +76,13 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(2, body), [[2, 4, 6]] * 2)
 
-    def test_nothing_can_be_reduced(self):
+    def test_an_empty_vector_can_be_reduced(self):
         self.world(2, lambda comm: comm.all_reduce(array.array("f")))
 
-    def test_what_cannot_be_reduced_is_refused_in_words(self):
+    def test_bad_arguments_are_refused_with_a_message(self):
         def body(comm):
             view = memoryview(bytearray(8))
-            for error, words, vector, options in [
+            for error, message, vector, options in [
                 (TypeError, "has no buffer", [1.0, 2.0], {}),
                 (TypeError, "format", array.array("u", "abc"), {}),
                 (ValueError, "not contiguous", view[::2], {}),
@@ -91,7 +91,7 @@ class Communicators(WorldTest):
                 (ValueError, "2 x float32 cannot be reduced into 1 x", floats(1, 2), {"out": floats(0)}),
                 (ValueError, "into 2 x int32", floats(1, 2), {"out": array.array("i", [0, 0])}),
             ]:
-                with self.assertRaisesRegex(error, words):
+                with self.assertRaisesRegex(error, message):
                     comm.all_reduce(vector, **options)
             with self.assertRaises(FlexringError) as caught:
                 comm.all_reduce(array.array("i", [1]), op=flexring.premul_sum(0.5))
@@ -108,7 +108,7 @@ class Communicators(WorldTest):
             flexring.Communicator.from_unique_id(bytes(128), 0, 1)
         self.assertEqual(caught.exception.code, FlexringError.INVALID_ARGUMENT)
 
-    def test_ranks_that_disagree_are_told(self):
+    def test_a_disagreement_is_reported_on_every_rank(self):
         def body(comm):
             with self.assertRaises(FlexringError) as caught:
                 comm.all_reduce(array.array("f", bytes(4 * (100 + comm.rank))))
@@ -118,7 +118,7 @@ class Communicators(WorldTest):
             self.assertEqual(error.code, FlexringError.DISAGREEMENT)
             self.assertIn("101 x float", str(error))
 
-    def test_a_closed_communicator_says_so(self):
+    def test_a_closed_communicator_refuses_calls(self):
         def body(comm):
             with comm:
                 comm.all_reduce(floats(1))
@@ -129,7 +129,7 @@ class Communicators(WorldTest):
 
         self.world(2, body)
 
-    def test_a_block_that_fails_lets_nobody_wait(self):
+    def test_an_exception_in_a_with_block_aborts_the_other_ranks(self):
         def body(comm):
             try:
                 with comm:
@@ -145,7 +145,7 @@ class Communicators(WorldTest):
 
 
 class Requests(WorldTest):
-    def test_calls_run_while_the_caller_goes_on(self):
+    def test_several_requests_can_run_at_once(self):
         def body(comm):
             vectors = [floats(*[index + comm.rank] * 3000) for index in range(5)]
             requests = [comm.all_reduce_async(vector) for vector in vectors]
@@ -157,7 +157,7 @@ class Requests(WorldTest):
 
         self.assertEqual(self.world(2, body), [[1, 3, 5, 7, 9]] * 2)
 
-    def test_a_request_keeps_its_vectors(self):
+    def test_a_request_keeps_its_vectors_alive(self):
         def body(comm):
             out = floats(*[0] * 50_000)
             request = comm.all_reduce_async(floats(*[1] * 50_000), out=out)
@@ -170,7 +170,7 @@ class Requests(WorldTest):
 
         self.assertEqual(self.world(2, body), [{2.0}] * 2)
 
-    def test_letting_go_of_a_request_waits_for_it(self):
+    def test_deleting_a_request_waits_for_it(self):
         def body(comm):
             vector = floats(*[1] * 50_000)
             comm.all_reduce_async(vector)
@@ -195,7 +195,7 @@ class Requests(WorldTest):
         self.assertEqual(self.world(2, body), [FlexringError.ABORTED, None])
         self.assertLess(time.monotonic() - begun, 15)
 
-    def test_a_request_is_not_done_while_somebody_waits(self):
+    def test_a_request_is_not_done_while_a_thread_waits_for_it(self):
         def body(comm):
             if comm.rank == 1:
                 time.sleep(0.3)
@@ -213,7 +213,7 @@ class Requests(WorldTest):
 
 
 class Processes(unittest.TestCase):
-    """What needs an interpreter of its own."""
+    """Tests that need their own interpreter."""
 
     def run_python(self, program, **variables):
         environment = {name: text for name, text in os.environ.items() if not name.startswith("FLEXRING_")}
@@ -227,18 +227,18 @@ class Processes(unittest.TestCase):
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
         )
 
-    def test_a_library_that_is_not_there_is_named(self):
+    def test_the_error_for_a_missing_library_names_it(self):
         ended = self.run_python("import flexring", FLEXRING_LIBRARY="/nowhere/libflexring.so")
         self.assertNotEqual(ended.returncode, 0)
         self.assertIn("/nowhere/libflexring.so", ended.stderr)
         self.assertIn("ImportError", ended.stderr)
 
-    def test_settings_that_cannot_be_used_are_quoted(self):
+    def test_errors_quote_bad_settings(self):
         program = "import flexring; flexring.Communicator.from_env()"
         ended = self.run_python(program, FLEXRING_RANK="first")
         self.assertIn('FLEXRING_RANK="first"', ended.stderr)
 
-    def test_a_program_that_closes_nothing_ends_well(self):
+    def test_a_program_may_exit_without_closing(self):
         program = """
 import array, flexring
 comm = flexring.Communicator.from_env()
@@ -248,7 +248,7 @@ request = comm.all_reduce_async(array.array("f", [1, 2]))
         ended = self.run_python(program, FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
-    def test_a_forked_child_leaves_its_parents_world_alone(self):
+    def test_a_forked_child_does_not_affect_its_parent(self):
         program = """
 import array, gc, os, flexring
 comm = flexring.Communicator.from_env()
@@ -258,7 +258,7 @@ if child == 0:
     try:
         comm.all_reduce(array.array("f", [1]))
     except flexring.FlexringError as error:
-        assert "forked" in str(error), error
+        assert "after fork" in str(error), error
     else:
         os._exit(3)
     del comm, kept
@@ -272,7 +272,7 @@ comm.all_reduce(array.array("f", [1]))
 
 
 class Memory(WorldTest):
-    def test_memory_outlives_the_communicator_that_made_it(self):
+    def test_memory_stays_valid_after_close(self):
         def body(comm):
             block = comm.alloc_bytes(4096)
             comm.close()
@@ -290,7 +290,7 @@ class Memory(WorldTest):
 
         self.assertEqual(self.world(1, body), [FlexringError.SYSTEM_ERROR])
 
-    def test_without_numpy_arrays_are_those_of_ctypes(self):
+    def test_without_numpy_alloc_returns_ctypes_arrays(self):
         def body(comm):
             hidden = sys.modules.get("numpy")
             sys.modules["numpy"] = None

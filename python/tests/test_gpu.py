@@ -1,4 +1,4 @@
-"""Arrays on a GPU that have the CUDA array interface, and the streams that calls take effect in."""
+"""Arrays with the CUDA array interface, and the streams in which calls take effect."""
 
 import array
 import unittest
@@ -17,12 +17,12 @@ COUNT = 20000
 
 
 def _bits(value, kind):
-    """A small whole number as the bits of a bfloat16 or a float16."""
+    """The bits of 1 or 3 as a bfloat16 or a float16."""
     return {1: {"bfloat16": 0x3F80, "float16": 0x3C00}, 3: {"bfloat16": 0x4040, "float16": 0x4200}}[value][kind]
 
 
 def reduces_in_streams(comm, cuda):
-    """Every collective, in a stream and in the default one, with nobody waiting in between."""
+    """Every collective, in a stream and in the default stream, without waiting in between."""
     for stream in (cuda.stream(), 0):
         own = cuda.array([comm.rank + 1.0] * COUNT, stream=stream)
         out = cuda.array([0.0] * COUNT, stream=stream)
@@ -52,7 +52,7 @@ def reduces_every_type(comm, cuda):
         assert vector.elements() == [3] * 100, typestr
     for typestr, name in [("<f2", "float16"), ("<V2", "bfloat16")]:
         vector = cuda.array([_bits(1, name)] * 100, typestr)
-        # The interface has no name for bfloat16; arrays of ml_dtypes have a type that does.
+        # The interface has no name for bfloat16. Arrays of ml_dtypes have a dtype with a name.
         vector.dtype = name
         comm.all_reduce(vector, op=flexring.premul_sum(1.5))
         assert vector.elements() == [_bits(3, name)] * 100, name
@@ -69,22 +69,22 @@ def requests_end(comm, cuda):
     assert vector.elements() == [6.0] * COUNT
 
 
-def hears_of_failures_later(comm, cuda):
+def failures_of_later_calls(comm, cuda):
     stream = cuda.stream()
     vector = cuda.array([1.0] * COUNT, stream=stream)
     calls = [lambda: comm.all_reduce(vector), comm.synchronize, comm.status, lambda: comm.all_reduce(vector)]
     if comm.rank == 0:
-        # Rank 1 hears of it in whichever of its calls comes then, and in all that follow.
+        # On rank 1 the next call after the abort raises it, and so do all that follow.
         comm.abort()
-    heard = []
+    raised = []
     for call in calls:
         try:
             call()
         except flexring.FlexringError as error:
-            heard.append((error.code, str(error)))
-    # The stream goes on all the same.
+            raised.append((error.code, str(error)))
+    # The stream continues in any case.
     cuda.synchronize(stream)
-    return heard
+    return raised
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)
@@ -98,17 +98,17 @@ class Streams(GpuTest):
     def test_requests_and_registered_arrays(self):
         self.processes(2, requests_end)
 
-    def test_a_failure_is_raised_by_what_comes_later(self):
-        for heard in self.processes(2, hears_of_failures_later):
-            self.assertGreaterEqual(len(heard), 3, heard)
-            for code, words in heard:
-                self.assertEqual(code, flexring.FlexringError.ABORTED, words)
-                self.assertIn("aborted", words)
+    def test_a_failure_is_raised_by_later_calls(self):
+        for raised in self.processes(2, failures_of_later_calls):
+            self.assertGreaterEqual(len(raised), 3, raised)
+            for code, message in raised:
+                self.assertEqual(code, flexring.FlexringError.ABORTED, message)
+                self.assertIn("aborted", message)
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Refusals(WorldTest):
-    def test_what_cannot_be_reduced_is_refused_in_words(self):
+    def test_bad_vectors_and_streams_are_refused_with_a_message(self):
         cuda = Cuda()
 
         def body(comm):
@@ -117,8 +117,8 @@ class Refusals(WorldTest):
             stream, second = cuda.stream(), cuda.stream()
             freed = cuda.array([1.0] * 4)
             freed.free()
-            for error, words, call in [
-                (ValueError, "host's memory", lambda: comm.all_reduce(host, stream=stream)),
+            for error, message, call in [
+                (ValueError, "memory of the host", lambda: comm.all_reduce(host, stream=stream)),
                 (flexring.FlexringError, "both must be in the same place", lambda: comm.all_reduce(vector, out=host)),
                 (flexring.FlexringError, "both must be in the same place", lambda: comm.all_reduce(host, out=vector)),
                 (flexring.FlexringError, "was it freed", lambda: comm.all_reduce(freed)),
@@ -139,11 +139,11 @@ class Refusals(WorldTest):
                 ),
                 (
                     ValueError,
-                    "in the default stream alone",
+                    "in the default stream only",
                     lambda: comm.all_reduce_async(_with(vector, stream=stream)),
                 ),
             ]:
-                with self.assertRaisesRegex(error, words, msg=words):
+                with self.assertRaisesRegex(error, message, msg=message):
                     call()
             # None of these has ended the communicator.
             comm.all_reduce(vector)
@@ -154,7 +154,7 @@ class Refusals(WorldTest):
 
 
 class Fake:
-    """An array that is nothing but its interface."""
+    """An array that has only the interface."""
 
     def __init__(self, **interface):
         known = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
@@ -166,9 +166,9 @@ def _with(vector, **interface):
 
 
 class Interface(unittest.TestCase):
-    """What needs no GPU: reading the interface, and streams."""
+    """Tests that need no GPU: reading the interface, and stream handles."""
 
-    def test_the_interface_tells_everything(self):
+    def test_vectors_are_read_from_the_interface(self):
         vector = vector_of(Fake(shape=(3, 1, 5), strides=(20, 999, 4)))
         self.assertEqual((vector.address, vector.count, vector.dtype), (4096, 15, "float32"))
         self.assertEqual(vector.gpu.stream(), 0)
@@ -177,8 +177,8 @@ class Interface(unittest.TestCase):
         self.assertEqual(vector_of(Fake(shape=(0, 3), data=(0, False), strides=(1, 1))).count, 0)
         self.assertEqual(vector_of(Fake(shape=())).count, 1)
 
-    def test_arrays_that_cannot_be_reduced_are_refused_in_words(self):
-        for error, words, interface in [
+    def test_bad_arrays_are_refused_with_a_message(self):
+        for error, message, interface in [
             (ValueError, "not contiguous", {"shape": (4, 4), "strides": (4, 16)}),
             (ValueError, "not contiguous", {"strides": (8,)}),
             (TypeError, "byte order", {"typestr": ">f4"}),
@@ -187,14 +187,14 @@ class Interface(unittest.TestCase):
             (TypeError, "float128", {"typestr": "<f16"}),
             (TypeError, "mask", {"mask": Fake()}),
         ]:
-            with self.assertRaisesRegex(error, words):
+            with self.assertRaisesRegex(error, message):
                 vector_of(Fake(**interface))
 
-    def test_the_result_is_not_written_to_what_is_read_only(self):
+    def test_a_read_only_array_is_refused_as_a_result(self):
         with self.assertRaisesRegex(ValueError, "read-only"):
-            flexring._vector.pair(Fake(data=(4096, True)), None)
+            flexring._vector.source_and_target(Fake(data=(4096, True)), None)
 
-    def test_streams_are_taken_in_every_form(self):
+    def test_streams_are_accepted_in_every_form(self):
         torch, cupy, protocol = mock.Mock(spec=["cuda_stream"]), mock.Mock(spec=["ptr"]), mock.MagicMock()
         torch.cuda_stream, cupy.ptr = 5, 1
         protocol.__cuda_stream__ = lambda: (0, 7)

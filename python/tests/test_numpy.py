@@ -25,12 +25,12 @@ class Arrays(WorldTest):
 
         self.world(2, body)
 
-    def test_arrays_that_cannot_be_reduced_are_refused_in_words(self):
+    def test_bad_arrays_are_refused_with_a_message(self):
         def body(comm):
             matrix = numpy.zeros((4, 4), "float32")
             frozen = numpy.zeros(4, "float32")
             frozen.flags.writeable = False
-            for error, words, vector in [
+            for error, message, vector in [
                 (ValueError, "not contiguous", matrix.T[1:]),
                 (ValueError, "not contiguous", matrix[:, 0]),
                 (ValueError, "read-only", frozen),
@@ -38,12 +38,12 @@ class Arrays(WorldTest):
                 (TypeError, "bool", numpy.zeros(4, bool)),
                 (TypeError, "byte order", numpy.zeros(4, ">f4")),
             ]:
-                with self.assertRaisesRegex(error, words):
+                with self.assertRaisesRegex(error, message):
                     comm.all_reduce(vector)
 
         self.world(1, body)
 
-    def test_registered_arrays_are_reduced_like_any_other(self):
+    def test_registered_arrays_are_reduced(self):
         def body(comm):
             vector = numpy.full(5000, comm.rank + 1.0, numpy.float32)
             with comm.registered(vector, vector, numpy.zeros(0)):
@@ -53,7 +53,7 @@ class Arrays(WorldTest):
 
         self.assertEqual(self.world(2, body), [6.0, 6.0])
 
-    def test_shared_memory_is_an_array_of_zeros(self):
+    def test_alloc_returns_an_array_of_zeros(self):
         def body(comm):
             vector = comm.alloc((100, 30), dtype=numpy.float64)
             self.assertEqual((vector.shape, vector.dtype.name, vector.any()), ((100, 30), "float64", False))
@@ -69,7 +69,7 @@ class Arrays(WorldTest):
 
         self.assertEqual(self.world(2, body), [1.5, 1.5])
 
-    def test_shared_memory_is_given_back_when_its_last_view_goes(self):
+    def test_shared_memory_is_freed_with_its_last_view(self):
         def body(comm):
             vector = comm.alloc(1 << 20, "uint8")
             address = vector.ctypes.data
@@ -84,7 +84,7 @@ class Arrays(WorldTest):
 
         self.world(1, body)
 
-    def test_the_communicator_goes_with_its_last_array(self):
+    def test_the_communicator_is_freed_with_its_last_array(self):
         def body(comm):
             vector = comm.alloc(10)
             handle = weakref.ref(comm._handle)

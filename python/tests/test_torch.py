@@ -1,4 +1,4 @@
-"""Tensors, and the gradients of DistributedDataParallel."""
+"""Tensors, and gradient averaging for DistributedDataParallel."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ except ImportError:
 class Tensors(WorldTest):
     def test_tensors_of_every_type_are_reduced(self):
         types = "int8 uint8 int32 int64 float16 float32 float64 bfloat16".split()
-        # The torch of Debian 12 is older than these.
+        # The torch of Debian 12 does not have these types.
         types += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
 
         def body(comm):
@@ -34,16 +34,16 @@ class Tensors(WorldTest):
 
         self.world(2, body)
 
-    def test_tensors_that_cannot_be_reduced_are_refused_in_words(self):
+    def test_bad_tensors_are_refused_with_a_message(self):
         def body(comm):
-            for error, words, tensor in [
+            for error, message, tensor in [
                 (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
                 (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64)),
                 (TypeError, "bool", torch.zeros(4, dtype=torch.bool)),
                 (TypeError, "dense", torch.zeros(4, 4).to_sparse()),
-                (flexring.FlexringError, "on meta, and flexring reduces those on cpu and cuda", torch.zeros(4, device="meta")),
+                (flexring.FlexringError, "on meta, but flexring reduces tensors on", torch.zeros(4, device="meta")),
             ]:
-                with self.assertRaisesRegex(error, words):
+                with self.assertRaisesRegex(error, message):
                     comm.all_reduce(tensor)
 
         self.world(1, body)
@@ -60,7 +60,7 @@ class Tensors(WorldTest):
         self.assertEqual(self.world(2, body), [1.5, 1.5])
 
 
-NO_CUDA = "no torch" if torch is None else "" if torch.cuda.is_available() else "no GPU that torch could use"
+NO_CUDA = "no torch" if torch is None else "" if torch.cuda.is_available() else "no GPU that torch can use"
 
 
 def tensors_in_streams(comm, _cuda):
@@ -78,7 +78,7 @@ def tensors_in_streams(comm, _cuda):
         result = torch.empty_like(tensor)
         other.wait_stream(torch.cuda.current_stream())
         comm.all_reduce(tensor, op="avg", out=result, stream=other)
-        # Its memory must not be the next tensor's as long as the other stream has not passed.
+        # The next tensor must not get its memory before the other stream has passed the call.
         del tensor
         torch.full((1 << 20,), 99.0, device="cuda")
         torch.cuda.current_stream().wait_stream(other)
@@ -108,13 +108,13 @@ class TensorsOnGpu(GpuTest, WorldTest):
     def test_the_hook_averages_buckets(self):
         self.processes(2, gradients_on_gpu)
 
-    def test_tensors_that_cannot_be_reduced_are_refused_in_words(self):
+    def test_bad_tensors_are_refused_with_a_message(self):
         def body(comm):
-            for error, words, tensor in [
+            for error, message, tensor in [
                 (ValueError, "not contiguous", torch.zeros(4, 4, device="cuda")[:, 0]),
                 (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64, device="cuda")),
             ]:
-                with self.assertRaisesRegex(error, words):
+                with self.assertRaisesRegex(error, message):
                     comm.all_reduce(tensor)
             with self.assertRaisesRegex(flexring.FlexringError, "both must be in the same place"):
                 comm.all_reduce(torch.zeros(4, device="cuda"), out=torch.zeros(4))
@@ -124,7 +124,7 @@ class TensorsOnGpu(GpuTest, WorldTest):
 
 @unittest.skipIf(torch is None, "no torch")
 class StreamsOfTorch(unittest.TestCase):
-    """What torch is told of streams, by a tensor and a module that only listen."""
+    """The calls that flexring makes to torch about streams, recorded by mocks of a tensor and of the module."""
 
     def tensor(self, current):
         cuda = mock.Mock()
@@ -138,31 +138,31 @@ class StreamsOfTorch(unittest.TestCase):
         vector = flexring._vector.Vector(4096, 4, "float32", tensor, gpu=gpu)
         return flexring._gpu.stream_for(stream, vector), tensor
 
-    def test_the_current_stream_is_the_usual_one_and_needs_no_word(self):
+    def test_the_current_stream_is_the_default_and_is_not_recorded(self):
         for given in (None, 7):
             handle, tensor = self.stream_for(given, 7)
             self.assertEqual(handle, 7)
             tensor.record_stream.assert_not_called()
 
-    def test_another_stream_is_told_to_the_allocator(self):
+    def test_another_stream_is_recorded(self):
         handle, tensor = self.stream_for(9, 7)
         self.assertEqual(handle, 9)
         tensor.record_stream.assert_called_once_with((9, tensor.device))
-        # The default stream has no handle that torch would take.
+        # torch does not accept the handle of the default stream, so it gets the stream object.
         self.assertEqual(self.stream_for(0, 7)[1].record_stream.call_count, 1)
 
-    def test_buckets_are_averaged_beside_the_backward_pass(self):
-        heard = mock.MagicMock()
-        comm = mock.Mock(all_reduce=heard.all_reduce)
+    def test_buckets_are_averaged_in_a_side_stream(self):
+        calls = mock.MagicMock()
+        comm = mock.Mock(all_reduce=calls.all_reduce)
         bucket = mock.Mock()
         gradients = bucket.buffer.return_value
         gradients.is_cuda = True
-        with mock.patch("flexring.torch.torch", heard.torch):
+        with mock.patch("flexring.torch.torch", calls.torch):
             future = flexring.torch.allreduce_hook(comm, bucket)
-        side = heard.torch.cuda.Stream.return_value
-        self.assertIs(future, heard.torch.futures.Future.return_value)
-        heard.torch.futures.Future.assert_called_once_with(devices=[gradients.device])
-        names = [name for name, *_ in heard.mock_calls]
+        side = calls.torch.cuda.Stream.return_value
+        self.assertIs(future, calls.torch.futures.Future.return_value)
+        calls.torch.futures.Future.assert_called_once_with(devices=[gradients.device])
+        names = [name for name, *_ in calls.mock_calls]
         order = [
             "torch.cuda.Stream().wait_stream",
             "all_reduce",
@@ -171,17 +171,16 @@ class StreamsOfTorch(unittest.TestCase):
             "torch.cuda.stream().__exit__",
         ]
         self.assertEqual([name for name in names if name in order], order)
-        heard.all_reduce.assert_called_once_with(gradients, op="avg", stream=side)
+        calls.all_reduce.assert_called_once_with(gradients, op="avg", stream=side)
 
 
 @unittest.skipIf(torch is None or not dist.is_available(), "no torch.distributed")
 class Gradients(unittest.TestCase):
-    """A world of one: what DDP and the hook have to say to each other. Worlds of several processes are what
-    examples/train_digits.py is for."""
+    """The interface between DDP and the hook, in a world of one rank. examples/train_digits.py tests several processes."""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
-        # The group's own connections stay on loopback too.
+        # Keep the group's own connections on loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(os.path.join(self.folder.name, "store"), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -197,7 +196,7 @@ class Gradients(unittest.TestCase):
         self.model(torch.ones(2, 4)).sum().backward()
         return [weight.grad.clone() for weight in self.model.parameters()]
 
-    def test_the_hook_averages_what_it_is_given(self):
+    def test_the_hook_averages_gradients(self):
         with self.model.no_sync():
             expected = self.backward()
         comm = flexring.torch.register(self.model)
@@ -206,7 +205,7 @@ class Gradients(unittest.TestCase):
                 self.assertTrue(torch.equal(mean, gradient))
         comm.close()
 
-    def test_what_goes_wrong_is_raised_by_the_backward_pass(self):
+    def test_the_backward_pass_raises_failures(self):
         comm = flexring.torch.register(self.model)
         self.backward()
         comm.abort()

@@ -1,10 +1,10 @@
-"""A world of threads: every call gives the interpreter's lock back, so ranks need no processes of their own."""
+"""A world whose ranks are threads. That works because every call releases the interpreter's lock."""
 
 import os
 import threading
 import unittest
 
-# Tests meet on loopback alone, and fail rather than hang.
+# Use loopback only, and fail instead of hanging.
 os.environ.setdefault("FLEXRING_SOCKET_IFNAME", "lo")
 os.environ.setdefault("FLEXRING_TIMEOUT_MS", "30000")
 os.environ.setdefault("FLEXRING_CONNECT_TIMEOUT_MS", "30000")
@@ -14,7 +14,7 @@ import flexring  # noqa: E402
 
 class WorldTest(unittest.TestCase):
     def world(self, size, body, *, close=True):
-        """Runs ``body(comm)`` as every rank and returns what they return, by rank."""
+        """Runs ``body(comm)`` on every rank and returns the results, by rank."""
         made = flexring.unique_id()
         results, errors = [None] * size, []
 
