@@ -4,7 +4,7 @@
 //! pipeline's sub-chunks of 128 KiB and 1 MiB.
 #![allow(clippy::print_stdout, reason = "a measurement prints what it found")]
 
-use flexring::device::cuda::{Alone, GpuBuffer, gpu_facts};
+use flexring::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};
 use flexring::{Element, Result};
 use half::{bf16, f16};
 use std::time::Instant;
@@ -21,14 +21,14 @@ fn main() {
 }
 
 fn measure(bytes: usize) -> Result<()> {
-    let gpu = gpu_facts(0)?.name;
-    let mut alone = Alone::new(0)?;
-    sums::<f32>(&gpu, &mut alone, bytes)?;
-    sums::<bf16>(&gpu, &mut alone, bytes)?;
-    sums::<f16>(&gpu, &mut alone, bytes)
+    let gpu = gpu_info(0)?.name;
+    let mut device = StandaloneDevice::new(0)?;
+    sums::<f32>(&gpu, &mut device, bytes)?;
+    sums::<bf16>(&gpu, &mut device, bytes)?;
+    sums::<f16>(&gpu, &mut device, bytes)
 }
 
-fn sums<T: Element>(gpu: &str, alone: &mut Alone, bytes: usize) -> Result<()> {
+fn sums<T: Element>(gpu: &str, device: &mut StandaloneDevice, bytes: usize) -> Result<()> {
     let count = bytes / size_of::<T>();
     let zeros = vec![T::default(); count];
     let mut vectors = Vec::new();
@@ -40,10 +40,10 @@ fn sums<T: Element>(gpu: &str, alone: &mut Alone, bytes: usize) -> Result<()> {
     let [into, one, other] = &mut vectors[..] else { return Ok(()) };
     // A copy reads and writes each byte; a sum reads two and writes one.
     let copy = timed(|| into.copy_from(one))?;
-    told(gpu, T::DTYPE.name(), "copy", bytes, 2, copy);
+    report(gpu, T::DTYPE.name(), "copy", bytes, 2, copy);
     for grain in [bytes, 1 << 20, 128 << 10] {
-        let sum = timed(|| alone.sum(into, &[one, other], grain / size_of::<T>()))?;
-        told(gpu, T::DTYPE.name(), &format!("sum in {} KiB", grain >> 10), bytes, 3, sum);
+        let sum = timed(|| device.sum(into, &[one, other], grain / size_of::<T>()))?;
+        report(gpu, T::DTYPE.name(), &format!("sum in {} KiB", grain >> 10), bytes, 3, sum);
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ fn timed(mut act: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     Ok(seconds)
 }
 
-fn told(gpu: &str, dtype: &str, what: &str, bytes: usize, moves: usize, seconds: Vec<f64>) {
+fn report(gpu: &str, dtype: &str, what: &str, bytes: usize, moves: usize, seconds: Vec<f64>) {
     let rate = |seconds: f64| (bytes * moves) as f64 / seconds / 1e9;
     println!(
         "{}",

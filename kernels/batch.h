@@ -9,7 +9,7 @@ namespace flexring {
 constexpr int kTasks = 16;
 constexpr int kOperands = 128;
 // What a block may have at most.
-constexpr int kMostThreads = 512;
+constexpr int kMaxThreads = 512;
 
 struct Operand {
     // As long as the task's destination; GPU memory, a peer's GPU memory, or mapped host memory.

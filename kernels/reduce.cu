@@ -6,7 +6,7 @@
 // granules are gathered element by element. A thread has read all operands of a granule before it writes it, so the
 // destination may be one of them.
 //
-// Launched with (x, tasks) blocks of at most kMostThreads; any number of them does the whole work.
+// Launched with (x, tasks) blocks of at most kMaxThreads; any number of them does the whole work.
 #include "batch.h"
 #include "number.h"
 
@@ -348,14 +348,14 @@ __device__ __forceinline__ void copy(const Batch& batch) {
     FLEXRING_OPERATIONS(with, float8e5m2, E5m2)
 
 #define FLEXRING_KERNEL(op, Op, name, Type)                                                     \
-    extern "C" __global__ void __launch_bounds__(flexring::kMostThreads)                        \
+    extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads)                        \
         flexring_##op##_##name(FLEXRING_PARAMETER(flexring::Batch) batch) {                     \
         flexring::reduce<flexring::Type, flexring::Op>(batch);                                  \
     }
 
 FLEXRING_REDUCTIONS(FLEXRING_KERNEL)
 
-extern "C" __global__ void __launch_bounds__(flexring::kMostThreads)
+extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads)
     flexring_copy(FLEXRING_PARAMETER(flexring::Batch) batch) {
     flexring::copy(batch);
 }

@@ -14,15 +14,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What every function of the driver returns: 0 if all is well.
-type Code = c_uint;
+type DriverCode = c_uint;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
-pub(crate) const INVALID_VALUE: Code = 1;
+pub(crate) const INVALID_VALUE: DriverCode = 1;
 /// `CUDA_ERROR_NOT_READY`: what was asked about is still under way.
-pub(crate) const NOT_READY: Code = 600;
+pub(crate) const NOT_READY: DriverCode = 600;
 
 /// What the driver calls a context, a stream, an event, a module or a function: an address that only it follows.
-pub(crate) type Handle = *mut c_void;
+pub(crate) type DriverHandle = *mut c_void;
 
 /// An address that a GPU follows.
 pub(crate) type Address = c_ulonglong;
@@ -40,13 +40,13 @@ pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// A function that failed, or that the driver lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct DriverError {
     pub function: &'static str,
     /// None if the driver has no such function.
-    pub code: Option<Code>,
+    pub code: Option<DriverCode>,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let function = self.function;
         match (self.code, driver()) {
@@ -59,22 +59,22 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<DriverError> for Error {
+    fn from(failure: DriverError) -> Self {
         let kind = if failure.code.is_some() { ErrorKind::System } else { ErrorKind::Unsupported };
         Self::new(kind, failure.to_string())
     }
 }
 
 /// What a function of the driver told.
-pub(crate) type Told = Result<(), Failure>;
+pub(crate) type DriverResult = Result<(), DriverError>;
 
 macro_rules! functions {
     ($($function:ident = $symbol:literal ($($argument:ident: $ty:ty),*);)*) => {
         /// CUDA's driver.
         #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         pub(crate) struct Driver {
-            $($function: Option<unsafe extern "C" fn($($ty),*) -> Code>,)*
+            $($function: Option<unsafe extern "C" fn($($ty),*) -> DriverCode>,)*
         }
 
         #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
@@ -96,14 +96,14 @@ macro_rules! functions {
                 /// # Safety
                 /// Handles are live, places may be written, and memory is as long as is said.
                 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
-                pub(crate) unsafe fn $function(&self, $($argument: $ty),*) -> Told {
+                pub(crate) unsafe fn $function(&self, $($argument: $ty),*) -> DriverResult {
                     let Some(function) = self.$function else {
-                        return Err(Failure { function: $symbol, code: None });
+                        return Err(DriverError { function: $symbol, code: None });
                     };
                     // SAFETY: the caller vouches for the arguments.
                     match unsafe { function($($argument),*) } {
                         0 => Ok(()),
-                        code => Err(Failure { function: $symbol, code: Some(code) }),
+                        code => Err(DriverError { function: $symbol, code: Some(code) }),
                     }
                 }
             )*
@@ -113,36 +113,36 @@ macro_rules! functions {
 
 functions! {
     init = "cuInit" (flags: c_uint);
-    error_string = "cuGetErrorString" (code: Code, words: *mut *const c_char);
+    error_string = "cuGetErrorString" (code: DriverCode, words: *mut *const c_char);
     device_count = "cuDeviceGetCount" (count: *mut c_int);
     device_get = "cuDeviceGet" (device: *mut c_int, ordinal: c_int);
     device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
     device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
     device_memory = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: c_int);
-    primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
+    primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut DriverHandle, device: c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
-    context_push = "cuCtxPushCurrent_v2" (context: Handle);
-    context_pop = "cuCtxPopCurrent_v2" (context: *mut Handle);
-    context_current = "cuCtxGetCurrent" (context: *mut Handle);
+    context_push = "cuCtxPushCurrent_v2" (context: DriverHandle);
+    context_pop = "cuCtxPopCurrent_v2" (context: *mut DriverHandle);
+    context_current = "cuCtxGetCurrent" (context: *mut DriverHandle);
     context_device = "cuCtxGetDevice" (device: *mut c_int);
     context_priorities = "cuCtxGetStreamPriorityRange" (least: *mut c_int, greatest: *mut c_int);
-    stream_create = "cuStreamCreateWithPriority" (stream: *mut Handle, flags: c_uint, priority: c_int);
-    stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
-    stream_synchronize = "cuStreamSynchronize" (stream: Handle);
-    stream_context = "cuStreamGetCtx" (stream: Handle, context: *mut Handle);
-    stream_capturing = "cuStreamIsCapturing" (stream: Handle, status: *mut c_uint);
-    stream_wait_event = "cuStreamWaitEvent" (stream: Handle, event: Handle, flags: c_uint);
-    stream_write_value = "cuStreamWriteValue32_v2" (stream: Handle, at: Address, value: u32, flags: c_uint);
-    stream_wait_value = "cuStreamWaitValue32_v2" (stream: Handle, at: Address, value: u32, flags: c_uint);
-    launch_host_function = "cuLaunchHostFunc" (stream: Handle, function: HostFunction, argument: *mut c_void);
-    event_create = "cuEventCreate" (event: *mut Handle, flags: c_uint);
-    event_record = "cuEventRecord" (event: Handle, stream: Handle);
-    event_query = "cuEventQuery" (event: Handle);
-    event_destroy = "cuEventDestroy_v2" (event: Handle);
+    stream_create = "cuStreamCreateWithPriority" (stream: *mut DriverHandle, flags: c_uint, priority: c_int);
+    stream_destroy = "cuStreamDestroy_v2" (stream: DriverHandle);
+    stream_synchronize = "cuStreamSynchronize" (stream: DriverHandle);
+    stream_context = "cuStreamGetCtx" (stream: DriverHandle, context: *mut DriverHandle);
+    stream_capturing = "cuStreamIsCapturing" (stream: DriverHandle, status: *mut c_uint);
+    stream_wait_event = "cuStreamWaitEvent" (stream: DriverHandle, event: DriverHandle, flags: c_uint);
+    stream_write_value = "cuStreamWriteValue32_v2" (stream: DriverHandle, at: Address, value: u32, flags: c_uint);
+    stream_wait_value = "cuStreamWaitValue32_v2" (stream: DriverHandle, at: Address, value: u32, flags: c_uint);
+    launch_host_function = "cuLaunchHostFunc" (stream: DriverHandle, function: HostFunction, argument: *mut c_void);
+    event_create = "cuEventCreate" (event: *mut DriverHandle, flags: c_uint);
+    event_record = "cuEventRecord" (event: DriverHandle, stream: DriverHandle);
+    event_query = "cuEventQuery" (event: DriverHandle);
+    event_destroy = "cuEventDestroy_v2" (event: DriverHandle);
     memory_allocate = "cuMemAlloc_v2" (address: *mut Address, bytes: usize);
     memory_free = "cuMemFree_v2" (address: Address);
     memory_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
-    memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: Handle);
+    memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: DriverHandle);
     memory_export = "cuMemGetHandleForAddressRange" (handle: *mut c_void, at: Address, len: usize, kind: c_uint, flags: c_ulonglong);
     host_allocate = "cuMemHostAlloc" (start: *mut *mut c_void, bytes: usize, flags: c_uint);
     host_free = "cuMemFreeHost" (start: *mut c_void);
@@ -154,21 +154,21 @@ functions! {
     ipc_export = "cuIpcGetMemHandle" (handle: *mut IpcByValue, address: Address);
     ipc_open = "cuIpcOpenMemHandle_v2" (address: *mut Address, handle: IpcByValue, flags: c_uint);
     ipc_close = "cuIpcCloseMemHandle" (address: Address);
-    module_load = "cuModuleLoadData" (module: *mut Handle, image: *const c_void);
-    module_unload = "cuModuleUnload" (module: Handle);
-    module_function = "cuModuleGetFunction" (function: *mut Handle, module: Handle, name: *const c_char);
+    module_load = "cuModuleLoadData" (module: *mut DriverHandle, image: *const c_void);
+    module_unload = "cuModuleUnload" (module: DriverHandle);
+    module_function = "cuModuleGetFunction" (function: *mut DriverHandle, module: DriverHandle, name: *const c_char);
     occupancy = "cuOccupancyMaxPotentialBlockSize" (
-        grid: *mut c_int, block: *mut c_int, function: Handle, dynamic_memory: *const c_void, memory: usize, limit: c_int
+        grid: *mut c_int, block: *mut c_int, function: DriverHandle, dynamic_memory: *const c_void, memory: usize, limit: c_int
     );
     launch = "cuLaunchKernel" (
-        function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
-        block_z: c_uint, memory: c_uint, stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+        function: DriverHandle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, memory: c_uint, stream: DriverHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void
     );
 }
 
 impl Driver {
     /// What a code means, if the driver knows it.
-    fn words(&self, code: Code) -> Option<String> {
+    fn words(&self, code: DriverCode) -> Option<String> {
         let mut words: *const c_char = null();
         // SAFETY: the place may be written.
         unsafe { self.error_string(code, &raw mut words) }.ok()?;
@@ -183,7 +183,7 @@ impl Driver {
     }
 
     /// How many GPUs this process sees.
-    pub(crate) fn count(&self) -> Result<usize, Failure> {
+    pub(crate) fn count(&self) -> Result<usize, DriverError> {
         let mut count = 0;
         // SAFETY: the place may be written.
         unsafe { self.device_count(&raw mut count)? };
@@ -195,7 +195,7 @@ impl Driver {
         &self,
         gpu: usize,
         attribute: cudarc::driver::sys::CUdevice_attribute,
-    ) -> Result<i32, Failure> {
+    ) -> Result<i32, DriverError> {
         let (mut device, mut value) = (0, 0);
         // SAFETY: the places may be written. A number that no GPU has is refused by the driver.
         unsafe {
@@ -213,7 +213,7 @@ impl Driver {
         &self,
         attribute: cudarc::driver::sys::CUpointer_attribute,
         address: Address,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, DriverError> {
         let mut value = T::default();
         // SAFETY: the driver writes a `T`, as the caller vouches. The address is only looked up.
         unsafe { self.pointer_attribute((&raw mut value).cast(), attribute as c_uint, address)? };
@@ -272,11 +272,11 @@ pub(crate) fn driver() -> Result<&'static Driver, String> {
         // SAFETY: the driver may be initialised at any time, and more than once.
         match unsafe { driver.init(0) } {
             Ok(()) => Ok(driver),
-            Err(Failure { function, code: Some(code) }) => {
+            Err(DriverError { function, code: Some(code) }) => {
                 let words = driver.words(code).unwrap_or_else(|| "an unknown error".to_owned());
                 Err(format!("{function} failed: {words} ({code})"))
             }
-            Err(Failure { function, code: None }) => Err(format!("libcuda.so.1 has no {function}")),
+            Err(DriverError { function, code: None }) => Err(format!("libcuda.so.1 has no {function}")),
         }
     };
     DRIVER.get_or_init(open).as_ref().map_err(Clone::clone)

@@ -25,7 +25,7 @@ extern "C" int flexring_host_launch(const char* kernel, unsigned grid_x, unsigne
                                     const void* batch) {
     const flexring::Batch& told = *static_cast<const flexring::Batch*>(batch);
     if (grid_x == 0 || grid_y == 0 || grid_y > flexring::kTasks) return -1;
-    if (block == 0 || block > flexring::kMostThreads) return -1;
+    if (block == 0 || block > flexring::kMaxThreads) return -1;
     for (const Named& named : kKernels) {
         if (std::strcmp(named.name, kernel) != 0) continue;
         gridDim = {grid_x, grid_y, 1};

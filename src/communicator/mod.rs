@@ -32,7 +32,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
-use gpu::Gate;
+use gpu::StreamGate;
 use runner::{CallRunner, Engine, QueuedCall};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
@@ -175,7 +175,7 @@ impl Communicator {
     fn submit_behind(
         &self,
         checked: CheckedCall,
-        gate: impl FnOnce() -> Result<Option<Gate>>,
+        gate: impl FnOnce() -> Result<Option<StreamGate>>,
     ) -> Result<Arc<CallOutcome>> {
         let outcome = Arc::new(CallOutcome::default());
         let submissions = self.submissions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,7 +6,7 @@
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::CheckedCall;
 use super::control_plane::ControlPlane;
-use super::gpu::{Gate, GpuState};
+use super::gpu::{GpuState, StreamGate};
 use super::plans::Plans;
 use super::request::CallOutcome;
 use super::user_memory::UserMemory;
@@ -58,7 +58,7 @@ pub(super) struct QueuedCall {
     pub ticket: QueueTicket,
     pub call: CheckedCall,
     /// Lets the call's stream continue when it is dropped.
-    pub gate: Option<Gate>,
+    pub gate: Option<StreamGate>,
     pub outcome: Arc<CallOutcome>,
 }
 
@@ -74,7 +74,7 @@ impl CallRunner {
     pub(super) fn run_queued(&self, calls: &Receiver<QueuedCall>) {
         for queued in calls {
             let _turn = self.queue.wait_turn(&queued.ticket);
-            let started = queued.gate.as_ref().map_or(Ok(()), |gate| gate.wait_ready(&self.fault));
+            let started = queued.gate.as_ref().map_or(Ok(()), |gate| gate.wait_started(&self.fault));
             let started = started.map_err(|failure| self.fail(failure));
             // Wait for the stream within the turn, because the next call may rely on all earlier ones being
             // over. If the fault was raised during the wait, `run` returns it.

@@ -197,8 +197,9 @@ fn cuda() -> Result<(), GdrUnavailable> {
 /// The GPUs that this process sees.
 #[cfg(feature = "cuda")]
 fn visible() -> Option<CudaReport> {
-    use flexring::device::cuda::{gpu_facts, gpus};
-    let devices = gpus().and_then(|count| (0..count).map(gpu_facts).collect::<flexring::Result<Vec<_>>>());
+    use flexring::device::cuda::{gpu_count, gpu_info};
+    let devices =
+        gpu_count().and_then(|count| (0..count).map(gpu_info).collect::<flexring::Result<Vec<_>>>());
     Some(match devices {
         Err(error) => CudaReport { failure: Some(error.message().to_owned()), ..CudaReport::default() },
         Ok(devices) => {

@@ -4,9 +4,9 @@
 //! timed.
 
 #[cfg(not(feature = "cuda"))]
-pub use absent::{Vectors, facts, gpus};
+pub use absent::{Vectors, facts, gpu_count};
 #[cfg(feature = "cuda")]
-pub use present::{Vectors, facts, gpus};
+pub use present::{Vectors, facts, gpu_count};
 
 use super::options::{PerfOptions, VectorDevice};
 use super::report::RankInfo;
@@ -38,7 +38,7 @@ pub fn of_rank(options: &PerfOptions, config: &Config, rank: usize) -> Result<Op
 pub fn check() -> Result<usize> {
     const FIX: &str = "check with `nvidia-smi` that NVIDIA's driver finds one, or leave out --device cuda to measure on the \
                        host";
-    match gpus() {
+    match gpu_count() {
         Ok(0) => Err(Error::unsupported(format!("this process finds no GPU: {FIX}"))),
         Ok(gpus) => Ok(gpus),
         Err(error) => Err(Error::new(error.kind(), format!("{}: {FIX}", error.message()))),
@@ -66,14 +66,14 @@ mod present {
     use flexring::device::cuda::{self, GpuBuffer};
     use flexring::{Communicator, Element, ReduceOp, Result};
 
-    pub use cuda::gpus;
+    pub use cuda::gpu_count;
 
     /// Index, address and name of a GPU, for the list of ranks.
     ///
     /// # Errors
     /// `System` if the driver cannot be queried.
     pub fn facts(gpu: usize) -> Result<RankGpu> {
-        let facts = cuda::gpu_facts(gpu)?;
+        let facts = cuda::gpu_info(gpu)?;
         Ok(RankGpu { number: gpu as u32, address: facts.address, name: facts.name })
     }
 
@@ -171,7 +171,7 @@ mod absent {
         Err(Error::unsupported("this build of flexring has no CUDA"))
     }
 
-    pub fn gpus() -> Result<usize> {
+    pub fn gpu_count() -> Result<usize> {
         none()
     }
 

@@ -18,10 +18,10 @@ pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u3
 pub(in crate::communicator) struct GpuState;
 
 /// Cannot be constructed, because there are no streams.
-pub(in crate::communicator) enum Gate {}
+pub(in crate::communicator) enum StreamGate {}
 
-impl Gate {
-    pub(in crate::communicator) fn wait_ready(&self, _fault: &Fault) -> Result<()> {
+impl StreamGate {
+    pub(in crate::communicator) fn wait_started(&self, _fault: &Fault) -> Result<()> {
         match *self {}
     }
 }
@@ -66,7 +66,11 @@ impl GpuState {
         Err(Error::unsupported(WHY))
     }
 
-    pub(in crate::communicator) fn gate(&self, _: CallerStream, _: Option<CallerStream>) -> Result<Gate> {
+    pub(in crate::communicator) fn gate(
+        &self,
+        _: CallerStream,
+        _: Option<CallerStream>,
+    ) -> Result<StreamGate> {
         Err(Error::unsupported(WHY))
     }
 }

@@ -1,14 +1,14 @@
 //! The GPU of a communicator, over CUDA.
 
 use crate::device::CallerStream;
-use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, order};
+use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, stream_order};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
 use crate::memory::{Arena, Memory, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-pub(in crate::communicator) use order::Gate;
+pub(in crate::communicator) use stream_order::StreamGate;
 
 /// The NUMA node of the GPU that `FLEXRING_GPU` requests, else of this thread's current one; `None` if it is
 /// not known.
@@ -30,7 +30,7 @@ pub(in crate::communicator) struct GpuState {
 
 struct OpenedGpu {
     gpu: Arc<Gpu>,
-    order: order::Order,
+    order: stream_order::StreamOrder,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
     /// one is used. None is freed before the end: freeing waits for all streams of this process, among them
     /// those that wait for the call.
@@ -123,7 +123,7 @@ impl GpuState {
             log::info!("neighbours read vectors on {gpu:?} through host memory: {}", error.message());
             None
         });
-        let order = order::Order::new(&gpu)?;
+        let order = stream_order::StreamOrder::new(&gpu)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
         executor.use_gpu(GpuParts {
             device: Box::new(device),
@@ -164,7 +164,7 @@ impl GpuState {
         &self,
         stream: CallerStream,
         other: Option<CallerStream>,
-    ) -> Result<Gate> {
+    ) -> Result<StreamGate> {
         self.opened()?.order.enqueue(stream, other)
     }
 }

@@ -10,6 +10,6 @@ mod absent;
 mod cuda;
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{Gate, GpuState, numa_node};
+pub(super) use absent::{GpuState, StreamGate, numa_node};
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{Gate, GpuState, numa_node};
+pub(super) use cuda::{GpuState, StreamGate, numa_node};

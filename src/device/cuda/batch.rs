@@ -1,29 +1,29 @@
-//! What one launch of a kernel is told: `kernels/batch.h`, byte for byte.
+//! Kernel launch parameters. Their layout must match `kernels/batch.h`.
 //!
 //! Owns that layout and how tasks fill it. Must not know jobs, GPUs or how kernels are launched.
 
 use std::num::NonZeroU32;
 
-/// How many tasks a launch has room for.
+/// The largest number of tasks in a launch.
 pub const TASKS: usize = 16;
 
-/// How many operands all tasks of a launch have together at most.
+/// The largest number of operands of all tasks in a launch together.
 pub const OPERANDS: usize = 128;
 
-/// How many threads a block has at most.
-pub const MOST_THREADS: u32 = 512;
+/// The largest number of threads in a block.
+pub const MAX_THREADS: u32 = 512;
 
 /// One input of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
-pub struct Operand {
+pub struct KernelOperand {
     at: u64,
     factor: f64,
     scaled: u64,
 }
 
-impl Operand {
-    /// The elements at an address as the GPU sees it, each multiplied with `factor` if there is one.
+impl KernelOperand {
+    /// The elements at `at`, an address on the GPU, each multiplied with `factor` if it is given.
     #[must_use]
     pub fn new(at: u64, factor: Option<f64>) -> Self {
         Self { at, factor: factor.unwrap_or(1.0), scaled: factor.is_some().into() }
@@ -32,7 +32,7 @@ impl Operand {
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct Task {
+struct KernelTask {
     into: u64,
     count: u64,
     first: u32,
@@ -45,55 +45,56 @@ struct Task {
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct Batch {
-    tasks: [Task; TASKS],
-    operands: [Operand; OPERANDS],
+    tasks: [KernelTask; TASKS],
+    operands: [KernelOperand; OPERANDS],
 }
 
-// What kernels/batch.h asserts.
-const _: () = assert!(size_of::<Task>() == 32 && size_of::<Operand>() == 24);
+// kernels/batch.h asserts the same sizes.
+const _: () = assert!(size_of::<KernelTask>() == 32 && size_of::<KernelOperand>() == 24);
 const _: () = assert!(size_of::<Batch>() == TASKS * 32 + OPERANDS * 24 && align_of::<Batch>() == 8);
 
-/// A batch while tasks are added to it.
+/// Builds a batch by adding tasks.
 #[derive(Clone, Debug)]
-pub struct Filling {
+pub struct BatchBuilder {
     batch: Batch,
     tasks: usize,
     operands: usize,
 }
 
-impl Default for Filling {
+impl Default for BatchBuilder {
     fn default() -> Self {
-        let batch = Batch { tasks: [Task::default(); TASKS], operands: [Operand::default(); OPERANDS] };
+        let batch =
+            Batch { tasks: [KernelTask::default(); TASKS], operands: [KernelOperand::default(); OPERANDS] };
         Self { batch, tasks: 0, operands: 0 }
     }
 }
 
-impl Filling {
-    /// Whether there is room for one more task of so many operands.
+impl BatchBuilder {
+    /// Whether one more task with `operands` operands fits.
     #[must_use]
     pub fn has_room(&self, operands: usize) -> bool {
         self.tasks < TASKS && operands <= OPERANDS - self.operands
     }
 
-    /// Adds a task, if there is room: the reduction of `operands`, of which there is at least one, in their order, divided
-    /// by a number of ranks, into `count` elements (bytes, for a copy) at `into`.
+    /// Adds a task: the reduction of `operands`, at least one, in their order, divided by `divide`, into `count` elements
+    /// (bytes, for a copy) at `into`. `false`, and nothing added, if it does not fit.
     pub fn push(
         &mut self,
         into: u64,
         count: u64,
-        operands: impl ExactSizeIterator<Item = Operand>,
+        operands: impl ExactSizeIterator<Item = KernelOperand>,
         divide: Option<NonZeroU32>,
     ) -> bool {
-        let many = operands.len();
-        assert!(many > 0, "a task has an operand");
-        if !self.has_room(many) {
+        let count_of_operands = operands.len();
+        assert!(count_of_operands > 0, "a task needs an operand");
+        if !self.has_room(count_of_operands) {
             return false;
         }
-        self.batch.tasks[self.tasks] = Task {
+        self.batch.tasks[self.tasks] = KernelTask {
             into,
             count,
             first: self.operands as u32,
-            operands: many as u32,
+            operands: count_of_operands as u32,
             divide: divide.map_or(0, NonZeroU32::get),
             reserved: 0,
         };
@@ -101,23 +102,23 @@ impl Filling {
             *place = operand;
         }
         self.tasks += 1;
-        self.operands += many;
+        self.operands += count_of_operands;
         true
     }
 
-    /// How many tasks there are: the grid's y.
+    /// The number of tasks: the grid's y dimension.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks
     }
 
-    /// What a kernel is given.
+    /// The parameters to pass to the kernel.
     #[must_use]
     pub fn batch(&self) -> &Batch {
         &self.batch
     }
 
-    /// Takes all tasks out.
+    /// Removes all tasks.
     pub fn clear(&mut self) {
         (self.tasks, self.operands) = (0, 0);
     }
@@ -127,36 +128,36 @@ impl Filling {
 mod tests {
     use super::*;
 
-    fn operands(many: usize) -> impl ExactSizeIterator<Item = Operand> {
-        (0..many).map(|nth| Operand::new(nth as u64, None))
+    fn operands(count: usize) -> impl ExactSizeIterator<Item = KernelOperand> {
+        (0..count).map(|nth| KernelOperand::new(nth as u64, None))
     }
 
     #[test]
     fn tasks_are_added_while_there_is_room() {
-        let mut filling = Filling::default();
+        let mut builder = BatchBuilder::default();
         for task in 0..TASKS {
-            assert!(filling.push(task as u64, 1, operands(8), None));
+            assert!(builder.push(task as u64, 1, operands(8), None));
         }
-        assert!(!filling.has_room(0) && !filling.push(0, 1, operands(1), None));
-        assert_eq!(filling.tasks(), TASKS);
-        assert_eq!(filling.batch().tasks[15].first, 120);
+        assert!(!builder.has_room(0) && !builder.push(0, 1, operands(1), None));
+        assert_eq!(builder.tasks(), TASKS);
+        assert_eq!(builder.batch().tasks[15].first, 120);
 
-        filling.clear();
-        assert!(!filling.push(0, 1, operands(129), None));
-        assert!(filling.push(7, 5, operands(127), NonZeroU32::new(3)));
-        assert!(!filling.push(0, 1, operands(2), None));
-        assert!(filling.push(9, 1, std::iter::once(Operand::new(5, Some(0.5))), None));
-        let batch = filling.batch();
+        builder.clear();
+        assert!(!builder.push(0, 1, operands(129), None));
+        assert!(builder.push(7, 5, operands(127), NonZeroU32::new(3)));
+        assert!(!builder.push(0, 1, operands(2), None));
+        assert!(builder.push(9, 1, std::iter::once(KernelOperand::new(5, Some(0.5))), None));
+        let batch = builder.batch();
         let task = batch.tasks[0];
         assert_eq!((task.into, task.count, task.operands, task.divide), (7, 5, 127, 3));
-        assert_eq!(batch.operands[127], Operand { at: 5, factor: 0.5, scaled: 1 });
+        assert_eq!(batch.operands[127], KernelOperand { at: 5, factor: 0.5, scaled: 1 });
     }
 
     #[test]
-    fn the_header_has_the_same_numbers() {
+    fn the_limits_match_kernels_batch_h() {
         let header = include_str!("../../../kernels/batch.h");
         for (name, number) in
-            [("kTasks", TASKS), ("kOperands", OPERANDS), ("kMostThreads", MOST_THREADS as usize)]
+            [("kTasks", TASKS), ("kOperands", OPERANDS), ("kMaxThreads", MAX_THREADS as usize)]
         {
             assert!(header.contains(&format!("constexpr int {name} = {number};")), "{name}");
         }

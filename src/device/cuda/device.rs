@@ -8,9 +8,9 @@
 //! it waits for there. Jobs on which others depend are never under way at once, as whoever submits them waits for the
 //! first to be reported; so streams need not wait for each other but for that.
 
-use super::batch::{self, Filling, OPERANDS};
+use super::batch::{self, BatchBuilder, OPERANDS};
 use super::image;
-use super::objects::{Event, Gpu, GpuMemory, Kernel, Module, Pinned, Stream, address};
+use super::objects::{Gpu, GpuMemory, Kernel, Module, Pinned, Stream, StreamEvent, address};
 use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -27,31 +27,31 @@ const BYTES_PER_THREAD: usize = 64;
 const BLOCK: usize = 2 << 20;
 
 /// One stream and what is under way in it.
-struct Lane {
+struct StreamQueue {
     stream: Stream,
     /// Put in the stream since its last event, with what they hold.
-    open: Group,
+    open: JobGroup,
     /// Behind an event each, oldest first.
-    under_way: VecDeque<(Event, Group)>,
+    under_way: VecDeque<(StreamEvent, JobGroup)>,
 }
 
 /// Jobs that are done together.
 #[derive(Default)]
-struct Group {
+struct JobGroup {
     tickets: Vec<u64>,
     /// Slots that are free when they are.
     slots: Vec<Piece>,
 }
 
-impl Lane {
+impl StreamQueue {
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { stream: Stream::urgent(gpu)?, open: Group::default(), under_way: VecDeque::new() })
+        Ok(Self { stream: Stream::urgent(gpu)?, open: JobGroup::default(), under_way: VecDeque::new() })
     }
 }
 
 /// What a launch adds, which all its tasks have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct ReductionKind {
     dtype: DType,
     arithmetic: Arithmetic,
 }
@@ -59,17 +59,17 @@ struct Kind {
 /// A GPU that reduces and copies.
 pub struct Cuda {
     gpu: Arc<Gpu>,
-    out: Lane,
-    in_: Lane,
-    reduction: Lane,
+    out: StreamQueue,
+    in_: StreamQueue,
+    reduction: StreamQueue,
     /// The launch that is being put together.
-    batch: Filling,
+    batch: BatchBuilder,
     /// Bytes that its longest task writes.
     longest: usize,
-    kind: Option<Kind>,
+    kind: Option<ReductionKind>,
     /// Whether it needs what is still on its way in.
     needs_in: bool,
-    arrived: Event,
+    arrived: StreamEvent,
     /// By type and arithmetic, and the one that copies.
     kernels: Vec<Kernel>,
     copier: Kernel,
@@ -78,7 +78,7 @@ pub struct Cuda {
     /// for the next of them may launch what there is.
     taken: Vec<Piece>,
     /// Events and groups that have been used before.
-    spare: Vec<(Event, Group)>,
+    spare: Vec<(StreamEvent, JobGroup)>,
     failed: Option<Error>,
     landing: Arc<GpuMemory>,
     /// These go last, and in this order.
@@ -139,14 +139,14 @@ impl Cuda {
         let free = (0..slots).map(|number| memory.piece().narrow(number * slot, slot)).collect();
         Ok(Self {
             gpu: Arc::clone(gpu),
-            out: Lane::new(gpu)?,
-            in_: Lane::new(gpu)?,
-            reduction: Lane::new(gpu)?,
-            batch: Filling::default(),
+            out: StreamQueue::new(gpu)?,
+            in_: StreamQueue::new(gpu)?,
+            reduction: StreamQueue::new(gpu)?,
+            batch: BatchBuilder::default(),
             longest: 0,
             kind: None,
             needs_in: false,
-            arrived: Event::new(gpu)?,
+            arrived: StreamEvent::new(gpu)?,
             kernels,
             copier,
             free,
@@ -199,20 +199,20 @@ impl Cuda {
             && only.factor.is_none()
             && plain
         {
-            let lane = match (only.piece.memory(), job.into.memory()) {
+            let queue = match (only.piece.memory(), job.into.memory()) {
                 (Memory::Gpu(_), Memory::Gpu(_)) => None,
                 (Memory::Gpu(_), Memory::Host) => Some(&mut self.out),
                 (Memory::Host, _) => Some(&mut self.in_),
             };
-            if let Some(lane) = lane {
+            if let Some(queue) = queue {
                 // SAFETY: the pieces are valid and apart until the job was reported, as for every job.
-                unsafe { lane.stream.copy(job.into, only.piece)? };
-                lane.open.tickets.push(ticket);
+                unsafe { queue.stream.copy(job.into, only.piece)? };
+                queue.open.tickets.push(ticket);
                 return Ok(());
             }
             return self.reduce(job, None, job.into, ticket);
         }
-        let kind = Some(Kind { dtype: job.dtype, arithmetic: job.arithmetic });
+        let kind = Some(ReductionKind { dtype: job.dtype, arithmetic: job.arithmetic });
         if job.into.is_host() {
             // Made on the GPU and handed out in the same stream, so that it comes after.
             let slot = self.slot(job.into.len())?;
@@ -226,7 +226,7 @@ impl Cuda {
         self.reduce(job, kind, job.into, ticket)
     }
 
-    fn reduce(&mut self, job: &Job<'_>, kind: Option<Kind>, into: Piece, ticket: u64) -> Result<()> {
+    fn reduce(&mut self, job: &Job<'_>, kind: Option<ReductionKind>, into: Piece, ticket: u64) -> Result<()> {
         self.add(job, kind, into)?;
         self.reduction.open.tickets.push(ticket);
         Ok(())
@@ -234,7 +234,7 @@ impl Cuda {
 
     /// Adds a task to the launch that is being put together. What has more operands than a launch can say is added in
     /// several passes, each of which rounds.
-    fn add(&mut self, job: &Job<'_>, kind: Option<Kind>, into: Piece) -> Result<()> {
+    fn add(&mut self, job: &Job<'_>, kind: Option<ReductionKind>, into: Piece) -> Result<()> {
         if self.kind != kind {
             self.launch_batch()?;
             self.kind = kind;
@@ -260,7 +260,7 @@ impl Cuda {
     fn add_pass(
         &mut self,
         dtype: DType,
-        kind: Option<Kind>,
+        kind: Option<ReductionKind>,
         into: Piece,
         so_far: Option<Operand>,
         operands: &[Operand],
@@ -290,10 +290,10 @@ impl Cuda {
         let first = so_far.into_iter();
         let staged =
             staged.iter().zip(operands).map(|(place, operand)| Operand { piece: *place, ..*operand });
-        let mut all = [batch::Operand::default(); OPERANDS];
+        let mut all = [batch::KernelOperand::default(); OPERANDS];
         let mut many = 0;
         for (place, Operand { piece, factor }) in all.iter_mut().zip(first.chain(staged)) {
-            *place = batch::Operand::new(address(piece), factor);
+            *place = batch::KernelOperand::new(address(piece), factor);
             many += 1;
         }
         if !self.batch.push(address(into), count as u64, all[..many].iter().copied(), divide) {
@@ -332,16 +332,16 @@ impl Cuda {
     fn launch(&mut self) -> Result<()> {
         self.launch_batch()?;
         let Self { out, in_, reduction, spare, gpu, .. } = self;
-        for lane in [out, in_, reduction] {
-            if lane.open.tickets.is_empty() && lane.open.slots.is_empty() {
+        for queue in [out, in_, reduction] {
+            if queue.open.tickets.is_empty() && queue.open.slots.is_empty() {
                 continue;
             }
             let (event, empty) = match spare.pop() {
                 Some(used) => used,
-                None => (Event::new(gpu)?, Group::default()),
+                None => (StreamEvent::new(gpu)?, JobGroup::default()),
             };
-            event.record(&lane.stream)?;
-            lane.under_way.push_back((event, std::mem::replace(&mut lane.open, empty)));
+            event.record(&queue.stream)?;
+            queue.under_way.push_back((event, std::mem::replace(&mut queue.open, empty)));
         }
         Ok(())
     }
@@ -349,11 +349,11 @@ impl Cuda {
     fn poll_entered(&mut self, done: &mut dyn FnMut(u64)) -> Result<()> {
         self.launch()?;
         let Self { out, in_, reduction, spare, free, .. } = self;
-        for lane in [out, in_, reduction] {
-            while let Some((event, _)) = lane.under_way.front()
+        for queue in [out, in_, reduction] {
+            while let Some((event, _)) = queue.under_way.front()
                 && event.is_over()?
             {
-                let (event, mut group) = lane.under_way.pop_front().expect("just looked at");
+                let (event, mut group) = queue.under_way.pop_front().expect("just looked at");
                 group.tickets.drain(..).for_each(&mut *done);
                 free.append(&mut group.slots);
                 spare.push((event, group));
@@ -397,7 +397,7 @@ impl Device for Cuda {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()> {
-        let idle = |lane: &Lane| lane.open.tickets.is_empty() && lane.under_way.is_empty();
+        let idle = |queue: &StreamQueue| queue.open.tickets.is_empty() && queue.under_way.is_empty();
         if [&self.out, &self.in_, &self.reduction].into_iter().all(idle) {
             return Ok(());
         }
@@ -407,8 +407,8 @@ impl Device for Cuda {
     fn give_up(&mut self) {
         // What was not launched never will be: it may be part of what failed.
         self.batch.clear();
-        for lane in [&mut self.out, &mut self.in_, &mut self.reduction] {
-            if let Err(failure) = self.gpu.enter().and_then(|_entered| lane.stream.synchronize()) {
+        for queue in [&mut self.out, &mut self.in_, &mut self.reduction] {
+            if let Err(failure) = self.gpu.enter().and_then(|_entered| queue.stream.synchronize()) {
                 // Then the context runs nothing any more.
                 log::debug!("{:?}: {failure}", self.gpu);
             }

@@ -3,7 +3,7 @@
 //! Owns what `build.rs` embedded, machine code or else the source alone, and what NVRTC makes of the source, which is kept
 //! on disk. Must not know the driver, nor how kernels are launched.
 
-use super::nvrtc::{MEND, Nvrtc, Source};
+use super::nvrtc::{FIX, KernelSource, Nvrtc};
 use crate::device::Arithmetic;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ macro_rules! text {
     }};
 }
 
-const SOURCE: Source<'static> = Source {
+const SOURCE: KernelSource<'static> = KernelSource {
     name: c"reduce.cu",
     text: text!("reduce.cu"),
     headers: &[(c"number.h", text!("number.h")), (c"batch.h", text!("batch.h"))],
@@ -74,7 +74,7 @@ pub fn origin() -> String {
         None => {
             let compiler = match Nvrtc::find(None) {
                 Ok(nvrtc) => format!("NVRTC {} compiles it when it is first needed", nvrtc.version()),
-                Err(why) => format!("{why}: {MEND}"),
+                Err(why) => format!("{why}: {FIX}"),
             };
             format!("the source alone, because {COMPILER}; {compiler}")
         }
@@ -154,14 +154,14 @@ fn cache() -> Option<PathBuf> {
 
 /// The image that NVRTC makes, or made earlier.
 fn compiled(
-    source: &Source<'_>,
+    source: &KernelSource<'_>,
     folder: Option<&Path>,
     cache: Option<&Path>,
     major: u32,
     minor: u32,
 ) -> Result<Vec<u8>> {
     let nvrtc = Nvrtc::find(folder).or_else(|why| {
-        refused(ErrorKind::Unsupported, format!("the kernels for GPUs cannot be compiled: {why}; {MEND}"))
+        refused(ErrorKind::Unsupported, format!("the kernels for GPUs cannot be compiled: {why}; {FIX}"))
     })?;
     let compiler = format!("NVRTC {}", nvrtc.version());
     let known = nvrtc.architectures();

@@ -1,6 +1,6 @@
-//! Memory of a GPU between the processes of a node.
+//! GPU memory shared between the processes of a node, by CUDA IPC.
 //!
-//! Owns what was exported and what was opened, until nobody uses it. Must not know what is kept in it, nor who the others are.
+//! Owns the exported allocation and the opened ones. Must not know what they hold, nor which ranks the others are.
 
 use super::objects::{Gpu, GpuMemory, address};
 use super::pointer;
@@ -10,20 +10,20 @@ use crate::memory::{Export, Memory, Piece, Sharing};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: where the memory is another GPU's, the two are joined.
-const JOIN_GPUS: u32 = 1;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: enables peer access if the memory is on another GPU.
+const ENABLE_PEER_ACCESS: u32 = 1;
 
-/// What this process is called by others.
+/// A random number that identifies this process to its neighbours. Process ids may repeat across containers.
 ///
 /// # Errors
-/// `System` if there are no random numbers.
+/// `System` if the system has no random numbers.
 fn process() -> Result<u64> {
     static DRAWN: OnceLock<Option<u64>> = OnceLock::new();
     let drawn = DRAWN.get_or_init(|| getrandom::u64().ok());
     drawn.ok_or_else(|| Error::system("there are no random numbers"))
 }
 
-/// One rank's side.
+/// What one rank exports and opens.
 pub(crate) struct Ipc {
     gpu: Arc<Gpu>,
     process: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Ipc {
 }
 
 impl Ipc {
-    /// Exports memory.
+    /// Exports `memory`.
     ///
     /// # Errors
     /// `System` if the driver does not export it.
@@ -41,7 +41,7 @@ impl Ipc {
         let process = process()?;
         let _entered = gpu.enter()?;
         let mut handle = IpcByValue([0; 64]);
-        // SAFETY: the place may be written, and the address is that of an allocation.
+        // SAFETY: the out-parameter is writable, and the address is the start of an allocation.
         unsafe { gpu.driver().ipc_export(&raw mut handle, address(memory.piece()))? };
         let word =
             |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
@@ -66,12 +66,12 @@ impl Sharing for Ipc {
     }
 
     fn open(&mut self, export: &Export) -> Result<Piece> {
-        let refuse = |words: String| Err(Error::unsupported(words));
+        let refuse = |message: String| Err(Error::unsupported(message));
         let Ok(len) = usize::try_from(export.len) else {
             return refuse(format!("{} bytes are more than any GPU has", export.len));
         };
         let start = if export.process == self.process {
-            // A process does not open what is its own.
+            // A process cannot open its own allocation, and does not need to.
             let start = export.address as *const u8;
             if pointer::locate(start, len)? != Some(Memory::Gpu(self.gpu.ordinal)) {
                 return refuse(format!(
@@ -87,27 +87,27 @@ impl Sharing for Ipc {
             }
             let _entered = self.gpu.enter()?;
             let mut start = 0;
-            // SAFETY: the place may be written; the driver checks the handle.
-            unsafe { self.gpu.driver().ipc_open(&raw mut start, IpcByValue(handle), JOIN_GPUS)? };
+            // SAFETY: the out-parameter is writable; the driver checks the handle.
+            unsafe { self.gpu.driver().ipc_open(&raw mut start, IpcByValue(handle), ENABLE_PEER_ACCESS)? };
             self.opened.push(start);
             if pointer::locate(start as *const u8, len).is_err() {
-                return refuse("it is shorter than its owner says".to_owned());
+                return refuse("it is shorter than its owner announced".to_owned());
             }
             start
         };
         let Some(start) = NonNull::new(start as *mut u8) else {
-            return refuse("the driver says that it is nowhere".to_owned());
+            return refuse("the driver returned a null address".to_owned());
         };
-        // SAFETY: the memory is as long, as the driver says, and its owner keeps it until this has closed it.
+        // SAFETY: the driver confirmed the length, and the owner keeps the memory until this rank has closed it.
         Ok(unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) })
     }
 
     fn close(&mut self) -> bool {
         let mut all = true;
         for start in self.opened.drain(..) {
-            // SAFETY: it was opened, and nothing reads it any more.
+            // SAFETY: it was opened above, and nothing reads it any more.
             let close = |_| unsafe { self.gpu.driver().ipc_close(start) };
-            // In a context that is broken everything fails.
+            // In a broken context every call fails.
             if let Err(failure) = self.gpu.enter().and_then(close) {
                 log::debug!("{failure}");
                 all = false;

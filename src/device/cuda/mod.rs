@@ -1,38 +1,38 @@
-//! NVIDIA GPUs: reductions by flexring's own kernels, copies, and calls that take effect in streams.
+//! NVIDIA GPUs: reductions by flexring's own kernels, copies, and calls that are ordered in CUDA streams.
 //!
 //! Owns all work on a GPU. Must not know ranks, links or schedules, nor how the driver is opened: that is `cuda_driver`.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `objects` | what the driver makes, each with its owner |
-//! | `image`, `nvrtc` | the kernels' machine code, or their source and its compiler |
-//! | `batch` | what a launch is told |
-//! | `device` | the device: which stream does which job |
-//! | `found` | which GPUs there are |
-//! | `buffer` | vectors that users keep on a GPU, and parts of them |
-//! | `vector` | vectors that calls take |
-//! | `ipc` | memory between the processes of a node |
-//! | `order` | calls that take effect in the caller's stream |
-//! | `alone` | the device without ranks, to be measured |
-//! | `pointer` | whose memory an address is |
+//! | `objects` | RAII types for the driver's handles |
+//! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
+//! | `batch` | the kernel launch parameters |
+//! | `device` | the device: which stream runs which job |
+//! | `inventory` | the GPUs that this process sees |
+//! | `buffer` | users' buffers on a GPU, and slices of them |
+//! | `vector` | the vector types that calls accept |
+//! | `ipc` | GPU memory shared between the processes of a node |
+//! | `stream_order` | the order of calls in the caller's stream |
+//! | `standalone` | the device without ranks, for benchmarks |
+//! | `pointer` | whether an address is host or GPU memory |
 
-mod alone;
 pub mod batch;
 mod buffer;
 mod device;
-mod found;
 pub mod image;
+mod inventory;
 pub(crate) mod ipc;
 mod nvrtc;
 pub(crate) mod objects;
-pub(crate) mod order;
 pub(crate) mod pointer;
+mod standalone;
+pub(crate) mod stream_order;
 mod vector;
 
-#[doc(hidden)]
-pub use alone::Alone;
 pub use buffer::{GpuBuffer, GpuSlice};
 pub use device::Cuda;
 pub(crate) use device::HostSide;
-pub use found::{GpuFacts, gpu_facts, gpus};
+pub use inventory::{GpuInfo, gpu_count, gpu_info};
+#[doc(hidden)]
+pub use standalone::StandaloneDevice;
 pub use vector::GpuVector;

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 
 /// What every function returns: 0 if all is well.
-type Code = c_int;
+type NvrtcCode = c_int;
 
 /// What the library may be called, the newest first. It never changes behind such a name.
 const NAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
 
 /// What it takes to have one.
-pub(super) const MEND: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package, PyPI's nvidia-cuda-nvrtc, or a toolkit \
+pub(super) const FIX: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package, PyPI's nvidia-cuda-nvrtc, or a toolkit \
      that CUDA_HOME names), or build flexring where nvcc is";
 
 /// A source file with its headers.
-pub(super) struct Source<'a> {
+pub(super) struct KernelSource<'a> {
     pub(super) name: &'a CStr,
     pub(super) text: &'a CStr,
     /// Names and texts.
@@ -37,7 +37,7 @@ pub(super) struct Nvrtc {
 
 #[derive(Debug)]
 struct Functions {
-    error_string: unsafe extern "C" fn(Code) -> *const c_char,
+    error_string: unsafe extern "C" fn(NvrtcCode) -> *const c_char,
     create: unsafe extern "C" fn(
         *mut *mut c_void,
         *const c_char,
@@ -45,15 +45,15 @@ struct Functions {
         c_int,
         *const *const c_char,
         *const *const c_char,
-    ) -> Code,
-    destroy: unsafe extern "C" fn(*mut *mut c_void) -> Code,
-    compile: unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> Code,
-    log_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
-    log: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
-    cubin_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
-    cubin: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
-    ptx_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
-    ptx: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+    ) -> NvrtcCode,
+    destroy: unsafe extern "C" fn(*mut *mut c_void) -> NvrtcCode,
+    compile: unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> NvrtcCode,
+    log_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> NvrtcCode,
+    log: unsafe extern "C" fn(*mut c_void, *mut c_char) -> NvrtcCode,
+    cubin_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> NvrtcCode,
+    cubin: unsafe extern "C" fn(*mut c_void, *mut c_char) -> NvrtcCode,
+    ptx_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> NvrtcCode,
+    ptx: unsafe extern "C" fn(*mut c_void, *mut c_char) -> NvrtcCode,
 }
 
 /// A function of an open library.
@@ -106,11 +106,11 @@ impl Nvrtc {
         let library = library.ok_or_else(|| "there is no NVRTC: libnvrtc.so is not found".to_owned())?;
         // SAFETY: the types are those of nvrtc.h, with enums as the integers that they are.
         unsafe {
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Code =
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcCode =
                 function(library, c"nvrtcVersion")?;
-            let count: unsafe extern "C" fn(*mut c_int) -> Code =
+            let count: unsafe extern "C" fn(*mut c_int) -> NvrtcCode =
                 function(library, c"nvrtcGetNumSupportedArchs")?;
-            let list: unsafe extern "C" fn(*mut c_int) -> Code =
+            let list: unsafe extern "C" fn(*mut c_int) -> NvrtcCode =
                 function(library, c"nvrtcGetSupportedArchs")?;
             let functions = Functions {
                 error_string: function(library, c"nvrtcGetErrorString")?,
@@ -125,10 +125,10 @@ impl Nvrtc {
                 ptx: function(library, c"nvrtcGetPTX")?,
             };
             let (mut major, mut minor, mut many) = (0, 0, 0);
-            functions.told("nvrtcVersion", version(&raw mut major, &raw mut minor))?;
-            functions.told("nvrtcGetNumSupportedArchs", count(&raw mut many))?;
+            functions.check("nvrtcVersion", version(&raw mut major, &raw mut minor))?;
+            functions.check("nvrtcGetNumSupportedArchs", count(&raw mut many))?;
             let mut architectures = vec![0; usize::try_from(many).unwrap_or(0)];
-            functions.told("nvrtcGetSupportedArchs", list(architectures.as_mut_ptr()))?;
+            functions.check("nvrtcGetSupportedArchs", list(architectures.as_mut_ptr()))?;
             let mut architectures: Vec<u32> =
                 architectures.into_iter().filter_map(|number: c_int| number.try_into().ok()).collect();
             architectures.sort_unstable();
@@ -149,13 +149,13 @@ impl Nvrtc {
     /// Compiles to machine code for `sm_…`, or to PTX for `compute_…`; says why it cannot.
     pub(super) fn compile(
         &self,
-        source: &Source<'_>,
+        source: &KernelSource<'_>,
         architecture: &str,
         more: &[&str],
     ) -> Result<Vec<u8>, String> {
         let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();
         let texts: Vec<*const c_char> = source.headers.iter().map(|(_, text)| text.as_ptr()).collect();
-        let mut program = Program { handle: null_mut(), functions: &self.functions };
+        let mut program = NvrtcProgram { handle: null_mut(), functions: &self.functions };
         // SAFETY: all texts end with a zero and outlive the call, which copies them; there are as many of each.
         let code = unsafe {
             (self.functions.create)(
@@ -167,7 +167,7 @@ impl Nvrtc {
                 names.as_ptr(),
             )
         };
-        self.functions.told("nvrtcCreateProgram", code)?;
+        self.functions.check("nvrtcCreateProgram", code)?;
 
         let words = more.iter().map(|word| (*word).to_owned());
         let words = words.chain([format!("--gpu-architecture={architecture}")]);
@@ -176,7 +176,7 @@ impl Nvrtc {
         // SAFETY: the program is there, and the words end with a zero and outlive the call.
         let code =
             unsafe { (self.functions.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr()) };
-        if let Err(failed) = self.functions.told("nvrtcCompileProgram", code) {
+        if let Err(failed) = self.functions.check("nvrtcCompileProgram", code) {
             let log = program.read(self.functions.log_size, self.functions.log).unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
             return Err(format!("{failed}: {}", log.trim_matches(|letter| letter == '\0' || letter == '\n')));
@@ -191,7 +191,7 @@ impl Nvrtc {
 
 impl Functions {
     /// What a function returned, in words if it failed.
-    fn told(&self, function: &str, code: Code) -> Result<(), String> {
+    fn check(&self, function: &str, code: NvrtcCode) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }
@@ -207,30 +207,30 @@ impl Functions {
 }
 
 /// What is being compiled.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     /// Null before it is created.
     handle: *mut c_void,
     functions: &'a Functions,
 }
 
-impl Program<'_> {
+impl NvrtcProgram<'_> {
     /// What one function writes, as large as the other says.
     fn read(
         &self,
-        size: unsafe extern "C" fn(*mut c_void, *mut usize) -> Code,
-        write: unsafe extern "C" fn(*mut c_void, *mut c_char) -> Code,
+        size: unsafe extern "C" fn(*mut c_void, *mut usize) -> NvrtcCode,
+        write: unsafe extern "C" fn(*mut c_void, *mut c_char) -> NvrtcCode,
     ) -> Result<Vec<u8>, String> {
         let mut len = 0;
         // SAFETY: the program is there, and the size may be written.
-        self.functions.told("NVRTC", unsafe { size(self.handle, &raw mut len) })?;
+        self.functions.check("NVRTC", unsafe { size(self.handle, &raw mut len) })?;
         let mut bytes = vec![0u8; len];
         // SAFETY: there is room for what the library said that it would write.
-        self.functions.told("NVRTC", unsafe { write(self.handle, bytes.as_mut_ptr().cast()) })?;
+        self.functions.check("NVRTC", unsafe { write(self.handle, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: it was created, and nobody else has it.

@@ -3,8 +3,10 @@
 //! Owns the order of destruction: each holds its GPU, whose context outlives it. Freeing logs and never panics. Must not
 //! know what is computed or moved.
 
-use super::found::{GpuFacts, gpu_facts};
-use crate::cuda_driver::{Address, Driver, Failure, Handle, NOT_READY, driver, in_use};
+use super::inventory::{GpuInfo, gpu_info};
+use crate::cuda_driver::{
+    Address, Driver, DriverError, DriverHandle, DriverResult, NOT_READY, driver, in_use,
+};
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
@@ -18,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 /// Says what could not be given back.
-fn freed(told: std::result::Result<(), Failure>) {
+fn log_failure(told: DriverResult) {
     if let Err(failure) = told {
         // After an error that sticks to the context everything fails, and the context's end frees it all.
         log::debug!("{failure}");
@@ -31,7 +33,7 @@ pub(crate) struct Gpu {
     /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
     device: c_int,
-    context: Handle,
+    context: DriverHandle,
     pub name: String,
     /// The numbers of its compute capability.
     pub capability: (u32, u32),
@@ -48,7 +50,7 @@ impl Gpu {
     /// # Errors
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
-        let GpuFacts { name, capability, .. } = gpu_facts(ordinal as usize)?;
+        let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
         let driver = driver().map_err(|why| Error::unsupported(why))?;
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: the places may be written.
@@ -73,7 +75,7 @@ impl Gpu {
 
     /// The NUMA node that the GPU with this number is nearest to, as far as driver and kernel know.
     pub(crate) fn node(ordinal: u32) -> Option<u32> {
-        let address = gpu_facts(ordinal as usize).ok()?.address;
+        let address = gpu_info(ordinal as usize).ok()?.address;
         let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
         node.trim().parse().ok()
     }
@@ -86,17 +88,17 @@ impl Gpu {
     ///
     /// # Errors
     /// `System` if the context is no more.
-    pub(crate) fn enter(&self) -> std::result::Result<Entered<'_>, Failure> {
+    pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
-        Ok(Entered { gpu: self, thread: PhantomData })
+        Ok(CurrentContext { gpu: self, thread: PhantomData })
     }
 
     /// Whether a stream is of this GPU's context. NULL is the default stream of whichever is current.
     ///
     /// # Safety
     /// The stream is live, or NULL.
-    pub(crate) unsafe fn has_stream(&self, stream: Handle) -> std::result::Result<bool, Failure> {
+    pub(crate) unsafe fn has_stream(&self, stream: DriverHandle) -> std::result::Result<bool, DriverError> {
         let _entered = self.enter()?;
         let mut context = null_mut();
         // SAFETY: the caller vouches for the stream, and the place may be written.
@@ -108,7 +110,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // SAFETY: the context was retained once, and everything made in it is gone, as all of it holds `self`.
-        freed(unsafe { self.driver.primary_release(self.device) });
+        log_failure(unsafe { self.driver.primary_release(self.device) });
     }
 }
 
@@ -119,24 +121,24 @@ impl std::fmt::Debug for Gpu {
 }
 
 /// A thread on which a GPU's context is current.
-pub(crate) struct Entered<'a> {
+pub(crate) struct CurrentContext<'a> {
     gpu: &'a Gpu,
     /// It must be left on the thread that entered.
     thread: PhantomData<*const ()>,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         let mut context = null_mut();
         // SAFETY: the place may be written; what was pushed on this thread is popped from it.
-        freed(unsafe { self.gpu.driver.context_pop(&raw mut context) });
+        log_failure(unsafe { self.gpu.driver.context_pop(&raw mut context) });
     }
 }
 
 /// A queue of work that waits for no other stream by itself.
 pub(crate) struct Stream {
     gpu: Arc<Gpu>,
-    raw: Handle,
+    raw: DriverHandle,
 }
 
 // SAFETY: a stream may be used from any thread; the driver locks.
@@ -170,12 +172,12 @@ impl Stream {
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 
-    pub(crate) fn raw(&self) -> Handle {
+    pub(crate) fn raw(&self) -> DriverHandle {
         self.raw
     }
 
     /// What comes after this in the stream waits for what the event has recorded.
-    pub(crate) fn wait(&self, event: &Event) -> std::result::Result<(), Failure> {
+    pub(crate) fn wait(&self, event: &StreamEvent) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { event.wait_in(self.raw) }
     }
@@ -184,14 +186,14 @@ impl Stream {
     ///
     /// # Safety
     /// Both are valid, and apart, until the copy is over.
-    pub(crate) unsafe fn copy(&self, into: Piece, from: Piece) -> std::result::Result<(), Failure> {
+    pub(crate) unsafe fn copy(&self, into: Piece, from: Piece) -> DriverResult {
         let (into, from, len) = (address(into), address(from), into.len().min(from.len()));
         // SAFETY: the caller vouches for the memory; the stream is live.
         unsafe { self.gpu.driver.memory_copy(into, from, len, self.raw) }
     }
 
     /// Waits until everything in the stream is done.
-    pub(crate) fn synchronize(&self) -> std::result::Result<(), Failure> {
+    pub(crate) fn synchronize(&self) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { self.gpu.driver.stream_synchronize(self.raw) }
     }
@@ -201,23 +203,23 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the stream is live, and nobody uses it any more. What is in it is carried out.
-            freed(unsafe { self.gpu.driver.stream_destroy(self.raw) });
+            log_failure(unsafe { self.gpu.driver.stream_destroy(self.raw) });
         }
     }
 }
 
 /// A point in a stream.
-pub(crate) struct Event {
+pub(crate) struct StreamEvent {
     gpu: Arc<Gpu>,
-    raw: Handle,
+    raw: DriverHandle,
 }
 
 // SAFETY: an event may be used from any thread; the driver locks.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for StreamEvent {}
 
-impl Event {
+impl StreamEvent {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
@@ -227,7 +229,7 @@ impl Event {
     }
 
     /// Stands for what is in the stream now, and no longer for what it stood for.
-    pub(crate) fn record(&self, stream: &Stream) -> std::result::Result<(), Failure> {
+    pub(crate) fn record(&self, stream: &Stream) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { self.record_in(stream.raw) }
     }
@@ -236,7 +238,7 @@ impl Event {
     ///
     /// # Safety
     /// The stream is live, or NULL.
-    pub(crate) unsafe fn record_in(&self, stream: Handle) -> std::result::Result<(), Failure> {
+    pub(crate) unsafe fn record_in(&self, stream: DriverHandle) -> DriverResult {
         // SAFETY: the caller vouches for the stream; the event is live.
         unsafe { self.gpu.driver.event_record(self.raw, stream) }
     }
@@ -245,27 +247,27 @@ impl Event {
     ///
     /// # Safety
     /// The stream is live, or NULL.
-    pub(crate) unsafe fn wait_in(&self, stream: Handle) -> std::result::Result<(), Failure> {
+    pub(crate) unsafe fn wait_in(&self, stream: DriverHandle) -> DriverResult {
         // SAFETY: the caller vouches for the stream; the event is live.
         unsafe { self.gpu.driver.stream_wait_event(stream, self.raw, 0) }
     }
 
     /// Whether all that it stands for is done.
-    pub(crate) fn is_over(&self) -> std::result::Result<bool, Failure> {
+    pub(crate) fn is_over(&self) -> std::result::Result<bool, DriverError> {
         // SAFETY: the event is live.
         match unsafe { self.gpu.driver.event_query(self.raw) } {
             Ok(()) => Ok(true),
-            Err(Failure { code: Some(NOT_READY), .. }) => Ok(false),
+            Err(DriverError { code: Some(NOT_READY), .. }) => Ok(false),
             Err(failure) => Err(failure),
         }
     }
 }
 
-impl Drop for Event {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the event is live, and nobody uses it any more.
-            freed(unsafe { self.gpu.driver.event_destroy(self.raw) });
+            log_failure(unsafe { self.gpu.driver.event_destroy(self.raw) });
         }
     }
 }
@@ -323,7 +325,7 @@ impl Drop for GpuMemory {
         }
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the memory was allocated so. Freeing it waits for the GPU.
-            freed(unsafe { self.gpu.driver.memory_free(address(self.piece)) });
+            log_failure(unsafe { self.gpu.driver.memory_free(address(self.piece)) });
         }
     }
 }
@@ -361,13 +363,13 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the memory was registered so.
-            freed(unsafe { self.gpu.driver.host_unregister(self.piece.as_ptr().cast()) });
+            log_failure(unsafe { self.gpu.driver.host_unregister(self.piece.as_ptr().cast()) });
         }
     }
 }
 
-/// Words in the host's memory that both it and the streams of a GPU read and write.
-pub(crate) struct Words {
+/// PinnedWords in the host's memory that both it and the streams of a GPU read and write.
+pub(crate) struct PinnedWords {
     gpu: Arc<Gpu>,
     start: NonNull<AtomicU32>,
     len: usize,
@@ -375,11 +377,11 @@ pub(crate) struct Words {
 }
 
 // SAFETY: the words are atomics, which any thread may use.
-unsafe impl Send for Words {}
+unsafe impl Send for PinnedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for PinnedWords {}
 
-impl Words {
+impl PinnedWords {
     /// `len` words, all zero.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let _entered = gpu.enter()?;
@@ -393,7 +395,7 @@ impl Words {
                 CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP,
             )?;
             if let Err(failure) = gpu.driver.host_address(&raw mut address, start, 0) {
-                freed(gpu.driver.host_free(start));
+                log_failure(gpu.driver.host_free(start));
                 return Err(failure.into());
             }
         }
@@ -416,11 +418,11 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for PinnedWords {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the memory was allocated so, and no stream waits at it, as its owner made sure.
-            freed(unsafe { self.gpu.driver.host_free(self.start.as_ptr().cast()) });
+            log_failure(unsafe { self.gpu.driver.host_free(self.start.as_ptr().cast()) });
         }
     }
 }
@@ -428,13 +430,13 @@ impl Drop for Words {
 /// Code that a GPU runs.
 pub(crate) struct Module {
     gpu: Arc<Gpu>,
-    raw: Handle,
+    raw: DriverHandle,
 }
 
 /// A kernel of a module, and how it is launched so that it fills the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
-    raw: Handle,
+    raw: DriverHandle,
     /// Blocks that fill the GPU.
     pub blocks: u32,
     /// Threads of a block.
@@ -490,12 +492,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The kernel takes an `A` and is of the stream's GPU; all memory that it says is valid until the launch is over.
-    pub(crate) unsafe fn launch<A>(
-        &self,
-        stream: &Stream,
-        (x, y): (u32, u32),
-        argument: &A,
-    ) -> std::result::Result<(), Failure> {
+    pub(crate) unsafe fn launch<A>(&self, stream: &Stream, (x, y): (u32, u32), argument: &A) -> DriverResult {
         let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
         // SAFETY: the caller vouches for the argument; the stream and the module are live.
         unsafe {
@@ -520,7 +517,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the module is live, and nothing of it runs any more, as its owner made sure.
-            freed(unsafe { self.gpu.driver.module_unload(self.raw) });
+            log_failure(unsafe { self.gpu.driver.module_unload(self.raw) });
         }
     }
 }

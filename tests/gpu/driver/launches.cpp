@@ -209,7 +209,7 @@ SIMCUDA_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!value || attribute < 0 || attribute > 9) return CUDA_ERROR_INVALID_VALUE;
         constexpr int max_threads = 0, registers = 4;
-        *value = attribute == max_threads ? flexring::kMostThreads : attribute == registers ? 32 : 0;
+        *value = attribute == max_threads ? flexring::kMaxThreads : attribute == registers ? 32 : 0;
         return CUDA_SUCCESS;
     });
 }
@@ -218,7 +218,7 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
                                                                     size_t) {
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!blocks || block <= 0) return CUDA_ERROR_INVALID_VALUE;
-        *blocks = block > flexring::kMostThreads ? 0 : 2048 / block;
+        *blocks = block > flexring::kMaxThreads ? 0 : 2048 / block;
         return CUDA_SUCCESS;
     });
 }
@@ -227,7 +227,7 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, 
                                                          size_t, int limit) {
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!grid || !block || limit < 0) return CUDA_ERROR_INVALID_VALUE;
-        *block = limit ? std::min(limit, flexring::kMostThreads) : flexring::kMostThreads;
+        *block = limit ? std::min(limit, flexring::kMaxThreads) : flexring::kMaxThreads;
         *grid = 2 * (2048 / *block);
         return CUDA_SUCCESS;
     });
@@ -240,7 +240,7 @@ SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, uns
         const auto& functions = world().functions;
         auto found = functions.find(function);
         if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
-        constexpr unsigned most = flexring::kMostThreads;
+        constexpr unsigned most = flexring::kMaxThreads;
         if (grid_x == 0 || grid_x > 2147483647u || grid_y == 0 || grid_y > 65535u) return CUDA_ERROR_INVALID_VALUE;
         if (block_x == 0 || block_x > most || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
         // flexring's kernels count neither in z nor in a block's y.

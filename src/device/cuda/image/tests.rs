@@ -20,7 +20,7 @@ fn nvrtc() -> Option<Nvrtc> {
 }
 
 /// What is compiled in no time.
-const SMALL: Source<'static> = Source {
+const SMALL: KernelSource<'static> = KernelSource {
     name: c"small.cu",
     text: c"#include \"name.h\"\nextern \"C\" __global__ void NAME(int* at) { *at = 1; }",
     headers: &[(c"name.h", c"#define NAME small")],
@@ -128,7 +128,7 @@ fn a_source_that_is_wrong_is_refused_in_its_compilers_words() {
     if nvrtc().is_none() {
         return;
     }
-    let wrong = Source { text: c"void kernel() { none(); }", ..SMALL };
+    let wrong = KernelSource { text: c"void kernel() { none(); }", ..SMALL };
     let error = compiled(&wrong, Some(&wheels()), None, 9, 0).expect_err("it is wrong");
     assert_eq!(error.kind(), ErrorKind::Internal);
     assert!(error.message().contains("for sm_90: nvrtcCompileProgram failed: "), "{error}");

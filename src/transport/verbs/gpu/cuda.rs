@@ -5,7 +5,7 @@
 use super::flush::WriteOrdering;
 use super::gdr_mode::GdrUnavailable;
 use super::register::{AddressRange, GpuDriver};
-use crate::cuda_driver::{self, Failure, Handle};
+use crate::cuda_driver::{self, DriverError, DriverHandle};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUmemRangeHandleType as HandleType, CUmemorytype,
     CUpointer_attribute as PointerAttribute,
@@ -17,7 +17,7 @@ use std::ptr::null_mut;
 /// CUDA's driver.
 pub(super) struct CudaQueries(&'static cuda_driver::Driver);
 
-fn words(failure: Failure) -> String {
+fn words(failure: DriverError) -> String {
     failure.to_string()
 }
 
@@ -38,7 +38,7 @@ impl CudaQueries {
         // SAFETY: the attribute is the address of a context, or zero.
         let context =
             unsafe { self.0.pointer::<usize>(PointerAttribute::CU_POINTER_ATTRIBUTE_CONTEXT, address) };
-        let context = context.unwrap_or(0) as Handle;
+        let context = context.unwrap_or(0) as DriverHandle;
         // SAFETY: the context is that of an allocation that exists, so it does.
         let pushed = !context.is_null() && unsafe { self.0.context_push(context) }.is_ok();
         let result = call();

@@ -1,6 +1,6 @@
-//! Which GPUs this process sees.
+//! The GPUs that this process sees.
 //!
-//! Owns what is told of them without using any: no context is made. Must not know what they are for.
+//! Owns the queries that need no context. Must not know what the GPUs are used for.
 
 use crate::cuda_driver::driver;
 use crate::error::{Error, Result};
@@ -8,52 +8,52 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use serde::Serialize;
 use std::ffi::{CStr, c_int};
 
-/// A GPU.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GpuFacts {
-    /// Its number among those that this process sees.
+pub struct GpuInfo {
+    /// Its index among the GPUs that this process sees.
     pub number: usize,
-    /// What it is called.
+    /// Product name, such as `NVIDIA H200`.
     pub name: String,
-    /// The numbers of its compute capability.
+    /// Compute capability: major and minor.
     pub capability: (u32, u32),
     /// Its PCI address, such as `0000:1b:00.0`.
     pub address: String,
-    /// Bytes of memory.
+    /// Size of its memory in bytes.
     pub memory: u64,
 }
 
-/// How many GPUs this process sees.
+/// The number of GPUs that this process sees.
 ///
 /// # Errors
 /// `Unsupported` without a driver.
-pub fn gpus() -> Result<usize> {
+pub fn gpu_count() -> Result<usize> {
     let driver = driver().map_err(|why| Error::unsupported(why))?;
     Ok(driver.count()?)
 }
 
-/// What there is to tell of the GPU with this number.
+/// The properties of the GPU with this index.
 ///
 /// # Errors
-/// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if it cannot be asked.
-pub fn gpu_facts(number: usize) -> Result<GpuFacts> {
+/// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if a query fails.
+pub fn gpu_info(number: usize) -> Result<GpuInfo> {
     let driver = driver().map_err(|why| Error::unsupported(why))?;
     let count = driver.count()?;
     if number >= count {
-        let words = format!("there is no GPU {number}: this process sees {count}");
-        return Err(Error::invalid_argument(words));
+        let message = format!("there is no GPU {number}: this process sees {count}");
+        return Err(Error::invalid_argument(message));
     }
     let ask = |attribute| driver.attribute(number, attribute).map(i32::unsigned_abs);
     let (mut device, mut name, mut memory) = (0, [0; 128], 0);
-    // SAFETY: the places may be written and are as long as is said.
+    // SAFETY: the out-parameters are writable and as long as the arguments say.
     unsafe {
         driver.device_get(&raw mut device, number as c_int)?;
         driver.device_name(name.as_mut_ptr(), name.len() as c_int - 1, device)?;
         driver.device_memory(&raw mut memory, device)?;
     }
-    // SAFETY: the driver wrote a text, and the last byte is zero whatever it wrote.
+    // SAFETY: the driver writes at most 127 bytes, so the last byte is zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    Ok(GpuFacts {
+    Ok(GpuInfo {
         number,
         name,
         capability: (

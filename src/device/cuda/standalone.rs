@@ -1,6 +1,6 @@
 //! The device by itself, without ranks.
 //!
-//! Owns a device that jobs are put into one after the other, so that `bench/gpu_reduce` measures what runs. Must not know
+//! Owns a device that reduces vectors of one GPU, so that `bench/gpu_reduce` measures the code that calls run. Must not know
 //! what is measured.
 
 use super::device::{Cuda, HostSide};
@@ -12,10 +12,10 @@ use crate::memory::Arena;
 use std::sync::Arc;
 
 /// A device that reduces vectors of one GPU.
-pub struct Alone(Cuda);
+pub struct StandaloneDevice(Cuda);
 
-impl Alone {
-    /// The device of this GPU.
+impl StandaloneDevice {
+    /// The device of the GPU with the index `gpu`.
     ///
     /// # Errors
     /// As for [`GpuBuffer::new`]; `Unsupported` if the GPU cannot run the kernels.
@@ -23,12 +23,13 @@ impl Alone {
         const SLOT: usize = 4096;
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let arena = Arc::new(Arena::new(SLOT)?);
-        let pool = arena.piece(0, SLOT).ok_or_else(|| Error::internal("an arena has room"))?;
+        let pool =
+            arena.piece(0, SLOT).ok_or_else(|| Error::internal("the arena is too small for a slot"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
         Ok(Self(Cuda::new(&gpu, &host)?))
     }
 
-    /// Sums up vectors, in jobs of `grain` elements, and waits until that is done.
+    /// Sums `vectors` into `into`, in jobs of `grain` elements, and waits for the result.
     ///
     /// # Errors
     /// `InvalidArgument` if the lengths differ; `System` if the GPU fails.
@@ -65,8 +66,8 @@ impl Alone {
     }
 }
 
-impl std::fmt::Debug for Alone {
+impl std::fmt::Debug for StandaloneDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Alone")
+        f.write_str("StandaloneDevice")
     }
 }
