@@ -4,7 +4,7 @@
 use crate::harness::{Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::config::{Algorithm, Lowering, Size};
-use flexring::device::cuda::{GpuBuffer, gpu_facts, gpus};
+use flexring::device::cuda::{GpuBuffer, gpu_count, gpu_info};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
@@ -16,7 +16,7 @@ const OPS: [ReduceOp; 6] =
 
 /// Whether the GPU is a simulated one, which takes its time.
 fn is_simulated() -> bool {
-    gpu_facts(0).is_ok_and(|gpu| gpu.name.starts_with("simulated"))
+    gpu_info(0).is_ok_and(|gpu| gpu.name.starts_with("simulated"))
 }
 
 /// Any bits as an element, and whether two elements are the same but for what a NaN carries.
@@ -255,7 +255,7 @@ fn calls_take_their_place_in_streams_that_are_busy() {
         let setup = Setup::new(world, 2);
         let all = Barrier::new(setup.ranks);
         spawn(&setup, |comm| {
-            let context = CudaContext::new(comm.rank() % gpus().expect("a driver")).expect("a GPU");
+            let context = CudaContext::new(comm.rank() % gpu_count().expect("a driver")).expect("a GPU");
             // Of different lengths, so that calls in other streams overtake them if they can.
             let count = |stream: usize, round: usize| [5000, 70_001, 333][(stream + round) % 3];
             let value = |stream: usize, round: usize, rank: usize, at: usize| {
@@ -299,7 +299,7 @@ fn one_stream_runs_many_calls_in_order() {
     let setup = Setup::new(World::Gpu, 2);
     let all = Barrier::new(setup.ranks);
     spawn(&setup, |comm| {
-        let context = CudaContext::new(comm.rank() % gpus().expect("a driver")).expect("a GPU");
+        let context = CudaContext::new(comm.rank() % gpu_count().expect("a driver")).expect("a GPU");
         let given: Vec<Vec<f32>> = (0..calls).map(|call| vec![(call + comm.rank()) as f32; 10_007]).collect();
         let mut busy = Busy::new(&context, &given, 1, ballast);
         all.wait();
@@ -365,7 +365,7 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
     }
     let name = test_name(module_path!(), test);
     let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
-        let gpu = comm.rank() % gpus().expect("a driver");
+        let gpu = comm.rank() % gpu_count().expect("a driver");
         let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
         vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
         comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("all ranks make the first call");

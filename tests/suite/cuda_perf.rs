@@ -1,7 +1,7 @@
 //! `flexring perf --device cuda`, `doctor` and `env` about GPUs, run as their users run them. Runs where `WORLDS=gpu`, but
 //! for what is told where there is no driver.
 
-use flexring::device::cuda::{gpu_facts, gpus};
+use flexring::device::cuda::{gpu_count, gpu_info};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -75,11 +75,11 @@ fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    let ranks = gpus().expect("a driver") + 1;
+    let ranks = gpu_count().expect("a driver") + 1;
     let words = format!("perf --device cuda --ranks {ranks} -b 1K -e 1K --json {}", path.display());
     let (code, out, err) = run(&words, &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{out}");
-    let name = gpu_facts(0).expect("a GPU").name;
+    let name = gpu_info(0).expect("a GPU").name;
     let words = format!("\n# {ranks} ranks share {} GPU", ranks - 1);
     assert_eq!(out.matches(&words).count(), 1, "{words} in {out}");
     assert!(out.contains(&format!("({name})\n")), "{out}");
@@ -137,9 +137,9 @@ fn doctor_tells_of_gpus_and_kernels() {
     assert_eq!(report["build"]["kernels"], kernels);
     assert!(words.contains(&format!("\n           GPU kernels: {kernels}\n")), "{words}");
     let cuda = &report["gpus"]["cuda"];
-    match gpus() {
+    match gpu_count() {
         Ok(_) => {
-            let gpu = gpu_facts(0).expect("a GPU");
+            let gpu = gpu_info(0).expect("a GPU");
             let (major, minor) = gpu.capability;
             assert_eq!(cuda["devices"][0]["capability"], format!("{major}.{minor}"));
             let line = format!("CUDA 0: {}, compute capability {major}.{minor}, ", gpu.name);
@@ -158,7 +158,7 @@ fn doctor_tells_of_gpus_and_kernels() {
 
 #[test]
 fn without_a_driver_it_says_what_to_do() {
-    if gpus().is_ok() || Path::new("/dev/nvidiactl").exists() {
+    if gpu_count().is_ok() || Path::new("/dev/nvidiactl").exists() {
         return eprintln!("skipped: there is a driver");
     }
     for words in ["perf --device cuda --ranks 2", "perf --device cuda"] {

@@ -8,7 +8,7 @@
 
 use flexring::DType;
 use flexring::config::Simd;
-use flexring::device::cuda::batch::{Batch, Filling, OPERANDS, Operand};
+use flexring::device::cuda::batch::{Batch, BatchBuilder, KernelOperand, OPERANDS};
 use flexring::device::cuda::image::{COPY, symbol};
 use flexring::device::host::Host;
 use flexring::device::{Arithmetic, Device, Finish, Job, Submitted};
@@ -243,10 +243,11 @@ impl Case {
         memories[self.destination()].vector()
     }
 
-    fn push(&self, filling: &mut Filling, memories: &mut [Memory]) -> bool {
+    fn push(&self, filling: &mut BatchBuilder, memories: &mut [Memory]) -> bool {
         let addresses: Vec<u64> =
             memories.iter_mut().map(|memory| memory.piece().as_ptr().addr() as u64).collect();
-        let operands = addresses.iter().zip(&self.factors).map(|(at, factor)| Operand::new(*at, *factor));
+        let operands =
+            addresses.iter().zip(&self.factors).map(|(at, factor)| KernelOperand::new(*at, *factor));
         let into = addresses[self.destination()];
         filling.push(into, self.count as u64, operands, NonZeroU32::new(self.divide))
     }
@@ -268,7 +269,7 @@ fn try_out(host: &mut Host, random: &mut Random, cases: &[Case]) {
 }
 
 fn try_out_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
-    let mut filling = Filling::default();
+    let mut filling = BatchBuilder::default();
     let mut memories: Vec<Vec<Memory>> =
         cases.iter().zip(inputs).map(|(case, inputs)| case.memories(inputs)).collect();
     for (case, memories) in cases.iter().zip(&mut memories) {
@@ -449,9 +450,9 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
                 for block in [1, 8, 40] {
                     let mut source = Memory::holding(&bytes[..len], from);
                     let mut target = Memory::holding(&vec![0; len], into);
-                    let mut filling = Filling::default();
+                    let mut filling = BatchBuilder::default();
                     let at = |memory: &mut Memory| memory.piece().as_ptr().addr() as u64;
-                    let operand = Operand::new(at(&mut source), None);
+                    let operand = KernelOperand::new(at(&mut source), None);
                     assert!(filling.push(at(&mut target), len as u64, std::iter::once(operand), None));
                     assert!(launch(COPY, (3, 1), block, filling.batch()));
                     assert_eq!(target.vector(), bytes[..len], "{len} bytes from {from} to {into}");
@@ -465,7 +466,7 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
 #[test]
 fn what_a_gpu_would_refuse_is_refused() {
     let Some(_) = host() else { return };
-    let filling = Filling::default();
+    let filling = BatchBuilder::default();
     assert!(!launch(c"flexring_sum_quad", (1, 1), 32, filling.batch()));
     assert!(!launch(COPY, (1, 1), 513, filling.batch()));
     assert!(!launch(COPY, (0, 1), 32, filling.batch()));

@@ -1,11 +1,11 @@
-//! Calls that take effect in the caller's stream.
+//! The order of calls in the caller's stream.
 //!
-//! Owns the two words that a call and a stream tell each other: *started*, the stream has come to the call, and *done*, the
-//! stream may go on. Must not know what a call does in between.
+//! Owns the two flags between a call and its stream: *started*, set when the stream reaches the call, and *finished*, for which
+//! the stream waits. Must not know what a call does in between.
 //!
-//! The stream writes the first and waits for the second by memory operations, which cost it nothing, or, where the driver
-//! lacks them, by functions that it calls on the host. Done is one counter, since calls end in the order in which they
-//! were put in streams; started is a word for each call, since streams come to them in any order.
+//! The stream sets the first and waits for the second by stream memory operations, which take no GPU time, or, where the
+//! driver lacks them, by host functions. Finished is one counter, because calls end in the order in which they were
+//! enqueued. Started is a word per call, because streams reach their calls in any order.
 
 use super::objects::{Gpu, PinnedWords, Stream, StreamEvent};
 use crate::cuda_driver::{Address, DriverError, DriverHandle};
@@ -19,43 +19,43 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Calls that may be under way at once. The next one waits for the oldest.
+/// The largest number of unfinished calls. The next call waits for the oldest one.
 const CALLS: usize = 4096;
-/// Where the counter of calls that are done stands, behind the words of those that are started.
+/// Index of the counter of finished calls, behind the words of started calls.
 const FINISHED: usize = CALLS;
-/// How long a thread sleeps between two polls at a word.
+/// How long a thread sleeps between two reads of a word.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-/// Naps between two questions whether the GPU is still well: a stream of a broken context comes to nothing any more.
+/// Polls between two health checks of the context: a stream of a broken context never reaches the call.
 const POLLS_PER_HEALTH_CHECK: u32 = 256;
-/// How long the end of a communicator waits for streams to pass what it had them wait for. They need nobody for that.
+/// How long the end of a communicator waits for streams to pass its waits. All of these are satisfied by then.
 const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The words of a communicator and a GPU.
+/// The stream order of one communicator on one GPU.
 pub(crate) struct StreamOrder {
     gpu: Arc<Gpu>,
     words: Arc<PinnedWords>,
-    /// Whether streams write and wait themselves.
+    /// Whether the driver has stream memory operations.
     memory_operations: bool,
-    /// Fails to tell when the context is broken, as everything does then; stands for nothing.
+    /// An event that was never recorded. Querying it fails if the context is broken.
     health_check: Arc<StreamEvent>,
     streams: Mutex<Streams>,
 }
 
 #[derive(Default)]
 struct Streams {
-    /// Calls so far.
+    /// Calls enqueued so far.
     calls: u32,
-    /// By stream, a point behind its last call.
+    /// By stream, an event behind its last call.
     passed: HashMap<usize, StreamEvent>,
 }
 
-/// One call's number, and where it is result.
+/// The number of one call, and the words that it uses.
 struct CallSlot {
     words: Arc<PinnedWords>,
     number: u32,
 }
 
-/// One call's slot in a stream. When it is dropped the stream goes on, whatever came of the call.
+/// One call's place in a stream. Dropping it lets the stream continue, whether the call succeeded or not.
 pub(crate) struct StreamGate {
     slot: CallSlot,
     gpu: Arc<Gpu>,
@@ -63,51 +63,51 @@ pub(crate) struct StreamGate {
 }
 
 impl StreamOrder {
+    /// Allocates the words and checks what the driver supports.
+    ///
     /// # Errors
     /// `System` if the GPU fails.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let words = Arc::new(PinnedWords::new(gpu, CALLS + 1)?);
         let memory_operations = supports_memory_operations(gpu, &words)?;
         if !memory_operations {
-            log::info!(
-                "{gpu:?} has no stream memory operations: streams wait for calls by functions on the host"
-            );
+            log::info!("{gpu:?} has no stream memory operations: streams wait for calls by host functions");
         }
         let health_check = Arc::new(StreamEvent::new(gpu)?);
         Ok(Self { gpu: Arc::clone(gpu), words, memory_operations, health_check, streams: Mutex::default() })
     }
 
-    /// Puts a call in a stream, NULL being the default one: what was put there before comes before it, and what is
-    /// put there later after it, and likewise for `other`, a stream that something of the call belongs to. Calls must end
-    /// in the order in which they were put in streams.
+    /// Enqueues a call in `stream` (NULL is the default stream): it runs after the earlier work of the stream and before the
+    /// later work, and likewise for `other`, a second stream that a buffer of the call belongs to. Calls must finish in the
+    /// order in which they were enqueued.
     ///
     /// # Errors
     /// `InvalidArgument` if the stream is of another context; `Unsupported` if it is being captured.
     pub(crate) fn enqueue(&self, stream: CallerStream, other: Option<CallerStream>) -> Result<StreamGate> {
         let stream = stream.handle();
         let other = other.map(CallerStream::handle).filter(|other| *other != stream);
-        // SAFETY: whoever made a caller's stream vouches that it is live.
+        // SAFETY: the creator of a `CallerStream` promised that it is live.
         if !stream.is_null() && !unsafe { self.gpu.has_stream(stream) }? {
-            let words = format!(
+            let message = format!(
                 "the stream is not of the primary context of {:?}, where the communicator works",
                 self.gpu
             );
-            return Err(Error::invalid_argument(words));
+            return Err(Error::invalid_argument(message));
         }
         let _entered = self.gpu.enter()?;
         let driver = self.gpu.driver();
         let mut capturing = 0;
-        // SAFETY: as above, and the slot may be written.
+        // SAFETY: as above, and the out-parameter is writable.
         unsafe { driver.stream_capturing(stream, &raw mut capturing)? };
         if capturing != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint {
-            let words = "the stream is being captured into a graph, but a call is made anew each time: call outside of the capture";
-            return Err(Error::unsupported(words));
+            let message = "the stream is being captured into a graph, which cannot replay a call: call outside of the capture";
+            return Err(Error::unsupported(message));
         }
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let number = streams.calls.wrapping_add(1);
-        // Not used again if this fails half-way.
+        // The number is not reused if this function fails below.
         streams.calls = number;
-        // Its word is free when the call that had it before is over.
+        // The word is free when the call that used it before has finished.
         while number.wrapping_sub(self.words.get(FINISHED).load(Ordering::Acquire)) > CALLS as u32 {
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -141,10 +141,10 @@ impl StreamOrder {
         })
     }
 
-    /// Has what comes later in one stream wait for what is in another.
+    /// Has the later work of `stream` wait for the current work of `other`.
     fn follow(&self, stream: DriverHandle, other: DriverHandle) -> Result<()> {
         let event = StreamEvent::new(&self.gpu)?;
-        // SAFETY: both are callers' streams. The driver keeps the event for as long as it is waited for.
+        // SAFETY: both streams are live. The driver keeps a destroyed event until no stream waits for it.
         unsafe {
             event.record_in(other)?;
             event.wait_in(stream)?;
@@ -166,10 +166,10 @@ impl Drop for StreamOrder {
         while !streams.passed.values().all(passed) {
             if Instant::now() > until {
                 log::warn!(
-                    "a stream of {:?} has not come to a call of a communicator that was ended",
+                    "a stream of {:?} has not reached a call of a communicator that has ended",
                     self.gpu
                 );
-                // It will look at the words when it does.
+                // The stream will still access the words, so they are leaked.
                 std::mem::forget(Arc::clone(&self.words));
                 return;
             }
@@ -179,7 +179,7 @@ impl Drop for StreamOrder {
 }
 
 impl StreamGate {
-    /// Waits until the stream has come to the call.
+    /// Waits until the stream reaches the call.
     ///
     /// # Errors
     /// The fault, if it is raised meanwhile; `System` if the GPU fails.
@@ -212,11 +212,11 @@ impl Drop for StreamGate {
     }
 }
 
-/// Tries whether streams can write words and wait for them.
+/// Tests whether the driver supports stream memory operations.
 fn supports_memory_operations(gpu: &Arc<Gpu>, words: &PinnedWords) -> Result<bool> {
     let stream = Stream::new(gpu)?;
     let entered = gpu.enter()?;
-    // SAFETY: the stream is live, and the words are until it is done. It waits for what is there already.
+    // SAFETY: the stream is live, and the words live until it is synchronized. The wait is satisfied already.
     let result = unsafe {
         gpu.driver()
             .stream_write_value(stream.raw(), words.address(0), 0, 0)
@@ -227,20 +227,24 @@ fn supports_memory_operations(gpu: &Arc<Gpu>, words: &PinnedWords) -> Result<boo
     Ok(result.is_ok())
 }
 
+/// Has a stream wait until the word at `at` reaches `number`.
+///
 /// # Safety
-/// The stream is live, and the word is until the stream has passed.
+/// The stream is live, and the word lives until the stream has passed.
 unsafe fn wait_in_stream(
     gpu: &Gpu,
     stream: DriverHandle,
     at: Address,
     number: u32,
 ) -> std::result::Result<(), DriverError> {
-    // Compares as counters do that begin anew after 2^32.
+    // Compares modulo 2^32, so the counter may wrap.
     let at_least = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-    // SAFETY: the caller vouches for both.
+    // SAFETY: the caller guarantees both.
     unsafe { gpu.driver().stream_wait_value(stream, at, number, at_least) }
 }
 
+/// Enqueues a host function that consumes a boxed `CallSlot`.
+///
 /// # Safety
 /// The stream is live.
 unsafe fn enqueue_host_function(
@@ -250,22 +254,26 @@ unsafe fn enqueue_host_function(
     slot: CallSlot,
 ) -> std::result::Result<(), DriverError> {
     let argument = Box::into_raw(Box::new(slot));
-    // SAFETY: the caller vouches for the stream; the function takes the slot, which is its own from now on.
+    // SAFETY: the caller guarantees the stream; the function takes ownership of the slot.
     unsafe { gpu.driver().launch_host_function(stream, function, argument.cast()) }.inspect_err(|_| {
-        // SAFETY: it was made above, and nobody else got it.
+        // SAFETY: it was allocated above, and the driver did not take it.
         drop(unsafe { Box::from_raw(argument) });
     })
 }
 
+/// Host function that marks the call as started.
+///
 /// # Safety
-/// `slot` is a boxed slot, which is given away.
+/// `slot` is a boxed `CallSlot`, whose ownership passes to this function.
 unsafe extern "C" fn store_started(slot: *mut c_void) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees it.
     let CallSlot { words, number } = *unsafe { Box::from_raw(slot.cast::<CallSlot>()) };
     words.get(number as usize % CALLS).store(number, Ordering::Release);
     leak_last(words);
 }
 
+/// Host function that waits until the call has finished.
+///
 /// # Safety
 /// As for [`store_started`].
 unsafe extern "C" fn wait_finished(slot: *mut c_void) {
@@ -277,8 +285,8 @@ unsafe extern "C" fn wait_finished(slot: *mut c_void) {
     leak_last(words);
 }
 
-/// Lets go of the words without freeing them: a function that the driver calls must not call the driver. Their order,
-/// which holds them too, outlives every function that is still to be called.
+/// Drops a reference to the words, but leaks the last one: a host function must not call the driver, as freeing does. The
+/// `StreamOrder` also holds the words and outlives every enqueued function, so nothing leaks normally.
 fn leak_last(words: Arc<PinnedWords>) {
     if let Some(last) = Arc::into_inner(words) {
         std::mem::forget(last);

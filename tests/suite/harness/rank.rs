@@ -36,8 +36,8 @@ mod on_gpu {
     pub use flexring::device::cuda::GpuBuffer;
     use std::any::TypeId;
 
-    pub fn gpus() -> usize {
-        flexring::device::cuda::gpus().expect("worlds of GPUs are tested where there is a driver")
+    pub fn gpu_count() -> usize {
+        flexring::device::cuda::gpu_count().expect("worlds of GPUs are tested where there is a driver")
     }
 
     impl Rank {
@@ -132,7 +132,7 @@ impl Rank {
     /// A rank of a world of this kind.
     pub fn new(communicator: Communicator, world: World, cache: &GpuVectorCache) -> Self {
         #[cfg(feature = "cuda")]
-        let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpus());
+        let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpu_count());
         #[cfg(not(feature = "cuda"))]
         let gpu = None;
         let _ = world;
