@@ -109,8 +109,8 @@ fn rdma(report: &DoctorReport, findings: &mut Findings) {
     // With devices of which none can be used somebody has had a mind to.
     let severity = if failure.is_some() { Severity::Problem } else { Severity::Note };
     let before = findings.0.len();
-    for PortDecision { device, port, port_use, .. } in &selection.decisions {
-        if let PortUse::Rejected(reason) = port_use
+    for PortDecision { device, port, outcome, .. } in &selection.decisions {
+        if let PortUse::Rejected(reason) = outcome
             && !reason.spare
             && !(reason.by_setting && (failure.is_none() || reason.fix.is_none()))
         {

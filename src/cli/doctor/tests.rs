@@ -104,14 +104,14 @@ fn a_port_that_is_far_or_down_has_its_mend() {
     );
     machine.file("sys/class/infiniband/mlx5_0/ports/1/state", "2: INIT");
     let down = report(&machine, &[]);
-    let problem = found(&down, "mlx5_0:1 is initializing, as no subnet manager has been there");
+    let problem = found(&down, "mlx5_0:1 is initializing, as no subnet manager has configured it");
     assert_eq!(problem.severity, Severity::Problem);
     assert!(down.runs(), "there is TCP");
     let asked = report(&machine, &[("FLEXRING_TRANSPORT", "verbs")]);
     assert!(!asked.runs());
     found(&asked, "FLEXRING_TRANSPORT=verbs needs verbs, but no RDMA port can be used");
     let excluded = report(&machine, &[("FLEXRING_IB_HCA", "rxe")]);
-    found(&excluded, "FLEXRING_IB_HCA=\"rxe\" leaves no RDMA port; there are: mlx5_0:1");
+    found(&excluded, "FLEXRING_IB_HCA=\"rxe\" admits no RDMA port; the ports are: mlx5_0:1");
 }
 
 #[test]
@@ -225,7 +225,9 @@ fn what_devices_say_of_themselves_comes_before_what_files_say() {
         failure: None,
         active_mtus: vec![(1, 4096)],
         imports_dmabuf: Some(false),
-        why_not: Some(GdrUnavailable::new("the driver of mlx5_0 takes no DMA-BUF").with_fix("use another")),
+        why_not: Some(
+            GdrUnavailable::new("the driver of mlx5_0 does not import DMA-BUFs").with_fix("use another"),
+        ),
     };
     let yes = DeviceProbe { imports_dmabuf: Some(true), why_not: None, ..no.clone() };
     let ladder = |probes: &[DeviceProbe]| {
@@ -240,12 +242,12 @@ fn what_devices_say_of_themselves_comes_before_what_files_say() {
         &render(&report),
         &[
             "           mlx5_0: mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002\n             \
-             GPU memory by DMA-BUF: no, the driver of mlx5_0 takes no DMA-BUF\n",
+             GPU memory by DMA-BUF: no, the driver of mlx5_0 does not import DMA-BUFs\n",
             "  port 1: InfiniBand, active, 400 Gbit/s, LID 31, active MTU 4096\n",
-            "RDMA by DMA-BUF             no   the driver of mlx5_0 takes no DMA-BUF\n",
+            "RDMA by DMA-BUF             no   the driver of mlx5_0 does not import DMA-BUFs\n",
         ],
     );
-    let fix = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 takes no DMA-BUF").fix;
+    let fix = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 does not import DMA-BUFs").fix;
     assert_eq!(fix.as_deref(), Some("use another"));
     report.rdma.probes[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
     report.conclude();

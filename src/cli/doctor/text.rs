@@ -178,13 +178,13 @@ fn ported(rdma: &RdmaReport, device: &RdmaDevice, port: &RdmaPort) -> String {
         words += &format!(", active MTU {mtu}");
     }
     let mut text = line("", &words);
-    match decision.map(|decision| &decision.port_use) {
+    match decision.map(|decision| &decision.outcome) {
         Some(PortUse::Rail(rail)) => text += &line("", &format!("    used as rail {rail}")),
         Some(PortUse::Rejected(reason)) => text += &line("", &format!("    not used: it {}", reason.message)),
         None => {}
     }
     let choice = decision.and_then(|decision| decision.gid.as_ref());
-    let is_rail = decision.is_some_and(|decision| matches!(decision.port_use, PortUse::Rail(_)));
+    let is_rail = decision.is_some_and(|decision| matches!(decision.outcome, PortUse::Rail(_)));
     let taken = if is_rail { "chosen" } else { "would be chosen" };
     let shown = |gid: &Gid| match gid.kind {
         GidKind::InfiniBand => gid.address.to_string(),

@@ -1,17 +1,17 @@
-//! The ladder to a GPU's memory: which way an RDMA device takes to it, and why none that is better.
+//! The GDR mode (GPUDirect RDMA): how an RDMA device accesses GPU memory, and why no better mode is available.
 //!
-//! Owns the decision and its words. Pure: what drivers and devices answer comes through [`GdrSupport`] and [`GdrTarget`], and
-//! nothing is asked before its answer matters. Must not know CUDA or verbs.
+//! Owns the choice and its messages. Pure: the answers of drivers and devices come through [`GdrSupport`] and
+//! [`GdrTarget`], and no query is made before its answer matters. Must not know CUDA or verbs.
 //!
-//! | rung | how | what it needs |
+//! | mode | how | requirements |
 //! |---|---|---|
-//! | DMA-BUF | `cuMemGetHandleForAddressRange`, `ibv_reg_dmabuf_mr` | open kernel module of the GPU, Linux 5.12, an RDMA driver that takes them |
-//! | peer memory | `ibv_reg_mr` of the GPU's address | `nvidia_peermem` |
-//! | pinned host memory | copies through slots that are registered anyway | nothing |
+//! | DMA-BUF | `cuMemGetHandleForAddressRange`, `ibv_reg_dmabuf_mr` | open kernel module of the GPU, Linux 5.12, an RDMA driver that imports them |
+//! | peer memory | `ibv_reg_mr` of the GPU address | `nvidia_peermem` |
+//! | pinned host memory | copies through slots that are registered anyway | none |
 //!
-//! With `FLEXRING_GPU_DIRECT=auto` every refusal leads one rung down, for the range in question only: one range may be
-//! too large for what is left of the GPU's BAR while the next one fits, and what GPU and device refuse in general they
-//! refuse the next range too, at the price of a question. With a setting that names a rung, a refusal is an error.
+//! With `FLEXRING_GPU_DIRECT=auto`, a refusal leads to the next mode, for that range only: one range may be too large for
+//! the free part of the GPU's BAR while the next one fits. A refusal that applies to the GPU or the device in general is
+//! repeated for the next range, at the cost of a query. If the setting names a mode, a refusal is an error.
 
 #[cfg(test)]
 mod tests;
@@ -20,101 +20,101 @@ use crate::config::GpuDirect;
 use crate::error::{Error, Result as OrError};
 use rustix::io::Errno;
 
-/// A way from an RDMA device to a GPU's memory. Those that are better come first.
+/// How an RDMA device accesses GPU memory, the best mode first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GdrMode {
-    /// The GPU's driver exports a DMA-BUF, which the RDMA device's driver imports.
+    /// The GPU driver exports a DMA-BUF, and the RDMA driver imports it.
     DmaBuf,
-    /// The RDMA core asks the GPU's driver about an address, through a module that knows both.
+    /// The RDMA core resolves GPU addresses through a kernel module (`nvidia_peermem`).
     PeerMem,
-    /// The device reaches host memory only, and bytes are copied between that and the GPU.
+    /// The RDMA device accesses host memory only, and data is copied between it and the GPU.
     HostStaging,
 }
 
-/// Why a rung cannot be had.
+/// Why a GDR mode is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GdrUnavailable {
-    /// As a clause: `the driver's kernel module is not the open one`.
+    /// The cause, as a clause: `the driver's kernel module is not the open one`.
     pub message: String,
-    /// What fixes it, if anything does: a command, or what to do.
+    /// A command or an instruction that fixes the cause, if there is one.
     pub fix: Option<&'static str>,
-    /// Whether it could perhaps be had with other settings.
+    /// Whether a setting excludes the mode, so that it may be available with another setting.
     pub by_setting: bool,
 }
 
-/// A rung that was left for the next one.
+/// A mode that is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedMode {
-    /// Which.
+    /// The unavailable mode.
     pub mode: GdrMode,
-    /// Why.
+    /// The cause, with a fix if there is one.
     pub reason: GdrUnavailable,
 }
 
-/// What can be known of a GPU and an RDMA device before any memory is registered.
+/// The support of GDR by a GPU and an RDMA device, as far as it is known before memory is registered.
 pub trait GdrSupport {
-    /// Whether the GPU's driver exports memory as DMA-BUFs.
+    /// Whether the GPU driver exports memory as DMA-BUFs.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     fn exports_dmabuf(&self) -> Result<(), GdrUnavailable>;
 
-    /// Whether the RDMA device's driver takes DMA-BUFs.
+    /// Whether the RDMA driver imports DMA-BUFs.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     fn nic_imports_dmabuf(&self) -> Result<(), GdrUnavailable>;
 
-    /// Whether the RDMA device takes addresses of GPU memory.
+    /// Whether the RDMA core resolves addresses of GPU memory.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     fn nic_supports_peermem(&self) -> Result<(), GdrUnavailable>;
 }
 
-/// A range of a GPU's memory that an RDMA device shall reach.
+/// A range of GPU memory that is to be registered with an RDMA device.
 pub trait GdrTarget: GdrSupport {
-    /// What a range is once it is registered.
+    /// The registered range.
     type Registered;
 
-    /// Exports the range and registers what comes of it.
+    /// Exports the range as a DMA-BUF and registers that.
     ///
     /// # Errors
-    /// Who refused, and how.
+    /// The step that failed, with its cause.
     fn register_dmabuf(&self) -> Result<Self::Registered, DmabufError>;
 
     /// Registers the range by its address.
     ///
     /// # Errors
-    /// The errno of the RDMA device's driver.
+    /// The errno of the RDMA driver.
     fn register_peermem(&self) -> Result<Self::Registered, i32>;
 }
 
-/// Who refused a DMA-BUF of a range.
+/// The step that failed to register a range as a DMA-BUF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DmabufError {
-    /// The GPU's driver, in these words.
+    /// The GPU driver did not export the range; the text is its message.
     Export(String),
-    /// The RDMA device's driver, with this errno.
+    /// The RDMA driver did not import the DMA-BUF; the number is its errno.
     Register(i32),
 }
 
-/// How a range is reached.
+/// A range that is registered by the best available mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GdrRegistration<R> {
-    /// The rung.
+    /// The mode of this range.
     pub mode: GdrMode,
-    /// Those above it, the best first.
+    /// The better modes that are not available, the best first.
     pub rejected: Vec<RejectedMode>,
-    /// The range, registered; not on the last rung, which has nothing to register.
+    /// The registered range; `None` for [`GdrMode::HostStaging`], which registers nothing.
     pub region: Option<R>,
 }
 
 impl GdrMode {
-    /// All of them, the best first.
+    /// All modes, the best first.
     pub const ALL: [Self; 3] = [Self::DmaBuf, Self::PeerMem, Self::HostStaging];
 
-    /// Its name.
+    /// The name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,18 +124,18 @@ impl GdrMode {
         }
     }
 
-    /// Whether it may be had at all, as far as can be known before any memory is registered.
+    /// Whether the mode may be available under `setting`, as far as it is known before memory is registered.
     ///
     /// # Errors
-    /// Why not.
-    pub fn availability(self, asked: GpuDirect, of: &impl GdrSupport) -> Result<(), GdrUnavailable> {
+    /// The reason why not.
+    pub fn availability(self, setting: GpuDirect, of: &impl GdrSupport) -> Result<(), GdrUnavailable> {
         let allowed = match self {
-            Self::DmaBuf => matches!(asked, GpuDirect::Auto | GpuDirect::Dmabuf),
-            Self::PeerMem => matches!(asked, GpuDirect::Auto | GpuDirect::Peer),
+            Self::DmaBuf => matches!(setting, GpuDirect::Auto | GpuDirect::Dmabuf),
+            Self::PeerMem => matches!(setting, GpuDirect::Auto | GpuDirect::Peer),
             Self::HostStaging => return Ok(()),
         };
         if !allowed {
-            let message = format!("FLEXRING_GPU_DIRECT={} rules it out", asked.name());
+            let message = format!("FLEXRING_GPU_DIRECT={} excludes it", setting.name());
             return Err(GdrUnavailable { message, fix: None, by_setting: true });
         }
         match self {
@@ -144,48 +144,51 @@ impl GdrMode {
         }
     }
 
-    fn is_named_by(self, asked: GpuDirect) -> bool {
-        matches!((self, asked), (Self::DmaBuf, GpuDirect::Dmabuf) | (Self::PeerMem, GpuDirect::Peer))
+    fn is_required_by(self, setting: GpuDirect) -> bool {
+        matches!((self, setting), (Self::DmaBuf, GpuDirect::Dmabuf) | (Self::PeerMem, GpuDirect::Peer))
     }
 }
 
 impl GdrUnavailable {
-    /// A reason with nothing to fix it.
+    /// A cause without a fix.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), fix: None, by_setting: false }
     }
 
-    /// The same with what fixes it.
+    /// Adds a fix: a command or an instruction.
     #[must_use]
     pub fn with_fix(self, fix: &'static str) -> Self {
         Self { fix: Some(fix), ..self }
     }
 
-    /// Why and what fixes it, in one clause.
+    /// The cause and the fix in one clause.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub fn with_fix_appended(&self) -> String {
         let fix = self.fix.map(|fix| format!("; fix: {fix}")).unwrap_or_default();
         format!("{}{fix}", self.message)
     }
 }
 
-/// The best rung on which a range can be had.
+/// Registers a range by the best available mode.
 ///
 /// # Errors
-/// `Unsupported` if the setting names a rung and that cannot be had.
-pub fn register<R: GdrTarget>(asked: GpuDirect, range: &R) -> OrError<GdrRegistration<R::Registered>> {
+/// `Unsupported` if the setting requires a mode that is not available.
+pub fn register<R: GdrTarget>(setting: GpuDirect, range: &R) -> OrError<GdrRegistration<R::Registered>> {
     let mut rejected = Vec::new();
     for mode in [GdrMode::DmaBuf, GdrMode::PeerMem] {
-        let registered = mode.availability(asked, range).and_then(|()| match mode {
-            GdrMode::DmaBuf => range.register_dmabuf().map_err(|refusal| refusal.reason()),
-            _ => range.register_peermem().map_err(address_refused),
+        let registered = mode.availability(setting, range).and_then(|()| match mode {
+            GdrMode::DmaBuf => range.register_dmabuf().map_err(|error| error.reason()),
+            _ => range.register_peermem().map_err(peermem_error),
         });
         match registered {
             Ok(region) => return Ok(GdrRegistration { mode, rejected, region: Some(region) }),
-            Err(reason) if mode.is_named_by(asked) => {
-                let words =
-                    format!("FLEXRING_GPU_DIRECT={} is not possible: {}", asked.name(), reason.sentence());
-                return Err(Error::unsupported(words));
+            Err(reason) if mode.is_required_by(setting) => {
+                let message = format!(
+                    "FLEXRING_GPU_DIRECT={} is not possible: {}",
+                    setting.name(),
+                    reason.with_fix_appended()
+                );
+                return Err(Error::unsupported(message));
             }
             Err(reason) => rejected.push(RejectedMode { mode, reason }),
         }
@@ -193,33 +196,35 @@ pub fn register<R: GdrTarget>(asked: GpuDirect, range: &R) -> OrError<GdrRegistr
     Ok(GdrRegistration { mode: GdrMode::HostStaging, rejected, region: None })
 }
 
-/// What it means that `device` answers with `errno` when it shall register a DMA-BUF that does not exist: a driver that
-/// takes them looks for it first.
+/// Whether the driver of `device` imports DMA-BUFs, given the `errno` from registering one that does not exist. A driver
+/// that imports them looks up the descriptor first.
 ///
 /// # Errors
-/// If the driver takes none.
+/// The driver or the kernel does not import DMA-BUFs.
 pub fn dmabuf_support(device: &str, errno: i32) -> Result<(), GdrUnavailable> {
     match Errno::from_raw_os_error(errno) {
-        Errno::OPNOTSUPP => Err(GdrUnavailable::new(format!("the driver of {device} takes no DMA-BUF"))
-            .with_fix("use a driver of it that does, as mlx5_ib of Linux 5.12 or newer")),
+        Errno::OPNOTSUPP => {
+            Err(GdrUnavailable::new(format!("the driver of {device} does not import DMA-BUFs"))
+                .with_fix("use a driver that does, such as mlx5_ib of Linux 5.12 or newer"))
+        }
         Errno::PROTONOSUPPORT | Errno::NOSYS | Errno::NOTTY => {
-            Err(GdrUnavailable::new(format!("the kernel registers no DMA-BUF with {device}"))
+            Err(GdrUnavailable::new(format!("the kernel does not register DMA-BUFs with {device}"))
                 .with_fix("boot Linux 5.12 or newer"))
         }
         _ => Ok(()),
     }
 }
 
-/// Where GPU memory lies for a device: it may be larger than that.
+/// The fix for a BAR that is too small. The BAR is the window through which devices access GPU memory.
 const BAR: &str =
     "see BAR1 in nvidia-smi -q; Above 4G Decoding and Resizable BAR in the firmware make it larger";
 
 impl DmabufError {
     fn reason(&self) -> GdrUnavailable {
         match self {
-            Self::Export(words) => {
-                GdrUnavailable::new(format!("the GPU's driver does not export this memory: {words}"))
-                    .with_fix("use memory of cudaMalloc")
+            Self::Export(message) => {
+                GdrUnavailable::new(format!("the GPU's driver does not export this memory: {message}"))
+                    .with_fix("use memory from cudaMalloc")
             }
             Self::Register(errno) if *errno == Errno::NOMEM.raw_os_error() => {
                 GdrUnavailable::new("the GPU's BAR has no room for this range").with_fix(BAR)
@@ -229,11 +234,11 @@ impl DmabufError {
     }
 }
 
-/// Why a range could not be registered by its address.
-fn address_refused(errno: i32) -> GdrUnavailable {
+/// The reason for an errno from registering a range by its address.
+fn peermem_error(errno: i32) -> GdrUnavailable {
     match Errno::from_raw_os_error(errno) {
-        // To the kernel it is then an address like any other, with no memory behind it.
-        Errno::FAULT => GdrUnavailable::new("no module tells the kernel's RDMA core of GPU memory")
+        // Without the module, the kernel takes it for a host address without memory.
+        Errno::FAULT => GdrUnavailable::new("no kernel module resolves GPU addresses for the RDMA core")
             .with_fix("modprobe nvidia-peermem"),
         Errno::NOMEM => GdrUnavailable::new("the GPU's BAR has no room for this range").with_fix(BAR),
         _ => GdrUnavailable::new(failed("ibv_reg_mr", errno)),

@@ -1,9 +1,11 @@
-//! GPU memory, registered: on devices that do nothing, and on whatever RDMA device there is, with memory of the host that
-//! a driver made for tests takes for a GPU's.
+//! Registering GPU memory: on inert devices, and on the RDMA device of this machine, if it has one, with host memory that
+//! a fake GPU driver takes for GPU memory.
 
-use super::flush::{Flusher, WriteOrdering};
+use super::driver::{AddressRange, GpuDriver};
+use super::flush::Flusher;
 use super::gdr_mode::{GdrMode, GdrRegistration, GdrUnavailable, RejectedMode};
-use super::register::{AddressRange, GpuDriver, GpuRegistrar};
+use super::register::GpuRegistrar;
+use super::write_ordering::WriteOrdering;
 use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
 use crate::memory::{Piece, Registrar};
@@ -20,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A driver with one GPU, which has all memory there is and exports a file in place of it.
+/// A driver with one GPU, to which all memory belongs. It exports an empty file in place of a DMA-BUF.
 #[derive(Clone, Default)]
 struct FakeGpuDriver {
     exported: Arc<Mutex<Vec<AddressRange>>>,
@@ -28,7 +30,7 @@ struct FakeGpuDriver {
 
 impl GpuDriver for FakeGpuDriver {
     fn gpu_of(&self, address: u64) -> Result<usize, String> {
-        if address < 4096 { Err("nothing is there".to_owned()) } else { Ok(0) }
+        if address < 4096 { Err("the page at 0 is not mapped".to_owned()) } else { Ok(0) }
     }
 
     fn synchronize(&self, _address: u64) {}
@@ -37,41 +39,41 @@ impl GpuDriver for FakeGpuDriver {
         Ok(WriteOrdering { ordering: Some(0), compute_major: 8, coherent: false })
     }
 
-    fn exports(&self, _gpu: usize) -> Result<(), GdrUnavailable> {
+    fn exports_dmabuf(&self, _gpu: usize) -> Result<(), GdrUnavailable> {
         Ok(())
     }
 
     fn export(&self, pages: AddressRange) -> Result<OwnedFd, String> {
-        self.exported.lock().expect("no test panics with it").push(pages);
-        rustix::fs::memfd_create("pretender", rustix::fs::MemfdFlags::CLOEXEC)
+        self.exported.lock().expect("no test panics while holding the lock").push(pages);
+        rustix::fs::memfd_create("fake-dmabuf", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|cause| cause.to_string())
     }
 }
 
 impl GpuRegistrar {
-    /// Those of the driver made for tests.
-    pub(in crate::transport::verbs) fn pretended() -> Self {
-        gpus(GpuDirect::Auto)
+    /// A registrar with the fake driver.
+    pub(in crate::transport::verbs) fn with_fake_driver() -> Self {
+        registrar(GpuDirect::Auto)
     }
 }
 
-fn gpus(asked: GpuDirect) -> GpuRegistrar {
-    GpuRegistrar::of(asked, Box::new(FakeGpuDriver::default()))
+fn registrar(setting: GpuDirect) -> GpuRegistrar {
+    GpuRegistrar::with_driver(setting, Box::new(FakeGpuDriver::default()))
 }
 
-/// A domain of no device, whose first verb of this sort fails so.
+/// A domain without a device, on which the first call of this verb fails with this errno.
 fn inert(name: &str, verb: Verb, errno: Errno) -> Arc<ProtectionDomain> {
     let shim = Shim::failing(verb, 0, errno.raw_os_error());
     ProtectionDomain::new(&Context::inert(name, shim)).expect("inert")
 }
 
-/// The same, whose driver takes DMA-BUFs: it misses the one that does not exist.
-fn modern(name: &str) -> Arc<ProtectionDomain> {
+/// A domain whose driver imports DMA-BUFs: it reports that the probed one does not exist.
+fn with_dmabuf(name: &str) -> Arc<ProtectionDomain> {
     inert(name, Verb::RegDmabufMr, Errno::BADF)
 }
 
-/// The same, whose driver takes none, as inert ones do.
-fn old(name: &str) -> Arc<ProtectionDomain> {
+/// A domain whose driver does not import DMA-BUFs.
+fn without_dmabuf(name: &str) -> Arc<ProtectionDomain> {
     ProtectionDomain::new(&Context::inert(name, Shim::none())).expect("inert")
 }
 
@@ -79,126 +81,135 @@ fn regions(pds: Vec<Arc<ProtectionDomain>>) -> MemoryRegistry {
     MemoryRegistry::new(pds, true, Registration::Stage, 4096).expect("inert")
 }
 
-/// Some bytes of an imaginary GPU.
-const SPAN: AddressRange = AddressRange { address: 0x7f00_0001_1200, len: 0x3000 };
+/// A range of imaginary GPU memory.
+const RANGE: AddressRange = AddressRange { address: 0x7f00_0001_1200, len: 0x3000 };
 
-fn piece(span: AddressRange) -> Piece {
-    let start = NonNull::new(span.address as *mut u8).expect("not at zero");
-    // SAFETY: nothing reads or writes it.
-    unsafe { Piece::new(start, span.len) }
+fn piece(range: AddressRange) -> Piece {
+    let start = NonNull::new(range.address as *mut u8).expect("not at zero");
+    // SAFETY: nothing accesses the memory.
+    unsafe { Piece::new(start, range.len) }
 }
 
 #[test]
 fn whole_pages_are_exported_once_for_all_rails() {
     let driver = FakeGpuDriver::default();
-    let gpus = GpuRegistrar::of(GpuDirect::Auto, Box::new(driver.clone()));
-    let regions = regions(vec![modern("a"), modern("b")]);
-    assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), GdrMode::DmaBuf);
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Box::new(driver.clone()));
+    let regions = regions(vec![with_dmabuf("a"), with_dmabuf("b")]);
+    assert_eq!(regions.register_gpu(&gpus, RANGE).expect("inert"), GdrMode::DmaBuf);
     let page = rustix::param::page_size() as u64;
     let exported = driver.exported.lock().expect("no other thread").clone();
     let [pages] = exported[..] else { panic!("{exported:?}") };
     assert_eq!((pages.address % page, pages.len as u64 % page), (0, 0));
-    let (end, inner) = (pages.address + pages.len as u64, SPAN.address + SPAN.len as u64);
-    assert!(pages.address <= SPAN.address && SPAN.address - pages.address < page, "{pages:?}");
+    let (end, inner) = (pages.address + pages.len as u64, RANGE.address + RANGE.len as u64);
+    assert!(pages.address <= RANGE.address && RANGE.address - pages.address < page, "{pages:?}");
     assert!(end >= inner && end - inner < page, "{pages:?}");
 }
 
 #[test]
-fn gpu_memory_is_found_until_it_was_deregistered_as_often() {
-    let (gpus, regions) = (gpus(GpuDirect::Auto), regions(vec![modern("a")]));
+fn gpu_memory_is_registered_until_the_last_deregistration() {
+    let (gpus, regions) = (registrar(GpuDirect::Auto), regions(vec![with_dmabuf("a")]));
     for _ in 0..2 {
-        assert_eq!(regions.register_gpu(&gpus, SPAN).expect("inert"), GdrMode::DmaBuf);
+        assert_eq!(regions.register_gpu(&gpus, RANGE).expect("inert"), GdrMode::DmaBuf);
     }
-    let all = piece(SPAN);
-    let region = regions.find(all.narrow(1, 100)).expect("it is registered");
-    assert_eq!((region.lkey(0).expect("at once"), region.rkeys().expect("at once")[0]), (7, 7));
-    assert!(Arc::ptr_eq(&region, &regions.for_sending(all).expect("it is registered")));
+    let all = piece(RANGE);
+    let region = regions.find(all.narrow(1, 100)).expect("the memory is registered");
+    assert_eq!(
+        (
+            region.lkey(0).expect("the memory is registered"),
+            region.rkeys().expect("the memory is registered")[0]
+        ),
+        (7, 7)
+    );
+    assert!(Arc::ptr_eq(&region, &regions.for_sending(all).expect("the memory is registered")));
     assert!(Arc::ptr_eq(&region, &regions.for_receiving(all)));
-    regions.deregister_gpu(SPAN).expect("registered twice");
+    regions.deregister_gpu(RANGE).expect("registered twice");
     assert!(regions.find(all).is_some());
-    regions.deregister_gpu(SPAN).expect("registered twice");
+    regions.deregister_gpu(RANGE).expect("registered twice");
     assert!(regions.find(all).is_none());
-    let error = regions.deregister_gpu(SPAN).expect_err("not registered any more");
+    let error = regions.deregister_gpu(RANGE).expect_err("not registered any more");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
-fn each_rail_has_its_own_rung_and_the_worst_is_told() {
-    let auto = gpus(GpuDirect::Auto);
-    let mixed = regions(vec![modern("a"), old("b")]);
-    assert_eq!(mixed.register_gpu(&auto, SPAN).expect("inert"), GdrMode::PeerMem);
-    assert!(mixed.find(piece(SPAN)).is_some());
-    // A message may take any rail, so what one cannot reach is copied for all.
-    let lame = regions(vec![modern("a"), inert("b", Verb::RegMr, Errno::FAULT)]);
-    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), GdrMode::HostStaging);
-    assert!(lame.find(piece(SPAN)).is_none(), "and nothing is kept");
-    // The next range is tried again, and only the first refusal was of the shim.
-    assert_eq!(lame.register_gpu(&auto, SPAN).expect("inert"), GdrMode::PeerMem);
+fn each_rail_has_its_own_mode_and_the_worst_is_returned() {
+    let auto = registrar(GpuDirect::Auto);
+    let mixed = regions(vec![with_dmabuf("a"), without_dmabuf("b")]);
+    assert_eq!(mixed.register_gpu(&auto, RANGE).expect("inert"), GdrMode::PeerMem);
+    assert!(mixed.find(piece(RANGE)).is_some());
+    // A message may take any rail, so memory that one rail cannot reach is staged for all.
+    let limited = regions(vec![with_dmabuf("a"), inert("b", Verb::RegMr, Errno::FAULT)]);
+    assert_eq!(limited.register_gpu(&auto, RANGE).expect("inert"), GdrMode::HostStaging);
+    assert!(limited.find(piece(RANGE)).is_none(), "no region is kept");
+    // The next registration is tried again; the shim refused only the first.
+    assert_eq!(limited.register_gpu(&auto, RANGE).expect("inert"), GdrMode::PeerMem);
 }
 
 #[test]
-fn settings_are_obeyed_or_an_error_names_gpu_device_and_mend() {
-    let off = regions(vec![modern("a")]);
+fn a_required_mode_is_used_or_an_error_names_gpu_device_and_fix() {
+    let off = regions(vec![with_dmabuf("a")]);
     assert_eq!(
-        off.register_gpu(&gpus(GpuDirect::Off), SPAN).expect("it needs nothing"),
+        off.register_gpu(&registrar(GpuDirect::Off), RANGE).expect("host staging has no requirements"),
         GdrMode::HostStaging
     );
-    let peer = regions(vec![modern("a")]);
-    assert_eq!(peer.register_gpu(&gpus(GpuDirect::Peer), SPAN).expect("inert"), GdrMode::PeerMem);
-    let error = regions(vec![modern("a"), old("b")])
-        .register_gpu(&gpus(GpuDirect::Dmabuf), SPAN)
-        .expect_err("b takes none");
+    let peer = regions(vec![with_dmabuf("a")]);
+    assert_eq!(peer.register_gpu(&registrar(GpuDirect::Peer), RANGE).expect("inert"), GdrMode::PeerMem);
+    let error = regions(vec![with_dmabuf("a"), without_dmabuf("b")])
+        .register_gpu(&registrar(GpuDirect::Dmabuf), RANGE)
+        .expect_err("b does not import DMA-BUFs");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let words =
-        "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b takes no DMA-BUF; fix: ";
-    assert!(error.message().starts_with(words), "{error}");
+    let message = "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b does not import DMA-BUFs; fix: ";
+    assert!(error.message().starts_with(message), "{error}");
 }
 
 #[test]
-fn what_is_no_memory_of_a_gpu_is_refused_in_words() {
-    let regions = regions(vec![modern("a")]);
-    for span in [
+fn memory_that_is_not_gpu_memory_is_refused() {
+    let regions = regions(vec![with_dmabuf("a")]);
+    for range in [
         AddressRange { address: 64, len: 64 },
         AddressRange { address: u64::MAX - 10, len: 100 },
         AddressRange { address: 1 << 40, len: 0 },
     ] {
-        let error = regions.register_gpu(&gpus(GpuDirect::Auto), span).expect_err("it is none");
+        let error =
+            regions.register_gpu(&registrar(GpuDirect::Auto), range).expect_err("it is not GPU memory");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.message().contains(" are no memory of a GPU: "), "{error}");
+        assert!(error.message().contains(" are not GPU memory: "), "{error}");
     }
 }
 
 #[test]
-fn a_step_down_is_told_once_for_each_gpu_device_and_reason() {
-    let gpus = gpus(GpuDirect::Auto);
-    let taken = |words: &str, by_setting| {
-        let reason = GdrUnavailable { message: words.to_owned(), fix: Some("modprobe it"), by_setting };
+fn each_rejected_mode_is_reported_once_for_each_gpu_device_and_reason() {
+    let gpus = registrar(GpuDirect::Auto);
+    let registration = |message: &str, by_setting| {
+        let reason = GdrUnavailable { message: message.to_owned(), fix: Some("modprobe it"), by_setting };
         GdrRegistration::<()> {
             mode: GdrMode::PeerMem,
             rejected: vec![RejectedMode { mode: GdrMode::DmaBuf, reason }],
             region: None,
         }
     };
-    let first = gpus.new_warnings(0, "a", &taken("it is old", false));
-    assert_eq!(first, ["a does not reach memory of GPU 0 by DMA-BUF: it is old; fix: modprobe it"]);
-    assert!(gpus.new_warnings(0, "a", &taken("it is old", false)).is_empty());
-    assert_eq!(gpus.new_warnings(1, "a", &taken("it is old", false)).len(), 1);
-    assert_eq!(gpus.new_warnings(0, "b", &taken("it is old", false)).len(), 1);
-    assert_eq!(gpus.new_warnings(0, "a", &taken("it is small", false)).len(), 1);
-    assert!(gpus.new_warnings(0, "a", &taken("it is unwanted", true)).is_empty(), "who set that knows");
+    let first = gpus.new_warnings(0, "a", &registration("it is old", false));
+    assert_eq!(first, ["a cannot access memory of GPU 0 by DMA-BUF: it is old; fix: modprobe it"]);
+    assert!(gpus.new_warnings(0, "a", &registration("it is old", false)).is_empty());
+    assert_eq!(gpus.new_warnings(1, "a", &registration("it is old", false)).len(), 1);
+    assert_eq!(gpus.new_warnings(0, "b", &registration("it is old", false)).len(), 1);
+    assert_eq!(gpus.new_warnings(0, "a", &registration("it is small", false)).len(), 1);
+    assert!(
+        gpus.new_warnings(0, "a", &registration("it is unwanted", true)).is_empty(),
+        "who set that knows"
+    );
 }
 
 #[test]
 fn with_or_without_a_driver_nothing_panics() {
-    let regions = regions(vec![modern("a")]);
-    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), SPAN).expect_err("no GPU has it");
-    let words = "the 12288 bytes at 0x7f0000011200 are no memory of a GPU: ";
-    assert!(error.message().starts_with(words), "{error}");
+    let regions = regions(vec![with_dmabuf("a")]);
+    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), RANGE).expect_err("no GPU has it");
+    let message = "the 12288 bytes at 0x7f0000011200 are not GPU memory: ";
+    assert!(error.message().starts_with(message), "{error}");
     #[cfg(not(feature = "cuda"))]
     assert!(error.message().ends_with("this build has no CUDA"), "{error}");
 }
 
-/// The first rail of this machine, open; `None`, with a word, if it has none.
+/// The first rail of this machine, open; `None`, after printing why the test is skipped, if there is none.
 fn rail() -> Option<(Rail, Arc<ProtectionDomain>)> {
     rail_with(Shim::none())
 }
@@ -212,11 +223,11 @@ fn rail_with(shim: Shim) -> Option<(Rail, Arc<ProtectionDomain>)> {
     let affinity = Affinity::read(std::path::Path::new("/"), None);
     let rails =
         port_selection::select(&inventory, &Config::default(), &affinity).expect("a usable port").rails;
-    let context = Context::open(&rails[0].device, shim).expect("it can be opened");
-    Some((rails[0].clone(), ProtectionDomain::new(&context).expect("a domain")))
+    let context = Context::open(&rails[0].device, shim).expect("the device can be opened");
+    Some((rails[0].clone(), ProtectionDomain::new(&context).expect("a protection domain")))
 }
 
-/// Memory of the host, and where it is: not at the beginning of a page.
+/// Host memory, and a range of it that does not begin at a page boundary.
 fn memory() -> (MmapMut, AddressRange) {
     let memory = MmapMut::map_anon(1 << 16).expect("memory");
     let address = memory.as_ptr() as u64 + 512;
@@ -228,30 +239,30 @@ fn flusher(rail: &Rail, pd: &Arc<ProtectionDomain>) -> Flusher {
     Flusher::new(pd, rail, port, &VerbsOptions::new(&Config::default())).expect("a queue pair")
 }
 
-/// Polls until so many flushes are over.
+/// Polls until this many flushes are complete.
 fn wait(flusher: &mut Flusher, count: u64) -> crate::error::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     while flusher.poll()? < count {
-        assert!(Instant::now() < deadline, "{count} flushes are not over");
+        assert!(Instant::now() < deadline, "{count} flushes are not complete");
         std::thread::yield_now();
     }
     Ok(())
 }
 
 #[test]
-fn a_real_device_says_whether_it_takes_dmabufs() {
+fn a_real_device_reports_whether_it_imports_dmabufs() {
     let Some((rail, pd)) = rail() else { return };
     let errno = Errno::from_raw_os_error(pd.probe_dmabuf());
     println!("{} answers {errno:?}", rail.device);
-    let answers = probe::probe(&rail.device, &[rail.port, 99]).expect("it can be opened");
-    let mtu = answers.mtus[0].expect("it knows");
+    let answers = probe::probe(&rail.device, &[rail.port, 99]).expect("the device can be opened");
+    let mtu = answers.mtus[0].expect("the port has an MTU");
     assert!(mtu.is_power_of_two() && (256..=4096).contains(&mtu), "{mtu}");
     assert_eq!(answers.mtus[1], None, "there is no such port");
     if rail.device.starts_with("rxe") {
         assert!(matches!(errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT), "{errno:?}");
-        let why = answers.dmabufs.expect_err("devices made of software take none");
+        let why = answers.dmabufs.expect_err("software devices do not import DMA-BUFs");
         assert!(why.message.contains("DMA-BUF"), "{why:?}");
-        // What is no DMA-BUF at all is refused the same way.
+        // A file that is not a DMA-BUF is refused with the same errno.
         let file = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
         let refused = pd.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, AccessFlags::SEND);
         assert_eq!(refused.err().map(Errno::from_raw_os_error), Some(errno));
@@ -259,79 +270,88 @@ fn a_real_device_says_whether_it_takes_dmabufs() {
 }
 
 #[test]
-fn a_real_device_steps_down_from_dmabufs_and_flushes() {
+fn a_real_device_falls_back_from_dmabufs_and_flushes() {
     let Some((rail, pd)) = rail() else { return };
     let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
-    let (mut memory, span) = memory();
+    let (mut memory, range) = memory();
     if rail.device.starts_with("rxe") {
-        let error = regions.register_gpu(&gpus(GpuDirect::Dmabuf), span).expect_err("it takes none");
+        let error = regions
+            .register_gpu(&registrar(GpuDirect::Dmabuf), range)
+            .expect_err("it does not import DMA-BUFs");
         println!("{error}");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
-    // A file is no DMA-BUF for any driver; memory of the host is registered by its address.
-    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory"), GdrMode::PeerMem);
-    let region = regions.find(piece(span)).expect("it is registered");
-    let rkey = region.rkeys().expect("at once")[0];
+    // No driver takes a file for a DMA-BUF, but host memory can be registered by its address.
+    assert_eq!(
+        regions.register_gpu(&registrar(GpuDirect::Auto), range).expect("host memory can be registered"),
+        GdrMode::PeerMem
+    );
+    let region = regions.find(piece(range)).expect("the memory is registered");
+    let rkey = region.rkeys().expect("the memory is registered")[0];
 
     let mut flusher = flusher(&rail, &pd);
     let mut begun = 0;
-    for (offset, byte) in [(0, 1), (span.len - 1, 2), (17, 3)] {
+    for (offset, byte) in [(0, 1), (range.len - 1, 2), (17, 3)] {
         memory[512 + offset] = byte;
-        let number = flusher.begin(span.address + offset as u64, rkey).expect("connected").expect("room");
+        let number = flusher.start(range.address + offset as u64, rkey).expect("connected").expect("room");
         assert_eq!(number, begun);
         begun += 1;
-        wait(&mut flusher, begun).expect("it may be read");
-        assert_eq!(flusher.landed(), byte, "the device has read it where it is");
+        wait(&mut flusher, begun).expect("the memory is readable");
+        assert_eq!(flusher.last_byte(), byte, "the device read the byte in place");
     }
-    // As many as fit, and then more, as they end.
+    // As many flushes as possible at once, and more as they complete.
     while begun < 200 {
-        match flusher.begin(span.address, rkey).expect("connected") {
+        match flusher.start(range.address, rkey).expect("connected") {
             Some(number) => begun = number + 1,
-            None => _ = flusher.poll().expect("it may be read"),
+            None => _ = flusher.poll().expect("the memory is readable"),
         }
     }
-    wait(&mut flusher, begun).expect("it may be read");
-    regions.deregister_gpu(span).expect("registered once");
+    wait(&mut flusher, begun).expect("the memory is readable");
+    regions.deregister_gpu(range).expect("registered once");
 }
 
 #[test]
-fn a_real_device_refuses_to_flush_what_may_not_be_read() {
+fn a_real_device_refuses_to_flush_without_read_access() {
     let Some((rail, pd)) = rail() else { return };
     let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
-    let (_memory, span) = memory();
-    // Memory of the host is not registered for reading.
-    regions.register(piece(span)).expect("it is memory");
-    let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
+    let (_memory, range) = memory();
+    // Host memory is not registered for remote reads.
+    regions.register(piece(range)).expect("host memory can be registered");
+    let rkey = regions.find(piece(range)).expect("registered").rkeys().expect("registered")[0];
     for key in [rkey, rkey ^ 0x55] {
         let mut flusher = flusher(&rail, &pd);
-        flusher.begin(span.address, key).expect("it is asked only");
-        let error = wait(&mut flusher, 1).expect_err("it may not be read");
+        flusher.start(range.address, key).expect("posting succeeds");
+        let error = wait(&mut flusher, 1).expect_err("remote reads are not allowed");
         assert_eq!(error.kind(), ErrorKind::System);
-        let words = format!("what {} wrote to GPU memory cannot be flushed: ", rail.device);
-        assert!(error.message().starts_with(&words), "{error}");
+        let message = format!("cannot flush the writes of {} to GPU memory: ", rail.device);
+        assert!(error.message().starts_with(&message), "{error}");
     }
-    // And what is nowhere cannot be registered, which for a GPU's memory means a module is missing.
-    let nowhere = AddressRange { address: 1 << 46, len: 4096 };
-    assert_eq!(regions.register_gpu(&gpus(GpuDirect::Auto), nowhere).expect("auto"), GdrMode::HostStaging);
-    let error = regions.register_gpu(&gpus(GpuDirect::Peer), nowhere).expect_err("it is nowhere");
+    // An unmapped address cannot be registered. For GPU memory, it means that a kernel module is missing.
+    let unmapped = AddressRange { address: 1 << 46, len: 4096 };
+    assert_eq!(
+        regions.register_gpu(&registrar(GpuDirect::Auto), unmapped).expect("auto"),
+        GdrMode::HostStaging
+    );
+    let error =
+        regions.register_gpu(&registrar(GpuDirect::Peer), unmapped).expect_err("the address is not mapped");
     assert!(error.message().ends_with("fix: modprobe nvidia-peermem"), "{error}");
 }
 
 #[test]
-fn a_flush_that_fails_is_an_error_with_its_cause() {
+fn a_failed_flush_is_an_error_with_its_cause() {
     const GENERAL_ERROR: u32 = 21;
     let shim = Shim::failing_completion(1, GENERAL_ERROR);
     let Some((rail, pd)) = rail_with(shim.clone()) else { return };
     let regions = MemoryRegistry::new(vec![Arc::clone(&pd)], true, Registration::Stage, 4096).expect("inert");
-    let (_memory, span) = memory();
-    regions.register_gpu(&gpus(GpuDirect::Auto), span).expect("it is memory");
-    let rkey = regions.find(piece(span)).expect("registered").rkeys().expect("registered")[0];
+    let (_memory, range) = memory();
+    regions.register_gpu(&registrar(GpuDirect::Auto), range).expect("host memory can be registered");
+    let rkey = regions.find(piece(range)).expect("registered").rkeys().expect("registered")[0];
     let mut flusher = flusher(&rail, &pd);
-    flusher.begin(span.address, rkey).expect("connected");
-    wait(&mut flusher, 1).expect("the first is well");
+    flusher.start(range.address, rkey).expect("connected");
+    wait(&mut flusher, 1).expect("the first flush succeeds");
     assert!(!shim.triggered());
-    flusher.begin(span.address, rkey).expect("connected");
-    let error = wait(&mut flusher, 2).expect_err("the second is not");
+    flusher.start(range.address, rkey).expect("connected");
+    let error = wait(&mut flusher, 2).expect_err("the second flush fails");
     assert!(shim.triggered());
-    assert!(error.message().ends_with(" cannot be flushed: general error (status 21)"), "{error}");
+    assert!(error.message().ends_with(" to GPU memory: general error (status 21)"), "{error}");
 }

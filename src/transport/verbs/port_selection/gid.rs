@@ -1,23 +1,26 @@
 //! Which entry of a port's GID table is the rank's address.
 //!
-//! Owns the order in which entries are liked.
+//! Owns the preference among entries. Must not know whether the port is usable otherwise.
 
-use super::Rejection;
+use super::rejection::Rejection;
 use crate::config::{Config, Family};
 use crate::transport::verbs::inventory::{Gid, GidKind, Inventory, LinkLayer, RdmaPort};
 use serde::Serialize;
 use std::net::IpAddr;
 
-/// An entry of the GID table, and why it and no other.
+/// The chosen entry of a GID table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GidChoice {
-    /// Where in the table.
+    /// The index in the table.
     pub index: u8,
-    /// Why, as a clause.
+    /// Why this entry was chosen, as a clause.
     pub why: String,
 }
 
-/// The entry that `port` is best addressed by.
+/// Chooses the entry of `port` that is its address.
+///
+/// # Errors
+/// The port has no entry, or none that the settings allow.
 pub(super) fn choose<'a>(
     port: &'a RdmaPort,
     inventory: &Inventory,
@@ -27,12 +30,13 @@ pub(super) fn choose<'a>(
     if let Some(index) = config.ib_gid_index {
         let gid = port.gids.iter().find(|gid| usize::from(gid.index) == index);
         let gid = gid.ok_or_else(|| no_such_entry(port, index))?;
-        return chosen(gid, format!("FLEXRING_IB_GID_INDEX={index} says so; it is {}", described(gid)));
+        return chosen(gid, format!("set by FLEXRING_IB_GID_INDEX={index}: {}", describe(gid)));
     }
     if port.layer == LinkLayer::InfiniBand {
-        let gid = port.gids.iter().min_by_key(|gid| gid.index).ok_or_else(|| {
-            Rejection::new("has no GID").with_fix("load the port's driver again, or reset the device")
-        })?;
+        let gid =
+            port.gids.iter().min_by_key(|gid| gid.index).ok_or_else(|| {
+                Rejection::new("has no GID").with_fix("reload the driver, or reset the device")
+            })?;
         return chosen(gid, "InfiniBand is addressed by LID; the first GID names the subnet".to_owned());
     }
     let fits = |gid: &&Gid| match config.ib_family {
@@ -41,14 +45,15 @@ pub(super) fn choose<'a>(
         Family::Ipv6 => gid.ip().is_ipv6(),
     };
     let best = port.gids.iter().filter(fits).min_by_key(|gid| {
-        // An address that is not of this network namespace may be another container's. Or this one's host's: then
-        // there is no better one, and it still beats a link-local address, which no router knows.
+        // An address that this network namespace does not have may belong to another container. If it belongs to the
+        // host of this container, there is no better one. In both cases, it is preferred to a link-local address, which
+        // routers do not forward.
         let class = class(gid);
-        let elsewhere = inventory.address(gid).is_none();
-        (gid.kind != wanted(config), class == LINK_LOCAL, elsewhere, class, gid.index)
+        let foreign = inventory.address(gid).is_none();
+        (gid.kind != wanted(config), class == LINK_LOCAL, foreign, class, gid.index)
     });
     let gid = best.ok_or_else(|| none_fits(port, config))?;
-    let mut why = described(gid);
+    let mut why = describe(gid);
     if gid.kind != wanted(config) {
         why += &format!(", as there is no {}", wanted(config).name());
     } else if port.gids.len() > 1 {
@@ -63,7 +68,7 @@ fn wanted(config: &Config) -> GidKind {
 
 const LINK_LOCAL: u8 = 2;
 
-/// IPv4 before IPv6 before what is only known on its own segment.
+/// The preference by address family, the best first: IPv4, IPv6, link-local IPv6.
 fn class(gid: &Gid) -> u8 {
     match gid.ip() {
         IpAddr::V4(_) => 0,
@@ -72,8 +77,8 @@ fn class(gid: &Gid) -> u8 {
     }
 }
 
-/// `RoCE v2, IPv4 10.1.0.5 of eth0`
-fn described(gid: &Gid) -> String {
+/// Describes a GID, such as `RoCE v2, IPv4 10.1.0.5 of eth0`.
+fn describe(gid: &Gid) -> String {
     let family = match class(gid) {
         0 => "IPv4",
         1 => "IPv6",
@@ -87,9 +92,9 @@ fn described(gid: &Gid) -> String {
 }
 
 fn no_such_entry(port: &RdmaPort, index: usize) -> Rejection {
-    let there: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
-    let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-    Rejection::new(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX asks for; there are: {there}"))
+    let present: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
+    let present = if present.is_empty() { "none".to_owned() } else { present.join(", ") };
+    Rejection::new(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX requires; it has: {present}"))
         .with_fix("unset FLEXRING_IB_GID_INDEX")
         .by_setting()
 }
@@ -98,7 +103,7 @@ fn none_fits(port: &RdmaPort, config: &Config) -> Rejection {
     if !port.gids.is_empty() {
         let family = config.ib_family.name();
         return Rejection::new(format!("has no GID that FLEXRING_IB_FAMILY={family} allows"))
-            .with_fix("unset FLEXRING_IB_FAMILY, or give its interface such an address")
+            .with_fix("unset FLEXRING_IB_FAMILY, or add such an address to its interface")
             .by_setting();
     }
     let netdev = port.netdev.as_deref().unwrap_or("<interface>");

@@ -1,6 +1,6 @@
 //! `FLEXRING_IB_HCA`: which devices and ports may be used.
 //!
-//! Owns what the text means, which is what `NCCL_IB_HCA` means.
+//! Owns the syntax, which is that of `NCCL_IB_HCA`. Must not know which devices exist.
 
 use crate::error::{Error, Result};
 
@@ -9,13 +9,15 @@ use crate::error::{Error, Result};
 pub(super) struct HcaFilter {
     exclude: bool,
     exact: bool,
-    /// Names or prefixes of names, and the port if only one is meant.
+    /// (name or prefix of a name, the port if only one is meant)
     entries: Vec<(String, Option<u8>)>,
 }
 
 impl HcaFilter {
+    /// Parses the setting: names joined by commas, after an optional `^` (exclude) and `=` (exact names).
+    ///
     /// # Errors
-    /// `InvalidSetting` if a port is no number from 1, or if there is no name.
+    /// `InvalidSetting` if a port is not a number from 1, or if there is no name.
     pub fn parse(text: &str) -> Result<Self> {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -25,13 +27,13 @@ impl HcaFilter {
                 port.parse().ok().filter(|port| *port > 0).map(|port| (name.to_owned(), Some(port)))
             }
         };
-        let written = rest.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-        let entries: Option<Vec<_>> = written.map(entry).collect();
+        let texts = rest.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let entries: Option<Vec<_>> = texts.map(entry).collect();
         match entries.filter(|entries| !entries.is_empty()) {
             Some(entries) => Ok(Self { exclude, exact, entries }),
             None => Err(Error::invalid_setting(format!(
-                "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with a port if \
-                     need be, such as mlx5_0,mlx5_1:1, =mlx5_0 or ^mlx5_2"
+                "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with an \
+                     optional port, such as mlx5_0,mlx5_1:1, =mlx5_0 or ^mlx5_2"
             ))),
         }
     }
@@ -45,7 +47,7 @@ impl HcaFilter {
         matches != self.exclude
     }
 
-    /// Whether this port is named, and not just left.
+    /// Whether the setting names this port, in contrast to not excluding it.
     pub fn names(&self, device: &str, port: u8) -> bool {
         !self.exclude && self.admits(device, port)
     }
@@ -57,7 +59,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn names_select_as_nccl_has_it() {
+    fn the_syntax_is_that_of_nccl() {
         let all = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("rxe0", 1)];
         for (text, expected) in [
             ("mlx5", vec!["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),
@@ -80,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_names_is_quoted() {
+    fn an_error_quotes_the_invalid_setting() {
         for text in ["^", "=", "mlx5_0:", "mlx5_0:0", "mlx5_0:x", "mlx5_0:1:2", " , ", "^="] {
             let error = HcaFilter::parse(text).expect_err(text);
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_not_named() {
+    fn a_port_that_is_not_excluded_is_not_named() {
         let names = |text: &str| HcaFilter::parse(text).expect(text).names("mlx5_0", 1);
         assert!(names("mlx5") && !names("^rxe") && !names("rxe"));
     }

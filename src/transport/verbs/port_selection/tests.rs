@@ -1,16 +1,17 @@
-//! What is chosen on machines of all kinds, what is said of the rest, and who is paired with whom.
+//! Selections on machines of all kinds, the reasons for rejections, and pairs of rails.
 
 use super::*;
 use crate::config::Family;
-use crate::transport::verbs::inventory::InterfaceAddress;
 use crate::transport::verbs::inventory::fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
+use crate::transport::verbs::inventory::{GidKind, InterfaceAddress, LinkLayer};
 use proptest::prelude::*;
+use std::net::IpAddr;
 
 const ROCE: FakePort<'_> = FakePort { gids: GIDS_OF_ETH0, ..ETHERNET };
 const DOWN: &str = "1: DOWN";
 
 /// The inventory of a machine whose `eth0` has the addresses of [`GIDS_OF_ETH0`].
-fn surveyed(machine: &FakeMachine) -> Inventory {
+fn inventory(machine: &FakeMachine) -> Inventory {
     let address = |ip: &str, prefix| InterfaceAddress {
         netdev: "eth0".to_owned(),
         ip: ip.parse().expect("an address"),
@@ -21,17 +22,17 @@ fn surveyed(machine: &FakeMachine) -> Inventory {
 }
 
 fn chosen(machine: &FakeMachine, config: &Config) -> Result<PortSelection> {
-    select(&surveyed(machine), config, &Affinity::read(machine.root(), None))
+    select(&inventory(machine), config, &Affinity::read(machine.root(), None))
 }
 
 fn names(selection: &PortSelection) -> Vec<String> {
     selection.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect()
 }
 
-fn words(selection: &PortSelection, port: &str) -> String {
+fn outcome(selection: &PortSelection, port: &str) -> String {
     let decision =
         selection.decisions.iter().find(|decision| format!("{}:{}", decision.device, decision.port) == port);
-    match &decision.expect("a decision for every port").port_use {
+    match &decision.expect("a decision for every port").outcome {
         PortUse::Rail(rail) => format!("rail {rail}"),
         PortUse::Rejected(reason) => reason.to_string(),
     }
@@ -72,14 +73,17 @@ fn an_adapter_with_a_port_down_is_one_rail() {
     };
     assert_eq!(selection.rails.first(), Some(&rail));
     assert_eq!(selection.rails.len(), 1);
-    assert_eq!(words(&selection, "mlx5_0:1"), "rail 0");
-    assert_eq!(words(&selection, "mlx5_0:2"), "is down, its wire Disabled (see to its cable, and ibstat)");
-    let bytes = postcard::to_stdvec(&rail).expect("it can be sent");
-    assert_eq!(postcard::from_bytes::<Rail>(&bytes).expect("it can be received"), rail);
+    assert_eq!(outcome(&selection, "mlx5_0:1"), "rail 0");
+    assert_eq!(
+        outcome(&selection, "mlx5_0:2"),
+        "is down, its physical state is Disabled (check its cable, and ibstat)"
+    );
+    let bytes = postcard::to_stdvec(&rail).expect("the rail is serialized");
+    assert_eq!(postcard::from_bytes::<Rail>(&bytes).expect("the rail is deserialized"), rail);
 }
 
 #[test]
-fn roce_is_addressed_by_version_then_family_then_index() {
+fn roce_gids_are_preferred_by_version_then_family_then_index() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let case = |version, family, index| {
@@ -97,14 +101,7 @@ fn roce_is_addressed_by_version_then_family_then_index() {
         (1, Family::Auto, None, 2, "10.1.0.0/23", "RoCE v1, IPv4 10.1.0.5 of eth0, the first by"),
         (2, Family::Ipv6, None, 5, "fd00:0:0:1::/64", "RoCE v2, IPv6 fd00:0:0:1::5 of eth0"),
         (1, Family::Ipv6, None, 4, "fd00:0:0:1::/64", "RoCE v1, IPv6"),
-        (
-            2,
-            Family::Auto,
-            Some(0),
-            0,
-            "fe80::/64",
-            "FLEXRING_IB_GID_INDEX=0 says so; it is RoCE v1, link-local",
-        ),
+        (2, Family::Auto, Some(0), 0, "fe80::/64", "set by FLEXRING_IB_GID_INDEX=0: RoCE v1, link-local"),
     ] {
         let (index, on, because) = case(version, family, index);
         assert_eq!((index, &*on), (expected, network));
@@ -113,7 +110,7 @@ fn roce_is_addressed_by_version_then_family_then_index() {
 }
 
 #[test]
-fn what_is_there_is_taken_if_what_is_wanted_is_not() {
+fn another_gid_is_chosen_if_there_is_no_preferred_one() {
     let machine = FakeMachine::new();
     machine
         .device("a", &[FakePort { gids: &GIDS_OF_ETH0[..1], ..ETHERNET }])
@@ -123,14 +120,18 @@ fn what_is_there_is_taken_if_what_is_wanted_is_not() {
     machine.device("d", &[FakePort { gids: &[elsewhere, GIDS_OF_ETH0[1]], ..ETHERNET }]);
     let selection = chosen(&machine, &Config::default()).expect("GIDs");
     let indexes: Vec<u8> = selection.rails.iter().map(|rail| rail.gid_index).collect();
-    assert_eq!(indexes, [0, 1, 5, 9], "c's 9 is of another namespace, but d has nothing better");
-    assert_eq!(selection.rails[3].network, "10.9.9.0/24", "as most are");
+    assert_eq!(
+        indexes,
+        [0, 1, 5, 9],
+        "GID 9 belongs to another namespace, but d has only a link-local one besides"
+    );
+    assert_eq!(selection.rails[3].network, "10.9.9.0/24", "the most common prefix length");
     let why = &selection.decisions[0].gid.as_ref().expect("it was chosen").why;
     assert!(why.ends_with("of eth0, as there is no RoCE v2"), "{why}");
 }
 
 #[test]
-fn near_rails_come_first_and_no_more_than_asked_for() {
+fn the_nearest_rails_are_selected_up_to_the_limit() {
     let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "4-7");
     for (number, numa) in [(0, 0), (1, 0), (2, 1), (10, 1), (3, -1)] {
@@ -141,26 +142,26 @@ fn near_rails_come_first_and_no_more_than_asked_for() {
     assert_eq!(names(&all), ["mlx5_2:1", "mlx5_3:1", "mlx5_10:1", "mlx5_0:1", "mlx5_1:1"]);
     let two = chosen(&machine, &with(|config| config.ib_rails = 2)).expect("rails");
     assert_eq!(names(&two), ["mlx5_2:1", "mlx5_3:1"]);
-    let left = "is not needed: FLEXRING_IB_RAILS=2 others are as near or nearer";
-    assert_eq!(words(&two, "mlx5_10:1"), left);
+    let left = "is not needed: FLEXRING_IB_RAILS=2 other ports are as near or nearer";
+    assert_eq!(outcome(&two, "mlx5_10:1"), left);
 }
 
 #[test]
-fn slow_ports_are_left_unless_they_are_named() {
+fn slow_ports_are_rejected_unless_they_are_named() {
     let machine = FakeMachine::new();
     let slow = FakePort { rate: "25 Gb/sec (1X EDR)", ..ROCE };
     machine.device("mlx5_0", &[INFINIBAND]).device("mlx5_bond_0", &[slow]);
     let usual = chosen(&machine, &Config::default()).expect("a rail");
     assert_eq!(names(&usual), ["mlx5_0:1"]);
-    let left = "has 25 Gbit/s, less than half of what mlx5_0:1 has (FLEXRING_IB_HCA can name it)";
-    assert_eq!(words(&usual, "mlx5_bond_0:1"), left);
+    let left = "has 25 Gbit/s, less than half of what mlx5_0:1 has (name it in FLEXRING_IB_HCA to use it)";
+    assert_eq!(outcome(&usual, "mlx5_bond_0:1"), left);
     assert_eq!(names(&chosen(&machine, &hca("mlx5")).expect("rails")), ["mlx5_0:1", "mlx5_bond_0:1"]);
     assert_eq!(names(&chosen(&machine, &hca("^rxe")).expect("a rail")), ["mlx5_0:1"]);
     assert_eq!(names(&chosen(&machine, &hca("=mlx5_bond_0")).expect("a rail")), ["mlx5_bond_0:1"]);
 }
 
 #[test]
-fn no_rail_is_an_error_that_names_cause_and_mend() {
+fn the_error_without_rails_names_cause_and_fix() {
     let nothing = FakeMachine::new();
     let portless = FakeMachine::new();
     portless.device("mlx5_0", &[]);
@@ -176,7 +177,7 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
     works.device("rxe0", &[ROCE]).device("rxe1", &[ROCE]);
     let closed = FakeMachine::new();
     closed.device("rxe0", &[ROCE]);
-    std::fs::remove_file(closed.root().join("dev/infiniband/uverbsrxe0")).expect("it was there");
+    std::fs::remove_file(closed.root().join("dev/infiniband/uverbsrxe0")).expect("the file exists");
     let foreign = FakeMachine::new();
     foreign.device("siw0", &[ROCE]).file("sys/class/infiniband/siw0/node_type", "4: RNIC");
     foreign.device("efa_0", &[FakePort { layer: "Unspecified", ..ROCE }]);
@@ -184,22 +185,22 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
     many.device("mlx5_0", &[const { FakePort { state: DOWN, ..INFINIBAND } }; 6]);
     let usual = Config::default();
     let (system, setting) = (ErrorKind::System, ErrorKind::InvalidSetting);
-    for (machine, config, kind, words) in [
-        (&nothing, &usual, system, "there is no RDMA device: load the driver of one (modprobe mlx5_ib)"),
+    for (machine, config, kind, expected) in [
+        (&nothing, &usual, system, "there is no RDMA device: load a driver (modprobe mlx5_ib)"),
         (&portless, &usual, system, "no RDMA device has a port"),
         (
             &down,
             &usual,
             system,
-            "rxe0:1 is down (ip link set eth0 up, and see to its cable); fix that, or use FLEXRING",
+            "rxe0:1 is down (ip link set eth0 up, and check its cable); fix this, or set FLEXRING",
         ),
         (
             &unmanaged,
             &usual,
             system,
-            "a:1 is initializing, as no subnet manager has been there (start one: opensm",
+            "a:1 is initializing, as no subnet manager has configured it (start one: opensm",
         ),
-        (&unmanaged, &usual, system, "b:1 has no LID, as no subnet manager has been there"),
+        (&unmanaged, &usual, system, "b:1 has no LID, as no subnet manager has configured it"),
         (
             &bare,
             &usual,
@@ -210,38 +211,38 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
             &closed,
             &usual,
             system,
-            "no /dev/infiniband/uverbsrxe0 here (in a container: docker run --device=/dev/infiniband)",
+            "no /dev/infiniband/uverbsrxe0 (in a container: docker run --device=/dev/infiniband)",
         ),
-        (&foreign, &usual, system, "siw0:1 speaks iWARP"),
-        (&foreign, &usual, system, "efa_0:1 speaks neither InfiniBand nor RoCE"),
+        (&foreign, &usual, system, "siw0:1 uses iWARP"),
+        (&foreign, &usual, system, "efa_0:1 supports neither InfiniBand nor RoCE"),
         (
             &many,
             &usual,
             system,
-            "mlx5_0:4 is down, its wire Disabled (see to its cable, and ibstat); and 2 more, which",
+            "mlx5_0:4 is down, its physical state is Disabled (check its cable, and ibstat); and 2 more, which",
         ),
         (
             &works,
             &hca("mlx5"),
             setting,
-            "FLEXRING_IB_HCA=\"mlx5\" leaves no RDMA port; there are: rxe0:1, rxe1:1",
+            "FLEXRING_IB_HCA=\"mlx5\" admits no RDMA port; the ports are: rxe0:1, rxe1:1",
         ),
         (&works, &hca("^"), setting, "FLEXRING_IB_HCA=\"^\" cannot be used"),
         (
             &works,
             &with(|c| c.ib_gid_index = Some(7)),
             setting,
-            "has no GID 7, which FLEXRING_IB_GID_INDEX asks for; there are: 0, 1, 2, 3, 4, 5",
+            "has no GID 7, which FLEXRING_IB_GID_INDEX requires; it has: 0, 1, 2, 3, 4, 5",
         ),
         (
             &works,
             &with(|c| c.ib_pkey = 1),
             setting,
-            "has no partition key 1, which FLEXRING_IB_PKEY asks for; there are: 0",
+            "has no partition key 1, which FLEXRING_IB_PKEY requires; it has: 0",
         ),
     ] {
-        let error = chosen(machine, config).expect_err(words);
-        assert!(error.message().contains(words), "{error}");
+        let error = chosen(machine, config).expect_err(expected);
+        assert!(error.message().contains(expected), "{error}");
         assert_eq!(error.kind(), kind, "{error}");
     }
     let ipv6 = FakeMachine::new();
@@ -249,25 +250,26 @@ fn no_rail_is_an_error_that_names_cause_and_mend() {
     let error = chosen(&ipv6, &with(|c| c.ib_family = Family::Ipv4)).expect_err("no IPv4");
     assert_eq!(error.kind(), setting);
     assert!(error.message().contains("rxe0:1 has no GID that FLEXRING_IB_FAMILY=ipv4 allows"), "{error}");
-    assert_eq!(decide(&surveyed(&nothing), &usual, &Affinity::default()), Ok(PortSelection::default()));
+    assert_eq!(decide(&inventory(&nothing), &usual, &Affinity::default()), Ok(PortSelection::default()));
 }
 
 #[test]
-fn a_port_that_is_down_has_its_gid_told_all_the_same() {
+fn the_gid_of_a_port_that_is_down_is_reported() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[FakePort { state: DOWN, ..ROCE }]);
     let selection =
-        decide(&surveyed(&machine), &Config::default(), &Affinity::default()).expect("a decision");
+        decide(&inventory(&machine), &Config::default(), &Affinity::default()).expect("a decision");
     assert_eq!(selection.decisions[0].gid.as_ref().map(|gid| gid.index), Some(3));
 }
 
-/// `i1` is on InfiniBand subnet 1, `4a` and `6a` on Ethernet with an address in network a, `1a` the same by RoCE v1.
+/// `i1` is on InfiniBand subnet 1, `4a` and `6a` on Ethernet with an IPv4 or IPv6 address in network a, `1a` like `4a` but
+/// with RoCE v1.
 fn rails(text: &str) -> Vec<Rail> {
     let rail = |word: &str| {
         let (first, network) = word.split_at(1);
         let ip: IpAddr =
             if first == "6" { "fd00::1" } else { "::ffff:10.0.0.1" }.parse().expect("an address");
-        let IpAddr::V6(ip) = ip else { unreachable!("it was written so") };
+        let IpAddr::V6(ip) = ip else { unreachable!("both addresses are IPv6") };
         let (layer, gid_kind) = match first {
             "i" => (LinkLayer::InfiniBand, GidKind::InfiniBand),
             "1" => (LinkLayer::Ethernet, GidKind::RoceV1),
@@ -310,13 +312,13 @@ fn rails_of_one_network_are_paired_first() {
 }
 
 #[test]
-fn ranks_that_cannot_meet_are_told_why() {
-    for (mine, theirs, words) in [
+fn the_mismatch_of_rails_is_described() {
+    for (mine, theirs, expected) in [
         (
             "4a",
             "i1",
             "rank 0's rails are Ethernet (RoCE v2, IPv4), and rank 5's rails are InfiniBand (subnet 1): name ports of \
-             one kind in FLEXRING_IB_HCA, or use FLEXRING_TRANSPORT=tcp",
+             one kind in FLEXRING_IB_HCA, or set FLEXRING_TRANSPORT=tcp",
         ),
         (
             "4a 4b",
@@ -326,7 +328,7 @@ fn ranks_that_cannot_meet_are_told_why() {
         (
             "4a",
             "1a",
-            "(RoCE v1, IPv4): set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to what both have",
+            "(RoCE v1, IPv4): set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have",
         ),
         (
             "i1",
@@ -337,8 +339,8 @@ fn ranks_that_cannot_meet_are_told_why() {
     ] {
         let (mine, theirs) = (rails(mine), rails(theirs));
         assert_eq!(pair_rails(&mine, &theirs), []);
-        let told = describe_mismatch((0, &mine), (5, &theirs));
-        assert!(told.contains(words), "{told}");
+        let message = describe_mismatch((0, &mine), (5, &theirs));
+        assert!(message.contains(expected), "{message}");
     }
 }
 

@@ -63,7 +63,7 @@ fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
     on_rails(LIMIT, |rails| {
         let setup = LinkSetup { on_gpu: true, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
-            rank.verbs.set_gpus(GpuRegistrar::pretended());
+            rank.verbs.set_gpus(GpuRegistrar::with_fake_driver());
             let mut pool = SlotPool::on_gpu(2 * WINDOW);
             assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
             rank.registrar.register(pool.whole)?;

@@ -1,0 +1,85 @@
+//! A rail: a port that a rank uses, with its address.
+//!
+//! Owns what ranks exchange about their rails. Must not know why a port was selected.
+
+use crate::config::Config;
+use crate::transport::verbs::inventory::{Gid, GidKind, Inventory, LinkLayer, RdmaDevice, RdmaPort};
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A port that a rank uses, in the form that ranks exchange.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rail {
+    /// The device's name, such as `mlx5_0`.
+    pub device: String,
+    /// The port's number, from 1.
+    pub port: u8,
+    /// The link layer; never `Other`.
+    pub layer: LinkLayer,
+    /// The index of [`gid`](Self::gid) in the port's GID table.
+    pub gid_index: u8,
+    /// The GID that is the rail's address.
+    pub gid: [u8; 16],
+    /// The format of packets that are sent from the GID.
+    pub gid_kind: GidKind,
+    /// The LID on InfiniBand; 0 on Ethernet.
+    pub lid: u16,
+    /// The index of the partition key in the port's table.
+    pub pkey_index: u16,
+    /// The network of the rail; rails of the same network are connected first. The IP network of the GID, such as
+    /// `10.1.0.0/24`, or on InfiniBand the subnet prefix in hexadecimal.
+    pub network: String,
+    /// The rate in Mbit/s; 0 if unknown.
+    pub rate_mbps: u64,
+    /// The NUMA node of the device, if it has one.
+    pub numa: Option<u32>,
+}
+
+impl Rail {
+    /// The rail over `port` of `device`, addressed by `gid`.
+    pub(super) fn new(
+        device: &RdmaDevice,
+        port: &RdmaPort,
+        gid: &Gid,
+        inventory: &Inventory,
+        config: &Config,
+    ) -> Self {
+        let network = match port.layer {
+            LinkLayer::InfiniBand => {
+                gid.address.octets()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+            _ => network(gid.ip(), inventory.address(gid).map(|address| address.prefix)),
+        };
+        Self {
+            device: device.name.clone(),
+            port: port.number,
+            layer: port.layer,
+            gid_index: gid.index,
+            gid: gid.address.octets(),
+            gid_kind: gid.kind,
+            lid: if port.layer == LinkLayer::InfiniBand { port.lid } else { 0 },
+            pkey_index: u16::try_from(config.ib_pkey).unwrap_or_default(),
+            network,
+            rate_mbps: port.rate_mbps,
+            numa: device.pci.numa,
+        }
+    }
+}
+
+/// The network of an address, such as `10.1.0.0/24`. If the prefix length is unknown, it is assumed to be the most
+/// common one: 24 for IPv4 and 64 for IPv6.
+fn network(ip: IpAddr, prefix: Option<u8>) -> String {
+    let (prefix, network) = match ip {
+        IpAddr::V4(ip) => {
+            let prefix = prefix.unwrap_or(24).min(32);
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            (prefix, IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask)))
+        }
+        IpAddr::V6(ip) => {
+            let prefix = prefix.unwrap_or(64).min(128);
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            (prefix, IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask)))
+        }
+    };
+    format!("{network}/{prefix}")
+}
