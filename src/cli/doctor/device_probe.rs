@@ -1,29 +1,29 @@
-//! What RDMA devices say of themselves once they are open.
+//! The answers of RDMA devices to queries that require opening them.
 //!
-//! Owns the asking, which takes a build with verbs, and devices that are this machine's and not those of files.
+//! Owns opening the devices, which requires a build with verbs and the machine itself in contrast to a file tree.
 
 use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
 use flexring::transport::verbs::inventory::Inventory;
 use serde::Serialize;
 use std::path::Path;
 
-/// What a device said.
+/// The answers of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceProbe {
     pub device: String,
-    /// Why it cannot be opened, if so; then it said nothing.
+    /// Why the device cannot be opened, if it cannot; then there are no answers.
     pub failure: Option<String>,
-    /// By port, the bytes that its largest packets carry now.
+    /// The active MTUs in bytes, as (port, MTU).
     pub active_mtus: Vec<(u8, u32)>,
-    /// Whether its driver takes GPU memory as DMA-BUFs, if it said so.
+    /// Whether the driver imports GPU memory as DMA-BUFs; `None` without an answer.
     pub imports_dmabuf: Option<bool>,
-    /// Why not.
+    /// Why it does not import them.
     #[serde(serialize_with = "as_message")]
     pub why_not: Option<GdrUnavailable>,
 }
 
 impl DeviceProbe {
-    /// The active MTU of a port, if it was told.
+    /// The active MTU of a port in bytes, if it is known.
     pub fn mtu(&self, port: u8) -> Option<u32> {
         self.active_mtus.iter().find(|(number, _)| *number == port).map(|(_, mtu)| *mtu)
     }
@@ -33,7 +33,7 @@ fn as_message<S: serde::Serializer>(reason: &Option<GdrUnavailable>, to: S) -> R
     reason.as_ref().map(|reason| &reason.message).serialize(to)
 }
 
-/// What the devices of this machine say that this process may open; nothing of a machine that is a tree of files.
+/// Probes all devices that this process may open. There are none if `root` is a file tree.
 #[cfg(feature = "verbs")]
 pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
     use flexring::transport::verbs::{inventory, probe};
@@ -42,7 +42,7 @@ pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
     }
     let probe = |device: &inventory::RdmaDevice| {
         let ports: Vec<u8> = device.ports.iter().map(|port| port.number).collect();
-        let nothing = DeviceProbe {
+        let unanswered = DeviceProbe {
             device: device.name.clone(),
             failure: None,
             active_mtus: Vec::new(),
@@ -50,16 +50,16 @@ pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
             why_not: None,
         };
         match probe::probe(&device.name, &ports) {
-            Err(error) => DeviceProbe { failure: Some(error.message().to_owned()), ..nothing },
-            Ok(told) => DeviceProbe {
+            Err(error) => DeviceProbe { failure: Some(error.message().to_owned()), ..unanswered },
+            Ok(answers) => DeviceProbe {
                 active_mtus: ports
                     .into_iter()
-                    .zip(told.mtus)
+                    .zip(answers.mtus)
                     .filter_map(|(port, mtu)| Some((port, mtu?)))
                     .collect(),
-                imports_dmabuf: Some(told.dmabufs.is_ok()),
-                why_not: told.dmabufs.err(),
-                ..nothing
+                imports_dmabuf: Some(answers.dmabufs.is_ok()),
+                why_not: answers.dmabufs.err(),
+                ..unanswered
             },
         }
     };
@@ -67,8 +67,8 @@ pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
     devices.map(probe).collect()
 }
 
-/// What devices say that nobody can ask: nothing.
+/// Probes nothing: this build cannot open devices.
 #[cfg(not(feature = "verbs"))]
-pub fn probe_all(_root: &Path, _survey: &Inventory) -> Vec<DeviceProbe> {
+pub fn probe_all(_root: &Path, _inventory: &Inventory) -> Vec<DeviceProbe> {
     Vec::new()
 }

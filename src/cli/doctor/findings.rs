@@ -1,43 +1,45 @@
-//! What follows from the facts: what is wrong, how much that matters, and what fixes it.
+//! The findings: what is wrong, how severe it is, and how to fix it.
 //!
-//! Owns the rules. Pure: the facts are all it knows.
+//! Owns the rules. Pure: everything is derived from the facts and the reports on transports.
 
-use super::report::{DoctorReport, RdmaReport};
-use super::text::size;
+use super::byte_size::rounded;
+use super::facts::Facts;
+use super::rdma::RdmaReport;
+use super::transports::TransportReport;
 use flexring::transport::verbs::port_selection::{PortDecision, PortUse};
 use serde::Serialize;
 
-/// How much a finding matters.
+/// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// flexring cannot run with these settings.
     Error,
-    /// Something that is there cannot be used, or is much slower than it could be.
+    /// Something present cannot be used, or is much slower than it could be.
     Problem,
-    /// Good to know.
+    /// Information that may explain results; nothing must change.
     Note,
 }
 
-/// Something that follows.
+/// Something that is wrong or worth knowing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
     pub message: String,
-    /// What fixes it: a command, or what to do.
+    /// A command or an instruction that fixes it, if there is one.
     pub fix: Option<String>,
 }
 
-/// All that follows, the worst first.
-pub fn diagnose(report: &DoctorReport) -> Vec<Finding> {
+/// Derives all findings, the most severe first.
+pub fn diagnose(facts: &Facts, reports: &[TransportReport]) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    settings(report, &mut findings);
-    processor(report, &mut findings);
-    transports(report, &mut findings);
-    sockets(report, &mut findings);
-    rdma(report, &mut findings);
-    memory(report, &mut findings);
-    gpus(report, &mut findings);
+    settings(facts, &mut findings);
+    processor(facts, &mut findings);
+    transports(facts, reports, &mut findings);
+    sockets(facts, &mut findings);
+    rdma(facts, &mut findings);
+    memory(facts, &mut findings);
+    gpus(facts, &mut findings);
     findings.0.sort_by_key(|finding| finding.severity);
     findings.0
 }
@@ -50,45 +52,45 @@ impl Findings {
     }
 }
 
-fn settings(report: &DoctorReport, findings: &mut Findings) {
-    for words in report.settings.unusable.iter().chain(&report.settings.launcher) {
-        findings.add(Severity::Error, words, None);
+fn settings(facts: &Facts, findings: &mut Findings) {
+    for message in facts.settings.unusable.iter().chain(&facts.settings.launcher) {
+        findings.add(Severity::Error, message, None);
     }
-    for (name, meant) in &report.settings.unknown {
-        let fix = format!("if {meant} is meant, rename it; if not, unset {name}");
-        findings.add(Severity::Problem, format!("{name} is no setting of flexring"), Some(&fix));
-    }
-}
-
-fn processor(report: &DoctorReport, findings: &mut Findings) {
-    if let Some(words) = &report.processor.simd_failure {
-        findings.add(Severity::Error, words, Some("unset FLEXRING_SIMD"));
+    for (name, similar) in &facts.settings.unknown {
+        let fix = format!("if {similar} is meant, rename it; if not, unset {name}");
+        findings.add(Severity::Problem, format!("{name} is not a setting of flexring"), Some(&fix));
     }
 }
 
-/// Transports that the settings need and this machine has not.
-fn transports(report: &DoctorReport, findings: &mut Findings) {
-    let needed = report.needed();
-    for transport in report.transports.iter().filter(|one| !one.usable && needed.contains(&one.name)) {
-        let asked = report.settings.transport.name();
-        let words = format!("FLEXRING_TRANSPORT={asked} needs {}, but {}", transport.name, transport.why);
+fn processor(facts: &Facts, findings: &mut Findings) {
+    if let Some(message) = &facts.processor.simd_failure {
+        findings.add(Severity::Error, message, Some("unset FLEXRING_SIMD"));
+    }
+}
+
+/// Transports that the settings require and this machine lacks.
+fn transports(facts: &Facts, reports: &[TransportReport], findings: &mut Findings) {
+    let required = facts.required_transports();
+    for transport in reports.iter().filter(|one| !one.usable && required.contains(&one.name)) {
+        let setting = facts.settings.transport.name();
+        let message = format!("FLEXRING_TRANSPORT={setting} needs {}, but {}", transport.name, transport.why);
         let fix = match transport.name {
-            "verbs" if !report.build.verbs => Some(WITH_VERBS),
+            "verbs" if !facts.build.verbs => Some(BUILD_WITH_VERBS),
             "verbs" => None,
             "tcp" => {
                 Some("unset FLEXRING_SOCKET_IFNAME, or FLEXRING_TRANSPORT=shm if all ranks share this node")
             }
             _ => Some("FLEXRING_TRANSPORT=tcp"),
         };
-        findings.add(Severity::Error, words, fix);
+        findings.add(Severity::Error, message, fix);
     }
 }
 
-const WITH_VERBS: &str = "cargo build --release --features verbs";
+const BUILD_WITH_VERBS: &str = "cargo build --release --features verbs";
 
-fn sockets(report: &DoctorReport, findings: &mut Findings) {
-    let elsewhere = report.sockets.chosen.is_some_and(|chosen| !chosen.is_loopback());
-    if report.needed().contains(&"tcp") && report.sockets.chosen.is_some() && !elsewhere {
+fn sockets(facts: &Facts, findings: &mut Findings) {
+    let loopback = facts.sockets.chosen.is_some_and(|chosen| chosen.is_loopback());
+    if facts.required_transports().contains(&"tcp") && loopback {
         let fix = "ip link set <interface> up, or name one in FLEXRING_SOCKET_IFNAME";
         findings.add(
             Severity::Note,
@@ -98,15 +100,14 @@ fn sockets(report: &DoctorReport, findings: &mut Findings) {
     }
 }
 
-fn rdma(report: &DoctorReport, findings: &mut Findings) {
-    let RdmaReport { inventory, selection, failure, distances, .. } = &report.rdma;
+fn rdma(facts: &Facts, findings: &mut Findings) {
+    let RdmaReport { inventory, selection, failure, distances, .. } = &facts.rdma;
     if inventory.devices.is_empty() {
-        let fix = "load the driver of one: modprobe mlx5_ib; or make one of software: rdma link add rxe0 type rxe \
-                    netdev eth0";
+        let fix = "load a driver: modprobe mlx5_ib; or add a software device: rdma link add rxe0 type rxe netdev eth0";
         findings.add(Severity::Note, "there is no RDMA device: TCP connects nodes", Some(fix));
         return;
     }
-    // With devices of which none can be used somebody has had a mind to.
+    // Devices of which no port can be used are probably a mistake.
     let severity = if failure.is_some() { Severity::Problem } else { Severity::Note };
     let before = findings.0.len();
     for PortDecision { device, port, outcome, .. } in &selection.decisions {
@@ -117,45 +118,53 @@ fn rdma(report: &DoctorReport, findings: &mut Findings) {
             findings.add(severity, format!("{device}:{port} {}", reason.message), reason.fix.as_deref());
         }
     }
-    if let Some(words) = failure {
+    if let Some(message) = failure {
         if findings.0.len() == before {
-            findings.add(severity, words, None);
+            findings.add(severity, message, None);
         }
         return;
     }
-    for probe in report.rdma.probes.iter().filter(|probe| report.rdma.has_rail(&probe.device)) {
+    for probe in facts.rdma.probes.iter().filter(|probe| facts.rdma.has_rail(&probe.device)) {
         if let Some(failure) = &probe.failure {
             findings.add(Severity::Problem, failure, None);
         }
     }
-    if !report.build.verbs {
-        findings.add(Severity::Problem, "there is RDMA here, but this build cannot use it", Some(WITH_VERBS));
+    if !facts.build.verbs {
+        findings.add(
+            Severity::Problem,
+            "there is RDMA here, but this build cannot use it",
+            Some(BUILD_WITH_VERBS),
+        );
     }
-    for netdev in inventory.netdevs.iter().filter(|netdev| carries_rail(report, &netdev.name)) {
+    for netdev in inventory.netdevs.iter().filter(|netdev| carries_rail(facts, &netdev.name)) {
         if let (Some(mtu), Some(room)) = (netdev.mtu, netdev.rdma_mtu().filter(|room| *room < 4096)) {
             let name = &netdev.name;
-            let words =
-                format!("the MTU of {name}, {mtu}, lets RDMA packets carry {room} bytes and not 4096");
-            let fix = format!("ip link set {name} mtu 9000, on all nodes, if the switches let it pass");
-            findings.add(Severity::Note, words, Some(&fix));
+            let message =
+                format!("the MTU of {name}, {mtu}, limits RDMA packets to {room} bytes instead of 4096");
+            let fix = format!("ip link set {name} mtu 9000, on all nodes, if the switches allow it");
+            findings.add(Severity::Note, message, Some(&fix));
         }
     }
     // The first rail is the nearest.
     if let Some(rail) = selection.rails.first()
-        && let Some(at) = inventory.devices.iter().position(|device| device.name == rail.device)
-        && let Some(numa) = rail.numa.filter(|_| distances[at] > 10)
+        && let Some(index) = inventory.devices.iter().position(|device| device.name == rail.device)
+        && let Some(numa) = rail.numa.filter(|_| distances[index] > 10)
     {
         let device = &rail.device;
-        let words = format!(
+        let message = format!(
             "even the nearest rail, {device}, is on NUMA node {numa}, where this process does not run"
         );
-        findings.add(Severity::Note, words, Some(&format!("numactl --cpunodebind={numa} --membind={numa}")));
+        findings.add(
+            Severity::Note,
+            message,
+            Some(&format!("numactl --cpunodebind={numa} --membind={numa}")),
+        );
     }
 }
 
-/// Whether a rail's GID is of this interface.
-fn carries_rail(report: &DoctorReport, netdev: &str) -> bool {
-    let RdmaReport { inventory, selection, .. } = &report.rdma;
+/// Whether this interface belongs to a rail.
+fn carries_rail(facts: &Facts, netdev: &str) -> bool {
+    let RdmaReport { inventory, selection, .. } = &facts.rdma;
     let ports =
         inventory.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     ports.filter(|(_, port)| port.netdev.as_deref() == Some(netdev)).any(|(device, port)| {
@@ -163,47 +172,48 @@ fn carries_rail(report: &DoctorReport, netdev: &str) -> bool {
     })
 }
 
-/// Registered memory is locked.
-fn memory(report: &DoctorReport, findings: &mut Findings) {
-    let memory = &report.memory;
+/// The memlock limit, which applies to registered memory.
+fn memory(facts: &Facts, findings: &mut Findings) {
+    let memory = &facts.memory;
     let Some(limit) = memory.memlock_bytes.filter(|limit| *limit < memory.needed_bytes) else {
         return;
     };
-    // Who is exempt, or has nothing to register with, need not care.
-    if memory.memlock_exempt || report.rdma.inventory.devices.is_empty() {
+    // The limit does not matter to an exempt process, or without a device.
+    if memory.memlock_exempt || facts.rdma.inventory.devices.is_empty() {
         return;
     }
-    let words = format!(
+    let message = format!(
         "{} may be locked, but RDMA needs {} for its pool and queues",
-        size(limit),
-        size(memory.needed_bytes)
+        rounded(limit),
+        rounded(memory.needed_bytes)
     );
     let fix = "ulimit -l unlimited; or memlock in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd \
-                unit, docker run --ulimit memlock=-1";
-    findings.add(Severity::Problem, words, Some(fix));
+               unit, docker run --ulimit memlock=-1";
+    findings.add(Severity::Problem, message, Some(fix));
 }
 
-/// GPUs that flexring cannot use, and a better way to their memory than the one that is expected.
-fn gpus(report: &DoctorReport, findings: &mut Findings) {
-    if report.gpus.devices.is_empty() {
+/// GPUs that flexring cannot use, and GDR modes that would be better than the expected one.
+fn gpus(facts: &Facts, findings: &mut Findings) {
+    if facts.gpus.devices.is_empty() {
         return;
     }
-    let failure = report.gpus.cuda.as_ref().and_then(|cuda| cuda.failure.as_ref());
-    if !report.build.cuda {
+    let failure = facts.gpus.cuda.as_ref().and_then(|cuda| cuda.failure.as_ref());
+    if !facts.build.cuda {
         let fix = "cargo build --release, without --no-default-features or with --features cuda";
         findings.add(Severity::Problem, "there are GPUs here, but this build cannot use them", Some(fix));
     } else if let Some(failure) = failure {
-        let fix = "install NVIDIA's driver, or let this process see it (in a container: --gpus all); nvidia-smi tells";
-        let words = format!("there are GPUs here, but this process cannot use them: {failure}");
-        findings.add(Severity::Problem, words, Some(fix));
+        let fix = "install NVIDIA's driver, or make it visible to this process (in a container: --gpus all); \
+                   check with nvidia-smi";
+        let message = format!("there are GPUs here, but this process cannot use them: {failure}");
+        findings.add(Severity::Problem, message, Some(fix));
     }
-    let Some(expected) = report.gpus.expected().filter(|_| !report.rdma.selection.rails.is_empty()) else {
+    let Some(expected) = facts.gpus.expected().filter(|_| !facts.rdma.selection.rails.is_empty()) else {
         return;
     };
     if expected.name == "pinned host memory" {
-        for mode in report.gpus.gdr_modes.iter().filter(|mode| mode.fix.is_some()) {
-            let words = format!("RDMA to GPU memory by {} is not possible: {}", mode.name, mode.why);
-            findings.add(Severity::Note, words, mode.fix);
+        for mode in facts.gpus.gdr_modes.iter().filter(|mode| mode.fix.is_some()) {
+            let message = format!("RDMA to GPU memory by {} is not possible: {}", mode.name, mode.why);
+            findings.add(Severity::Note, message, mode.fix);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! GPUs, their driver, and how RDMA devices reach their memory.
+//! GPUs, their driver, and the GDR modes by which RDMA devices access their memory.
 //!
-//! Owns what the ladder to GPU memory is told here: by the kernel's files, by the RDMA devices' answers and by CUDA's
-//! driver, as far as there are such. Memory itself is not tried, so it tells what is to be expected.
+//! Owns the evidence for each GDR mode: the kernel's files, the answers of the RDMA devices and of CUDA's driver, as far as
+//! they are available. No memory is registered, so the result is an expectation.
 
 use super::device_probe::DeviceProbe;
 use flexring::config::GpuDirect;
@@ -10,35 +10,35 @@ use serde::Serialize;
 use std::fs;
 use std::path::Path;
 
-/// What there is.
+/// The GPUs of this machine.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct GpuReport {
-    /// The driver that is loaded.
+    /// NVIDIA's driver, if it is loaded.
     pub driver: Option<NvidiaDriver>,
     pub devices: Vec<PciGpu>,
-    /// What CUDA's driver says, if this build asks it.
+    /// The answers of CUDA's driver, if this build can query it.
     pub cuda: Option<CudaReport>,
-    /// The modes, the best first; none without a GPU.
+    /// The GDR modes, the best first; none without a GPU.
     pub gdr_modes: Vec<GdrModeReport>,
 }
 
-/// What a process sees by CUDA's driver, which may be less than the machine has.
+/// The GPUs that are visible to this process through CUDA's driver, which may be fewer than the machine has.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct CudaReport {
     pub devices: Vec<CudaDevice>,
-    /// Why there are none.
+    /// Why no GPU is visible.
     pub failure: Option<String>,
 }
 
-/// A GPU that a process may use.
+/// A GPU that this process can use.
 #[derive(Clone, Debug, Serialize)]
 pub struct CudaDevice {
-    /// What `FLEXRING_GPU` calls it.
+    /// The number in `FLEXRING_GPU`.
     pub number: usize,
     pub name: String,
-    /// Its PCI address.
+    /// The PCI address.
     pub address: String,
-    /// Such as `9.0`.
+    /// The compute capability, such as `9.0`.
     pub capability: String,
     pub memory_bytes: u64,
 }
@@ -47,39 +47,39 @@ pub struct CudaDevice {
 #[derive(Clone, Debug, Serialize)]
 pub struct NvidiaDriver {
     pub version: String,
-    /// Whether its kernel module is the open one.
+    /// Whether its kernel module is the open-source one.
     pub open: bool,
 }
 
-/// A GPU.
+/// A GPU of this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct PciGpu {
-    /// Its PCI address.
+    /// The PCI address.
     pub address: String,
     pub model: Option<String>,
 }
 
-/// A way to a GPU's memory.
+/// Whether a GDR mode is expected to work.
 #[derive(Clone, Debug, Serialize)]
 pub struct GdrModeReport {
     pub name: &'static str,
     pub possible: bool,
-    /// Why it is possible, or why not.
+    /// The reason for `possible`.
     pub why: String,
-    /// What would make it possible.
+    /// A command or an instruction that makes it possible, if there is one.
     pub fix: Option<&'static str>,
 }
 
 impl GpuReport {
-    /// What is below `root`. `software` are the rails, if all are made of software; `answers` are what their devices say,
-    /// as far as they were asked.
+    /// The GPUs of the machine below `root`. `software` names the rails' devices if all are software devices; `probes` are
+    /// the answers of the rails' devices that were opened.
     pub fn read(root: &Path, allowed: GpuDirect, software: &[String], probes: &[DeviceProbe]) -> Self {
         let driver = driver(&text(&root.join("proc/driver/nvidia/version")));
         let mut devices = of_driver(root);
         if devices.is_empty() {
             devices = of_pci(root);
         }
-        // The driver is this machine's and not that of files.
+        // A file tree has no driver that could be queried.
         let cuda = if root == Path::new("/") { visible() } else { None };
         let mut gpus = Self { driver, devices, cuda, gdr_modes: Vec::new() };
         if !gpus.devices.is_empty() {
@@ -96,25 +96,25 @@ impl GpuReport {
         gpus
     }
 
-    /// The mode that is expected to be taken.
+    /// The mode that is expected to be used.
     pub fn expected(&self) -> Option<&GdrModeReport> {
         self.gdr_modes.iter().find(|mode| mode.possible)
     }
 }
 
-/// What the ladder asks, answered by the kernel's files and by whoever else can be asked.
+/// The evidence about GDR modes.
 struct LocalGdrSupport<'a> {
     driver: Option<&'a NvidiaDriver>,
     kernel: KernelInfo,
     software: &'a [String],
-    /// Of the rails' devices.
+    /// The answers of the rails' devices.
     probes: &'a [DeviceProbe],
-    /// Whether this is the machine itself, so that CUDA's driver can be asked, too.
+    /// Whether this is the machine itself, so that CUDA's driver can be queried too.
     live: bool,
 }
 
 impl LocalGdrSupport<'_> {
-    /// How likely a mode is.
+    /// The report on a mode.
     fn mode(&self, mode: gdr_mode::GdrMode, allowed: GpuDirect) -> GdrModeReport {
         let name = mode.name();
         match mode.availability(allowed, self) {
@@ -123,7 +123,7 @@ impl LocalGdrSupport<'_> {
         }
     }
 
-    /// Why a mode is possible.
+    /// The reason why a mode is expected to work.
     fn why(&self, mode: gdr_mode::GdrMode) -> String {
         match mode {
             gdr_mode::GdrMode::DmaBuf => {
@@ -132,7 +132,7 @@ impl LocalGdrSupport<'_> {
                 let taken = if devices.is_empty() {
                     String::new()
                 } else {
-                    format!(", and the driver of {} takes them", devices.join(", "))
+                    format!(", and the driver of {} imports DMA-BUFs", devices.join(", "))
                 };
                 format!("open kernel module {version}{taken}")
             }
@@ -151,7 +151,9 @@ impl GdrSupport for LocalGdrSupport<'_> {
         };
         if !driver.open {
             let fix = "install the driver's open kernel modules (nvidia-open)";
-            return Err(GdrUnavailable::new("the driver's kernel module is not the open one").with_fix(fix));
+            return Err(
+                GdrUnavailable::new("the driver's kernel module is not the open-source one").with_fix(fix)
+            );
         }
         if self.kernel.version.is_some_and(|version| version < (5, 12)) {
             return Err(GdrUnavailable::new("the kernel is older than 5.12").with_fix("boot a newer kernel"));
@@ -163,21 +165,23 @@ impl GdrSupport for LocalGdrSupport<'_> {
         if let Some(why) = self.probes.iter().find_map(|probe| probe.why_not.as_ref()) {
             return Err(why.clone());
         }
-        if self.kernel.knows("ib_umem_dmabuf_get") == Some(false) {
-            let words = "the kernel's RDMA core is not loaded or knows no DMA-BUF";
-            return Err(GdrUnavailable::new(words).with_fix("modprobe ib_uverbs"));
+        if self.kernel.has_symbol("ib_umem_dmabuf_get") == Some(false) {
+            let message = "the kernel's RDMA core is not loaded or does not support DMA-BUFs";
+            return Err(GdrUnavailable::new(message).with_fix("modprobe ib_uverbs"));
         }
         if !self.software.is_empty() {
             let devices = self.software.join(", ");
-            return Err(GdrUnavailable::new(format!("{devices} is made of software and does no DMA")));
+            return Err(GdrUnavailable::new(format!("{devices} is a software device, which does no DMA")));
         }
         Ok(())
     }
 
     fn nic_supports_peermem(&self) -> Result<(), GdrUnavailable> {
-        if self.kernel.knows("ib_register_peer_memory_client") == Some(false) {
+        if self.kernel.has_symbol("ib_register_peer_memory_client") == Some(false) {
             let fix = "install NVIDIA's RDMA drivers (DOCA or MLNX_OFED), then modprobe nvidia-peermem";
-            return Err(GdrUnavailable::new("the kernel's RDMA core takes no peer memory").with_fix(fix));
+            return Err(
+                GdrUnavailable::new("the kernel's RDMA core does not support peer memory").with_fix(fix)
+            );
         }
         match self.kernel.peer_module {
             Some(_) => Ok(()),
@@ -186,7 +190,7 @@ impl GdrSupport for LocalGdrSupport<'_> {
     }
 }
 
-/// What CUDA's driver says, where this build can ask it.
+/// Whether CUDA's driver exports DMA-BUFs, if this build can query it.
 fn cuda() -> Result<(), GdrUnavailable> {
     #[cfg(all(feature = "verbs", feature = "cuda"))]
     return flexring::transport::verbs::gpu::exports();
@@ -194,7 +198,7 @@ fn cuda() -> Result<(), GdrUnavailable> {
     Ok(())
 }
 
-/// The GPUs that this process sees.
+/// The GPUs that are visible to this process.
 #[cfg(feature = "cuda")]
 fn visible() -> Option<CudaReport> {
     use flexring::device::cuda::{gpu_count, gpu_info};
@@ -215,17 +219,17 @@ fn visible() -> Option<CudaReport> {
     })
 }
 
-/// Nobody is asked.
+/// This build cannot query CUDA's driver.
 #[cfg(not(feature = "cuda"))]
 fn visible() -> Option<CudaReport> {
     None
 }
 
-/// What the kernel can.
+/// What the kernel supports.
 struct KernelInfo {
     version: Option<(u32, u32)>,
     peer_module: Option<&'static str>,
-    /// Its functions, if it tells.
+    /// The contents of `/proc/kallsyms`, if it is readable.
     symbols: Option<String>,
 }
 
@@ -241,14 +245,14 @@ impl KernelInfo {
         }
     }
 
-    /// Whether it has this function, if it tells.
-    fn knows(&self, function: &str) -> Option<bool> {
+    /// Whether the kernel has this function; `None` if unknown.
+    fn has_symbol(&self, function: &str) -> Option<bool> {
         let symbols = self.symbols.as_ref()?;
         Some(symbols.lines().any(|line| line.split_whitespace().nth(2) == Some(function)))
     }
 }
 
-/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build ...`
+/// Parses `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build ...`
 fn driver(text: &str) -> Option<NvidiaDriver> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
@@ -256,7 +260,7 @@ fn driver(text: &str) -> Option<NvidiaDriver> {
     Some(NvidiaDriver { version, open: line.contains("Open Kernel Module") })
 }
 
-/// What the driver tells.
+/// The GPUs that NVIDIA's driver lists.
 fn of_driver(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("proc/driver/nvidia/gpus");
     let gpu = |address: String| {
@@ -267,7 +271,7 @@ fn of_driver(root: &Path) -> Vec<PciGpu> {
     names(&folder).into_iter().map(gpu).collect()
 }
 
-/// What the PCI bus tells where no driver does.
+/// The NVIDIA GPUs on the PCI bus, for machines without a driver.
 fn of_pci(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("sys/bus/pci/devices");
     let is_gpu = |address: &String| {

@@ -1,26 +1,36 @@
-//! `flexring doctor`: what this machine has for flexring, what is wrong with it, and what fixes that.
+//! `flexring doctor`: what this machine offers flexring, what is wrong, and how to fix it.
 //!
-//! Owns the report, how it is gathered and how it reads. Needs no privileges, and works where there is neither RDMA nor
-//! a GPU; a build with verbs opens the RDMA devices and asks them, others read the kernel's files only. What is chosen
-//! among RDMA devices, interfaces and ways to GPU memory the library decides, as it would for a communicator.
+//! Owns gathering the facts, the conclusions and their text. Needs no privileges, and works without RDMA and GPUs. A build
+//! with verbs opens the RDMA devices to query them; other builds read the kernel's files only. The library selects RDMA
+//! ports, interfaces and GDR modes, as it does for a communicator.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `report` | the facts as plain data, in one tree, gathered |
-//! | `process` | what this process may do: processors, memory, settings, its rank |
-//! | `answers` | what RDMA devices say of themselves |
-//! | `gpu` | GPUs, their driver, and how RDMA devices reach their memory |
-//! | `findings` | what follows from the facts: what is wrong, how much, and what fixes it |
-//! | `words` | how it reads |
+//! | `process` | processors, memory limits, settings, the rank |
+//! | `sockets` | network interfaces |
+//! | `rdma` | RDMA devices and the selected ports |
+//! | `device_probe` | the answers of opened RDMA devices |
+//! | `gpu` | GPUs, their driver, and the GDR modes |
+//! | `facts` | all of these in one tree |
+//! | `transports` | which transports can be used |
+//! | `findings` | what is wrong, how severe it is, and how to fix it |
+//! | `report` | facts and conclusions together |
+//! | `text` | the report as text |
+//! | `byte_size` | byte counts as text |
 
+mod byte_size;
 mod device_probe;
+mod facts;
 mod findings;
 mod gpu;
 mod process;
+mod rdma;
 mod report;
+mod sockets;
 #[cfg(test)]
 mod tests;
 mod text;
+mod transports;
 
 use crate::error::CommandError;
 use crate::output;
@@ -28,12 +38,12 @@ use clap::Args;
 use report::DoctorReport;
 use std::path::Path;
 
-/// Say what this machine has for flexring, what is wrong with it and what fixes that
+/// Report what this machine offers flexring, what is wrong and how to fix it
 ///
 /// Shows processors, memory, interfaces, RDMA devices with the ports and addresses that would be used, GPUs, and the
-/// settings that are set. Ends with what is wrong, and the command that fixes it. Within a job, every rank can run it.
+/// settings that are set. Ends with the findings and commands that fix them. Within a job, every rank can run it.
 ///
-/// Exits with 1 if flexring cannot run here, or not with the FLEXRING_TRANSPORT that is set.
+/// Exits with 1 if flexring cannot run here with these settings.
 #[derive(Args, Debug)]
 pub struct DoctorOptions {
     /// Print JSON

@@ -1,8 +1,7 @@
-//! What this process is and may do: processors, memory, settings, its rank.
+//! The facts about this process: processors, memory limits, settings, its rank.
 //!
-//! Owns how these are found out. Must not know what is enough.
+//! Owns finding them out. Must not judge them.
 
-use super::report::Variables;
 use crate::settings;
 use flexring::bootstrap;
 use flexring::config::{Config, Origin, TransportChoice};
@@ -10,16 +9,20 @@ use flexring::device::host::Host;
 use flexring::transport::verbs::inventory::{Affinity, NumaNode};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The processors.
+/// The environment variables.
+pub type Variables = BTreeMap<String, String>;
+
+/// The processors of this process.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessorReport {
-    /// How many this process may use at a time.
+    /// The number of processors that this process may use at once.
     pub cores: usize,
-    /// The instruction set of the host reductions, if there is one that the settings allow.
+    /// The instruction set of the host reductions; `None` if the setting is not supported here.
     pub simd: Option<&'static str>,
-    /// Why there is none.
+    /// Why there is no instruction set.
     pub simd_failure: Option<String>,
     pub nodes: Vec<NumaNode>,
 }
@@ -35,29 +38,29 @@ impl ProcessorReport {
     }
 }
 
-/// The memory.
+/// The memory limits of this process, and what RDMA needs.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryReport {
-    /// Bytes that may be locked, as registering memory does; none if there is no limit.
+    /// The memlock limit in bytes, which applies to registered memory; `None` for no limit.
     pub memlock_bytes: Option<u64>,
-    /// Whether the limit does not count for this process, as it has `CAP_IPC_LOCK`.
+    /// Whether the limit does not apply to this process, as it has `CAP_IPC_LOCK`.
     pub memlock_exempt: bool,
-    /// Bytes that RDMA locks: the pool, and what the queues take.
+    /// Bytes that RDMA locks for the pool and the queues.
     pub needed_bytes: u64,
-    /// Slots of the pool, and bytes of each.
+    /// The number of slots of the pool.
     pub slots: u64,
     pub slot_bytes: u64,
-    /// Bytes of each of as many slots for vectors on GPUs, if there is a GPU.
+    /// Bytes of a slot for vectors on GPUs, if there is a GPU. There are as many of these slots.
     pub gpu_slot_bytes: Option<u64>,
-    /// Why the kernel makes no anonymous files, if it does not.
+    /// Why the kernel refuses to create anonymous files, if it does.
     pub memfd_failure: Option<String>,
 }
 
 impl MemoryReport {
-    /// What queues take: reckoned, not measured.
+    /// The memory of the queues in bytes: estimated, not measured.
     const QUEUES: u64 = 1 << 20;
 
-    /// What a rank of a world of `world` ranks has and needs, on a machine with GPUs or without.
+    /// The limits and needs of a rank in a world of `world` ranks, on a machine with GPUs or without.
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let memfd = rustix::fs::memfd_create("flexring-doctor", rustix::fs::MemfdFlags::CLOEXEC);
         let slots = config.slots_for(world) as u64;
@@ -66,7 +69,7 @@ impl MemoryReport {
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             memlock_exempt: exempt(root),
-            // One slot more is the executor's own.
+            // The executor has one more slot of its own.
             needed_bytes: (slots + 1) * (slot_bytes + gpu_slot_bytes.unwrap_or(0)) + Self::QUEUES,
             slots,
             slot_bytes,
@@ -76,8 +79,8 @@ impl MemoryReport {
     }
 }
 
-/// Whether the kernel lets this process lock as much as it likes. A container's root has the capability too, but
-/// mostly in a user namespace of its own, where it does not count.
+/// Whether this process may lock memory without a limit. The root user of a container has the capability too, but mostly
+/// in another user namespace than the first, where it has no effect.
 fn exempt(root: &Path) -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
@@ -88,16 +91,16 @@ fn exempt(root: &Path) -> bool {
     effective & CAP_IPC_LOCK != 0 && first_namespace
 }
 
-/// The settings.
+/// The settings of this process.
 #[derive(Clone, Debug, Serialize)]
 pub struct SettingsReport {
-    /// Those that are set: name and value.
+    /// The settings that are set, as (name, value).
     pub set: Vec<(&'static str, String)>,
-    /// Those that cannot be used, in words.
+    /// The error messages of invalid settings.
     pub unusable: Vec<String>,
-    /// Variables that look like settings and are none, and what they are like.
+    /// Variables with the prefix of settings that are not settings, as (name, the most similar setting).
     pub unknown: Vec<(String, &'static str)>,
-    /// What is wrong with what the launcher says, if anything.
+    /// The error in the launcher's variables, if there is one.
     pub launcher: Option<String>,
     #[serde(serialize_with = "named")]
     pub transport: TransportChoice,
@@ -108,7 +111,7 @@ fn named<S: serde::Serializer>(choice: &TransportChoice, serializer: S) -> Resul
 }
 
 impl SettingsReport {
-    /// The settings, and what they are. Those that cannot be used count as not set.
+    /// Reads the settings. Invalid ones count as not set.
     pub fn read(variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
         let unusable = settings::unusable(lookup);
@@ -130,7 +133,7 @@ impl SettingsReport {
     }
 }
 
-/// A rank of a job.
+/// The rank of this process in a job.
 #[derive(Clone, Debug, Serialize)]
 pub struct JobRank {
     pub rank: usize,
@@ -139,7 +142,7 @@ pub struct JobRank {
 }
 
 impl JobRank {
-    /// Which rank this process is, or what is wrong with what the launcher says.
+    /// Reads the launcher's variables. Returns the rank, if this process belongs to a job, or the error in the variables.
     pub fn read(config: &Config, variables: &Variables) -> (Option<Self>, Option<String>) {
         let lookup = |name: &str| variables.get(name).cloned();
         match bootstrap::is_alone(config, lookup) {

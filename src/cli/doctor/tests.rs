@@ -1,10 +1,12 @@
-//! Reports about machines that are trees of files, and what follows from facts.
+//! Reports on machines that are file trees, and findings.
 
 use super::device_probe::DeviceProbe;
+use super::facts::Facts;
 use super::findings::{Finding, Severity};
 use super::gpu::GpuReport;
-use super::report::{DoctorReport, Variables};
-use super::text::{render, size};
+use super::process::Variables;
+use super::report::DoctorReport;
+use super::text::render;
 use fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
 use flexring::config::GpuDirect;
 use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
@@ -19,14 +21,13 @@ fn variables(pairs: &[(&str, &str)]) -> Variables {
     pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 
-/// The report about a machine, by a build that has everything, for a process that may lock all memory.
+/// The report on a machine, by a build with all features, for a process without a memlock limit.
 fn report(machine: &FakeMachine, pairs: &[(&str, &str)]) -> DoctorReport {
-    let mut report = DoctorReport::gather(machine.root(), &variables(pairs));
-    report.build.verbs = true;
-    report.build.cuda = true;
-    report.memory.memlock_bytes = None;
-    report.conclude();
-    report
+    let mut facts = Facts::gather(machine.root(), &variables(pairs));
+    facts.build.verbs = true;
+    facts.build.cuda = true;
+    facts.memory.memlock_bytes = None;
+    DoctorReport::new(facts)
 }
 
 fn found(report: &DoctorReport, message: &str) -> Finding {
@@ -41,7 +42,7 @@ fn contains(text: &str, lines: &[&str]) {
 }
 
 #[test]
-fn a_machine_that_has_nothing_runs() {
+fn flexring_runs_on_a_machine_without_devices() {
     let report = report(&FakeMachine::new(), &[]);
     assert!(report.runs());
     let note = found(&report, "there is no RDMA device");
@@ -49,12 +50,12 @@ fn a_machine_that_has_nothing_runs() {
     assert!(note.fix.expect("a fix").contains("rdma link add rxe0 type rxe netdev eth0"));
     contains(
         &render(&report),
-        &["RDMA       no device; no module of it is loaded\n", "GPU        no device\n"],
+        &["RDMA       no device; no RDMA module is loaded\n", "GPU        no device\n"],
     );
 }
 
 #[test]
-fn roce_is_told_with_ports_addresses_and_mtu() {
+fn roce_is_reported_with_ports_addresses_and_mtu() {
     let machine = FakeMachine::new();
     let down = FakePort { state: "1: DOWN", gids: &[], ..ETHERNET };
     machine.device("rxe0", &[ROCE, down]).netdev("eth0", 1500);
@@ -64,7 +65,7 @@ fn roce_is_told_with_ports_addresses_and_mtu() {
     contains(
         &words,
         &[
-            "\nRDMA       1 device; modules ib_core, rdma_rxe\n           rxe0: made of software\n",
+            "\nRDMA       1 device; modules ib_core, rdma_rxe\n           rxe0: software device\n",
             "  port 1: Ethernet, active, 100 Gbit/s, eth0 with MTU 1500, 1024 in RDMA packets\n",
             "    used as rail 0\n",
             "    GID  1  fe80::42:acff:fe11:2  RoCE v2  eth0\n",
@@ -72,7 +73,7 @@ fn roce_is_told_with_ports_addresses_and_mtu() {
             "  port 2: Ethernet, down\n",
             "    not used: it is down\n",
             "\nverbs      yes  over rxe0:1\n",
-            "\nnote       the MTU of eth0, 1500, lets RDMA packets carry 1024 bytes and not 4096\n",
+            "\nnote       the MTU of eth0, 1500, limits RDMA packets to 1024 bytes instead of 4096\n",
             "           fix: ip link set eth0 mtu 9000",
         ],
     );
@@ -87,7 +88,7 @@ fn roce_is_told_with_ports_addresses_and_mtu() {
 }
 
 #[test]
-fn a_port_that_is_far_or_down_has_its_mend() {
+fn a_remote_or_unconfigured_port_has_a_fix() {
     let machine = FakeMachine::new();
     machine.numa(&["10 21", "21 10"], "0-3");
     machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 1, &[INFINIBAND]);
@@ -115,12 +116,12 @@ fn a_port_that_is_far_or_down_has_its_mend() {
 }
 
 #[test]
-fn a_build_without_verbs_says_how_to_have_them() {
+fn a_build_without_verbs_says_how_to_get_one() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let mut report = report(&machine, &[("FLEXRING_TRANSPORT", "verbs")]);
-    report.build.verbs = false;
-    report.conclude();
+    report.facts.build.verbs = false;
+    report = DoctorReport::new(report.facts);
     assert!(!report.runs());
     let fix = found(&report, "needs verbs, but this build has no verbs").fix;
     assert_eq!(fix.as_deref(), Some("cargo build --release --features verbs"));
@@ -128,29 +129,33 @@ fn a_build_without_verbs_says_how_to_have_them() {
 }
 
 #[test]
-fn too_little_memory_to_lock_matters_where_there_is_rdma() {
+fn a_low_memlock_limit_is_a_problem_with_rdma() {
     let machine = FakeMachine::new();
     machine.device("rxe0", &[ROCE]);
     let mut report = report(&machine, &[("FLEXRING_SLOTS", "16")]);
-    assert_eq!(report.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
+    assert_eq!(report.facts.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
     machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\n");
     let with_gpu = self::report(&machine, &[("FLEXRING_SLOTS", "16"), ("FLEXRING_GPU_SUBCHUNK", "64K")]);
-    assert_eq!(with_gpu.memory.needed_bytes, 17 * (256 << 10) + (1 << 20), "no shorter than others");
+    assert_eq!(
+        with_gpu.facts.memory.needed_bytes,
+        17 * (256 << 10) + (1 << 20),
+        "GPU slots are not smaller than host slots"
+    );
     let job = [("FLEXRING_SLOTS", "16"), ("RANK", "0"), ("WORLD_SIZE", "33"), ("MASTER_ADDR", "a")];
-    assert_eq!(self::report(&machine, &job).memory.slots, 64, "two per peer");
-    report.memory.memlock_bytes = Some(64 << 10);
-    report.conclude();
+    assert_eq!(self::report(&machine, &job).facts.memory.slots, 64, "two per peer");
+    report.facts.memory.memlock_bytes = Some(64 << 10);
+    report = DoctorReport::new(report.facts);
     let problem = found(&report, "64K may be locked, but RDMA needs 3.1M for its pool and queues");
     assert_eq!(problem.severity, Severity::Problem);
     assert!(problem.fix.expect("a fix").starts_with("ulimit -l unlimited; "));
     assert!(render(&report).ends_with("but not as well as it could\n"));
-    report.memory.memlock_exempt = true;
-    report.conclude();
+    report.facts.memory.memlock_exempt = true;
+    report = DoctorReport::new(report.facts);
     assert!(report.findings.iter().all(|finding| !finding.message.contains("locked")));
 }
 
 #[test]
-fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
+fn each_gdr_mode_has_a_reason() {
     const VERSION: &str = "proc/driver/nvidia/version";
     const OPEN: &str =
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release BuildInfo";
@@ -166,7 +171,7 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
     };
     let expected = |machine: &FakeMachine, pairs: &[(&str, &str)]| {
         let report = report(machine, pairs);
-        report.gpus.expected().map(|mode| (mode.name, mode.why.clone())).expect("a GPU")
+        report.facts.gpus.expected().map(|mode| (mode.name, mode.why.clone())).expect("a GPU")
     };
     let open = machine();
     open.file(VERSION, OPEN);
@@ -184,8 +189,8 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
     let closed = machine();
     closed.file(VERSION, CLOSED);
     let report = report(&closed, &[]);
-    assert_eq!(report.gpus.expected().map(|mode| mode.name), Some("pinned host memory"));
-    found(&report, "by DMA-BUF is not possible: the driver's kernel module is not the open one");
+    assert_eq!(report.facts.gpus.expected().map(|mode| mode.name), Some("pinned host memory"));
+    found(&report, "by DMA-BUF is not possible: the driver's kernel module is not the open-source one");
     let fix = found(&report, "by peer memory is not possible: its module is not loaded").fix;
     assert_eq!(fix.as_deref(), Some("modprobe nvidia-peermem"));
     closed.file("sys/module/nvidia_peermem/refcnt", "0");
@@ -195,10 +200,14 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
         .file("proc/sys/kernel/osrelease", "5.4.0-1-generic")
         .file("proc/kallsyms", "0 T x");
     let modes: Vec<String> =
-        self::report(&old, &[]).gpus.gdr_modes.iter().map(|mode| mode.why.clone()).collect();
+        self::report(&old, &[]).facts.gpus.gdr_modes.iter().map(|mode| mode.why.clone()).collect();
     assert_eq!(
         modes,
-        ["the kernel is older than 5.12", "the kernel's RDMA core takes no peer memory", "works everywhere"]
+        [
+            "the kernel is older than 5.12",
+            "the kernel's RDMA core does not support peer memory",
+            "works everywhere"
+        ]
     );
     let bare = FakeMachine::new();
     bare.file("sys/bus/pci/devices/0000:1b:00.0/vendor", "0x10de");
@@ -212,14 +221,14 @@ fn the_ladder_to_a_gpu_tells_why_it_steps_down() {
 }
 
 #[test]
-fn what_devices_say_of_themselves_comes_before_what_files_say() {
+fn answers_of_devices_take_precedence_over_files() {
     let machine = FakeMachine::new();
     machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
     machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: NVIDIA H200");
     let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release BuildInfo";
     machine.file("proc/driver/nvidia/version", version);
     let mut report = report(&machine, &[]);
-    assert!(report.rdma.probes.is_empty(), "files probe nothing");
+    assert!(report.facts.rdma.probes.is_empty(), "files probe nothing");
     let no = DeviceProbe {
         device: "mlx5_0".to_owned(),
         failure: None,
@@ -233,11 +242,11 @@ fn what_devices_say_of_themselves_comes_before_what_files_say() {
     let ladder = |probes: &[DeviceProbe]| {
         GpuReport::read(machine.root(), GpuDirect::Auto, &[], probes).gdr_modes.swap_remove(0)
     };
-    let why = "open kernel module 560.35.03, and the driver of mlx5_0 takes them";
+    let why = "open kernel module 560.35.03, and the driver of mlx5_0 imports DMA-BUFs";
     assert_eq!(ladder(&[yes]).why, why);
-    report.gpus.gdr_modes[0] = ladder(std::slice::from_ref(&no));
-    report.rdma.probes = vec![no];
-    report.conclude();
+    report.facts.gpus.gdr_modes[0] = ladder(std::slice::from_ref(&no));
+    report.facts.rdma.probes = vec![no];
+    report = DoctorReport::new(report.facts);
     contains(
         &render(&report),
         &[
@@ -249,17 +258,8 @@ fn what_devices_say_of_themselves_comes_before_what_files_say() {
     );
     let fix = found(&report, "by DMA-BUF is not possible: the driver of mlx5_0 does not import DMA-BUFs").fix;
     assert_eq!(fix.as_deref(), Some("use another"));
-    report.rdma.probes[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
-    report.conclude();
+    report.facts.rdma.probes[0].failure = Some("ibv_open_device failed on mlx5_0".to_owned());
+    report = DoctorReport::new(report.facts);
     assert_eq!(found(&report, "ibv_open_device failed on mlx5_0").severity, Severity::Problem);
-    contains(&render(&report), &["  cannot be asked: ibv_open_device failed on mlx5_0\n"]);
-}
-
-#[test]
-fn sizes_are_what_people_say() {
-    for (bytes, words) in
-        [(64 << 10, "64K"), (9_568_256, "9.1M"), (1500, "1500"), (15_000, "14.6K"), (5 << 30, "5G"), (0, "0")]
-    {
-        assert_eq!(size(bytes), words);
-    }
+    contains(&render(&report), &["  cannot be opened: ibv_open_device failed on mlx5_0\n"]);
 }

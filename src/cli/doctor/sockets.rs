@@ -1,0 +1,51 @@
+//! The network interfaces, and the address that TCP uses.
+//!
+//! Owns the facts about sockets. The library chooses the address.
+
+use flexring::bootstrap::{self, Interface};
+use flexring::config::Config;
+use serde::Serialize;
+use std::net::IpAddr;
+
+/// The interfaces of this machine, and the address that TCP uses.
+#[derive(Clone, Debug, Serialize)]
+pub struct SocketReport {
+    pub interfaces: Vec<InterfaceReport>,
+    /// The address that other ranks connect to, if there is one.
+    pub chosen: Option<IpAddr>,
+    /// Why this address was chosen, or why there is none.
+    pub why: String,
+}
+
+/// An address of an interface.
+#[derive(Clone, Debug, Serialize)]
+pub struct InterfaceReport {
+    pub name: String,
+    pub address: IpAddr,
+    pub up: bool,
+}
+
+impl SocketReport {
+    pub fn local(config: &Config) -> Self {
+        let report = |interface: Interface| InterfaceReport {
+            name: interface.name,
+            address: interface.address,
+            up: interface.up,
+        };
+        let interfaces: Vec<InterfaceReport> =
+            bootstrap::list().unwrap_or_default().into_iter().map(report).collect();
+        let (chosen, why) = match bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family) {
+            Ok(address) => (Some(address), Self::reason(config, address)),
+            Err(error) => (None, error.message().to_owned()),
+        };
+        Self { interfaces, chosen, why }
+    }
+
+    fn reason(config: &Config, chosen: IpAddr) -> String {
+        match &config.socket_ifname {
+            Some(text) => format!("the first that is up and that FLEXRING_SOCKET_IFNAME=\"{text}\" admits"),
+            None if chosen.is_loopback() => "nothing else is up".to_owned(),
+            None => "the first that is up".to_owned(),
+        }
+    }
+}

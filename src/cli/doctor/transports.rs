@@ -1,0 +1,54 @@
+//! Which transports can be used.
+//!
+//! Owns that conclusion from the facts. Must not know how it is printed.
+
+use super::facts::Facts;
+use super::sockets::SocketReport;
+use serde::Serialize;
+
+/// Whether a transport can be used.
+#[derive(Clone, Debug, Serialize)]
+pub struct TransportReport {
+    pub name: &'static str,
+    pub usable: bool,
+    pub why: String,
+}
+
+impl TransportReport {
+    /// The reports on all transports.
+    pub fn all(facts: &Facts) -> Vec<Self> {
+        vec![Self::shm(facts), Self::tcp(facts), Self::verbs(facts)]
+    }
+
+    fn shm(facts: &Facts) -> Self {
+        let why = match &facts.memory.memfd_failure {
+            None => "memfd works; /dev/shm is not needed".to_owned(),
+            Some(cause) => format!("the kernel refuses memfd_create: {cause}"),
+        };
+        Self { name: "shm", usable: facts.memory.memfd_failure.is_none(), why }
+    }
+
+    fn tcp(facts: &Facts) -> Self {
+        let SocketReport { chosen, why, .. } = &facts.sockets;
+        let why = chosen.map_or_else(|| why.clone(), |address| format!("at {address}"));
+        Self { name: "tcp", usable: chosen.is_some(), why }
+    }
+
+    fn verbs(facts: &Facts) -> Self {
+        let rdma = &facts.rdma;
+        let rails: Vec<String> =
+            rdma.selection.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect();
+        let missing = match (&rdma.failure, rdma.inventory.devices.len()) {
+            (None, _) => None,
+            (Some(_), 0) => Some("there is no RDMA device"),
+            (Some(_), _) => Some("no RDMA port can be used"),
+        };
+        let why = match (facts.build.verbs, missing) {
+            (true, None) => format!("over {}", rails.join(", ")),
+            (true, Some(missing)) => missing.to_owned(),
+            (false, None) => "this build has no verbs".to_owned(),
+            (false, Some(missing)) => format!("this build has no verbs, and {missing}"),
+        };
+        Self { name: "verbs", usable: facts.build.verbs && rdma.failure.is_none(), why }
+    }
+}
