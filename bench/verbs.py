@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""RDMA beside what it could be: flexring and perftest in one Soft-RoCE machine, and one rail and two between two machines.
+"""Compares flexring over RDMA with perftest in one Soft-RoCE machine, and two rails with one between two machines.
 
     bench/verbs.py [--flexring PROGRAM] [--out FILE]
 
-Processors are emulated and two cores do everything, so only ratios of one run mean anything. Every figure is the median of
-rounds in which the programs take turns.
+Processors are emulated and two cores do everything, so only ratios within one run are meaningful. Every value is the median
+of rounds in which the programs take turns.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import scenarios  # noqa: E402
 import vm  # noqa: E402
 
 ROUNDS = 5
-# Between two machines each rail is as fast as this, so that the rails are what limits and not the emulation.
+# The rate of a rail between two machines, so that rails are the bottleneck and not the emulation.
 RAIL = "tbf rate 32mbit burst 32k latency 200ms"
 
 
 def perftest(machine, command):
-    """The numbers of perftest's last line, its server and client in one machine."""
+    """Runs perftest's server and client in one machine. Returns the numbers of the last line of output."""
     command += " -d rxe0 -x 1 -F"
     server = machine.start(command)
     scenarios.must(machine, "until netstat -ltn | grep -q :18515; do sleep 0.05; done")
@@ -37,11 +37,11 @@ def perftest(machine, command):
     lines = [line.split() for line in printed.splitlines() if re.match(r"^ *\d", line)]
     if code or not lines:
         raise SystemExit(f"{command}: {printed}")
-    return [float(word) for word in lines[-1]]
+    return [float(field) for field in lines[-1]]
 
 
 def times(printed):
-    """Microseconds by size of `flexring perf`, in place."""
+    """Microseconds of `flexring perf` by size, in place."""
     rows = [line.split() for line in printed.splitlines() if re.match(r"^ +\d+ +\d+ +float", line)]
     return {int(row[0]): float(row[9]) for row in rows}
 
@@ -52,43 +52,43 @@ def local(machine, sizes, iterations):
 
 
 def in_one(flexring):
-    """Two processes of one machine, over one device."""
+    """Measures two processes of one machine, over one device."""
     small, large = 8, 4 << 20
-    seen = {"half turn us": [], "exchange us": [], "call us": [], "write MB/s": [], "call MB/s": []}
+    samples = {"half round trip us": [], "exchange us": [], "call us": [], "write MB/s": [], "call MB/s": []}
     with vm.boot(1, 1, [flexring]) as (machine,):
-        # As on a network with frames as long as RDMA's largest packets.
+        # Frames as long as the largest RDMA packets.
         scenarios.must(machine, "ip link set eth0 mtu 4200")
         for _ in range(ROUNDS):
-            seen["half turn us"].append(perftest(machine, "ib_write_lat -s 8 -n 500")[4])
-            # Both ways at once: what an exchange of short messages costs here.
-            seen["exchange us"].append(2 / perftest(machine, "ib_write_bw -b -s 8 -n 2000")[4])
-            seen["call us"].append(local(machine, [small], 500)[small])
-            # MB are MiB there; the sum of both ways.
-            seen["write MB/s"].append(perftest(machine, "ib_write_bw -b -s 4194304 -n 20")[3] * 1.048576)
-            seen["call MB/s"].append(2 * large / local(machine, [large], 10)[large])
-    return {name: statistics.median(values) for name, values in seen.items()}
+            samples["half round trip us"].append(perftest(machine, "ib_write_lat -s 8 -n 500")[4])
+            # Both directions at once: the cost of an exchange of short messages.
+            samples["exchange us"].append(2 / perftest(machine, "ib_write_bw -b -s 8 -n 2000")[4])
+            samples["call us"].append(local(machine, [small], 500)[small])
+            # perftest reports MiB/s, and the sum of both directions.
+            samples["write MB/s"].append(perftest(machine, "ib_write_bw -b -s 4194304 -n 20")[3] * 1.048576)
+            samples["call MB/s"].append(2 * large / local(machine, [large], 10)[large])
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def rails(flexring):
-    """Rank 0 and 1 on two machines, over one rail and over two."""
-    bytes_, seen = 2 << 20, {1: [], 2: []}
+    """Measures two ranks on two machines, over one rail and over two."""
+    bytes_, samples = 2 << 20, {1: [], 2: []}
     with vm.boot(2, scenarios.CARDS, [flexring]) as machines:
         for machine in machines:
             for rail in range(scenarios.RAILS):
                 scenarios.queue(machine, rail, RAIL)
         for _ in range(ROUNDS):
-            for count in seen:
+            for count in samples:
                 command = f"flexring perf -b {bytes_} -e {bytes_} -n 4 -w 1"
                 results = scenarios.both(machines, command, 120, FLEXRING_TRANSPORT="verbs", FLEXRING_IB_RAILS=count)
                 scenarios.measured(results)
-                seen[count].append(times(results[0].output)[bytes_] / 1000)
-    return {f"{count} rails ms": statistics.median(values) for count, values in seen.items()}
+                samples[count].append(times(results[0].output)[bytes_] / 1000)
+    return {f"{count} rails ms": statistics.median(values) for count, values in samples.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description="Measures flexring over RDMA beside perftest.")
     parser.add_argument("--flexring", default="target/verbs/release/flexring", help="the command, built with --features verbs")
-    parser.add_argument("--out", default=str(HERE / "out" / "verbs.json"), help="where the figures go")
+    parser.add_argument("--out", default=str(HERE / "out" / "verbs.json"), help="the output file")
     options = parser.parse_args()
     vm.end_on_signals()
     try:
@@ -98,8 +98,8 @@ def main():
         return
     one, two = in_one(options.flexring), rails(options.flexring)
     print("one Soft-RoCE machine, two processes, packets of 4096 bytes")
-    print(f"  4 MiB   ib_write_bw -b {one['write MB/s']:6.1f} MB/s   all-reduce, both ways {one['call MB/s']:6.1f} MB/s   {one['call MB/s'] / one['write MB/s']:.2f}")
-    print(f"  8 B     ib_write_lat, half turn {one['half turn us']:5.1f} us   ib_write_bw -b, an exchange {one['exchange us']:5.1f} us   all-reduce {one['call us']:5.1f} us")
+    print(f"  4 MiB   ib_write_bw -b {one['write MB/s']:6.1f} MB/s   all-reduce, both directions {one['call MB/s']:6.1f} MB/s   {one['call MB/s'] / one['write MB/s']:.2f}")
+    print(f"  8 B     ib_write_lat, half round trip {one['half round trip us']:5.1f} us   ib_write_bw -b, an exchange {one['exchange us']:5.1f} us   all-reduce {one['call us']:5.1f} us")
     print("two machines, 2 MiB, rails of 32 Mbit/s")
     ratio = two["1 rails ms"] / two["2 rails ms"]
     print(f"  one rail {two['1 rails ms']:.0f} ms   two rails {two['2 rails ms']:.0f} ms   {ratio:.2f}x")

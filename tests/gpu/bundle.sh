@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Packs all that tests/gpu/run needs on a machine with a GPU, without Rust and without a network:
+# Packs everything that tests/gpu/run needs on a machine with a GPU, without Rust and without a network:
 #
 #   tests/gpu/bundle.sh ARCHIVE
 #
-# Unpacked there: tests/gpu/run. Debug information stays behind; where there is more than 64 MiB it fails.
+# Unpack it there and run tests/gpu/run. Debug information is left out. Fails if the archive exceeds 64 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 archive=$(realpath -m "${1:?usage: bundle.sh ARCHIVE}")
@@ -19,10 +19,11 @@ tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
     esac
 done
 [ -e "$tree/bin/flexring" ] && [ -e "$tree/lib/libflexring.so" ]
-# What another process loads keeps its symbols.
+# A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
 strip --strip-unneeded "$tree/lib/libflexring.so"
 cp tests/gpu/{run,*.py} "$tree/tests/gpu/"
+cp tests/report.py "$tree/tests/"
 cp bench/peers/nccl_allreduce.py "$tree/bench/peers/"
 cp -r python examples include "$tree/"
 find "$tree" -name __pycache__ -prune -exec rm -rf {} +

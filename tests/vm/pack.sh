@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Packs files into an archive that a kernel unpacks at boot, programs with the libraries that they need.
+# Packs files into an archive that a kernel unpacks at boot, and programs with the libraries that they need.
 #
 #   tests/vm/pack.sh ARCHIVE FILE[=PLACE]...
 #
-# Without a PLACE a file goes to /usr/bin. A folder needs one, and what it holds goes there. Debug information stays
-# behind: test binaries consist of little else.
+# Without a PLACE, a file is placed in /usr/bin. A folder needs a PLACE for its contents. Debug information is removed: it
+# is most of a test binary.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n 's/^# \{0,1\}//;2,7p' "$0"; exit 2; }
 
@@ -13,7 +13,7 @@ shift
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
-# The same in every archive: where one has a link, the folder of a later one would replace it.
+# These are equal in every archive: if one has a link, the folder of a later archive would replace it.
 mkdir -p "$tree"/usr/{bin,lib,lib64}
 ln -s usr/bin "$tree/bin"
 ln -s usr/bin "$tree/sbin"
@@ -33,7 +33,7 @@ for item in "$@"; do
     place=$tree${place:-/usr/bin/${file##*/}}
     mkdir -p "${place%/*}"
     cp -L --remove-destination "$file" "$place"
-    # Of a file that is no dynamic program ldd lists nothing, and strip leaves it as it is.
+    # For a file that is not a dynamic program, ldd lists nothing and strip changes nothing.
     for library in $(ldd "$file" 2>/dev/null | grep -o '/[^ ]*' || true); do
         [ -e "$tree$library" ] && continue
         mkdir -p "$tree${library%/*}"

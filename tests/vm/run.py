@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Runs flexring's tests where there is RDMA: test binaries in one virtual machine, and scenarios between two.
+"""Runs flexring's RDMA tests: test binaries in one virtual machine with Soft-RoCE devices, and scenarios between two.
 
-    tests/vm/run.py [--features LIST] [--time SECONDS] [NAME]...
+    tests/vm/run.py [--short] [--features LIST] [--time SECONDS] [NAME]...
 
-With names, only tests are run whose names contain one of them. Says that it is skipped where there can be no such machine.
+With names, only tests whose names contain one of them are run. With --short, only the tests that CI runs: two machines boot
+once, the essential tests run in the first, and a few scenarios between both. Prints "skipped" where virtual machines are not
+available.
 """
 
 import argparse
@@ -13,70 +15,77 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
-import scenarios
-import vm
-
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
 
-# The tests for one machine: of a test binary ("lib" has the library's units) those whose names contain a filter.
+import scenarios  # noqa: E402
+import vm  # noqa: E402
+from report import FAILED, OK, SKIPPED, Report, listed  # noqa: E402
+
+# The tests in one machine: of a test binary ("lib" has the unit tests), those whose names contain the filter.
 BINARIES = [
-    ("lib", "transport::verbs::tests"),
-    ("lib", "transport::verbs::gpu"),
-    ("all_reduce", ""),
-    ("collectives", ""),
-    ("reproducible", ""),
-    ("failures", ""),
-    ("allocations", ""),
-    ("lives", ""),
+    ("lib", "transport::verbs::tests::"),
+    ("lib", "transport::verbs::gpu::"),
+    ("suite", "all_reduce::"),
+    ("suite", "collectives::"),
+    ("suite", "reproducible::"),
+    ("suite", "failures::"),
+    ("suite", "allocations::"),
+    ("suite", "lives::"),
 ]
-# What those binaries are told: which worlds to test.
+# Those of --short: the transport contract, a fault of every kind, GPU memory, all-reduce, and a killed rank.
+SHORT_BINARIES = [
+    ("lib", "transport::verbs::tests::contract::"),
+    ("lib", "transport::verbs::tests::faults::"),
+    ("lib", "transport::verbs::gpu::tests::"),
+    ("suite", "all_reduce::vectors_of_every_length"),
+    ("suite", "collectives::ranks_over_rdma_get"),
+    ("suite", "failures::processes_that_use_rdma"),
+]
+# The worlds that tests/suite tests in the machine (tests/suite/harness).
 WORLDS = "WORLDS=verbs"
-# Seconds that all tests of one binary may take together.
-BINARY_LIMIT = 480
+# Seconds that the tests of one filter may take together.
+FILTER_LIMIT = 480
 
 
 class Late(BaseException):
-    """All tests together take too long; no scenario may take it for a failure of its own."""
+    """All tests together take too long. It is not an Exception, so that no scenario takes it for a failure of its own."""
 
 
 class Lost(Exception):
-    """A machine that cannot serve the next scenario."""
+    """A machine that cannot be used for the next scenario."""
 
 
-class Report:
-    """What became of the tests, told as they end."""
+class TestTimes:
+    """Measures the tests of a Rust test binary from its output, which names a test when it starts."""
 
-    def __init__(self, names):
-        self.names = names
-        self.counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    def __init__(self):
+        self.text = ""
+        self.starts = []
 
-    def wanted(self, name):
-        return not self.names or any(part in name for part in self.names)
+    def sink(self, printed):
+        self.text += printed.decode(errors="replace")
+        names = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. ", self.text, re.M)
+        for name in names[len(self.starts):]:
+            self.starts.append((name, time.monotonic()))
 
-    def add(self, name, outcome, words=""):
-        self.counts[outcome] += 1
-        print(f"test {name} ... {outcome}" + (f": {words}" if outcome == "skipped" else ""), flush=True)
-        if outcome == "FAILED":
-            print("".join(f"    {line}\n" for line in words.strip().splitlines()), end="", flush=True)
-
-    def close(self):
-        counts = self.counts
-        skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
-        print(f"{counts['ok']} passed, {counts['FAILED']} failed{skipped}")
-        return 1 if counts["FAILED"] or not counts["ok"] + counts["skipped"] else 0
+    def seconds(self):
+        """Seconds by test, up to the start of the next one."""
+        ends = [start for _, start in self.starts[1:]] + [time.monotonic()]
+        return {name: round(end - start, 1) for (name, start), end in zip(self.starts, ends)}
 
 
 def build(features):
-    """Builds the test binaries and the command, and returns where each is."""
-    command = ["cargo", "test", "--no-run", "--message-format=json", "--lib"]
-    command += [word for name, _ in BINARIES if name != "lib" for word in ("--test", name)]
+    """Builds the test binaries and the command. Returns their paths by name."""
+    command = ["cargo", "test", "--no-run", "--message-format=json", "--lib", "--test", "suite"]
     command += ["--features", features] if features else []
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode:
-        sys.exit(built.returncode)  # the compiler has said why
+        sys.exit(built.returncode)  # the compiler has printed its errors
     programs = {}
     for message in map(json.loads, built.stdout.splitlines()):
         if message["reason"] == "compiler-artifact" and message["executable"]:
@@ -85,71 +94,79 @@ def build(features):
     return programs
 
 
-def tests_of(printed):
-    """The tests that a test binary tells of, with outcome and words."""
-    sections = dict(re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=\n---- |\n\n\w|\Z)", printed, re.M | re.S))
-    for name, rest in re.findall(r"^test (\S+)(?: - should panic)? \.\.\. (.*?)(?=^test |\Z)", printed, re.M | re.S):
-        skipped = re.search(r"^skipped: (.*)", sections.get(name, ""), re.M)
-        if skipped or rest.startswith("ignored"):
-            yield name, "skipped", skipped[1] if skipped else rest.splitlines()[0]
-        elif re.search(r"^ok$", rest, re.M):  # after whatever threads of the test have logged
-            yield name, "ok", ""
-        else:
-            # One that took the process down has no section of its own.
-            yield name, "FAILED", sections.get(name, rest)
+def files(programs):
+    """The files that a machine needs to run the test binaries."""
+    return [f"{programs[name]}=/usr/bin/{name}" for name in ("lib", "suite")] + [programs["flexring"]]
+
+
+def run_binaries(machine, binaries, report):
+    """Runs the tests of each filter in one machine."""
+    for binary, wanted in binaries:
+        output = machine.run(f"{binary} {wanted} --list --format terse", 30).output
+        tests = listed(output)
+        names = [name for name in tests if report.wanted(f"{binary}::{name}")]
+        if not tests:
+            report.add(f"{binary}::{wanted}", FAILED, f"no test has a name with this\n{output}")
+        if not names:
+            continue
+        times = TestTimes()
+        command = f"{binary} {' '.join(names)} --exact --test-threads=1 --show-output"
+        code, printed = machine.start(f"RUST_BACKTRACE=1 {WORLDS} {command}", times.sink).wait(FILTER_LIMIT)
+        seconds = times.seconds()
+        report.add_binary(f"{binary}::", names, printed, f"{binary} ended with status {code}", seconds=seconds)
 
 
 def in_one(programs, report):
-    """The test binaries, in one machine."""
-    add = [f"{programs[name]}=/usr/bin/{name}" for name, _ in BINARIES] + [programs["flexring"]]
-    with vm.boot(1, scenarios.RAILS, add) as (machine,):
-        for binary, wanted in BINARIES:
-            listed = machine.run(f"{binary} {wanted} --list --format terse", 30)
-            tests = re.findall(r"^(\S+): test$", listed.output, re.M)
-            names = [name for name in tests if report.wanted(f"{binary}::{name}")]
-            if not tests:
-                report.add(f"{binary}::{wanted}", "FAILED", f"no test is called so\n{listed.output}")
-            if not names:
-                continue
-            command = f"{binary} {' '.join(names)} --exact --test-threads=1 --show-output"
-            code, printed = machine.run(f"RUST_BACKTRACE=1 {WORLDS} {command}", BINARY_LIMIT)
-            seen = set()
-            for name, outcome, words in tests_of(printed):
-                seen.add(name)
-                report.add(f"{binary}::{name}", outcome, words.strip() or f"{binary} ended with status {code}")
-            for name in set(names) - seen:
-                report.add(f"{binary}::{name}", "FAILED", f"did not run: {binary} ended with status {code}")
+    """Runs the test binaries in one machine."""
+    with vm.boot(1, scenarios.RAILS, files(programs)) as (machine,):
+        run_binaries(machine, BINARIES, report)
 
 
 def in_two(programs, report):
-    """The scenarios, between two machines, which are booted anew once one of them is lost."""
-    todo = [scenario for scenario in scenarios.ALL if report.wanted(f"scenarios::{scenario.__name__}")]
-    while todo:
+    """Runs the scenarios between two machines. When a machine is lost, both are booted again."""
+    pending = [scenario for scenario in scenarios.ALL if report.wanted(f"scenarios::{scenario.__name__}")]
+    while pending:
         with contextlib.suppress(Lost), vm.boot(2, scenarios.CARDS, [programs["flexring"]]) as machines:
-            while todo:
-                perform(todo.pop(0), machines, report)
+            while pending:
+                perform(pending.pop(0), machines, report)
+
+
+def short(programs, report):
+    """Boots two machines once. Runs the essential tests in the first, and the short scenarios between both."""
+    pending = [scenario for scenario in scenarios.SHORT if report.wanted(f"scenarios::{scenario.__name__}")]
+    with vm.boot(2, scenarios.CARDS, files(programs)) as machines:
+        run_binaries(machines[0], SHORT_BINARIES, report)
+        with contextlib.suppress(Lost):
+            while pending:
+                perform(pending.pop(0), machines, report)
+    for scenario in pending:
+        report.add(f"scenarios::{scenario.__name__}", FAILED, "did not run: a machine was lost")
 
 
 def perform(scenario, machines, report):
+    """Runs a scenario and restores the machines."""
     name = f"scenarios::{scenario.__name__}"
+    started = time.monotonic()
+    outcome, message = OK, ""
     try:
         scenario(machines)
-        report.add(name, "ok")
     except scenarios.Skipped as why:
-        report.add(name, "skipped", str(why))
+        outcome, message = SKIPPED, str(why)
     except (scenarios.Failed, vm.Failure) as why:
-        report.add(name, "FAILED", str(why))
+        outcome, message = FAILED, str(why)
     except Exception:
-        report.add(name, "FAILED", traceback.format_exc())
+        outcome, message = FAILED, traceback.format_exc()
+    report.add(name, outcome, message, round(time.monotonic() - started, 1))
     try:
         for machine in machines:
-            scenarios.tidy(machine)
+            scenarios.restore(machine)
     except (scenarios.Failed, vm.Failure) as why:
         raise Lost from why
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Runs flexring's tests where there is RDMA.")
+    parser = argparse.ArgumentParser(description="Runs flexring's RDMA tests in virtual machines.")
+    parser.add_argument("--short", action="store_true", help="run the tests of CI only")
     parser.add_argument("--features", default="", help="cargo features to build with")
     parser.add_argument("--time", type=int, default=1500, help="seconds that all tests may take (1500)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="run the tests whose names contain one of these")
@@ -168,18 +185,22 @@ def main():
     def late(*_):
         raise Late(f"not done after {options.time} s")
 
+    started = time.monotonic()
     signal.signal(signal.SIGALRM, late)
     signal.alarm(options.time)
     try:
-        for part in (in_one, in_two):
+        for part in (short,) if options.short else (in_one, in_two):
             try:
                 part(programs, report)
             except vm.Failure as why:
-                report.add(part.__name__, "FAILED", str(why))
+                report.add(part.__name__, FAILED, str(why))
     except Late as why:
-        report.add("all", "FAILED", str(why))
+        report.add("all", FAILED, str(why))
     signal.alarm(0)
-    sys.exit(report.close())
+    print("slowest: " + ", ".join(f"{name} {seconds} s" for seconds, name in report.slowest()))
+    counts = f"{report.count(OK)} passed, {report.count(FAILED)} failed, {report.count(SKIPPED)} skipped"
+    print(f"{counts} in {time.monotonic() - started:.0f} s")
+    sys.exit(report.exit_status())
 
 
 if __name__ == "__main__":

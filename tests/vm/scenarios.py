@@ -1,7 +1,7 @@
-"""What happens between two machines: the scenarios of tests/vm/run.py, and what they are told with.
+"""The scenarios of tests/vm/run.py between two machines, and the functions that they use.
 
-A scenario is a function of the two machines under `@scenario`. It fails by an exception, `check` raises one in words, and
-whatever it has started or broken is put right after it.
+A scenario is a function of two machines, decorated with `@scenario`. It fails by raising an exception, for example with
+`check`. After each scenario, `restore` ends its commands and repairs the network. CI runs those with `short=True`.
 """
 
 import itertools
@@ -9,43 +9,49 @@ import shlex
 import time
 
 ALL = []  # in the order of this file
-RAILS = 2  # cards of each machine that ranks use for RDMA
-CONTROL = 2  # the card that ranks meet over, which stays up when rails go down
-CARDS = 3
+SHORT = []  # those that CI runs
+RAILS = 2  # network cards of each machine that ranks use for RDMA, from 0
+CONTROL = 2  # the card for rendezvous, which stays up when rails go down
+CARDS = 3  # network cards of each machine
 _ports = itertools.count(20000)
 
 
 class Failed(Exception):
-    """What a scenario saw is not what it should have seen."""
+    """A scenario did not have the expected result."""
 
 
 class Skipped(Exception):
-    """A scenario that means nothing here."""
+    """A scenario that does not apply here."""
 
 
-def scenario(function):
+def scenario(function=None, short=False):
+    """Adds a scenario; with `short`, also to those that CI runs."""
+    if function is None:
+        return lambda function: scenario(function, short)
     ALL.append(function)
+    if short:
+        SHORT.append(function)
     return function
 
 
 def check(holds, why, *results):
-    """Fails with these words, and what commands printed, unless it holds."""
+    """Fails with this message, and the output of commands, if `holds` is false."""
     if not holds:
         raise Failed("\n".join([why, *(f"[exit status {result.code}]\n{result.output.rstrip()}" for result in results)]))
 
 
-# What runs in the machines.
+# The commands in the machines.
 
 ENDLESS = "flexring perf -b 256K -e 256K -w 1 -n 1000000"
-LASTING = "flexring perf -b 64K -e 64K -w 1 -n 1500"  # long enough for a rail to break meanwhile
+LASTING = "flexring perf -b 64K -e 64K -w 1 -n 1500"  # long enough for a rail to go down during the calls
 ONCE = "flexring perf -b 8 -e 8 -w 0 -n 1"
 
 
 def launch(machines, command, of_rank=None, **environment):
     """Starts a command as rank 0, 1, ... of a world, a rank for each machine named, and returns the jobs.
 
-    A machine may be named more than once. Settings are given as they are called: `FLEXRING_TRANSPORT="tcp"`; those of
-    single ranks as `of_rank={1: {"FLEXRING_IB_FAMILY": "ipv6"}}`.
+    A machine may appear more than once. Settings are keyword arguments, such as `FLEXRING_TRANSPORT="tcp"`; those of single
+    ranks are given as `of_rank={1: {"FLEXRING_IB_FAMILY": "ipv6"}}`.
     """
     world = {
         "FLEXRING_WORLD_SIZE": len(machines),
@@ -54,7 +60,7 @@ def launch(machines, command, of_rank=None, **environment):
         "FLEXRING_TIMEOUT_MS": 30000,
         "FLEXRING_CONNECT_TIMEOUT_MS": 20000,
         "FLEXRING_SOCKET_IFNAME": f"eth{CONTROL}",
-        # A quarter of a second: a busy machine is no dead one.
+        # A quarter of a second, as an emulated machine may be slow.
         "FLEXRING_IB_TIMEOUT": 16,
         "FLEXRING_IB_HCA": "=" + ",".join(f"rxe{rail}" for rail in range(RAILS)),
         **environment,
@@ -62,13 +68,13 @@ def launch(machines, command, of_rank=None, **environment):
     jobs = []
     for rank, machine in enumerate(machines):
         settings = {**world, "FLEXRING_RANK": rank, **(of_rank or {}).get(rank, {})}
-        words = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in settings.items())
-        jobs.append(machine.start(f"export {words}; {command}"))
+        variables = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in settings.items())
+        jobs.append(machine.start(f"export {variables}; {command}"))
     return jobs
 
 
 def finish(jobs, timeout=60):
-    """Waits for jobs to end and returns what became of each."""
+    """Waits for jobs to end and returns the result of each."""
     return [job.wait(timeout) for job in jobs]
 
 
@@ -78,24 +84,24 @@ def both(machines, command, timeout=60, **environment):
 
 
 def measured(results):
-    """Fails unless these are the ranks of a `flexring perf` that found nothing wrong."""
+    """Fails unless these are the results of ranks of `flexring perf` that found no wrong sum."""
     check(all(result.code == 0 for result in results), "flexring perf failed", *results)
     check("# Out of bounds values : 0 OK" in results[0].output, "there are wrong sums", *results)
 
 
-# The network. Only what leaves a machine is delayed, lost or shaped; a machine does not send to itself over a card.
+# The network. Packets are delayed, lost or shaped when they leave a machine. Packets of a machine to itself use no card.
 
 def address(machine, rail):
     return f"198.18.{rail}.{machine.number}"
 
 
 def netem(machine, rail, how):
-    """Delays, loses, reorders: `netem(one, 0, "loss 1% delay 2ms")`; nothing for "" ."""
+    """Delays, loses or reorders packets: `netem(one, 0, "loss 1% delay 2ms")`; "" ends that."""
     queue(machine, rail, f"netem limit 100000 {how}" if how else "")
 
 
 def queue(machine, rail, discipline):
-    """Puts a queueing discipline in front of a card, as `tc` writes it: `queue(one, 0, "tbf rate 50mbit burst 64k latency 100ms")`."""
+    """Sets the queueing discipline of a card in the syntax of `tc`: `queue(one, 0, "tbf rate 50mbit burst 64k latency 100ms")`."""
     change = f"replace dev eth{rail} root {discipline}" if discipline else f"del dev eth{rail} root 2>/dev/null || true"
     must(machine, f"tc qdisc {change}")
 
@@ -109,8 +115,8 @@ def rail_up(machine, rail):
 
 
 def rdma_resources(machine):
-    """What of every kind is in use on each device: `{"rxe0": {"qp": 1, "mr": 0, ...}, ...}`. The kernel itself has one
-    protection domain, completion queue and queue pair of each."""
+    """The numbers of objects of each kind, by device: `{"rxe0": {"qp": 1, "mr": 0, ...}, ...}`. On each device, the kernel
+    itself has one protection domain, one completion queue and one queue pair."""
     devices = {}
     for line in must(machine, "rdma resource").splitlines():
         _, name, *counts = line.replace(":", "").split()
@@ -120,19 +126,19 @@ def rdma_resources(machine):
 
 def rdma_counters(machine, rail):
     """The device's counters: `sent_pkts`, `rcvd_seq_err`, `retry_exceeded_err`, ..."""
-    words = must(machine, f"rdma statistic show link rxe{rail}/1").split()[2:]
-    return dict(zip(words[::2], map(int, words[1::2])))
+    fields = must(machine, f"rdma statistic show link rxe{rail}/1").split()[2:]
+    return dict(zip(fields[::2], map(int, fields[1::2])))
 
 
 def must(machine, command, timeout=20):
-    """Runs a command that has no business to fail, and returns what it prints."""
+    """Runs a command that must succeed, and returns its output."""
     result = machine.run(command, timeout)
     check(result.code == 0, f"{machine.name}: {command}", result)
     return result.output
 
 
-def tidy(machine):
-    """Puts right whatever a scenario left."""
+def restore(machine):
+    """Ends the commands of a scenario and restores the network."""
     machine.end_jobs()
     for card in range(CARDS):
         rail_up(machine, card)
@@ -155,10 +161,10 @@ def every_rail_carries_rdma(machines):
 
 
 @scenario
-def a_rail_that_is_down_is_seen_and_comes_back(machines):
+def a_rail_goes_down_and_up_again(machines):
     one, two = machines
     rail_down(one, 1)
-    check("state DOWN" in must(one, "rdma link show rxe1/1"), "the device does not know that its card is down")
+    check("state DOWN" in must(one, "rdma link show rxe1/1"), "the device is up although its card is down")
     check(one.run(f"ping -c 1 -W 1 {address(two, 1)}").code != 0, "a card that is down carries packets")
     must(one, f"ping -c 1 -W 5 {address(two, 0)}")
     rail_up(one, 1)
@@ -166,38 +172,38 @@ def a_rail_that_is_down_is_seen_and_comes_back(machines):
 
 
 @scenario
-def tcp_measures_without_a_wrong_sum(machines):
+def tcp_sums_are_right(machines):
     measured(both(machines, "flexring perf -b 8 -e 1M -f 64 -n 3 -w 1", FLEXRING_TRANSPORT="tcp"))
 
 
 @scenario
-def tcp_bears_loss_and_delay(machines):
+def tcp_sums_are_right_with_loss_and_delay(machines):
     netem(machines[0], CONTROL, "loss 1% delay 5ms 2ms")
     measured(both(machines, "flexring perf -b 8 -e 64K -f 64 -n 3 -w 1", FLEXRING_TRANSPORT="tcp"))
 
 
 @scenario
-def a_rank_that_is_killed_is_named_by_the_other(machines):
+def a_killed_rank_is_named_over_tcp(machines):
     jobs = launch(machines, "flexring perf -b 1M -e 1M -n 100000", FLEXRING_TRANSPORT="tcp")
-    check(jobs[0].wait_for("#wrong"), "the ranks do not meet")
+    check(jobs[0].wait_for("#wrong"), "the ranks do not connect")
     time.sleep(1)
     jobs[1].signal()
     results = finish(jobs, 30)
-    check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not say that rank 1 died", *results)
+    check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not report that rank 1 died", *results)
 
 
-# RDMA, all of it over both rails unless a scenario says otherwise.
+# RDMA, over both rails unless a scenario changes that.
 
 def sent(machine):
-    """Packets that each rail has sent so far."""
+    """The number of packets that each rail has sent."""
     return [rdma_counters(machine, rail)["sent_pkts"] for rail in range(RAILS)]
 
 
 def running(machines, command=ENDLESS, **environment):
-    """A world that reduces, once it is at it over every rail."""
+    """Starts a world and waits until its calls use every rail."""
     before = sent(machines[0])
     jobs = launch(machines, command, FLEXRING_TRANSPORT="verbs", **environment)
-    check(jobs[0].wait_for("#wrong"), "the ranks do not meet")
+    check(jobs[0].wait_for("#wrong"), "the ranks do not connect")
     wait_until(lambda: all(now > then + 500 for now, then in zip(sent(machines[0]), before)), "a rail carries nothing")
     return jobs
 
@@ -210,33 +216,33 @@ def wait_until(holds, why, seconds=20):
 
 
 def named_within(jobs, seconds, *words):
-    """All ranks end with an error that has these words, in this time; what each of them said."""
+    """Checks that all ranks fail within this time, with errors that contain these words. Returns their results."""
     results = finish(jobs, seconds)
     for result in results:
         check(result.code not in (0, 124), f"a rank did not fail within {seconds} s", *results)
-        check(all(word in result.output for word in words), f"a rank does not say {words}", *results)
+        check(all(word in result.output for word in words), f"the error of a rank does not contain {words}", *results)
     return results
 
 
 @scenario
-def rdma_measures_without_a_wrong_sum_over_both_rails(machines):
+def rdma_sums_are_right_over_both_rails(machines):
     before = sent(machines[0])
     results = both(machines, "flexring perf -b 8 -e 1M -f 8 -n 5 -w 1", FLEXRING_TRANSPORT="verbs")
     measured(results)
-    check(" verbs to 1 rank" in results[0].output, "something else than RDMA was used", *results)
+    check(" verbs to 1 rank" in results[0].output, "another transport than RDMA was used", *results)
     check(all(now > then + 100 for now, then in zip(sent(machines[0]), before)), "a rail was not used", *results)
 
 
 @scenario
-def rdma_of_two_ranks_on_each_machine_is_used_between_them_alone(machines):
+def rdma_is_used_between_machines_only(machines):
     one, two = machines
     results = finish(launch([one, one, two, two], "flexring perf -b 64 -e 256K -f 64 -n 3 -w 1", FLEXRING_IB_QPS_PER_RAIL=2))
     measured(results)
-    check("shm to 1 rank, verbs to 2 ranks" in results[0].output, "something else was chosen", *results)
+    check("shm to 1 rank, verbs to 2 ranks" in results[0].output, "other transports were chosen", *results)
 
 
-@scenario
-def rdma_bears_loss_and_delay(machines):
+@scenario(short=True)
+def rdma_sums_are_right_with_loss_and_delay(machines):
     for machine in machines:
         for rail in range(RAILS):
             netem(machine, rail, "loss 1% delay 2ms")
@@ -244,77 +250,77 @@ def rdma_bears_loss_and_delay(machines):
     measured(results)
 
 
-@scenario
-def a_rail_that_goes_down_costs_no_sum_and_is_told(machines):
+@scenario(short=True)
+def sums_are_right_when_a_rail_goes_down(machines):
     jobs = running(machines, LASTING)
     rail_down(machines[1], 1)
     results = finish(jobs, 90)
     measured(results)
-    told = "a queue pair to rank"
-    check(any(told in result.output for result in results), "nobody says that a rail went down", *results)
+    warning = "a queue pair to rank"
+    check(any(warning in result.output for result in results), "no rank warns that a rail went down", *results)
 
 
 @scenario
-def the_first_rail_may_go_down_too(machines):
+def sums_are_right_when_the_first_rail_goes_down(machines):
     jobs = running(machines, LASTING)
     rail_down(machines[0], 0)
     measured(finish(jobs, 90))
 
 
 @scenario
-def when_all_rails_are_down_every_rank_names_its_peer(machines):
+def every_rank_names_its_peer_when_all_rails_are_down(machines):
     jobs = running(machines)
     for rail in range(RAILS):
         rail_down(machines[1], rail)
     results = named_within(jobs, 30)
     check("rank 0" in results[1].output and "rank 1" in results[0].output, "a rank does not name its peer", *results)
     check(any("retry" in result.output for result in results) or any("status" in result.output for result in results),
-          "nobody tells the completion's status", *results)
+          "no rank reports the status of a completion", *results)
 
 
 @scenario
-def a_rank_that_is_killed_amid_rdma_is_named(machines):
+def a_killed_rank_is_named_over_rdma(machines):
     jobs = running(machines)
     jobs[1].signal()
     results = finish(jobs, 30)
-    check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not say that rank 1 died", *results)
+    check(results[0].code not in (0, 124) and "rank 1" in results[0].output, "rank 0 does not report that rank 1 died", *results)
 
 
 @scenario
-def a_rank_that_calls_nothing_for_long_is_waited_for(machines):
-    # Rank 0 prints the head of its table into a full pipe, so it makes no call until somebody reads that.
+def a_rank_without_calls_is_not_taken_for_dead(machines):
+    # Rank 0 writes the header of its table to a full pipe, so it makes no call until the pipe is read.
     stuck = f"(head -c 65536 /dev/zero; {ONCE}) | (until [ -e read ]; do sleep 0.1; done; rm read; tail -c +65537)"
     command = f'if [ "$FLEXRING_RANK" = 0 ]; then {stuck}; else {ONCE}; fi'
     jobs = launch(machines, command, FLEXRING_TRANSPORT="verbs", FLEXRING_HEARTBEAT_MS=200, FLEXRING_LOG="info")
-    check(jobs[1].wait_for("verbs to 1 rank"), "the ranks do not meet")
-    time.sleep(6)  # thirty heartbeats; a rank that is silent for twenty counts as dead
+    check(jobs[1].wait_for("verbs to 1 rank"), "the ranks do not connect")
+    time.sleep(6)  # thirty heartbeats; after twenty without a sign of life, a rank counts as dead
     check("#wrong" not in jobs[0].output and jobs[1].running(), "rank 1 does not wait for rank 0")
     must(machines[0], "touch read")
     measured(finish(jobs))
 
 
 @scenario
-def a_world_without_devices_uses_tcp_and_says_why(machines):
+def a_world_without_usable_devices_uses_tcp_and_reports_why(machines):
     one, two = machines
     rail_down(two, 0)
     rail_down(two, 1)
     results = both(machines, ONCE)
     measured(results)
-    check("use tcp, not RDMA devices: rank 1 on" in results[0].output, "nobody says why RDMA is not used", *results)
-    check("ip link set" in results[0].output, "nobody says what mends it", *results)
+    check("use tcp, not RDMA devices: rank 1 on" in results[0].output, "no rank reports why RDMA is not used", *results)
+    check("ip link set" in results[0].output, "no rank reports the fix", *results)
     named_within(launch(machines, ONCE, FLEXRING_TRANSPORT="verbs"), 30, "rank 1 on", "ip link set")
 
 
 @scenario
-def settings_that_leave_no_device_are_refused_in_words(machines):
-    for setting, word in [("FLEXRING_IB_HCA", "mlx5"), ("FLEXRING_IB_GID_INDEX", "200")]:
-        named_within(launch(machines, ONCE, FLEXRING_TRANSPORT="verbs", **{setting: word}), 30, setting)
+def settings_that_exclude_all_devices_are_errors(machines):
+    for setting, value in [("FLEXRING_IB_HCA", "mlx5"), ("FLEXRING_IB_GID_INDEX", "200")]:
+        named_within(launch(machines, ONCE, FLEXRING_TRANSPORT="verbs", **{setting: value}), 30, setting)
 
 
 @scenario
-def peers_with_nothing_in_common_are_told_so(machines):
+def peers_without_a_common_address_family_are_an_error(machines):
     two = machines[1]
-    # An address of the other family on one side alone.
+    # One machine only has addresses of the other family.
     for rail in range(RAILS):
         must(two, f"ip -6 addr add 2001:db8:{rail}::2/64 dev eth{rail} nodad")
     try:
@@ -326,22 +332,22 @@ def peers_with_nothing_in_common_are_told_so(machines):
 
 
 @scenario
-def too_little_memory_that_may_be_locked_is_told_with_the_mend(machines):
+def a_low_memlock_limit_is_reported_with_the_fix(machines):
     little = f"setpriv --bounding-set=-ipc_lock sh -c 'ulimit -l 64; exec {ONCE}'"
     named_within(launch(machines, little, FLEXRING_TRANSPORT="verbs"), 30, "ibv_", "ulimit -l unlimited")
     results = both(machines, little)
     measured(results)
-    check("use tcp" in results[0].output, "nobody says that RDMA is not used", *results)
+    check("use tcp" in results[0].output, "no rank reports that RDMA is not used", *results)
 
 
 @scenario
-def the_doctor_tells_of_devices_and_addresses(machines):
-    words = must(machines[0], "flexring doctor")
-    check("rxe0" in words and "198.18.0.1" in words, "the doctor overlooks a device")
+def the_doctor_lists_devices_and_addresses(machines):
+    report = must(machines[0], "flexring doctor")
+    check("rxe0" in report and "198.18.0.1" in report, "the doctor does not list a device")
 
 
 @scenario
-def nothing_of_the_devices_stays_in_use(machines):
+def all_objects_of_the_devices_are_released(machines):
     for machine in machines:
         for device, used in rdma_resources(machine).items():
             check((used["pd"], used["cq"], used["qp"], used["mr"], used["ctx"]) == (1, 1, 1, 0, 0), f"{machine.name}: {device} has {used}")

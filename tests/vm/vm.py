@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Virtual machines with Soft-RoCE devices: boots them, runs commands in them, and takes them down whatever happens.
+"""Virtual machines with Soft-RoCE devices: boots them, runs commands in them, and always powers them off.
 
     tests/vm/vm.py [--nics N] [--vms N] [--add FILE[=PLACE]]... -- COMMAND
 
-runs COMMAND, a line for the shell, in one machine or in several at once ($MACHINE is 1, 2, ...), prints what it prints, and
-exits as it does. Card ethN of machine M is 198.18.N.M; its device is rxeN, with the address at GID index 1. Card N of all
-machines is one network. Files come to lie in /usr/bin, programs with their libraries.
+runs COMMAND, a shell command line, in one machine or in several at once ($MACHINE is 1, 2, ...), and passes on its output and
+exit status. Card ethN of machine M has the address 198.18.N.M; its device is rxeN, with this address at GID index 1. The cards
+N of all machines are one network. Files are placed in /usr/bin, programs with their libraries.
 
     with vm.boot(2, nics=2, add=["target/release/flexring"]) as (one, two):
         code, output = one.run("ping -c 1 198.18.0.2", timeout=10)
 
-Nothing is left behind: the machines' disks are memory, their wires ports of loopback, and they die with this process.
+The machines leave nothing behind: their disks are in memory, their wires are ports of the loopback, and they end with this
+process.
 """
 
 import argparse
@@ -33,14 +34,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 IMAGE = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent.parent / "target")) / "vm"
-# Commands that a machine can run at once; one channel more is for ending them.
+# Commands that a machine can run at once. One more channel is for ending them.
 CHANNELS = 12
+# Seconds for booting a machine.
 BOOT_LIMIT = 90
-# Bytes on their way over a wire, with what the kernel counts on top; it may grant less.
+# Bytes in flight on a wire, with the kernel's overhead; the kernel may grant less.
 WIRE = 4 << 20
 
-# Name, state and kernel stack of all threads of a session.
-WHEREABOUTS = """for process in $(grep -lx "NSsid:[[:space:]]*%d" /proc/[0-9]*/status); do
+# Prints name, state and kernel stack of all threads of a session.
+THREAD_STACKS = """for process in $(grep -lx "NSsid:[[:space:]]*%d" /proc/[0-9]*/status); do
     for thread in ${process%%status}task/*; do
         sed -n "s/^Name:[[:space:]]*//p; s/^State:[[:space:]]*//p" $thread/status; cat $thread/stack
     done
@@ -50,15 +52,15 @@ Result = collections.namedtuple("Result", "code output")
 
 
 class Failure(Exception):
-    """A machine that does not boot or no longer answers."""
+    """A machine does not boot or does not answer."""
 
 
 class Impossible(Exception):
-    """There can be no such machine here."""
+    """Virtual machines are not available here."""
 
 
 def image():
-    """The folder of kernel and root, built if need be."""
+    """The folder with kernel and root; builds them if they are missing."""
     for program in ("qemu-system-x86_64", "setpriv"):
         if not shutil.which(program):
             raise Impossible(f"{program} is not installed")
@@ -66,12 +68,12 @@ def image():
     if built.returncode == 3:
         raise Impossible(built.stdout.strip())
     if built.returncode:
-        raise Failure(f"the image cannot be built: {built.stdout.strip()}")
+        raise Failure(f"cannot build the image: {built.stdout.strip()}")
     return IMAGE
 
 
 def in_memory(name, *parts):
-    """A file of these parts that has no place on any disk."""
+    """A file in memory with these contents."""
     file = os.fdopen(os.memfd_create(name, 0), "r+b")
     for part in parts:
         file.write(part)
@@ -80,7 +82,7 @@ def in_memory(name, *parts):
 
 
 def wire():
-    """Both ends of what joins two cards. Like a wire it loses what nobody takes, where a stream would hold the sender back."""
+    """Both ends of a wire between two cards. It drops packets that are not received, while a stream would block the sender."""
     ends = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WIRE)
@@ -92,12 +94,12 @@ def wire():
 
 @contextlib.contextmanager
 def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
-    """Boots machines whose cards are joined, card by card, and hands them over when all are up.
+    """Boots machines whose cards of the same number are connected, and yields them when all are up.
 
-    `add` names files to take along, as `FILE` or `FILE=PLACE`.
+    `add` lists files to copy into the machines, as `FILE` or `FILE=PLACE`.
     """
     if machines > 2:
-        raise Impossible("cards join two machines")  # by a pair of sockets; more would need a switch
+        raise Impossible("at most two machines")  # a wire is a pair of sockets; more machines need a switch
     folder = image()
     roots = [(folder / "initramfs").read_bytes()]
     if add:
@@ -122,31 +124,31 @@ def boot(machines=1, nics=1, add=(), memory=1536, cpus=2):
 
 
 class Machine:
-    """A virtual machine, from the moment in which its processor starts."""
+    """A virtual machine that is booting or running."""
 
     def __init__(self, number, kernel, root, wires, memory, cpus):
         self.number = number
         self.name = f"vm{number}"
-        self.log = tempfile.TemporaryFile()  # what the kernel and the emulator say
+        self.log = tempfile.TemporaryFile()  # output of the kernel and the emulator
         self.free = queue.Queue()
         self.jobs = []
         started = time.monotonic()
         self.boot_deadline = started + BOOT_LIMIT
         ours, theirs = zip(*(socket.socketpair() for _ in range(CHANNELS + 1)))
-        words = f"console=ttyS0 quiet panic=-1 mitigations=off machine={number} channels={CHANNELS + 1}"
+        arguments = f"console=ttyS0 quiet panic=-1 mitigations=off machine={number} channels={CHANNELS + 1}"
         command = [
-            # The parent's death ends the emulator; this process may be killed.
+            # The emulator ends with this process, even if this process is killed.
             *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),
             *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", cpus, "-m", memory, "-machine", "q35"),
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"),
-            *("-kernel", kernel, "-initrd", f"/proc/self/fd/{root.fileno()}", "-append", words),
+            *("-kernel", kernel, "-initrd", f"/proc/self/fd/{root.fileno()}", "-append", arguments),
             *("-device", f"virtio-serial-pci,max_ports={CHANNELS + 2}"),
         ]
         for channel, end in enumerate(theirs, 1):
             command += ["-chardev", f"socket,id=channel{channel},fd={end.fileno()}"]
             command += ["-device", f"virtserialport,chardev=channel{channel},nr={channel}"]
         for card, wire in enumerate(wires):
-            # A card with no other machine behind it is up if there is a network, be there nobody in it.
+            # A card without another machine needs a network, even an empty one, to be up.
             network = f"dgram,local.type=fd,local.str={wire.fileno()}" if wire else "user,restrict=on,ipv6=off"
             command += ["-netdev", f"{network},id=net{card}"]
             command += ["-device", f"virtio-net-pci,netdev=net{card},romfile=,mac=52:54:00:00:{card:02x}:{number:02x}"]
@@ -166,24 +168,24 @@ class Machine:
         Job(self, self.channels[0], "true").wait(max(0, self.boot_deadline - time.monotonic()))
 
     def run(self, command, timeout=60, sink=None):
-        """Runs a command line to its end: its exit status and all that it printed.
+        """Runs a command line until it ends. Returns its exit status and output.
 
-        After `timeout` seconds it is ended, and its status is 124. `sink` is called with what it prints as it comes.
+        After `timeout` seconds it is killed, and its status is 124. `sink` is called with pieces of output as they arrive.
         """
         return self.start(command, sink).wait(timeout)
 
     def start(self, command, sink=None):
-        """Starts a command line and returns the `Job` that it is."""
+        """Starts a command line and returns its `Job`."""
         try:
             channel = self.free.get(timeout=10)
         except queue.Empty:
-            raise Failure(f"{self.name} runs {CHANNELS} commands already") from None
+            raise Failure(f"{self.name} already runs {CHANNELS} commands") from None
         job = Job(self, channel, command, sink, lambda: self.free.put(channel))
         self.jobs = [other for other in self.jobs if other.running()] + [job]
         return job
 
     def end_jobs(self):
-        """Ends whatever commands still run."""
+        """Kills all running commands."""
         for job in self.jobs:
             if job.running():
                 job.signal()
@@ -193,19 +195,19 @@ class Machine:
     def alive(self):
         return self.process.poll() is None
 
-    def said(self):
-        """The last that kernel and emulator said."""
+    def log_tail(self):
+        """The last output of kernel and emulator."""
         self.log.flush()
         size = os.fstat(self.log.fileno()).st_size
         return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace").strip()
 
     def fail(self, why):
-        """Raises what is wrong with this machine."""
-        said = self.said()
-        raise Failure(f"{self.name} {why}" + (f"; its last words:\n{said}" if said else ""))
+        """Raises a failure with the last output of kernel and emulator."""
+        tail = self.log_tail()
+        raise Failure(f"{self.name} {why}" + (f"; its last output:\n{tail}" if tail else ""))
 
     def poweroff(self):
-        """Takes the machine down, at once: there is nothing in it that should be kept."""
+        """Stops the machine immediately; it has no data to save."""
         self.process.kill()
         self.process.wait()
         for channel in self.channels:
@@ -213,14 +215,14 @@ class Machine:
 
 
 class Job:
-    """A command in a machine, under way or over."""
+    """A command in a machine, running or ended."""
 
     def __init__(self, machine, channel, command, sink=None, done=lambda: None):
         self.machine = machine
         self.code = None
         self.printed = bytearray()
         self._pid = queue.Queue()
-        # No command prints this, so it tells where its output starts and ends, in between other bytes.
+        # No command prints this mark, so it delimits the output of this command.
         mark = f"\x1e{secrets.token_hex(8)}"
         first = f"printf '{mark} %d\\n' $$; eval \"$1\""
         line = f"setsid sh -c {shlex.quote(first)} sh {shlex.quote(command)} </dev/null; printf '{mark} %d\\n' $?\n"
@@ -242,7 +244,7 @@ class Job:
                     self._pid.put(pid)
                     pending = pending[start.end():]
                 end = pattern.search(pending)
-                # What may be the beginning of the mark waits for the rest of it.
+                # Hold back bytes that may be the beginning of the mark.
                 cut = end.start() if end else pending.rfind(mark[:1], -len(mark) - 12)
                 text, pending = (pending, b"") if cut < 0 else (pending[:cut], pending[cut:])
                 self.printed += text
@@ -257,14 +259,14 @@ class Job:
 
     @property
     def output(self):
-        """What it has printed up to now."""
+        """The output so far."""
         return bytes(self.printed).decode(errors="replace")
 
     def running(self):
         return self._listener.is_alive()
 
     def wait_for(self, text, timeout=20):
-        """Waits until it has printed this text; False if it ends or the time passes without."""
+        """Waits until the output contains this text. Returns False if the command ends or the time passes before that."""
         deadline = time.monotonic() + timeout
         while text not in self.output:
             if not self.running() or time.monotonic() > deadline:
@@ -273,37 +275,38 @@ class Job:
         return True
 
     def signal(self, name="KILL"):
-        """Sends a signal to the command and all that it started in its process group."""
+        """Sends a signal to the process group of the command."""
         with self.machine.control:
             pid = self.pid()
             if self.running():
                 Job(self.machine, self.machine.channels[0], f"kill -s {name} -- -{pid}")._end(10)
 
     def pid(self):
-        """The process that leads the command's session and group."""
+        """The process id of the command's session and group."""
         try:
             pid = self._pid.get(timeout=10)
         except queue.Empty:
-            self.machine.fail("starts no command")
+            self.machine.fail("does not start a command")
         self._pid.put(pid)
         return pid
 
     def wait(self, timeout=60):
-        """Its exit status and output once it has ended; if it takes longer, it is ended and the status is 124."""
+        """Waits for the end of the command. Returns its exit status and output. After `timeout` seconds it is killed, its status
+        is 124, and the output has the stacks of its threads."""
         self._listener.join(timeout)
         late = self.running()
-        told = self._whereabouts() if late else ""
+        stacks = self._thread_stacks() if late else ""
         if late:
             self.signal()
         self._end(10)
-        return Result(124 if late else self.code, self.output + told)
+        return Result(124 if late else self.code, self.output + stacks)
 
-    def _whereabouts(self):
-        """What each thread of the command is doing in the kernel, in lines, for whoever wonders why it does not end."""
+    def _thread_stacks(self):
+        """Name, state and kernel stack of each thread of the command, for finding out why it does not end."""
         with self.machine.control:
-            looking = Job(self.machine, self.machine.channels[0], WHEREABOUTS % self.pid())
-            looking._end(10)
-        return f"\n[not done; its threads:]\n{looking.output}"
+            listing = Job(self.machine, self.machine.channels[0], THREAD_STACKS % self.pid())
+            listing._end(10)
+        return f"\n[not done; its threads:]\n{listing.output}"
 
     def _end(self, limit):
         self._listener.join(limit)
@@ -314,7 +317,7 @@ class Job:
 
 
 def end_on_signals():
-    """Lets SIGTERM and SIGHUP unwind this process as an exit does, so that machines are taken down."""
+    """Makes SIGTERM and SIGHUP raise SystemExit, so that machines are powered off."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
@@ -323,10 +326,10 @@ def main():
     parser = argparse.ArgumentParser(description="Runs a command in a virtual machine with Soft-RoCE devices.")
     parser.add_argument("--vms", type=int, default=1, help="machines; the command runs in all of them (1)")
     parser.add_argument("--nics", type=int, default=1, help="network cards, each with its rxe device (1)")
-    parser.add_argument("--add", action="append", default=[], metavar="FILE[=PLACE]", help="a file to take along")
+    parser.add_argument("--add", action="append", default=[], metavar="FILE[=PLACE]", help="a file to copy into the machines")
     parser.add_argument("--memory", type=int, default=1536, help="MiB (1536)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that the command may take (600)")
-    parser.add_argument("--log", action="store_true", help="print what the kernels said, at the end")
+    parser.add_argument("--log", action="store_true", help="print the output of the kernels at the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     end_on_signals()
@@ -339,7 +342,7 @@ def main():
             sys.stdout.buffer.flush()
 
     def lines(prefix):
-        """Shows whole lines only, so that those of several machines do not mix."""
+        """Prints whole lines only, so that lines of several machines do not mix."""
         held = bytearray()
 
         def sink(text):
@@ -358,7 +361,7 @@ def main():
             codes = [job.wait(max(0, deadline - time.monotonic())).code for job in jobs]
             if options.log:
                 for machine in machines:
-                    print(f"--- {machine.name}\n{machine.said()}", file=sys.stderr)
+                    print(f"--- {machine.name}\n{machine.log_tail()}", file=sys.stderr)
         if 124 in codes:
             print(f"not done after {options.timeout:g} s", file=sys.stderr)
         sys.exit(next(filter(None, codes), 0))
