@@ -68,7 +68,7 @@ impl Communicator {
         }
 
         let layout = arena_layout(config, intra_node.len(), world);
-        let arena = Arc::new(Arena::near(layout.bytes(), gpu::numa_node(config.gpu))?);
+        let arena = Arc::new(Arena::on_numa_node(layout.bytes(), gpu::numa_node(config.gpu))?);
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut prefault, mut registrar) = (None, None, None);

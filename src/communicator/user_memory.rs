@@ -44,20 +44,20 @@ impl UserMemory {
         let (offset, start) = self.arena.lease(bytes)?;
         self.announce(offset, bytes);
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.piece(offset, bytes)) {
-            registrar.tell(piece);
+            registrar.try_register(piece);
         }
         Ok(start)
     }
 
     /// Whether these bytes are part of the arena.
     pub(super) fn contains(&self, start: *const u8, len: usize) -> bool {
-        self.arena.has(start, len)
+        self.arena.contains(start, len)
     }
 
     /// Frees leased bytes; `false` if nothing is leased at this address.
     pub(super) fn end_lease(&self, start: *const u8) -> bool {
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.leased(start)) {
-            registrar.forget(piece);
+            registrar.try_deregister(piece);
         }
         self.arena.end_lease(start)
     }

@@ -1,13 +1,15 @@
 //! Vectors that users allocate from the arena.
 
-use super::{Arena, Piece, Registrar};
+use super::arena::Arena;
+use super::piece::Piece;
+use super::registrar::Registrar;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// A vector in memory that peers on the node read directly, so that reducing it copies nothing. Starts as zeros.
+/// A vector in memory that peers on the node read directly, so that reducing it needs no copies. Initially zero.
 pub struct Buffer<T: Element> {
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
@@ -16,11 +18,11 @@ pub struct Buffer<T: Element> {
     elements: PhantomData<T>,
 }
 
-// SAFETY: a buffer owns its bytes like a vector does; elements are plain numbers.
+// SAFETY: a buffer owns its bytes as a Vec does, and elements are plain numbers.
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// A vector of `len` zeros, of which `registrar` is told for as long as it lives.
+    /// A vector of `len` zeros, registered with `registrar` until it is dropped.
     pub(crate) fn new(arena: Arc<Arena>, len: usize, registrar: Option<Arc<dyn Registrar>>) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::invalid_argument(format!("{len} elements are more than any memory holds"))
@@ -28,19 +30,19 @@ impl<T: Element> Buffer<T> {
         let offset = arena.alloc(bytes)?;
         let piece = arena.piece(offset, bytes).expect("an allocation lies within its arena");
         if let Some(registrar) = &registrar {
-            registrar.tell(piece);
+            registrar.try_register(piece);
         }
         Ok(Self { arena, registrar, piece, offset, elements: PhantomData })
     }
 }
 
 impl<T: Element> Buffer<T> {
-    /// All of it. The piece must not outlive the buffer.
+    /// The whole buffer. The piece must not outlive it.
     pub(crate) fn piece(&self) -> Piece {
         self.piece
     }
 
-    /// Where it begins in its arena.
+    /// The buffer's offset in its arena.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
@@ -49,8 +51,8 @@ impl<T: Element> Buffer<T> {
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: the bytes are this buffer's own for as long as it lives, page-aligned, initialised with zeros,
-        // and every bit pattern is an element.
+        // SAFETY: the bytes belong to this buffer until it is dropped, are page-aligned and initialised with zeros, and
+        // every bit pattern is a valid element.
         unsafe { std::slice::from_raw_parts(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>()) }
     }
 }
@@ -68,7 +70,7 @@ impl<T: Element> DerefMut for Buffer<T> {
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
         if let Some(registrar) = &self.registrar {
-            registrar.forget(self.piece);
+            registrar.try_deregister(self.piece);
         }
         self.arena.free(self.offset, self.piece.len());
     }

@@ -1,14 +1,14 @@
-//! A stretch of memory that an operation may touch.
+//! Pieces: ranges of memory that an operation may access.
 
 use std::ptr::NonNull;
 
-/// Whose memory it is.
+/// The owner of memory: the host or a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// The host's: this process may read it, and devices may once they were told of it.
+    /// Host memory: this process may access it, and devices may once it is registered with them.
     Host,
-    /// That of the GPU with this number among those that this process sees. Only GPUs touch it, and devices that were
-    /// told of it.
+    /// Memory of the GPU with this number among those that this process sees. Only GPUs access it, and devices that it is
+    /// registered with.
     Gpu(u32),
 }
 
@@ -21,12 +21,12 @@ impl std::fmt::Display for Memory {
     }
 }
 
-/// Bytes that are valid for as long as the operation they belong to runs.
+/// Bytes that are valid while the operation that they belong to runs.
 ///
-/// A piece is a pointer with a length that was checked where it was made. Whoever makes one promises that
-/// the bytes stay valid (readable, and writable if it is used as a destination) until the operation is over;
-/// in return the executor promises that no link and no device holds a piece after the operation's end,
-/// however it ends. Below that line nobody does arithmetic on raw pointers: a piece can only be narrowed.
+/// A piece is a pointer with a checked length. Code that makes one guarantees that the bytes stay valid (readable, and
+/// writable if the piece is a destination) until the operation is over. In return the executor guarantees that no link
+/// and no device holds a piece after the operation, however it ends. A piece can only be narrowed, so code that gets one
+/// does no arithmetic on raw pointers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     start: NonNull<u8>,
@@ -34,19 +34,19 @@ pub struct Piece {
     memory: Memory,
 }
 
-// SAFETY: a piece is an address with a length. What is done with the bytes is governed by the contract above,
-// which holds whichever thread drives the operation.
+// SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which does not
+// depend on the thread that drives the operation.
 unsafe impl Send for Piece {}
 
 impl Piece {
-    /// A piece of no bytes.
+    /// A piece without bytes.
     pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, memory: Memory::Host };
 
-    /// The `len` bytes of the host's memory at `start`.
+    /// The `len` bytes of host memory at `start`.
     ///
     /// # Safety
-    /// The bytes must be valid for reads until the operation that this piece is handed to is over, valid for
-    /// writes if the piece is a destination there, and not written by anybody else meanwhile.
+    /// The bytes must be valid for reads until the operation that gets this piece is over, valid for writes if the piece is
+    /// a destination of it, and must not be written by anything else meanwhile.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self { start, len, memory: Memory::Host }
@@ -55,37 +55,37 @@ impl Piece {
     /// The `len` bytes at `start` in the memory of a GPU.
     ///
     /// # Safety
-    /// As for [`new`](Self::new), where those who read and write are GPUs.
+    /// As for [`new`](Self::new), with GPUs as readers and writers.
     #[must_use]
     pub unsafe fn on_gpu(start: NonNull<u8>, len: usize, gpu: u32) -> Self {
         Self { start, len, memory: Memory::Gpu(gpu) }
     }
 
-    /// Whose memory it is.
+    /// The owner of the memory.
     #[must_use]
     pub fn memory(self) -> Memory {
         self.memory
     }
 
-    /// Whether it is the host's memory.
+    /// Whether it is host memory.
     #[must_use]
     pub fn is_host(self) -> bool {
         self.memory == Memory::Host
     }
 
-    /// The first byte's address. That of a GPU's memory is not to be followed.
+    /// The address of the first byte. The host must not dereference an address of GPU memory.
     #[must_use]
     pub fn as_ptr(self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     #[must_use]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -94,7 +94,7 @@ impl Piece {
     /// The `len` bytes from `offset` on.
     ///
     /// # Panics
-    /// If they reach beyond this piece.
+    /// If the range exceeds this piece.
     #[must_use]
     pub fn narrow(self, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len).expect("a piece's end fits in the address space");
@@ -105,15 +105,15 @@ impl Piece {
     }
 }
 
-/// Lends the two vectors of a blocking operation to `operation` as pieces. They are borrowed for as long as it
-/// runs, so all that is left to it is to let no piece survive it.
+/// Passes the two vectors of a blocking operation to `operation` as pieces. The vectors stay borrowed while it runs;
+/// `operation` must not let a piece outlive it.
 pub(crate) fn lend<T: crate::Element, R>(
     input: &[T],
     output: &mut [T],
     operation: impl FnOnce(Piece, Piece) -> R,
 ) -> R {
-    // SAFETY: both slices stay borrowed until `operation` returns, the output exclusively, and nobody writes to
-    // the input: it is only ever a source.
+    // SAFETY: both slices stay borrowed until `operation` returns, the output exclusively, and the input is never
+    // written: it is only a source.
     let pieces = unsafe {
         let input = Piece::new(NonNull::from(input).cast(), size_of_val(input));
         (input, Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)))
@@ -121,7 +121,7 @@ pub(crate) fn lend<T: crate::Element, R>(
     operation(pieces.0, pieces.1)
 }
 
-/// Lends the one vector of a blocking in-place operation, as [`lend`] does.
+/// Passes the one vector of a blocking in-place operation to `operation`, as [`lend`] does.
 pub(crate) fn lend_in_place<T: crate::Element, R>(vector: &mut [T], operation: impl FnOnce(Piece) -> R) -> R {
     // SAFETY: the slice stays exclusively borrowed until `operation` returns.
     let piece = unsafe { Piece::new(NonNull::from(&mut *vector).cast(), size_of_val(vector)) };

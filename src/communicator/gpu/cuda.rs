@@ -115,8 +115,8 @@ impl GpuState {
         let device = cuda::Cuda::new(&gpu, &host)?;
         let on_gpu = device.landing().piece();
         if let Some(registrar) = &self.registrar {
-            registrar.tell(on_host);
-            registrar.tell(on_gpu);
+            registrar.try_register(on_host);
+            registrar.try_register(on_gpu);
         }
         let sharing = self.ipc.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
         let sharing = sharing.unwrap_or_else(|error| {

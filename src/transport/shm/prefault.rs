@@ -92,7 +92,7 @@ impl PrefaultThread {
         while !self.stop.load(Ordering::Acquire) {
             for (control, arena, seen) in &mut self.followed {
                 for (offset, len) in control.prefault.since(seen) {
-                    arena.make_ready(offset, len);
+                    arena.prefault(offset, len);
                 }
             }
             let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
