@@ -78,7 +78,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
             dtype: T::DTYPE.name(),
             redop: collective::redop(collective, op),
             root: collective::root(collective, root),
-            out_of_place: timed(Placement::Apart, "out-of-place")?,
+            out_of_place: timed(Placement::OutOfPlace, "out-of-place")?,
             in_place: timed(Placement::InPlace, "in-place")?,
         };
         Ok(MeasuredRow { row, notes })
@@ -120,25 +120,25 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         let Extent { whole, part } = extent;
         let (comm, send, receive) = (self.comm, &mut self.send, &mut self.receive);
         match (collective, placement) {
-            (Collective::AllReduce, Placement::Apart) => {
+            (Collective::AllReduce, Placement::OutOfPlace) => {
                 comm.all_reduce_into(&send[..whole], &mut receive[..whole], op)
             }
             (Collective::AllReduce, Placement::InPlace) => comm.all_reduce(&mut receive[..whole], op),
-            (Collective::ReduceScatter, Placement::Apart) => {
+            (Collective::ReduceScatter, Placement::OutOfPlace) => {
                 comm.reduce_scatter(&send[..whole], &mut receive[..part], op)
             }
             (Collective::ReduceScatter, Placement::InPlace) => {
                 comm.reduce_scatter_in_place(&mut receive[..whole], op)
             }
-            (Collective::AllGather, Placement::Apart) => {
+            (Collective::AllGather, Placement::OutOfPlace) => {
                 comm.all_gather(&send[..part], &mut receive[..whole])
             }
             (Collective::AllGather, Placement::InPlace) => comm.all_gather_in_place(&mut receive[..whole]),
-            (Collective::Broadcast, Placement::Apart) => {
+            (Collective::Broadcast, Placement::OutOfPlace) => {
                 comm.broadcast_into(&send[..whole], &mut receive[..whole], root)
             }
             (Collective::Broadcast, Placement::InPlace) => comm.broadcast(&mut receive[..whole], root),
-            (Collective::Reduce, Placement::Apart) => {
+            (Collective::Reduce, Placement::OutOfPlace) => {
                 comm.reduce_into(&send[..whole], &mut receive[..whole], op, root)
             }
             (Collective::Reduce, Placement::InPlace) => comm.reduce(&mut receive[..whole], op, root),
@@ -196,7 +196,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         let [first, mean] = times;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
         let first = if warmup == 0 { mean } else { first };
-        Ok(Timing::of_all(first, mean, extent.whole * size_of::<T>(), factor))
+        Ok(Timing::of_batch(first, mean, extent.whole * size_of::<T>(), factor))
     }
 
     /// Enqueues `calls` calls back to back and returns the mean time of one in microseconds.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn correct_results_give_an_empty_check_result() {
         for collective in Collective::ALL {
-            for placement in [Placement::Apart, Placement::InPlace] {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let finding = find(collective.name(), placement, &CheckPattern::new(RedOp::Sum, 3));
                 assert_eq!(finding, CheckResult::default(), "{collective:?} {placement:?}");
             }
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn a_missing_contribution_is_attributed_to_its_rank() {
         for (collective, wrong) in [("all-reduce", 1200), ("reduce-scatter", 400), ("reduce", 1200)] {
-            for placement in [Placement::Apart, Placement::InPlace] {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let finding = find(collective, placement, &CheckPattern::new(RedOp::Sum, 3).muted());
                 assert_eq!(finding.wrong, wrong);
                 assert!(finding.sentence.is_some_and(|sentence| sentence.ends_with(": rank 2 is missing")));

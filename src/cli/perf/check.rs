@@ -14,7 +14,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Out of place: from the send vector to the receive vector.
-    Apart,
+    OutOfPlace,
     /// In place: the receive vector holds input and result.
     InPlace,
 }
@@ -55,7 +55,7 @@ impl<T: ExactElement> CallCheck<T> {
     ) {
         receive[..extent.whole].fill(T::default());
         let given = self.input(extent, placement);
-        let vector = if placement == Placement::Apart { send } else { receive };
+        let vector = if placement == Placement::OutOfPlace { send } else { receive };
         if self.collective.reduces() {
             self.pattern.fill(self.rank, round * extent.whole, &mut vector[given]);
         } else {
@@ -82,7 +82,7 @@ impl<T: ExactElement> CallCheck<T> {
             Collective::AllReduce => self.pattern.verify(first, &receive[..whole]),
             Collective::ReduceScatter => {
                 let own = self.rank * part;
-                let at = if placement == Placement::Apart { 0 } else { own };
+                let at = if placement == Placement::OutOfPlace { 0 } else { own };
                 self.pattern.verify(first + own, &receive[at..at + part])
             }
             Collective::AllGather => {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn vectors_before_the_call_fail_the_check() {
         for collective in Collective::ALL {
-            for placement in [Placement::Apart, Placement::InPlace] {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let check = CallCheck::<f32>::new(collective, RedOp::Sum, 2, 1, 3);
                 let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);
                 check.fill(0, EXTENT, placement, &mut send, &mut receive);
@@ -176,19 +176,19 @@ mod tests {
         let part = |rank| -> Vec<i8> { tokens(rank, 400).into_iter().cycle().take(400).collect() };
         let check = CallCheck::<i8>::new(Collective::AllGather, RedOp::Sum, 0, 1, 3);
         let (mut send, mut receive) = (vec![0; 1200], vec![0; 1200]);
-        check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
+        check.fill(0, EXTENT, Placement::OutOfPlace, &mut send, &mut receive);
         for rank in [0, 1] {
             receive[rank * 400..][..400].copy_from_slice(&part(rank));
         }
-        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        let finding = check.verify(0, EXTENT, Placement::OutOfPlace, &send, &receive);
         let sentence =
             "first wrong element 0 of the input of rank 2: got 0, expected 3: nothing was received";
         assert_eq!(finding, CheckResult { wrong: 400, sentence: Some(sentence.to_owned()) });
         receive[800..].copy_from_slice(&part(1));
-        assert_eq!(check.verify(0, EXTENT, Placement::Apart, &send, &receive).wrong, 400);
+        assert_eq!(check.verify(0, EXTENT, Placement::OutOfPlace, &send, &receive).wrong, 400);
         receive[800..].copy_from_slice(&part(2));
         send[7] += 1;
-        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        let finding = check.verify(0, EXTENT, Placement::OutOfPlace, &send, &receive);
         assert_eq!(finding.sentence.as_deref(), Some("element 7 of the input was changed from 9 to 10"));
     }
 
@@ -196,9 +196,9 @@ mod tests {
     fn an_overwritten_vector_of_a_rank_that_is_not_the_root_is_reported() {
         let check = CallCheck::<f64>::new(Collective::Reduce, RedOp::Max, 0, 1, 3);
         let (mut send, mut receive) = (vec![0.0; 1200], vec![0.0; 1200]);
-        check.fill(0, EXTENT, Placement::Apart, &mut send, &mut receive);
+        check.fill(0, EXTENT, Placement::OutOfPlace, &mut send, &mut receive);
         receive[1199] = 1.0;
-        let finding = check.verify(0, EXTENT, Placement::Apart, &send, &receive);
+        let finding = check.verify(0, EXTENT, Placement::OutOfPlace, &send, &receive);
         assert_eq!(finding.wrong, 1);
         assert!(
             finding.sentence.is_some_and(|sentence| sentence.starts_with("element 1199 was overwritten"))

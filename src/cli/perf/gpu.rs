@@ -133,25 +133,31 @@ mod present {
         ) -> Result<()> {
             let given = if collective == Collective::AllGather { part } else { whole };
             let result = match (collective, placement) {
-                (Collective::ReduceScatter, Placement::Apart) => part,
+                (Collective::ReduceScatter, Placement::OutOfPlace) => part,
                 _ => whole,
             };
             let send = &self.send.slice_mut(0..given);
             let receive = &mut self.receive.slice_mut(0..result);
             match (collective, placement) {
-                (Collective::AllReduce, Placement::Apart) => comm.all_reduce_into_on_gpu(send, receive, op),
+                (Collective::AllReduce, Placement::OutOfPlace) => {
+                    comm.all_reduce_into_on_gpu(send, receive, op)
+                }
                 (Collective::AllReduce, Placement::InPlace) => comm.all_reduce_on_gpu(receive, op),
-                (Collective::ReduceScatter, Placement::Apart) => {
+                (Collective::ReduceScatter, Placement::OutOfPlace) => {
                     comm.reduce_scatter_on_gpu(send, receive, op)
                 }
                 (Collective::ReduceScatter, Placement::InPlace) => {
                     comm.reduce_scatter_in_place_on_gpu(receive, op)
                 }
-                (Collective::AllGather, Placement::Apart) => comm.all_gather_on_gpu(send, receive),
+                (Collective::AllGather, Placement::OutOfPlace) => comm.all_gather_on_gpu(send, receive),
                 (Collective::AllGather, Placement::InPlace) => comm.all_gather_in_place_on_gpu(receive),
-                (Collective::Broadcast, Placement::Apart) => comm.broadcast_into_on_gpu(send, receive, root),
+                (Collective::Broadcast, Placement::OutOfPlace) => {
+                    comm.broadcast_into_on_gpu(send, receive, root)
+                }
                 (Collective::Broadcast, Placement::InPlace) => comm.broadcast_on_gpu(receive, root),
-                (Collective::Reduce, Placement::Apart) => comm.reduce_into_on_gpu(send, receive, op, root),
+                (Collective::Reduce, Placement::OutOfPlace) => {
+                    comm.reduce_into_on_gpu(send, receive, op, root)
+                }
                 (Collective::Reduce, Placement::InPlace) => comm.reduce_on_gpu(receive, op, root),
             }
         }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the other ranks may run after the first one failed, so that they detect the failure and report it.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
 /// How often the exit status of a rank that closed its standard error is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Prefixes of variables that launchers set. They are removed because they do not describe the ranks started here.
@@ -114,7 +114,7 @@ impl RankProcesses {
         Ok(())
     }
 
-    /// Waits until every rank has ended. Kills those that still run [`GRACE`] after the first failure. Returns the failed
+    /// Waits until every rank has ended. Kills those that still run [`GRACE_PERIOD`] after the first failure. Returns the failed
     /// ranks in the order in which they ended.
     fn wait_all(&self, exits: &Receiver<RankExit>) -> Vec<RankExit> {
         let mut failures = Vec::new();
@@ -128,7 +128,7 @@ impl RankProcesses {
                 Ok(end) if end.status.success() => {}
                 Ok(end) => {
                     failures.push(end);
-                    deadline = deadline.or(Some(Instant::now() + GRACE));
+                    deadline = deadline.or(Some(Instant::now() + GRACE_PERIOD));
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     print_line("killing the ranks that still run after a failure");

@@ -118,12 +118,12 @@ impl Timing {
             median: Some(f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2])),
             p95: Some(sorted[(n * 95).div_ceil(100) - 1]),
             max: Some(*max),
-            ..Self::of_all(*first, mean_us, bytes, bus_factor)
+            ..Self::of_batch(*first, mean_us, bytes, bus_factor)
         }
     }
 
     /// The statistics of calls that were timed together: `first` and `mean_us` are in microseconds.
-    pub fn of_all(first: f64, mean_us: f64, bytes: usize, bus_factor: f64) -> Self {
+    pub fn of_batch(first: f64, mean_us: f64, bytes: usize, bus_factor: f64) -> Self {
         let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
         Self { mean_us, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
     }
