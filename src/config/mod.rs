@@ -262,7 +262,10 @@ impl Config {
     }
 
     fn known(name: &str) -> bool {
-        Self::NAMES.contains(&name) || name == "FLEXRING_UNIQUE_ID"
+        // Read by the bootstrap, by build.rs, by the Python module and by the tests.
+        let others =
+            ["FLEXRING_UNIQUE_ID", "FLEXRING_CUDA_KERNELS", "FLEXRING_LIBRARY", "FLEXRING_TEST_EFFORT"];
+        Self::NAMES.contains(&name) || others.contains(&name)
     }
 }
 
