@@ -53,7 +53,7 @@ class Report:
         return 1 if self.count(FAILED) or not self.results else 0
 
     def add_binary(self, prefix, names, printed, ending, details="", seconds=None):
-        """Adds the outcomes of the tests `names` of a Rust test binary that printed this and ended as `ending` says.
+        """Adds the outcomes of the tests `names` of a Rust test binary that printed this and ended as described by `ending`.
 
         `prefix` is put before the names. Tests that are missing in the output have failed; `details` is added to messages
         of failed tests.

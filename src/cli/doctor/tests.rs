@@ -12,7 +12,7 @@ use flexring::config::GpuDirect;
 use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
 
 #[path = "../../transport/verbs/inventory/fake.rs"]
-#[allow(dead_code, reason = "made for the tests of the inventory, too")]
+#[allow(dead_code, reason = "shared with the tests of the inventory")]
 mod fake;
 
 const ROCE: FakePort<'_> = FakePort { gids: GIDS_OF_ETH0, ..ETHERNET };
@@ -61,9 +61,9 @@ fn roce_is_reported_with_ports_addresses_and_mtu() {
     machine.device("rxe0", &[ROCE, down]).netdev("eth0", 1500);
     machine.file("sys/module/rdma_rxe/refcnt", "1").file("sys/module/ib_core/refcnt", "3");
     let report = report(&machine, &[]);
-    let words = render(&report);
+    let text = render(&report);
     contains(
-        &words,
+        &text,
         &[
             "\nRDMA       1 device; modules ib_core, rdma_rxe\n           rxe0: software device\n",
             "  port 1: Ethernet, active, 100 Gbit/s, eth0 with MTU 1500, 1024 in RDMA packets\n",
@@ -78,8 +78,8 @@ fn roce_is_reported_with_ports_addresses_and_mtu() {
         ],
     );
     assert_eq!(found(&report, "rxe0:2 is down").severity, Severity::Note);
-    assert!(words.ends_with("flexring runs here\n"), "{words}");
-    assert_eq!(words.matches("chosen:").count(), 1);
+    assert!(text.ends_with("flexring runs here\n"), "{text}");
+    assert_eq!(text.matches("chosen:").count(), 1);
     machine.file("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN");
     contains(
         &render(&self::report(&machine, &[])),
@@ -177,9 +177,9 @@ fn each_gdr_mode_has_a_reason() {
     open.file(VERSION, OPEN);
     assert_eq!(expected(&open, &[]), ("DMA-BUF", "open kernel module 560.35.03".to_owned()));
     assert_eq!(expected(&open, &[("FLEXRING_GPU_DIRECT", "off")]).0, "pinned host memory");
-    let words = render(&report(&open, &[]));
+    let text = render(&report(&open, &[]));
     contains(
-        &words,
+        &text,
         &[
             "\nGPU        1 device; driver 560.35.03, open kernel module\n           NVIDIA H200 at 0000:1b:00.0\n",
             "RDMA by DMA-BUF             yes  open kernel module 560.35.03\n",
@@ -239,12 +239,12 @@ fn answers_of_devices_take_precedence_over_files() {
         ),
     };
     let yes = DeviceProbe { imports_dmabuf: Some(true), why_not: None, ..no.clone() };
-    let ladder = |probes: &[DeviceProbe]| {
+    let dmabuf_mode = |probes: &[DeviceProbe]| {
         GpuReport::read(machine.root(), GpuDirect::Auto, &[], probes).gdr_modes.swap_remove(0)
     };
     let why = "open kernel module 560.35.03, and the driver of mlx5_0 imports DMA-BUFs";
-    assert_eq!(ladder(&[yes]).why, why);
-    report.facts.gpus.gdr_modes[0] = ladder(std::slice::from_ref(&no));
+    assert_eq!(dmabuf_mode(&[yes]).why, why);
+    report.facts.gpus.gdr_modes[0] = dmabuf_mode(std::slice::from_ref(&no));
     report.facts.rdma.probes = vec![no];
     report = DoctorReport::new(report.facts);
     contains(

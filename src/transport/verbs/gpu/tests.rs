@@ -85,7 +85,7 @@ fn regions(pds: Vec<Arc<ProtectionDomain>>) -> MemoryRegistry {
 const RANGE: AddressRange = AddressRange { address: 0x7f00_0001_1200, len: 0x3000 };
 
 fn piece(range: AddressRange) -> Piece {
-    let start = NonNull::new(range.address as *mut u8).expect("not at zero");
+    let start = NonNull::new(range.address as *mut u8).expect("the address is not 0");
     // SAFETY: nothing accesses the memory.
     unsafe { Piece::new(start, range.len) }
 }
@@ -126,7 +126,7 @@ fn gpu_memory_is_registered_until_the_last_deregistration() {
     assert!(regions.find(all).is_some());
     regions.deregister_gpu(RANGE).expect("registered twice");
     assert!(regions.find(all).is_none());
-    let error = regions.deregister_gpu(RANGE).expect_err("not registered any more");
+    let error = regions.deregister_gpu(RANGE).expect_err("the memory is no longer registered");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
@@ -157,7 +157,8 @@ fn a_required_mode_is_used_or_an_error_names_gpu_device_and_fix() {
         .register_gpu(&registrar(GpuDirect::Dmabuf), RANGE)
         .expect_err("b does not import DMA-BUFs");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let message = "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b does not import DMA-BUFs; fix: ";
+    let message = "GPU 0 and b: FLEXRING_GPU_DIRECT=dmabuf is not possible: the driver of b does not import \
+                   DMA-BUFs; fix: ";
     assert!(error.message().starts_with(message), "{error}");
 }
 
@@ -194,15 +195,15 @@ fn each_rejected_mode_is_reported_once_for_each_gpu_device_and_reason() {
     assert_eq!(gpus.new_warnings(0, "b", &registration("it is old", false)).len(), 1);
     assert_eq!(gpus.new_warnings(0, "a", &registration("it is small", false)).len(), 1);
     assert!(
-        gpus.new_warnings(0, "a", &registration("it is unwanted", true)).is_empty(),
-        "who set that knows"
+        gpus.new_warnings(0, "a", &registration("it is excluded", true)).is_empty(),
+        "modes that a setting excludes are not reported"
     );
 }
 
 #[test]
-fn with_or_without_a_driver_nothing_panics() {
+fn imaginary_memory_is_refused_with_or_without_a_driver() {
     let regions = regions(vec![with_dmabuf("a")]);
-    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), RANGE).expect_err("no GPU has it");
+    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), RANGE).expect_err("it belongs to no GPU");
     let message = "the 12288 bytes at 0x7f0000011200 are not GPU memory: ";
     assert!(error.message().starts_with(message), "{error}");
     #[cfg(not(feature = "cuda"))]
@@ -290,23 +291,23 @@ fn a_real_device_falls_back_from_dmabufs_and_flushes() {
     let rkey = region.rkeys().expect("the memory is registered")[0];
 
     let mut flusher = flusher(&rail, &pd);
-    let mut begun = 0;
+    let mut started = 0;
     for (offset, byte) in [(0, 1), (range.len - 1, 2), (17, 3)] {
         memory[512 + offset] = byte;
         let number = flusher.start(range.address + offset as u64, rkey).expect("connected").expect("room");
-        assert_eq!(number, begun);
-        begun += 1;
-        wait(&mut flusher, begun).expect("the memory is readable");
+        assert_eq!(number, started);
+        started += 1;
+        wait(&mut flusher, started).expect("the memory is readable");
         assert_eq!(flusher.last_byte(), byte, "the device read the byte in place");
     }
     // As many flushes as possible at once, and more as they complete.
-    while begun < 200 {
+    while started < 200 {
         match flusher.start(range.address, rkey).expect("connected") {
-            Some(number) => begun = number + 1,
+            Some(number) => started = number + 1,
             None => _ = flusher.poll().expect("the memory is readable"),
         }
     }
-    wait(&mut flusher, begun).expect("the memory is readable");
+    wait(&mut flusher, started).expect("the memory is readable");
     regions.deregister_gpu(range).expect("registered once");
 }
 

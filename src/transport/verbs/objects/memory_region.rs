@@ -36,7 +36,7 @@ impl AccessFlags {
             flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         }
         if self.relaxed {
-            // An optional flag: libibverbs removes it where the driver does not know it.
+            // An optional flag: libibverbs removes it where the driver does not support it.
             flags |= ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
         }
         flags
@@ -90,7 +90,7 @@ impl ProtectionDomain {
     /// Registers memory by its address: host memory or, with a peer memory module, GPU memory.
     ///
     /// # Errors
-    /// The errno; `EFAULT` if the kernel does not know any memory at this address.
+    /// The errno; `EFAULT` if there is no memory at this address that the kernel can resolve.
     pub(crate) fn register_address(
         self: &Arc<Self>,
         address: u64,
@@ -104,7 +104,7 @@ impl ProtectionDomain {
         let start = address as *mut c_void;
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here
         // accesses it. The caller guarantees that the range stays mapped while the region lives, as the contract of
-        // pieces says.
+        // pieces requires.
         let region = unsafe { ibv_reg_mr_iova2(raw, start, len, address, access.flags()) };
         MemoryRegion::from_raw(region, self).ok_or_else(errno)
     }
@@ -112,7 +112,7 @@ impl ProtectionDomain {
     /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on.
     ///
     /// # Errors
-    /// The errno, which also says whether the driver supports DMA-BUFs at all.
+    /// The errno, which also shows whether the driver supports DMA-BUFs at all.
     pub(crate) fn register_dmabuf(
         self: &Arc<Self>,
         dmabuf: BorrowedFd<'_>,

@@ -7,77 +7,52 @@ use crate::rank::Rank;
 use rustix::io::Errno;
 use std::fmt;
 
-/// The verbs that flexring calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Verb {
-    GetDeviceList,
-    OpenDevice,
-    QueryPort,
-    AllocPd,
-    RegMr,
-    RegDmabufMr,
-    CreateCompChannel,
-    CreateCq,
-    ReqNotifyCq,
-    PollCq,
-    CreateQp,
-    ModifyQpToInit,
-    ModifyQpToRtr,
-    ModifyQpToRts,
-    ModifyQpToErr,
-    ModifyQpToReset,
-    PostSend,
-    PostRecv,
+/// Defines [`Verb`] from its variants and their names.
+macro_rules! verbs {
+    ($($variant:ident = $name:literal,)*) => {
+        /// The verbs that flexring calls.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub(crate) enum Verb {
+            $($variant,)*
+        }
+
+        impl Verb {
+            /// All verbs.
+            #[cfg(test)]
+            pub(crate) const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The function of libibverbs, with the new state for `ibv_modify_qp`.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+verbs! {
+    GetDeviceList = "ibv_get_device_list",
+    OpenDevice = "ibv_open_device",
+    QueryPort = "ibv_query_port",
+    AllocPd = "ibv_alloc_pd",
+    RegMr = "ibv_reg_mr",
+    RegDmabufMr = "ibv_reg_dmabuf_mr",
+    CreateCompChannel = "ibv_create_comp_channel",
+    CreateCq = "ibv_create_cq",
+    ReqNotifyCq = "ibv_req_notify_cq",
+    PollCq = "ibv_poll_cq",
+    CreateQp = "ibv_create_qp",
+    ModifyQpToInit = "ibv_modify_qp to INIT",
+    ModifyQpToRtr = "ibv_modify_qp to RTR",
+    ModifyQpToRts = "ibv_modify_qp to RTS",
+    ModifyQpToErr = "ibv_modify_qp to ERR",
+    ModifyQpToReset = "ibv_modify_qp to RESET",
+    PostSend = "ibv_post_send",
+    PostRecv = "ibv_post_recv",
 }
 
 impl Verb {
-    /// All verbs.
-    #[cfg(test)]
-    pub(crate) const ALL: [Self; 18] = [
-        Self::GetDeviceList,
-        Self::OpenDevice,
-        Self::QueryPort,
-        Self::AllocPd,
-        Self::RegMr,
-        Self::RegDmabufMr,
-        Self::CreateCompChannel,
-        Self::CreateCq,
-        Self::ReqNotifyCq,
-        Self::PollCq,
-        Self::CreateQp,
-        Self::ModifyQpToInit,
-        Self::ModifyQpToRtr,
-        Self::ModifyQpToRts,
-        Self::ModifyQpToErr,
-        Self::ModifyQpToReset,
-        Self::PostSend,
-        Self::PostRecv,
-    ];
-
-    /// The function of libibverbs, with the new state for `ibv_modify_qp`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::GetDeviceList => "ibv_get_device_list",
-            Self::OpenDevice => "ibv_open_device",
-            Self::QueryPort => "ibv_query_port",
-            Self::AllocPd => "ibv_alloc_pd",
-            Self::RegMr => "ibv_reg_mr",
-            Self::RegDmabufMr => "ibv_reg_dmabuf_mr",
-            Self::CreateCompChannel => "ibv_create_comp_channel",
-            Self::CreateCq => "ibv_create_cq",
-            Self::ReqNotifyCq => "ibv_req_notify_cq",
-            Self::PollCq => "ibv_poll_cq",
-            Self::CreateQp => "ibv_create_qp",
-            Self::ModifyQpToInit => "ibv_modify_qp to INIT",
-            Self::ModifyQpToRtr => "ibv_modify_qp to RTR",
-            Self::ModifyQpToRts => "ibv_modify_qp to RTS",
-            Self::ModifyQpToErr => "ibv_modify_qp to ERR",
-            Self::ModifyQpToReset => "ibv_modify_qp to RESET",
-            Self::PostSend => "ibv_post_send",
-            Self::PostRecv => "ibv_post_recv",
-        }
-    }
-
     /// The most likely fix, if one is known.
     fn fix(self, errno: i32) -> Option<&'static str> {
         let (nomem, access) = (Errno::NOMEM.raw_os_error(), Errno::ACCESS.raw_os_error());
