@@ -203,7 +203,8 @@ fn each_rejected_mode_is_reported_once_for_each_gpu_device_and_reason() {
 #[test]
 fn imaginary_memory_is_refused_with_or_without_a_driver() {
     let regions = regions(vec![with_dmabuf("a")]);
-    let error = regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), RANGE).expect_err("it belongs to no GPU");
+    let error =
+        regions.register_gpu(&GpuRegistrar::new(GpuDirect::Auto), RANGE).expect_err("it belongs to no GPU");
     let message = "the 12288 bytes at 0x7f0000011200 are not GPU memory: ";
     assert!(error.message().starts_with(message), "{error}");
     #[cfg(not(feature = "cuda"))]
