@@ -1,14 +1,16 @@
-//! The devices of a rank: one for the host's memory, and one for that of a GPU, if there is one.
+//! The devices of a rank: one for host memory, and one for GPU memory if there is a GPU.
 //!
-//! Owns which of them does a job, and how many jobs are under way. Must not know what jobs are about.
+//! Owns which device runs a job, and the number of jobs under way. Must not know what jobs are for.
 
 use crate::device::{Device, Job, Submitted};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 
+/// The devices of one rank.
 pub(super) struct Devices {
     host: Box<dyn Device>,
     gpu: Option<Box<dyn Device>>,
+    /// The number of jobs under way.
     under_way: usize,
 }
 
@@ -26,29 +28,30 @@ impl Devices {
         self.under_way > 0
     }
 
-    /// Starts a job on the device whose memory it is about.
+    /// Starts a job: on the host if all its memory is host memory, otherwise on the GPU.
     pub(super) fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted> {
         let on_host = job.into.is_host() && job.operands.iter().all(|operand| operand.piece.is_host());
         let device = if on_host { Some(&mut self.host) } else { self.gpu.as_mut() };
-        let device = device.ok_or_else(|| Error::internal("a job for a GPU, but there is none"))?;
+        let device =
+            device.ok_or_else(|| Error::internal("a job uses GPU memory, but the executor has no GPU"))?;
         let submitted = device.submit(job, ticket)?;
         self.under_way += usize::from(submitted == Submitted::InFlight);
         Ok(submitted)
     }
 
-    /// Reports the tickets of jobs that have become done.
-    pub(super) fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()> {
+    /// Reports the tickets of jobs that have finished.
+    pub(super) fn poll(&mut self, finished: &mut dyn FnMut(u64)) -> Result<()> {
         let Self { host, gpu, under_way } = self;
         for device in std::iter::once(host).chain(gpu) {
             device.poll(&mut |ticket| {
                 *under_way -= 1;
-                done(ticket);
+                finished(ticket);
             })?;
         }
         Ok(())
     }
 
-    /// Does one job to its end, while no other is under way.
+    /// Runs one job to its end. No other job may be under way.
     pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault) -> Result<()> {
         self.submit(job, 0)?;
         while self.are_busy() {
@@ -59,8 +62,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Gives up what is under way: afterwards no job touches memory any more, and none is reported.
-    pub(super) fn give_up(&mut self) {
+    /// Aborts all jobs: afterwards none accesses memory, and none is reported.
+    pub(super) fn abort(&mut self) {
         self.host.give_up();
         if let Some(gpu) = &mut self.gpu {
             gpu.give_up();

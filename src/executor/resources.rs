@@ -1,4 +1,6 @@
 //! What both ways of executing a call use: links, devices, slots, and waiting.
+//!
+//! Owns what must be stopped when a call fails. Must not know programs or mailboxes.
 
 use super::devices::Devices;
 use super::links::Links;
@@ -31,9 +33,9 @@ impl Resources {
         self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())
     }
 
-    /// Aborts the call: afterwards no link and no device touches memory of it.
+    /// Aborts the call: afterwards no link and no device accesses its memory.
     pub(super) fn abort(&mut self) {
-        self.devices.give_up();
+        self.devices.abort();
         self.links.abort();
     }
 }

@@ -1,4 +1,6 @@
-//! How a rank waits: it spins briefly, then sleeps until a bell rings, and never longer than its deadline.
+//! Waiting: a rank spins briefly, then sleeps until a wake-up, and never beyond its time-out.
+//!
+//! Owns how long to spin and to sleep. Must not know what is waited for.
 
 use super::links::Links;
 use crate::error::Result;
@@ -6,55 +8,61 @@ use crate::fault::Fault;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
-/// Turns without progress before the clock is read for the first time: most waits are over by then.
-const TURNS_BEFORE_CLOCK: u32 = 64;
+/// Polls without progress before the clock is read for the first time. Most waits are over by then.
+const POLLS_BEFORE_CLOCK: u32 = 64;
 
-/// A sleep is never longer than this, so that a bell that is never rung costs time and not for ever.
+/// The longest sleep, so that a missed wake-up delays a call but does not hang it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// How long a rank sleeps that waits for something that rings no bell too: about a sub-chunk's way over PCI Express.
-const NAP: Duration = Duration::from_micros(20);
+/// The longest sleep while a device is busy, which has no wake-up descriptor: about the time in which a sub-chunk
+/// crosses PCI Express.
+const DEVICE_SLEEP: Duration = Duration::from_micros(20);
 
-/// One rank's patience.
+/// The state of one rank's waiting.
 #[derive(Debug)]
 pub(super) struct Wait {
     spin: Duration,
     timeout: Duration,
+    /// Whether more ranks than cores share the node.
     crowded: bool,
-    turns: u32,
+    /// Polls since the last progress.
+    polls: u32,
+    /// When waiting began, if the clock was read since the last progress.
     since: Option<Instant>,
 }
 
 impl Wait {
     pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
-        Self { spin, timeout, crowded, turns: 0, since: None }
+        Self { spin, timeout, crowded, polls: 0, since: None }
     }
 
+    /// How long a call may make no progress.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// A call begins.
+    /// Resets the wait at the begin of a call.
     pub(super) fn begin(&mut self) {
         self.progressed();
     }
 
-    /// Something moved: patience is as long as ever.
+    /// Resets the wait after progress.
     pub(super) fn progressed(&mut self) {
-        self.turns = 0;
+        self.polls = 0;
         self.since = None;
     }
 
-    /// Waits a little for something to happen at the transports, or at devices that are `busy` and ring no bell.
-    /// `false` if nothing did for too long.
+    /// Spins once, or sleeps until a link may have work. While devices are busy sleeps are short, as devices have no
+    /// wake-up descriptor. `false` if there was no progress for the time-out.
     ///
     /// # Errors
     /// The fault, if it was raised.
-    pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, busy: bool) -> Result<bool> {
-        self.pause_for(fault, links, if busy { NAP } else { LONGEST_SLEEP }, || false)
+    pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, devices_busy: bool) -> Result<bool> {
+        self.pause_for(fault, links, if devices_busy { DEVICE_SLEEP } else { LONGEST_SLEEP }, || false)
     }
 
-    /// The same without devices, but does not sleep if `come` is true after peers were asked to ring.
+    /// Spins once, or sleeps until a link may have work, while no device is busy. Does not sleep if `is_ready` returns
+    /// true after peers were asked to notify this rank. `false` if there was no progress for the time-out.
     ///
     /// # Errors
     /// The fault, if it was raised.
@@ -62,9 +70,9 @@ impl Wait {
         &mut self,
         fault: &Fault,
         links: &mut Links,
-        come: impl Fn() -> bool,
+        is_ready: impl Fn() -> bool,
     ) -> Result<bool> {
-        self.pause_for(fault, links, LONGEST_SLEEP, come)
+        self.pause_for(fault, links, LONGEST_SLEEP, is_ready)
     }
 
     fn pause_for(
@@ -72,17 +80,17 @@ impl Wait {
         fault: &Fault,
         links: &mut Links,
         longest: Duration,
-        come: impl Fn() -> bool,
+        is_ready: impl Fn() -> bool,
     ) -> Result<bool> {
         fault.check()?;
-        self.turns = self.turns.saturating_add(1);
+        self.polls = self.polls.saturating_add(1);
         if self.crowded {
-            // Somebody else needs this core to make what is waited for.
+            // Another rank may need this core to do what this rank waits for.
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
         }
-        if self.turns < TURNS_BEFORE_CLOCK {
+        if self.polls < POLLS_BEFORE_CLOCK {
             return Ok(true);
         }
         let now = Instant::now();
@@ -93,12 +101,12 @@ impl Wait {
         }
         if waited < self.spin {
             if !self.crowded {
-                // Even with a core for every rank there may be other programs.
+                // Other programs may need this core, even if every rank has its own.
                 std::thread::yield_now();
             }
             return Ok(true);
         }
-        if links.set_need_wakeup() && !come() {
+        if links.set_need_wakeup() && !is_ready() {
             sleep(fault, links, (self.timeout - waited).min(longest));
         }
         links.clear_need_wakeup();
@@ -106,15 +114,15 @@ impl Wait {
     }
 }
 
-/// Sleeps until a bell rings, but no longer than `longest`.
+/// Sleeps until the fault is raised or a link may have work, but no longer than `longest`.
 fn sleep(fault: &Fault, links: &Links, longest: Duration) {
     let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
     let fault = fault.wake_fd();
-    // The first is the fault's, and so are those of transports that there are not.
+    // The fault's descriptor comes first, and also stands in for transports that do not exist.
     let mut descriptors: [_; 1 + Links::TRANSPORTS] = std::array::from_fn(|index| {
         let wake_fd = index.checked_sub(1).and_then(|index| links.wake_fd(index)).unwrap_or(fault);
         PollFd::from_borrowed_fd(wake_fd, PollFlags::IN)
     });
-    // Whatever ends the sleep, the caller looks at everything again.
+    // The result does not matter: the caller polls everything again.
     let _ = poll(&mut descriptors, Some(&longest));
 }

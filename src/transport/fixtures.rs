@@ -1,11 +1,11 @@
-//! What the tests of all transports have in common: a call, a piece of a test's own memory, random numbers.
+//! Fixtures for the tests of all transports: a call, a piece of a test's own memory, random numbers.
 
 use crate::call::{Call, Collective};
 use crate::dtype::DType;
 use crate::memory::Piece;
 use std::ptr::NonNull;
 
-/// Some call, the same for all who ask for one of this number.
+/// A call with this sequence number. Equal for equal numbers.
 pub(super) fn call(sequence: u64) -> Call {
     Call {
         sequence,
@@ -20,13 +20,13 @@ pub(super) fn call(sequence: u64) -> Call {
     }
 }
 
-/// A test's own memory. The test keeps it until the links that use the piece are done, dropped or given up.
+/// A piece of a test's own memory. The test keeps the memory until the links that use it are done, dropped or aborted.
 pub(super) fn piece(bytes: &mut [u8]) -> Piece {
-    // SAFETY: the tests keep their memory for as long as a link may hold the piece.
+    // SAFETY: the tests keep their memory while a link may hold the piece.
     unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
-/// A seeded source of numbers (splitmix64).
+/// A seeded source of random numbers (splitmix64).
 #[derive(Clone, Copy)]
 pub(super) struct Random(pub u64);
 
@@ -43,7 +43,7 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// This many bytes.
+    /// `len` random bytes.
     pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         for word in bytes.chunks_mut(8) {
@@ -52,7 +52,7 @@ impl Random {
         bytes
     }
 
-    /// Happens once in so many times.
+    /// True with a probability of 1 in `times`.
     #[cfg(feature = "verbs")]
     pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0

@@ -1,8 +1,15 @@
-//! Transports: what carries messages between ranks.
+//! Transports: they carry messages between ranks.
 //!
-//! One contract, sibling files. A transport owns its connections to some of the peers and moves messages in
-//! order on each of them. Must not know schedules, spans, steps or what a message means: both ends of a link
-//! derive the same ordered list of messages from the same program, so a message needs neither address nor tag.
+//! Owns the contract of all transports. A transport owns connections to some of the peers, and delivers the messages of
+//! each connection in order. Must not know schedules, spans, steps, or what a message means: both ends of a link derive
+//! the same ordered list of messages from the same program, so a message needs neither address nor tag.
+//!
+//! | module | transport |
+//! |---|---|
+//! | `shm` | shared memory, between ranks of one node |
+//! | `local` | shared memory, between threads of one process |
+//! | `tcp` | TCP sockets |
+//! | `verbs` | RDMA devices (feature `verbs`) |
 
 #[cfg(test)]
 mod fixtures;
