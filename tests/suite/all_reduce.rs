@@ -1,4 +1,4 @@
-//! What an all-reduce promises, over every transport, lowering, type, operation and world size.
+//! All-reduce gives correct results for every transport, lowering, type, operation and world size.
 
 use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
 use flexring::config::Lowering;
@@ -10,14 +10,14 @@ use proptest::prelude::*;
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(2.0)];
 
-/// What rank `rank` contributes at `at`. Products stay small because most factors are 1. In floats of eight bits whole
-/// numbers are exact up to 8 only: so far their results go.
+/// The contribution of `rank` at element `at`. Products stay small because most factors are 1. Floats of
+/// eight bits represent whole numbers exactly up to 8, so their results are at most 8.
 fn contribution(dtype: DType, op: ReduceOp, world: usize, rank: usize, at: usize) -> i64 {
     let narrow = dtype.is_float() && dtype.size() == 1;
     match op {
         ReduceOp::Avg if narrow => (at % 2) as i64,
         ReduceOp::Max | ReduceOp::Min if narrow => ((at * 7 + rank * 3) % 9) as i64,
-        // In turns.
+        // One rank per element contributes.
         ReduceOp::Sum | ReduceOp::PreMulSum(_) if narrow && at % world != rank => 0,
         ReduceOp::Sum | ReduceOp::PreMulSum(_) if narrow => 1 + (at / world % 2) as i64,
         ReduceOp::Prod => 1 + i64::from((at + rank).is_multiple_of(5)),
@@ -45,7 +45,7 @@ fn check<T: TestElement>(comm: &Rank, count: usize, op: ReduceOp, in_place: bool
     let wanted: Vec<T> = (0..count).map(|at| T::of(expected(T::DTYPE, op, world, at))).collect();
     let op =
         if matches!(op, ReduceOp::PreMulSum(_)) { ReduceOp::PreMulSum(1.0 + (rank % 3) as f64) } else { op };
-    let what = || {
+    let context = || {
         format!(
             "rank {rank} of {world}: {count} x {} {op:?}, in place {in_place}, pool {pool}",
             T::DTYPE.name()
@@ -55,23 +55,24 @@ fn check<T: TestElement>(comm: &Rank, count: usize, op: ReduceOp, in_place: bool
         let mut send = comm.alloc::<T>(count).expect("pool memory");
         send.copy_from_slice(&given);
         if in_place {
-            comm.all_reduce(&mut send, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
-            assert!(send[..] == wanted[..], "{}", what());
+            comm.all_reduce(&mut send, op).unwrap_or_else(|error| panic!("{}: {error}", context()));
+            assert!(send[..] == wanted[..], "{}", context());
         } else {
             let mut receive = comm.alloc::<T>(count).expect("pool memory");
             comm.all_reduce_into(&send, &mut receive, op)
-                .unwrap_or_else(|error| panic!("{}: {error}", what()));
-            assert!(receive[..] == wanted[..], "{}", what());
-            assert!(send[..] == given[..], "{}: the input was written to", what());
+                .unwrap_or_else(|error| panic!("{}: {error}", context()));
+            assert!(receive[..] == wanted[..], "{}", context());
+            assert!(send[..] == given[..], "{}: the input was written to", context());
         }
     } else if in_place {
         let mut both = given;
-        comm.all_reduce(&mut both, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
-        assert!(both == wanted, "{}", what());
+        comm.all_reduce(&mut both, op).unwrap_or_else(|error| panic!("{}: {error}", context()));
+        assert!(both == wanted, "{}", context());
     } else {
         let mut receive = vec![T::of(99); count];
-        comm.all_reduce_into(&given, &mut receive, op).unwrap_or_else(|error| panic!("{}: {error}", what()));
-        assert!(receive == wanted, "{}", what());
+        comm.all_reduce_into(&given, &mut receive, op)
+            .unwrap_or_else(|error| panic!("{}: {error}", context()));
+        assert!(receive == wanted, "{}", context());
     }
 }
 
@@ -92,12 +93,12 @@ fn check_type(comm: &Rank, dtype: DType, count: usize, op: ReduceOp, in_place: b
     }
 }
 
-/// Every type and operation, at counts around every boundary.
-fn everything(world: World, lowering: Lowering) {
+/// Tests every combination of type, operation and count. The counts are around every boundary.
+fn check_all(world: World, lowering: Lowering) {
     if !world.is_enabled() {
         return;
     }
-    // Where a processor or a GPU is not a real one: worlds are smaller.
+    // Simulated hardware is slow, so the worlds are smaller.
     let worlds: &[usize] = if world.is_simulated() { &[2, 3, 5] } else { &[1, 2, 3, 4, 5, 8] };
     for &ranks in worlds {
         spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
@@ -105,7 +106,7 @@ fn everything(world: World, lowering: Lowering) {
             for dtype in DType::ALL {
                 for op in OPS {
                     for count in [0, 1, ranks - 1, ranks + 1, 63, 64, 65, 1000, 4099, 20_011] {
-                        // Of the four ways to hold the vectors, one after the other.
+                        // Alternate between the four ways to hold the vectors.
                         turn += 1;
                         check_type(&comm, dtype, count, op, turn % 2 == 0, turn % 4 < 2);
                     }
@@ -115,41 +116,41 @@ fn everything(world: World, lowering: Lowering) {
     }
 }
 
-macro_rules! everywhere {
+macro_rules! for_each_world {
     ($($name:ident: $world:ident, $lowering:ident;)*) => {$(
         #[test]
         fn $name() {
-            everything(World::$world, Lowering::$lowering);
+            check_all(World::$world, Lowering::$lowering);
         }
     )*};
 }
 
-everywhere! {
-    threads_get_right_sums: Local, Auto;
-    threads_in_a_chain_get_right_sums: Local, Chain;
-    ranks_of_a_node_get_right_sums: Shm, Auto;
-    ranks_of_a_node_in_a_chain_get_right_sums: Shm, Chain;
-    ranks_over_tcp_get_right_sums: Tcp, Auto;
-    ranks_over_tcp_in_a_chain_get_right_sums: Tcp, Chain;
-    ranks_of_two_nodes_get_right_sums: Mixed, Auto;
-    ranks_of_two_nodes_exchanging_directly_get_right_sums: Mixed, Direct;
-    ranks_over_rdma_get_right_sums: Verbs, Auto;
-    ranks_over_rdma_in_a_chain_staging_get_right_sums: VerbsStaged, Chain;
-    ranks_of_two_nodes_over_rdma_get_right_sums: VerbsMixed, Auto;
-    vectors_on_gpus_get_right_sums: Gpu, Auto;
-    vectors_on_gpus_get_right_sums_in_a_chain: Gpu, Chain;
-    vectors_on_gpus_get_right_sums_by_pinned_memory: GpuPinned, Auto;
-    vectors_on_gpus_get_right_sums_over_tcp: GpuTcp, Auto;
-    vectors_on_gpus_of_two_nodes_get_right_sums: GpuMixed, Direct;
+for_each_world! {
+    results_are_correct_between_threads: Local, Auto;
+    results_are_correct_between_threads_in_a_chain: Local, Chain;
+    results_are_correct_over_shm: Shm, Auto;
+    results_are_correct_over_shm_in_a_chain: Shm, Chain;
+    results_are_correct_over_tcp: Tcp, Auto;
+    results_are_correct_over_tcp_in_a_chain: Tcp, Chain;
+    results_are_correct_on_two_nodes: Mixed, Auto;
+    results_are_correct_on_two_nodes_with_direct_exchange: Mixed, Direct;
+    results_are_correct_over_rdma: Verbs, Auto;
+    results_are_correct_over_rdma_in_a_chain_with_staging: VerbsStaged, Chain;
+    results_are_correct_on_two_nodes_over_rdma: VerbsMixed, Auto;
+    results_are_correct_on_gpus: Gpu, Auto;
+    results_are_correct_on_gpus_in_a_chain: Gpu, Chain;
+    results_are_correct_on_gpus_through_pinned_memory: GpuPinned, Auto;
+    results_are_correct_on_gpus_over_tcp: GpuTcp, Auto;
+    results_are_correct_on_gpus_of_two_nodes: GpuMixed, Direct;
 }
 
 #[test]
-fn vectors_of_every_length_up_to_the_longest_subchunks_get_right_sums() {
+fn results_are_correct_around_every_subchunk_length() {
     for world in World::enabled() {
         for ranks in [2, 3] {
             let setup = Setup::new(*world, ranks);
             spawn(&setup, |comm| {
-                // In calls on GPUs a rank's share has 16 sub-chunks before they get twice as long.
+                // In calls on GPUs sub-chunks get twice as long when a rank's share has more than 16 of them.
                 let share = 16 * setup.config.subchunk.0 / size_of::<f32>();
                 for (turn, lengths) in [2, 3, 4, 8].into_iter().enumerate() {
                     for count in [ranks * lengths * share - 1, ranks * lengths * share + 1] {
@@ -161,7 +162,7 @@ fn vectors_of_every_length_up_to_the_longest_subchunks_get_right_sums() {
     }
 }
 
-/// Numbers of all magnitudes, in an order that depends on the rank.
+/// A number of any magnitude, which depends on rank and element.
 fn arbitrary(rank: usize, at: usize) -> f32 {
     let mut bits = (rank as u64 * 1_000_003 + at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     bits ^= bits >> 29;
@@ -170,7 +171,7 @@ fn arbitrary(rank: usize, at: usize) -> f32 {
 }
 
 #[test]
-fn sums_are_the_declared_order_of_additions_bit_by_bit() {
+fn additions_happen_in_the_documented_order() {
     const COUNT: usize = 10_007;
     let one_level = World::enabled().iter().filter(|world| !world.is_mixed());
     for (world, lowering) in one_level.zip([Lowering::Direct, Lowering::Chain, Lowering::Chain]) {
@@ -180,7 +181,7 @@ fn sums_are_the_declared_order_of_additions_bit_by_bit() {
             comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
             vector
         });
-        // The owner of a span adds last: the ring begins behind it. Spans begin on cache lines.
+        // The owner of a span adds last, so the ring begins at the rank after it. Spans begin on cache lines.
         let start = |part: usize| {
             if part == ranks { COUNT } else { part * COUNT / ranks / 16 * 16 }
         };
@@ -202,7 +203,7 @@ fn sums_are_the_declared_order_of_additions_bit_by_bit() {
 }
 
 #[test]
-fn special_values_come_out_as_the_standard_says() {
+fn special_values_follow_ieee_754() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let rank = comm.rank();
@@ -216,7 +217,7 @@ fn special_values_come_out_as_the_standard_says() {
                 pick([-0.0, 0.0, -0.0]),
                 pick([tiny, tiny, tiny]),
             ];
-            // Once on the path for small messages, and once on the other.
+            // First on the path for small messages, then on the regular one.
             for repeat in [1, 500] {
                 let vector = || given.repeat(repeat);
                 let mut sum = vector();
@@ -240,7 +241,7 @@ fn special_values_come_out_as_the_standard_says() {
 }
 
 #[test]
-fn asynchronous_calls_run_in_order_beside_their_caller() {
+fn asynchronous_calls_run_in_order() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let requests: Vec<_> = (0..20)
@@ -252,7 +253,7 @@ fn asynchronous_calls_run_in_order_beside_their_caller() {
             comm.all_reduce(&mut between, ReduceOp::Sum).expect("a sum");
             assert_eq!(between, [3; 10]);
             for (call, request) in requests.into_iter().enumerate() {
-                assert!(request.is_over(), "a blocking call comes after all that were asked for before");
+                assert!(request.is_over(), "a blocking call runs after all earlier calls");
                 assert_eq!(request.wait().expect("a sum"), vec![3.0 * call as f32; 5000 + call]);
             }
             drop(comm.all_reduce_async(vec![1u8; 100_000], ReduceOp::Max).expect("a request"));
@@ -261,7 +262,7 @@ fn asynchronous_calls_run_in_order_beside_their_caller() {
 }
 
 #[test]
-fn pool_memory_is_zero_and_serves_again_and_again() {
+fn pool_memory_is_zeroed_and_reused() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 2), |comm| {
             for round in 1..20 {
@@ -278,7 +279,7 @@ fn pool_memory_is_zero_and_serves_again_and_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
     #[test]
-    fn any_world_any_count_any_settings(
+    fn results_are_correct_for_any_world_count_and_settings(
         kind in 0usize..4, ranks in 1usize..7, counts in proptest::collection::vec(0usize..30_000, 1..6),
         lowering in 0usize..3, slots in 2usize..20, pages in 1usize..5, sockets in 1usize..4,
     ) {

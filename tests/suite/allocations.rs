@@ -1,4 +1,4 @@
-//! A call in the steady state allocates nothing.
+//! Calls in the steady state do not allocate heap memory.
 
 use crate::harness::{Setup, World, spawn};
 use flexring::ReduceOp;
@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the allocations of threads that asked for it.
+/// Counts the allocations of the threads that set `COUNTED`.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -15,8 +15,8 @@ thread_local! {
     static COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
-#[allow(unsafe_code, reason = "an allocator is unsafe by nature")]
-// SAFETY: everything is passed on to the system's allocator as it is.
+#[allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
+// SAFETY: all arguments are passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTED.try_with(Cell::get).unwrap_or(false) {
@@ -28,7 +28,7 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the contract of the system's allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -37,21 +37,21 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 #[test]
-fn no_call_after_the_first_allocates() {
+fn calls_after_the_first_do_not_allocate() {
     if World::enabled()[0].is_gpu() {
-        eprintln!("skipped: a call on a GPU is handed to a thread, which takes a few bytes");
+        eprintln!("skipped: a call on a GPU is sent to the worker thread, which allocates a few bytes");
         return;
     }
     for &world in World::enabled() {
         for lowering in [Lowering::Direct, Lowering::Chain] {
             spawn(&Setup::new(world, 4).lowering(lowering), |comm| {
                 let mut heap = vec![1f32; 200_000];
-                // RDMA registers what nobody has registered, sub-chunk by sub-chunk, and that is work each time.
+                // Without this, RDMA registers memory sub-chunk by sub-chunk in every call, which allocates.
                 let mut heap = comm.register(&mut heap).expect("memory that can be locked");
                 let mut pool = comm.alloc::<f32>(200_000).expect("pool memory");
                 for round in 0..10 {
-                    // The first round opens what is opened once: it may not allocate either, and what it
-                    // shows there is not asserted, because the standard library allocates thread-locals.
+                    // The first round is not counted: it installs programs, and the standard library allocates
+                    // thread-locals.
                     COUNTED.set(round > 0);
                     for count in [1, 2, 1000, 200_000] {
                         comm.all_reduce(&mut heap[..count], ReduceOp::Max).expect("a maximum");
@@ -65,7 +65,7 @@ fn no_call_after_the_first_allocates() {
                         comm.reduce(&mut heap[..count], ReduceOp::Min, 2).expect("a minimum");
                     }
                     COUNTED.set(false);
-                    // Nobody leaves while others are still counted.
+                    // No rank leaves while others are still counted.
                     comm.all_reduce(&mut [0u8], ReduceOp::Max).expect("a maximum");
                 }
             });

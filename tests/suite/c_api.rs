@@ -1,44 +1,44 @@
-//! The C ABI as C programs see it: compiled, linked by the documented lines, and run.
+//! Compiles, links and runs C programs that use the C ABI.
 
 use crate::programs::{libraries, present, program, root, simulated_cuda, succeed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// How README.md tells users to link the static library.
+/// The command in README.md that links the static library.
 const LINK_LINE: &str = "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o program";
 
 /// What README.md adds to that line for a library with the feature `verbs`.
 const VERBS_LIBRARIES: &[&str] = if cfg!(feature = "verbs") { &["-libverbs", "-lrdmacm"] } else { &[] };
 
-/// More than a program of these tests ever takes, on a machine that is busy with other things.
+/// Timeout of one program; none of them takes that long, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(150);
 
 fn can_compile() -> bool {
     present("cc", "C compiler")
 }
 
-/// Compiles `tests/c/<name>.c`, or an example, with the words of `line`, and strictly.
+/// Compiles `source` with the command `line`, with strict warnings. Returns the path of the program.
 fn compiled(line: &str, source: &str, folder: &Path) -> PathBuf {
     let path = folder.join(Path::new(source).file_stem().expect("a source has a name"));
     let archive = libraries().archive;
     let archive = archive.to_str().expect("a path in UTF-8");
     let path_text = path.to_str().expect("a path in UTF-8");
-    let words = line.split_whitespace().map(|word| match word {
+    let arguments = line.split_whitespace().map(|argument| match argument {
         "program.c" => source,
         "program" => path_text,
         "target/release/libflexring.a" => archive,
         other => other,
     });
-    let words: Vec<&str> = words.collect();
-    let mut compiler = program(words[0]);
-    compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&words[1..]);
+    let arguments: Vec<&str> = arguments.collect();
+    let mut compiler = program(arguments[0]);
+    compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&arguments[1..]);
     compiler.args(VERBS_LIBRARIES);
     succeed(&mut compiler, LIMIT);
     path
 }
 
-/// Compiles a program of `tests/c` by the documented line, and runs it.
+/// Compiles a program of `tests/c` with the documented command, and runs it.
 fn passes(name: &str) {
     if !can_compile() {
         return;
@@ -54,12 +54,12 @@ fn four_processes_reduce_every_type_and_operation() {
 }
 
 #[test]
-fn four_processes_scatter_gather_broadcast_and_reduce() {
+fn four_processes_run_the_other_collectives() {
     passes("collectives");
 }
 
 #[test]
-fn bad_input_is_refused_in_words_and_touches_nothing() {
+fn bad_input_is_refused_and_outputs_are_not_written() {
     passes("bad_input");
 }
 
@@ -68,7 +68,7 @@ fn an_abort_ends_a_blocked_call_at_once() {
     passes("abort");
 }
 
-/// Compiles a program and gives it to `run`, which has it use the simulated CUDA driver.
+/// Compiles a program and passes it to `run`. The program uses the simulated CUDA driver.
 fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
     if !can_compile() {
         return;
@@ -86,7 +86,7 @@ fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
 }
 
 #[test]
-fn bad_memory_of_gpus_and_bad_streams_are_refused_in_words() {
+fn bad_gpu_memory_and_bad_streams_are_refused() {
     on_simulated_gpus("tests/c/gpu_bad_input.c", |program| {
         let ok = "gpu_bad_input: ok\n";
         assert_eq!(succeed(program().arg("two").env("SIMCUDA_GPUS", "2"), LIMIT), ok);
@@ -95,28 +95,28 @@ fn bad_memory_of_gpus_and_bad_streams_are_refused_in_words() {
 }
 
 #[test]
-fn gpus_that_cannot_be_used_or_break_are_told_of_on_every_rank() {
+fn gpu_failures_are_reported_on_every_rank() {
     on_simulated_gpus("tests/c/gpu_failures.c", |program| {
-        for (what, words, settings) in [
+        for (failure, phrase, settings) in [
             ("unusable", "compute capability 5.0", &[("SIMCUDA_CAPABILITY", "5.0")][..]),
             // The first allocation is the program's own.
             ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
             ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
-            // Before the stream has come to the call, in the midst of it, and between two.
+            // Before the stream reaches the call, during the call, and between two calls.
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:4:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:20:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
             ("broken", "cuStreamWaitValue32_v2 failed", &[("SIMCUDA_FAIL", "cuStreamWaitValue32_v2:4:1")]),
             ("broken", "cuLaunchKernel failed", &[("SIMCUDA_FAIL", "cuLaunchKernel:3:719")]),
         ] {
-            let text = succeed(program().args([what, words]).envs(settings.iter().copied()), LIMIT);
+            let text = succeed(program().args([failure, phrase]).envs(settings.iter().copied()), LIMIT);
             assert!(text.ends_with("gpu_failures: ok\n"), "{text}");
         }
     });
 }
 
 #[test]
-fn the_example_of_gpus_reduces_in_a_stream() {
+fn the_gpu_example_runs() {
     on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its number").port().to_string();
@@ -135,7 +135,7 @@ fn the_example_of_gpus_reduces_in_a_stream() {
 }
 
 #[test]
-fn the_documented_link_line_is_the_one_that_is_tested() {
+fn the_tested_link_command_is_the_documented_one() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
     for line in
         readme.lines().map(str::trim).filter(|line| line.starts_with("cc ") && line.contains("libflexring.a"))
@@ -145,7 +145,7 @@ fn the_documented_link_line_is_the_one_that_is_tested() {
 }
 
 #[test]
-fn the_documented_link_line_names_what_the_toolchain_asks_for() {
+fn the_link_command_names_all_native_libraries() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("empty.rs");
     std::fs::write(&source, "").expect("a file");
@@ -155,17 +155,23 @@ fn the_documented_link_line_names_what_the_toolchain_asks_for() {
         .args(["--crate-type", "staticlib", "--print", "native-static-libs", "--out-dir"])
         .arg(folder.path());
     let text = succeed(rustc.arg(&source), LIMIT);
-    let libraries =
-        text.lines().find_map(|line| line.split("native-static-libs: ").nth(1)).expect("rustc tells");
-    // The C compiler links these by itself; librt and libutil are parts of the C library wherever flexring runs.
-    let by_itself = ["-lc", "-lgcc_s", "-lgcc_eh", "-lgcc", "-lrt", "-lutil"];
-    for library in libraries.split_whitespace().filter(|library| !by_itself.contains(library)) {
-        assert!(LINK_LINE.split_whitespace().any(|word| word == library), "the link line lacks {library}");
+    let libraries = text
+        .lines()
+        .find_map(|line| line.split("native-static-libs: ").nth(1))
+        .expect("rustc prints the native libraries");
+    // The C compiler links these by default. librt and libutil are parts of the C library on all supported
+    // systems.
+    let implicit = ["-lc", "-lgcc_s", "-lgcc_eh", "-lgcc", "-lrt", "-lutil"];
+    for library in libraries.split_whitespace().filter(|library| !implicit.contains(library)) {
+        assert!(
+            LINK_LINE.split_whitespace().any(|argument| argument == library),
+            "the link command lacks {library}"
+        );
     }
 }
 
 #[test]
-fn the_shared_library_links_too_and_exports_the_c_abi_alone() {
+fn the_shared_library_links_and_exports_only_the_c_abi() {
     if !can_compile() {
         return;
     }
@@ -174,23 +180,23 @@ fn the_shared_library_links_too_and_exports_the_c_abi_alone() {
     let line =
         format!("cc program.c -Iinclude -L{folder} -Wl,-rpath,{folder} -lflexring -lpthread -o program");
     let programs = tempfile::tempdir().expect("a folder");
-    // The folder holds both libraries; the linker prefers the shared one.
+    // The folder has both libraries. The linker prefers the shared one.
     let path = compiled(&line, "tests/c/bad_input.c", programs.path());
     assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
 
     if present("nm", "nm") {
         let symbols = succeed(program("nm").args(["-D", "--defined-only"]).arg(&shared), LIMIT);
-        let strangers: Vec<&str> = symbols
+        let others: Vec<&str> = symbols
             .lines()
             .filter_map(|line| line.split_whitespace().last())
             .filter(|name| !name.starts_with("flexring_"))
             .collect();
-        assert!(strangers.is_empty(), "exported without need: {strangers:?}");
+        assert!(others.is_empty(), "these symbols are not part of the C ABI: {others:?}");
     }
 }
 
 #[test]
-fn pkg_config_tells_how_to_compile_and_link() {
+fn pkg_config_gives_the_compiler_and_linker_flags() {
     if !can_compile() || !present("pkg-config", "pkg-config") {
         return;
     }
@@ -205,23 +211,24 @@ fn pkg_config_tells_how_to_compile_and_link() {
     std::fs::write(at("lib/pkgconfig/flexring.pc"), filled).expect("a file");
     std::fs::copy(root().join("include/flexring.h"), at("include/flexring.h")).expect("a file");
 
-    let asked = |words: &[&str]| {
+    let query = |options: &[&str]| {
         let mut pkg_config = program("pkg-config");
-        pkg_config.env("PKG_CONFIG_PATH", at("lib/pkgconfig")).args(words).arg("flexring");
+        pkg_config.env("PKG_CONFIG_PATH", at("lib/pkgconfig")).args(options).arg("flexring");
         succeed(&mut pkg_config, LIMIT)
     };
-    assert_eq!(asked(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
-    asked(&["--validate"]);
+    assert_eq!(query(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
+    query(&["--validate"]);
 
-    // Whichever of the two libraries is installed, the program runs.
+    // The program runs with either of the two libraries.
     let libraries = libraries();
-    for (library, words) in [
+    for (library, options) in [
         (&libraries.shared, &["--cflags", "--libs"][..]),
         (&libraries.archive, &["--static", "--cflags", "--libs"]),
     ] {
         let installed = at("lib").join(library.file_name().expect("a library has a name"));
         std::fs::copy(library, &installed).expect("a file");
-        let line = format!("cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program", asked(words));
+        let line =
+            format!("cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program", query(options));
         let path = compiled(&line, "tests/c/bad_input.c", prefix.path());
         assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
         std::fs::remove_file(installed).expect("a file");
@@ -229,7 +236,7 @@ fn pkg_config_tells_how_to_compile_and_link() {
 }
 
 #[test]
-fn the_example_compiles_by_the_documented_line_and_runs_alone() {
+fn the_example_runs_as_a_single_rank() {
     if !can_compile() {
         return;
     }
@@ -248,7 +255,7 @@ fn the_example_runs_under_mpirun() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = compiled(LINK_LINE, "examples/all_reduce.c", folder.path());
     let mut mpirun = program("mpirun");
-    // Containers often run as root, with fewer cores than ranks.
+    // Containers often run as root, and may have fewer cores than ranks.
     mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     let text = succeed(mpirun.args(["--oversubscribe", "-np", "4"]).arg(path), LIMIT);
     for rank in 0..4 {

@@ -1,5 +1,5 @@
-//! What the siblings of the all-reduce promise (reduce-scatter, all-gather, broadcast and reduce), over every
-//! transport, algorithm, lowering, operation, root and world size.
+//! Reduce-scatter, all-gather, broadcast and reduce give correct results for every transport, algorithm,
+//! lowering, operation, root and world size.
 
 use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
 use flexring::call::Collective;
@@ -13,45 +13,47 @@ use std::time::{Duration, Instant};
 
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(3.0)];
-/// From nothing to many sub-chunks on every rank.
+/// From no elements to many sub-chunks on every rank.
 const COUNTS: [usize; 7] = [0, 1, 7, 64, 1000, 4099, 30_011];
 
-/// Which place the digit of `rank` has at `at`. From one position to the next the ranks change places, with a prime
-/// period, so that what comes from another position is noticed.
-fn place(rank: usize, at: usize, places: usize) -> u32 {
+/// The position of the digit of `rank` at element `at`. It changes from element to element with a prime
+/// period, so that an element from a wrong index is detected.
+fn digit_position(rank: usize, at: usize, places: usize) -> u32 {
     let position = at % 251;
     ((rank + position + position * position / 7) % places) as u32
 }
 
-/// The binary digit by which a result tells whether `rank` is in it once, twice or not at all. In averages every
-/// digit is somebody's; elsewhere one is nobody's, so that not all results are alike.
+/// The binary digit that shows whether a result contains the contribution of `rank` once, twice or not at
+/// all. In averages every digit belongs to a rank; in other operations one digit belongs to no rank, so that
+/// the results of different elements differ.
 fn digit(op: ReduceOp, rank: usize, world: usize, at: usize) -> i64 {
-    1 << place(rank, at, if op == ReduceOp::Avg { world } else { world + 1 })
+    1 << digit_position(rank, at, if op == ReduceOp::Avg { world } else { world + 1 })
 }
 
-/// What each rank's digit is multiplied with where each has a factor of its own.
+/// The factor of `rank` in `PreMulSum`.
 fn factor(rank: usize) -> i64 {
     1 + 2 * (rank as i64 % 2)
 }
 
-/// What powers a product is of. Powers of 3 repeat late among the wrapping integers; for floats, 2 is exact.
+/// The base whose powers are multiplied in products. Powers of 3 repeat late in wrapping integers; powers of
+/// 2 are exact in floats.
 fn base<T: TestElement>() -> i64 {
     if T::DTYPE.is_float() { 2 } else { 3 }
 }
 
-/// What `rank` gives to a reduction.
+/// The contribution of `rank` to a reduction, at element `at`.
 fn contribution<T: TestElement>(op: ReduceOp, rank: usize, world: usize, at: usize) -> T {
     let digit = digit(op, rank, world, at);
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum(_) => T::of(digit),
-        // Multiples of what is divided by.
+        // A multiple of the divisor, so that the average is exact.
         ReduceOp::Avg => T::of(digit * world as i64),
         ReduceOp::Prod => T::power(base::<T>(), digit as u32),
         ReduceOp::Max | ReduceOp::Min => T::of(digit + at as i64 % 7),
     }
 }
 
-/// What the reduction gives.
+/// The expected result of the reduction, at element `at`.
 fn reduction<T: TestElement>(op: ReduceOp, world: usize, at: usize) -> T {
     let digits = (0..world).map(|rank| digit(op, rank, world, at));
     match op {
@@ -63,12 +65,12 @@ fn reduction<T: TestElement>(op: ReduceOp, world: usize, at: usize) -> T {
     }
 }
 
-/// What `rank` gives to be copied: tells whose it is and where from.
+/// The element `at` that `rank` contributes to a copy. It identifies rank and index.
 fn token<T: TestElement>(rank: usize, at: usize) -> T {
     T::of(((rank * 41 + at + at / 251) % 251) as i64)
 }
 
-/// What is in vectors that nobody should touch.
+/// The content of vectors that a call must overwrite, or must not change.
 fn noise<T: TestElement>(at: usize) -> T {
     T::of(at as i64 % 13 + 90)
 }
@@ -77,20 +79,21 @@ fn elements<T>(count: usize, element: impl Fn(usize) -> T) -> Vec<T> {
     (0..count).map(element).collect()
 }
 
-/// One call of the tests.
+/// A call to test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     collective: Collective,
     op: ReduceOp,
     root: usize,
-    /// Elements of one part where there are parts.
+    /// Number of elements, of one part if the vector consists of parts.
     count: usize,
     in_place: bool,
+    /// Whether the vectors are allocated by the communicator.
     pool: bool,
 }
 
 impl Case {
-    /// Makes the call as one rank of a world, and checks all that it touches and all that it must not.
+    /// Makes the call on one rank, and checks its result and that its input has not changed.
     fn check<T: TestElement>(self, comm: &Rank) {
         let (rank, world) = (comm.rank(), comm.world_size());
         let Self { op, root, count, in_place, .. } = self;
@@ -104,21 +107,21 @@ impl Case {
         match self.collective {
             Collective::AllReduce => {
                 let mut vector = self.vector(comm, &elements(count, given));
-                self.went(comm, comm.all_reduce(&mut vector, called));
-                self.same(comm, "the result", &vector, &elements(count, reduced));
+                self.expect_ok(comm, comm.all_reduce(&mut vector, called));
+                self.expect_equal(comm, "the result", &vector, &elements(count, reduced));
             }
             Collective::ReduceScatter => {
                 let send = elements(world * count, given);
                 let wanted = elements(count, |at| reduced(rank * count + at));
                 let mut vector = self.vector(comm, &send);
                 if in_place {
-                    self.went(comm, comm.reduce_scatter_in_place(&mut vector, called));
-                    self.same(comm, "the result", &vector[rank * count..][..count], &wanted);
+                    self.expect_ok(comm, comm.reduce_scatter_in_place(&mut vector, called));
+                    self.expect_equal(comm, "the result", &vector[rank * count..][..count], &wanted);
                 } else {
                     let mut receive = self.vector(comm, &elements(count, noise::<T>));
-                    self.went(comm, comm.reduce_scatter(&vector, &mut receive, called));
-                    self.same(comm, "the result", &receive, &wanted);
-                    self.same(comm, "the input", &vector, &send);
+                    self.expect_ok(comm, comm.reduce_scatter(&vector, &mut receive, called));
+                    self.expect_equal(comm, "the result", &receive, &wanted);
+                    self.expect_equal(comm, "the input", &vector, &send);
                 }
             }
             Collective::AllGather => {
@@ -127,13 +130,13 @@ impl Case {
                 let mut receive = self.vector(comm, &elements(world * count, noise::<T>));
                 if in_place {
                     receive[rank * count..][..count].copy_from_slice(&send);
-                    self.went(comm, comm.all_gather_in_place(&mut receive));
+                    self.expect_ok(comm, comm.all_gather_in_place(&mut receive));
                 } else {
                     let vector = self.vector(comm, &send);
-                    self.went(comm, comm.all_gather(&vector, &mut receive));
-                    self.same(comm, "the input", &vector, &send);
+                    self.expect_ok(comm, comm.all_gather(&vector, &mut receive));
+                    self.expect_equal(comm, "the input", &vector, &send);
                 }
-                self.same(comm, "the result", &receive, &wanted);
+                self.expect_equal(comm, "the result", &receive, &wanted);
             }
             Collective::Broadcast => {
                 let wanted = elements(count, |at| token::<T>(root, at));
@@ -142,28 +145,33 @@ impl Case {
                     if is_root {
                         receive.copy_from_slice(&wanted);
                     }
-                    self.went(comm, comm.broadcast(&mut receive, root));
+                    self.expect_ok(comm, comm.broadcast(&mut receive, root));
                 } else {
                     let send = self.vector(comm, if is_root { &wanted } else { &[] });
-                    self.went(comm, comm.broadcast_into(&send, &mut receive, root));
-                    self.same(comm, "the input", &send, if is_root { &wanted } else { &[] });
+                    self.expect_ok(comm, comm.broadcast_into(&send, &mut receive, root));
+                    self.expect_equal(comm, "the input", &send, if is_root { &wanted } else { &[] });
                 }
-                self.same(comm, "the result", &receive, &wanted);
+                self.expect_equal(comm, "the result", &receive, &wanted);
             }
             Collective::Reduce => {
                 let send = elements(count, given);
                 let wanted = elements(count, reduced);
                 let mut vector = self.vector(comm, &send);
                 if in_place {
-                    self.went(comm, comm.reduce(&mut vector, called, root));
-                    self.same(comm, "the vector", &vector, if is_root { &wanted } else { &send });
+                    self.expect_ok(comm, comm.reduce(&mut vector, called, root));
+                    self.expect_equal(comm, "the vector", &vector, if is_root { &wanted } else { &send });
                 } else {
-                    // Half of the others have nothing to be written to.
+                    // Half of the other ranks pass an empty receive vector.
                     let untouched = elements(if is_root || rank % 2 == 0 { count } else { 0 }, noise::<T>);
                     let mut receive = self.vector(comm, &untouched);
-                    self.went(comm, comm.reduce_into(&vector, &mut receive, called, root));
-                    self.same(comm, "the result", &receive, if is_root { &wanted } else { &untouched });
-                    self.same(comm, "the input", &vector, &send);
+                    self.expect_ok(comm, comm.reduce_into(&vector, &mut receive, called, root));
+                    self.expect_equal(
+                        comm,
+                        "the result",
+                        &receive,
+                        if is_root { &wanted } else { &untouched },
+                    );
+                    self.expect_equal(comm, "the input", &vector, &send);
                 }
             }
         }
@@ -178,17 +186,17 @@ impl Case {
         Box::new(vector)
     }
 
-    fn went(self, comm: &Rank, outcome: Result<()>) {
+    fn expect_ok(self, comm: &Rank, outcome: Result<()>) {
         outcome.unwrap_or_else(|error| {
             panic!("rank {} of {}: {self:?}: {error}", comm.rank(), comm.world_size())
         });
     }
 
-    fn same<T: TestElement>(self, comm: &Rank, what: &str, got: &[T], wanted: &[T]) {
+    fn expect_equal<T: TestElement>(self, comm: &Rank, name: &str, got: &[T], wanted: &[T]) {
         assert_eq!(got.len(), wanted.len());
         if let Some(at) = got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
             panic!(
-                "rank {} of {}: {self:?} of {}: {what} is wrong first at {at}: {:?} and not {:?}",
+                "rank {} of {}: {self:?} of {}: {name} is wrong, first at {at}: {:?} and not {:?}",
                 comm.rank(),
                 comm.world_size(),
                 T::DTYPE.name(),
@@ -199,12 +207,13 @@ impl Case {
     }
 }
 
-/// A world that plans by `algorithm`, if it can.
+/// A world that uses `algorithm`; `None` if the algorithm does not support the topology.
 fn setup(world: World, ranks: usize, algorithm: Algorithm, turn: usize) -> Option<Setup> {
     let mut setup = Setup::new(world, ranks).lowering(Lowering::ALL[turn % Lowering::ALL.len()]);
     setup.config.algo = algorithm;
     setup.config.reproducible = Switch(turn % 4 == 3);
-    // A third on the first node: with more ranks than 2, only of 4 that is as many as on the second.
+    // A third of the ranks, rounded, is on the first node. With more than 2 ranks both nodes are equal only
+    // for 4 ranks.
     let asymmetric = world.is_mixed() && !matches!(ranks, 1 | 2 | 4);
     match algorithm {
         Algorithm::Hierarchical if asymmetric => setup.config.dimensions = Some(Dimensions(vec![ranks])),
@@ -214,15 +223,15 @@ fn setup(world: World, ranks: usize, algorithm: Algorithm, turn: usize) -> Optio
     Some(setup)
 }
 
-/// Every algorithm and world size, and in each every collective, type and operation. Counts, roots, lowerings and the
-/// four ways to hold the vectors take turns.
-fn everything(world: World) {
+/// Tests every combination of algorithm, world size, collective, type and operation. Counts, roots, lowerings
+/// and the four ways to hold the vectors alternate.
+fn check_all(world: World) {
     if !world.is_enabled() {
         return;
     }
     let mut turn = 0;
     for algorithm in Algorithm::ALL {
-        // Where RDMA is tested a processor is emulated: worlds are fewer.
+        // Simulated hardware is slow, so test one world size only.
         for ranks in if world.is_simulated() { 3..=3 } else { 1..=5 } {
             turn += 1;
             let Some(setup) = setup(world, ranks, *algorithm, turn) else { continue };
@@ -252,62 +261,62 @@ fn everything(world: World) {
 }
 
 #[test]
-fn threads_get_the_right_vectors() {
-    everything(World::Local);
+fn results_are_correct_between_threads() {
+    check_all(World::Local);
 }
 
 #[test]
-fn ranks_of_a_node_get_the_right_vectors() {
-    everything(World::Shm);
+fn results_are_correct_over_shm() {
+    check_all(World::Shm);
 }
 
 #[test]
-fn ranks_over_tcp_get_the_right_vectors() {
-    everything(World::Tcp);
+fn results_are_correct_over_tcp() {
+    check_all(World::Tcp);
 }
 
 #[test]
-fn ranks_of_two_nodes_get_the_right_vectors() {
-    everything(World::Mixed);
+fn results_are_correct_on_two_nodes() {
+    check_all(World::Mixed);
 }
 
 #[test]
-fn ranks_over_rdma_get_the_right_vectors() {
-    everything(World::Verbs);
+fn results_are_correct_over_rdma() {
+    check_all(World::Verbs);
 }
 
 #[test]
-fn ranks_over_rdma_staging_get_the_right_vectors() {
-    everything(World::VerbsStaged);
+fn results_are_correct_over_rdma_with_staging() {
+    check_all(World::VerbsStaged);
 }
 
 #[test]
-fn ranks_of_two_nodes_over_rdma_get_the_right_vectors() {
-    everything(World::VerbsMixed);
+fn results_are_correct_on_two_nodes_over_rdma() {
+    check_all(World::VerbsMixed);
 }
 
 #[test]
-fn ranks_get_the_right_vectors_on_gpus() {
-    everything(World::Gpu);
+fn results_are_correct_on_gpus() {
+    check_all(World::Gpu);
 }
 
 #[test]
-fn ranks_get_the_right_vectors_on_gpus_by_pinned_memory() {
-    everything(World::GpuPinned);
+fn results_are_correct_on_gpus_through_pinned_memory() {
+    check_all(World::GpuPinned);
 }
 
 #[test]
-fn ranks_get_the_right_vectors_on_gpus_over_tcp() {
-    everything(World::GpuTcp);
+fn results_are_correct_on_gpus_over_tcp() {
+    check_all(World::GpuTcp);
 }
 
 #[test]
-fn ranks_of_two_nodes_get_the_right_vectors_on_gpus() {
-    everything(World::GpuMixed);
+fn results_are_correct_on_gpus_of_two_nodes() {
+    check_all(World::GpuMixed);
 }
 
 #[test]
-fn every_root_and_count_in_every_place() {
+fn results_are_correct_for_every_root_count_and_placement() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             for collective in [Collective::Broadcast, Collective::Reduce] {
@@ -322,10 +331,10 @@ fn every_root_and_count_in_every_place() {
     }
 }
 
-/// Some ranks have nothing to wait for: whoever sends to a rank that does not answer, and whoever has no part in a
-/// chain's next link.
+/// In these collectives some ranks do not wait for others: those that only send, and those that are not in
+/// the rest of a chain.
 #[test]
-fn ranks_may_run_ahead_of_each_other_and_leave_before_the_others() {
+fn ranks_may_run_ahead_and_leave_early() {
     for &world in World::enabled() {
         for algorithm in [Algorithm::Auto, Algorithm::Star, Algorithm::Tree] {
             for lowering in [Lowering::Chain, Lowering::Direct] {
@@ -352,7 +361,7 @@ fn ranks_may_run_ahead_of_each_other_and_leave_before_the_others() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(60), ..ProptestConfig::default() })]
     #[test]
-    fn any_calls_one_after_the_other_with_any_settings(
+    fn any_sequence_of_calls_with_any_settings(
         kind in 0usize..4, ranks in 1usize..7, algorithm in 0usize..11, turn in 0usize..12,
         calls in proptest::collection::vec((0usize..5, 0usize..12_000, 0usize..7, 0usize..6, 0usize..4), 1..12),
         slots in 2usize..20, pages in 1usize..5, sockets in 1usize..4,
@@ -365,7 +374,7 @@ proptest! {
         setup.config.sockets_per_link = sockets;
         spawn(&setup, |comm| {
             for (collective, count, root, op, held) in &calls {
-                // Half of the vectors are small.
+                // Every second vector is small.
                 let count = if count % 2 == 0 { count % 40 } else { *count };
                 let (in_place, pool) = (held % 2 == 0, held / 2 == 0);
                 let (collective, op) = (Collective::ALL[*collective], OPS[*op]);
@@ -375,8 +384,8 @@ proptest! {
     }
 }
 
-/// A call that may not be like everybody's, on a vector of `count` elements in all.
-fn ask(comm: &Rank, collective: Collective, root: usize, count: usize, op: ReduceOp) -> Result<()> {
+/// Makes a call that may differ from those of the other ranks. The whole vector has `count` elements.
+fn make_call(comm: &Rank, collective: Collective, root: usize, count: usize, op: ReduceOp) -> Result<()> {
     let part = count / comm.world_size();
     let mut vector = vec![1f32; count];
     match collective {
@@ -389,11 +398,11 @@ fn ask(comm: &Rank, collective: Collective, root: usize, count: usize, op: Reduc
 }
 
 #[test]
-fn ranks_that_call_differently_are_all_told_who_and_what() {
+fn different_calls_are_reported_on_every_rank() {
     use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
     let (sum, max) = (ReduceOp::Sum, ReduceOp::Max);
     let cases = [
-        // What all call, what rank 2 calls, and how the sentence names it.
+        // The call of the other ranks, the call of rank 2, and a part of the message.
         ((Broadcast, 0, 4000, sum), (Broadcast, 1, 4000, sum), "from rank 1"),
         ((Broadcast, 3, 4, sum), (Broadcast, 2, 4, sum), "from rank 2"),
         ((Reduce, 0, 4000, sum), (Reduce, 1, 4000, sum), "to rank 1"),
@@ -414,17 +423,17 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
         ((AllReduce, 0, 4000, sum), (ReduceScatter, 0, 4000, sum), "reduce_scatter #2"),
     ];
     for &world in World::enabled() {
-        for (number, (usual, other, words)) in cases.into_iter().enumerate() {
+        for (number, (usual, other, phrase)) in cases.into_iter().enumerate() {
             let mut setup = Setup::new(world, 4);
             setup.config.algo = [Algorithm::Auto, Algorithm::Tree, Algorithm::Star][number % 3];
             let all = Barrier::new(setup.ranks);
             let errors: Vec<Error> = spawn(&setup, |comm| {
-                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first call is like everybody's");
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first calls agree");
                 all.wait();
                 let begun = Instant::now();
                 let (collective, root, count, op) = if comm.rank() == 2 { other } else { usual };
-                // Whoever has no part in what the others disagree on is told in its next call.
-                let outcome = ask(&comm, collective, root, count, op)
+                // A rank that takes no part in the transfers of this call gets the error in its next call.
+                let outcome = make_call(&comm, collective, root, count, op)
                     .and_then(|()| comm.all_reduce(&mut [1f32; 5000], ReduceOp::Sum));
                 assert!(
                     begun.elapsed() < Duration::from_secs(10),
@@ -434,11 +443,11 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
                 outcome.expect_err("the calls differ")
             });
             for error in &errors {
-                let what = format!("{world:?} {usual:?} {other:?}: {error}");
-                assert_eq!(error.kind(), ErrorKind::Disagreement, "{what}");
+                let context = format!("{world:?} {usual:?} {other:?}: {error}");
+                assert_eq!(error.kind(), ErrorKind::Disagreement, "{context}");
                 assert!(
-                    error.message().contains("rank 2 called") && error.message().contains(words),
-                    "{what}"
+                    error.message().contains("rank 2 called") && error.message().contains(phrase),
+                    "{context}"
                 );
             }
         }
@@ -446,14 +455,14 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
 }
 
 #[test]
-fn what_no_call_can_accept_is_refused_and_harms_nothing() {
+fn bad_arguments_are_refused_and_the_communicator_still_works() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
             let sum = ReduceOp::Sum;
-            let refused = |outcome: Result<()>, words: &str| {
-                let error = outcome.expect_err(words);
+            let refused = |outcome: Result<()>, phrase: &str| {
+                let error = outcome.expect_err(phrase);
                 assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-                assert!(error.message().contains(words), "{error} does not say {words:?}");
+                assert!(error.message().contains(phrase), "{error} does not contain {phrase:?}");
             };
             refused(
                 comm.reduce_scatter(&[1f32; 7], &mut [0f32; 2], sum),

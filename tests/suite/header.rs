@@ -1,5 +1,5 @@
-//! `include/flexring.h` is generated from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test suite header`
-//! rewrites it.
+//! `include/flexring.h` is generated from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test
+//! suite header` rewrites it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

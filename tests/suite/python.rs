@@ -1,4 +1,4 @@
-//! The Python bindings, by their own tests, and the training example on four ranks.
+//! Runs the tests of the Python bindings, and the training example on four ranks.
 
 use crate::programs::{libraries, program, root, simulated_cuda, succeed};
 use std::collections::BTreeSet;
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// More than any of these takes, on a machine that is busy with other things.
+/// Timeout of one interpreter; none of these tests takes that long, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The interpreters of this machine; not every one of them can import everything.
+/// The interpreters to try. Not each of them can import all modules.
 const INTERPRETERS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
-/// The first interpreter that can import these modules; says so if there is none.
+/// The first interpreter that can import these modules. Prints a note if there is none.
 fn interpreter(modules: &str) -> Option<&'static str> {
     let import = format!("import {modules}");
     let imports = |name: &&str| {
@@ -26,7 +26,7 @@ fn interpreter(modules: &str) -> Option<&'static str> {
     found
 }
 
-/// Python with the bindings of this checkout and the library that was just built.
+/// An interpreter that uses the bindings of this checkout and the library of this build.
 fn python(interpreter: &str, folder: &Path) -> Command {
     let mut python = program(interpreter);
     python
@@ -39,7 +39,8 @@ fn python(interpreter: &str, folder: &Path) -> Command {
     python
 }
 
-/// Runs unit tests with this interpreter; they skip what it cannot import, and what needs a GPU where there is none.
+/// Runs unit tests with this interpreter. Tests skip what it cannot import, and what needs a GPU if there is
+/// none.
 fn passes_unit_tests(interpreter: &str, arrange: impl FnOnce(&mut Command)) {
     let mut python = python(interpreter, &root().join("python"));
     python.args(["-m", "unittest"]);
@@ -52,26 +53,26 @@ fn passes_unit_tests(interpreter: &str, arrange: impl FnOnce(&mut Command)) {
     }
 }
 
-fn all(python: &mut Command) {
+fn all_tests(python: &mut Command) {
     python.args(["discover", "-t", ".", "-s", "tests"]);
 }
 
 #[test]
 fn the_unit_tests_pass_with_plain_python() {
     if let Some(interpreter) = interpreter("ctypes") {
-        passes_unit_tests(interpreter, all);
+        passes_unit_tests(interpreter, all_tests);
     }
 }
 
 #[test]
 fn the_unit_tests_pass_with_numpy_and_torch() {
     if let Some(interpreter) = interpreter("numpy, torch.distributed") {
-        passes_unit_tests(interpreter, all);
+        passes_unit_tests(interpreter, all_tests);
     }
 }
 
 #[test]
-fn arrays_on_a_gpu_are_reduced_over_the_simulated_driver() {
+fn the_gpu_tests_pass_with_the_simulated_driver() {
     let (Some(interpreter), Some(driver)) = (interpreter("ctypes"), simulated_cuda()) else {
         return;
     };
@@ -81,14 +82,14 @@ fn arrays_on_a_gpu_are_reduced_over_the_simulated_driver() {
 }
 
 #[test]
-fn a_model_learns_the_same_over_flexring_as_over_gloo() {
+fn training_gives_the_same_losses_over_flexring_and_gloo() {
     let Some(interpreter) = interpreter("torch.distributed.run") else {
         return;
     };
     let logs = tempfile::tempdir().expect("a folder");
     let mut torchrun = python(interpreter, root());
     torchrun.args(["-m", "torch.distributed.run", "--nproc_per_node", "4", "--standalone"]);
-    // PyTorch 1.13 under Python 3.11 starts nothing without these two.
+    // PyTorch 1.13 with Python 3.11 does not start ranks without these two options.
     torchrun.args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
     torchrun.args(["examples/train_digits.py", "--backend", "both", "--epochs", "2"]);
     let text = succeed(&mut torchrun, LIMIT);
@@ -96,7 +97,7 @@ fn a_model_learns_the_same_over_flexring_as_over_gloo() {
 }
 
 #[test]
-fn the_package_has_the_version_of_the_crate() {
+fn package_and_crate_have_the_same_version() {
     let version = format!("\"{}\"", env!("CARGO_PKG_VERSION"));
     for (file, start) in [("pyproject.toml", "version = "), ("flexring/__init__.py", "__version__ = ")] {
         let text = std::fs::read_to_string(root().join("python").join(file)).expect("a file of the package");

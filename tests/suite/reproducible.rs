@@ -1,5 +1,5 @@
-//! `FLEXRING_REPRODUCIBLE=1`: the bits of a sum are those of adding the ranks' contributions in rank order,
-//! whatever carries them, whoever adds them, and however the vector is cut.
+//! With `FLEXRING_REPRODUCIBLE=1` the bits of a sum are those of adding the ranks' contributions in rank
+//! order, for every transport, algorithm and sub-chunk size.
 
 use crate::harness::{Setup, World, spawn};
 use crate::trees::{self, Random};
@@ -8,8 +8,8 @@ use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Element, ReduceOp};
 use half::{bf16, f16};
 
-/// Numbers of all magnitudes, so that every other order of addition gives other bits.
-fn given(rank: usize, count: usize) -> Vec<f64> {
+/// Contributions of all magnitudes, so that every other order of additions gives other bits.
+fn contributions(rank: usize, count: usize) -> Vec<f64> {
     let mut random = Random::new(rank as u64 + 1);
     let mut number = || {
         let sign = if random.coin() { 1.0 } else { -1.0 };
@@ -19,11 +19,11 @@ fn given(rank: usize, count: usize) -> Vec<f64> {
     (0..count).map(|_| number()).collect()
 }
 
-/// A type with the sum that its documentation promises: in f32 for 16 and 8 bits, rounded once.
+/// A float type with its documented sum: types of 16 and 8 bits are added in f32 and rounded once.
 trait Float: Element {
     fn of(value: f64) -> Self;
     fn bits(self) -> u64;
-    /// Adds in rank order and divides at last.
+    /// Adds in rank order, then divides.
     fn sum(column: &[Self], divide: bool) -> Self;
 }
 
@@ -54,7 +54,7 @@ float!(F8E5M2, f32, F8E5M2::to_f32, F8E5M2::from_f32, |x: f64| F8E5M2::from_f32(
 fn check<T: Product>(setup: &Setup, count: usize) {
     let ranks = setup.ranks;
     let columns: Vec<Vec<T>> =
-        (0..ranks).map(|rank| given(rank, count).into_iter().map(T::of).collect()).collect();
+        (0..ranks).map(|rank| contributions(rank, count).into_iter().map(T::of).collect()).collect();
     for (op, factor) in [(ReduceOp::Sum, 1.0), (ReduceOp::Avg, 1.0), (ReduceOp::PreMulSum(0.75), 0.75)] {
         // A factor is applied, and rounded, before anything is added.
         let scaled = |value: T| if factor == 1.0 { value } else { T::of_product(value, factor) };
@@ -103,7 +103,7 @@ fn setup(world: World, ranks: usize) -> Setup {
 }
 
 #[test]
-fn the_bits_are_those_of_rank_order_on_every_transport_by_every_algorithm() {
+fn sums_have_the_bits_of_rank_order_for_every_transport_and_algorithm() {
     for algorithm in trees::algorithms().chain([Algorithm::Auto]) {
         for (&world, ranks) in World::enabled().iter().zip([5, 3, 3, 5]) {
             let mut setup = setup(world, ranks);
@@ -120,7 +120,7 @@ fn the_bits_are_those_of_rank_order_on_every_transport_by_every_algorithm() {
 }
 
 #[test]
-fn the_bits_are_those_of_rank_order_for_every_type_size_and_cut() {
+fn sums_have_the_bits_of_rank_order_for_every_type_and_subchunk_size() {
     for (subchunk, small, direct) in [(4096, 0, 0), (8192, 4096, 64 << 10), (64 << 10, 0, 1 << 20)] {
         let worlds = World::enabled();
         for (world, ranks) in [(worlds[0], 1), (worlds[0], 4), (worlds[worlds.len() - 1], 4)] {
@@ -143,11 +143,12 @@ fn the_bits_are_those_of_rank_order_for_every_type_size_and_cut() {
 }
 
 #[test]
-fn without_it_the_bits_are_still_the_same_on_every_rank_and_in_every_run() {
+fn without_the_setting_bits_are_still_equal_on_all_ranks_and_in_all_runs() {
     for &world in World::enabled() {
         let run = || {
             spawn(&Setup::new(world, 4), |comm| {
-                let mut vector: Vec<f32> = given(comm.rank(), 9000).into_iter().map(|x| x as f32).collect();
+                let mut vector: Vec<f32> =
+                    contributions(comm.rank(), 9000).into_iter().map(|x| x as f32).collect();
                 comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
                 vector.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
             })
