@@ -1,4 +1,4 @@
-/* Four processes reduce together: every type and operation, in place and out of place, blocking and not. */
+/* Four processes all-reduce: every type and operation, in place and out of place, blocking and asynchronous. */
 #include "check.h"
 
 #include <stdint.h>
@@ -8,7 +8,7 @@ enum { WORLD = 4, OPS = 6 };
 
 static int is_narrow(int dtype) { return dtype == FLEXRING_FLOAT8E4M3 || dtype == FLEXRING_FLOAT8E5M2; }
 
-/* Exact in every type, as are all results: 1, 2 or 3; in floats of eight bits, 1 or, for one of the ranks, 2. */
+/* 1, 2 or 3; in floats of eight bits 1, and 2 on one rank. All values and results are exact in their type. */
 static double value(int dtype, int rank, size_t i) {
     if (is_narrow(dtype)) return ((size_t)rank + i) % WORLD == 0 ? 2.0 : 1.0;
     return 1.0 + (double)(((size_t)rank * 2 + i) % 3);
@@ -20,13 +20,13 @@ static uint32_t bits_of(float value) {
     return bits;
 }
 
-/* Whole numbers and halves, of which binary16 holds all that occur here. */
+/* Converts whole numbers and halves. All that occur here are exact in binary16. */
 static uint16_t to_half(float value) {
     uint32_t bits = bits_of(value);
     return value == 0 ? 0 : (uint16_t)((((bits >> 23 & 0xff) - 112) << 10) | (bits >> 13 & 0x3ff));
 }
 
-/* The same with fewer bits, of which all that occur here need at most three. */
+/* Converts to a float of eight bits. All numbers that occur here need at most three bits of mantissa. */
 static uint8_t to_eight(float value, unsigned mantissa, unsigned bias) {
     uint32_t bits = bits_of(value);
     uint32_t exponent = (bits >> 23 & 0xff) - (127 - bias);
@@ -99,12 +99,12 @@ static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t coun
     memcpy(shared, send, bytes);
     flexring_op code = operation(op, rank, dtype);
 
-    /* Out of place: the input stays as it is. */
+    /* Out of place: the input does not change. */
     WORKS(flexring_all_reduce(send, recv, count, dtype, code, comm, NULL));
     CHECK(memcmp(recv, want, bytes) == 0);
     CHECK(memcmp(send, sent, bytes) == 0);
 
-    /* In place, on the heap and in shared memory, both under way at the same time. */
+    /* In place, on the heap and in shared memory, both at the same time. */
     if (bytes > 0) WORKS(flexring_register(comm, send, bytes));
     flexring_request *first, *second;
     int done = -1;
@@ -134,12 +134,12 @@ static void run(int rank, const int pipe[2]) {
         CHECK(read(pipe[0], &id, sizeof id) == sizeof id);
     }
     flexring_comm *comm;
-    int told = -1;
+    int number = -1;
     WORKS(flexring_comm_init_rank(&comm, WORLD, id, rank));
-    WORKS(flexring_comm_rank(comm, &told));
-    CHECK(told == rank);
-    WORKS(flexring_comm_size(comm, &told));
-    CHECK(told == WORLD);
+    WORKS(flexring_comm_rank(comm, &number));
+    CHECK(number == rank);
+    WORKS(flexring_comm_size(comm, &number));
+    CHECK(number == WORLD);
 
     static const size_t counts[] = {1, 700, 20011};
     for (int dtype = FLEXRING_INT8; dtype <= FLEXRING_FLOAT8E5M2; dtype++)

@@ -1,4 +1,4 @@
-/* Whatever a caller gets wrong is refused with a code and a sentence; nothing crashes, no output is touched. */
+/* Arguments that are not valid are refused with a code and a message. Nothing crashes, and outputs are not written. */
 #include "check.h"
 
 #include <limits.h>
@@ -11,7 +11,7 @@ static flexring_comm *comm;
 #define INVALID FLEXRING_INVALID_ARGUMENT
 #define SENTINEL ((void *)(uintptr_t)0x5e47)
 
-static void the_communicator_is_checked(void) {
+static void communicators_are_checked(void) {
     flexring_comm *out = SENTINEL;
     flexring_unique_id none;
     memset(&none, 0, sizeof none);
@@ -85,7 +85,7 @@ static void numbers_are_checked(void) {
     EXPECT(INVALID, "-1", flexring_all_reduce(send, recv, 1, FLEXRING_UINT8, negative, comm, NULL));
 }
 
-static void the_other_collectives_are_checked(void) {
+static void collectives_are_checked(void) {
     const int f32 = FLEXRING_FLOAT32;
     const flexring_op sum = FLEXRING_SUM;
     EXPECT(INVALID, "communicator is NULL", flexring_reduce_scatter(send, recv, 8, f32, sum, NULL, NULL));
@@ -94,7 +94,7 @@ static void the_other_collectives_are_checked(void) {
     EXPECT(INVALID, "communicator is NULL", flexring_reduce(send, recv, 8, f32, sum, 0, NULL, NULL));
     EXPECT(INVALID, "send buffer is NULL", flexring_reduce_scatter(NULL, recv, 8, f32, sum, comm, NULL));
     EXPECT(INVALID, "receive buffer is NULL", flexring_all_gather(send, NULL, 8, f32, comm, NULL));
-    /* This rank is the root, so both of its buffers count. */
+    /* This rank is the root, so both of its buffers are used. */
     EXPECT(INVALID, "send buffer is NULL", flexring_broadcast(NULL, recv, 8, f32, 0, comm, NULL));
     EXPECT(INVALID, "receive buffer is NULL", flexring_reduce(send, NULL, 8, f32, sum, 0, comm, NULL));
     EXPECT(INVALID, "root -1", flexring_broadcast(send, recv, 8, f32, -1, comm, NULL));
@@ -168,7 +168,7 @@ static void *another_thread(void *unused) {
     return unused;
 }
 
-static void sentences_belong_to_their_thread(void) {
+static void messages_belong_to_their_thread(void) {
     EXPECT(INVALID, "flexring_dtype",
            flexring_all_reduce(send, recv, 1, 99, FLEXRING_SUM, comm, NULL));
     pthread_t thread;
@@ -185,18 +185,18 @@ int main(void) {
     WORKS(flexring_comm_init_from_env(&comm));
     for (int i = 0; i < 64; i++) send[i] = (float)i, recv[i] = -1;
 
-    the_communicator_is_checked();
+    communicators_are_checked();
     settings_are_quoted();
     buffers_are_checked();
     numbers_are_checked();
-    the_other_collectives_are_checked();
+    collectives_are_checked();
     requests_are_checked();
     memory_is_checked();
     registration_is_checked();
-    sentences_belong_to_their_thread();
+    messages_belong_to_their_thread();
     for (int i = 0; i < 64; i++) CHECK(send[i] == (float)i && recv[i] == -1);
 
-    /* After all that the communicator still works. */
+    /* The communicator still works after all errors. */
     WORKS(flexring_all_reduce(send, recv, 64, FLEXRING_FLOAT32, FLEXRING_AVG, comm, NULL));
     for (int i = 0; i < 64; i++) CHECK(recv[i] == (float)i);
     WORKS(flexring_comm_free(comm));

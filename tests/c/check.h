@@ -1,4 +1,4 @@
-/* What the C programs of these tests share: a check that says where and why, and an end to every hang. */
+/* Checks for the C programs of these tests. A check that fails prints its location and ends the program. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -12,7 +12,7 @@
 #define CHECK(condition)                                                                        \
     do {                                                                                        \
         if (!(condition)) {                                                                     \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);             \
+            fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition);       \
             exit(1);                                                                            \
         }                                                                                       \
     } while (0)
@@ -20,8 +20,8 @@
 /* The call succeeds. */
 #define WORKS(call) EXPECT(FLEXRING_SUCCESS, "", call)
 
-/* The call gives this code, and, if it fails, a sentence with these words. */
-#define EXPECT(code, words, call)                                                               \
+/* The call returns this code and, if it fails, a message that contains `phrase`. */
+#define EXPECT(code, phrase, call)                                                              \
     do {                                                                                        \
         flexring_result result_ = (call);                                                       \
         if (result_ != (code)) {                                                                \
@@ -29,9 +29,9 @@
                     #call, (int)result_, #code, flexring_last_error());                         \
             exit(1);                                                                            \
         }                                                                                       \
-        if (result_ != FLEXRING_SUCCESS && !strstr(flexring_last_error(), (words))) {           \
-            fprintf(stderr, "%s:%d: %s does not say \"%s\" but \"%s\"\n", __FILE__, __LINE__,   \
-                    #call, (words), flexring_last_error());                                     \
+        if (result_ != FLEXRING_SUCCESS && !strstr(flexring_last_error(), (phrase))) {          \
+            fprintf(stderr, "%s:%d: the message of %s lacks \"%s\": \"%s\"\n",                  \
+                    __FILE__, __LINE__, #call, (phrase), flexring_last_error());                \
             exit(1);                                                                            \
         }                                                                                       \
     } while (0)

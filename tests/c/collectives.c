@@ -1,5 +1,5 @@
-/* Four processes reduce-scatter, all-gather, broadcast and reduce: out of place, in place as NCCL has it, and with
- * NULL where a rank has nothing to give or to get. Over shared memory and over TCP. */
+/* Four processes reduce-scatter, all-gather, broadcast and reduce: out of place, in place as in NCCL, and with NULL for
+ * buffers that a rank does not use. Over shared memory and over TCP. */
 #include "check.h"
 
 #include <stdint.h>
@@ -10,7 +10,7 @@ enum { WORLD = 4 };
 #define INVALID FLEXRING_INVALID_ARGUMENT
 #define SENTINEL (-77)
 
-/* Each rank has seven bits of its own, so a sum tells who is missing or counted twice. */
+/* Each rank has its own seven bits, so a sum shows which rank is missing or was added twice. */
 static int32_t value(int rank, size_t i) { return (int32_t)(i % 61 + 1) << 7 * rank; }
 
 static int32_t sum(size_t i) {
@@ -19,7 +19,7 @@ static int32_t sum(size_t i) {
     return all;
 }
 
-/* Memory for one vector: every other one is memory that the ranks share. */
+/* Memory for one vector, on the heap or shared between ranks. */
 static int32_t *vector(flexring_comm *comm, int shared, size_t count) {
     void *memory = malloc(count * sizeof(int32_t));
     if (shared) {
@@ -31,7 +31,7 @@ static int32_t *vector(flexring_comm *comm, int shared, size_t count) {
     return memory;
 }
 
-static void give_back(flexring_comm *comm, int shared, int32_t *vector) {
+static void release(flexring_comm *comm, int shared, int32_t *vector) {
     if (shared) WORKS(flexring_free(comm, vector));
     else free(vector);
 }
@@ -48,7 +48,7 @@ static void reduce_scatter(flexring_comm *comm, int rank, int shared, size_t cou
     EXPECT(INVALID, "overlap", flexring_reduce_scatter(send, send + next, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
     WORKS(flexring_reduce_scatter(send, send + own, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[own + i] == sum(own + i));
-    give_back(comm, shared, send), give_back(comm, shared, recv);
+    release(comm, shared, send), release(comm, shared, recv);
 }
 
 static void all_gather(flexring_comm *comm, int rank, int shared, size_t count) {
@@ -64,7 +64,7 @@ static void all_gather(flexring_comm *comm, int rank, int shared, size_t count) 
     EXPECT(INVALID, "overlap", flexring_all_gather(recv + next, recv, count, FLEXRING_INT32, comm, NULL));
     WORKS(flexring_all_gather(recv + own, recv, count, FLEXRING_INT32, comm, NULL));
     for (size_t i = 0; i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
-    give_back(comm, shared, send), give_back(comm, shared, recv);
+    release(comm, shared, send), release(comm, shared, recv);
 }
 
 static void broadcast(flexring_comm *comm, int rank, int root, int shared, size_t count) {
@@ -77,7 +77,7 @@ static void broadcast(flexring_comm *comm, int rank, int root, int shared, size_
 
     WORKS(flexring_broadcast(send, send, count, FLEXRING_INT32, root, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[i] == value(root, i));
-    give_back(comm, shared, send), give_back(comm, shared, recv);
+    release(comm, shared, send), release(comm, shared, recv);
 }
 
 static void reduce(flexring_comm *comm, int rank, int root, int shared, size_t count) {
@@ -92,7 +92,7 @@ static void reduce(flexring_comm *comm, int rank, int root, int shared, size_t c
 
     WORKS(flexring_reduce(send, send, count, FLEXRING_INT32, FLEXRING_SUM, root, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[i] == (rank == root ? sum(i) : value(rank, i)));
-    give_back(comm, shared, send), give_back(comm, shared, recv);
+    release(comm, shared, send), release(comm, shared, recv);
 }
 
 static void run(int rank, const int pipe[2]) {

@@ -1,4 +1,4 @@
-/* CUDA's driver, opened when it is needed: programs are built without it. */
+/* CUDA's driver, loaded at run time, because programs are built without it. */
 #ifndef CUDA_H
 #define CUDA_H
 
@@ -43,7 +43,7 @@ static inline float *on_gpu(size_t count, float value, void *stream) {
     CHECK(host != NULL);
     for (size_t i = 0; i < count; i++) host[i] = value;
     CUDA(cuMemAlloc_v2, (address *, size_t), &start, count * sizeof(float));
-    /* From pageable memory: it has left it when this returns. */
+    /* The source is pageable memory, so the driver has read it when this returns. */
     CUDA(cuMemcpyHtoDAsync_v2, (address, const void *, size_t, void *), start, host, count * sizeof(float), stream);
     free(host);
     return (float *)(uintptr_t)start;
@@ -57,7 +57,7 @@ static inline int synchronize(void *stream) {
     return ((int (*)(void *))cuda_function("cuStreamSynchronize"))(stream);
 }
 
-/* The element at `at` once the stream has passed what is in it. */
+/* The element at `at` after all work that is in the stream. */
 static inline float read_gpu(const float *at, void *stream) {
     float value;
     CUDA(cuMemcpyDtoHAsync_v2, (void *, address, size_t, void *), &value, (address)(uintptr_t)at, sizeof value, stream);

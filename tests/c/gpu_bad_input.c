@@ -1,5 +1,5 @@
-/* Whatever a caller gets wrong about memory of GPUs and streams is refused with a code and a sentence, and ends nothing.
- * The argument says which machine this is: `none` has no driver, `two` has two GPUs. */
+/* GPU memory and streams that cannot be used are refused with a code and a message, and the communicator still works.
+ * The argument names the machine: `none` has no driver, `two` has two GPUs. */
 #define _GNU_SOURCE
 #include "cuda.h"
 
@@ -21,7 +21,7 @@ static void begin(void) {
     WORKS(flexring_comm_init_from_env(&comm));
 }
 
-/* Addresses as a driver reserves them for GPUs: the host may not touch them. */
+/* An address range that the host cannot access, like those that a driver reserves for GPUs. */
 static void *reserved(void) {
     void *start = mmap(NULL, COUNT * sizeof(float), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(start != MAP_FAILED);
@@ -44,7 +44,7 @@ static void with_two_gpus(void) {
     void *stream_of_1 = new_stream();
     float *of_1 = on_gpu(COUNT, 1, stream_of_1);
     CHECK(synchronize(stream_of_1) == 0);
-    /* The GPU that is current when the communicator is made becomes its own. */
+    /* The communicator works with the GPU that is current when it is created. */
     use_gpu(0);
     void *stream = new_stream();
     float *vector = on_gpu(COUNT, 1, stream), *other = on_gpu(COUNT, 1, stream);
@@ -76,7 +76,7 @@ static void with_two_gpus(void) {
     EXPECT(FLEXRING_UNSUPPORTED, "being captured", reduce(vector, vector, COUNT, stream));
     CUDA(cuStreamEndCapture, (void *, void **), stream, &graph);
 
-    /* None of it has ended the communicator, nor has anything been written. */
+    /* None of these calls has ended the communicator or written anything. */
     CHECK(read_gpu(other, stream) == 1);
     WORKS(reduce(vector, other, COUNT, stream));
     WORKS(reduce(vector, other, 0, stream));

@@ -1,6 +1,6 @@
-/* GPUs that cannot be used or break: a sentence on every rank, in time. The first argument says what is wrong with the GPU
- * of rank 0, as the simulated driver was told: it is `unusable`, `short` of memory once, or `broken` in the midst of calls.
- * The second has words of the sentence that tells. */
+/* Failures of a GPU are reported on every rank, without waiting for the timeout. The first argument is the failure of rank 0's
+ * GPU, for which the simulated driver is configured: `unusable`, `short` of memory once, or `broken` during calls. The second
+ * is a part of the expected message. */
 #include "cuda.h"
 
 #include <signal.h>
@@ -19,8 +19,8 @@ static flexring_result reduce(flexring_comm *comm, float *vector, void *stream) 
     return flexring_all_reduce(vector, vector, COUNT, FLEXRING_FLOAT32, FLEXRING_SUM, comm, stream);
 }
 
-/* One rank alone: its calls are refused, and those on the host go on. */
-static void unusable(const char *words, flexring_result again) {
+/* A world of one rank: calls on the GPU are refused, and calls on the host still work. */
+static void unusable(const char *phrase, flexring_result again) {
     static float host[COUNT];
     flexring_comm *comm;
     setenv("FLEXRING_RANK", "0", 1);
@@ -31,41 +31,41 @@ static void unusable(const char *words, flexring_result again) {
     float *vector = on_gpu(COUNT, 1, stream);
     flexring_result result = reduce(comm, vector, stream);
     CHECK(result != FLEXRING_SUCCESS);
-    EXPECT(result, words, result);
+    EXPECT(result, phrase, result);
     WORKS(reduce(comm, host, NULL));
     WORKS(flexring_comm_status(comm));
-    EXPECT(again, words, reduce(comm, vector, stream));
+    EXPECT(again, phrase, reduce(comm, vector, stream));
     CHECK(read_gpu(vector + COUNT - 1, stream) == 1);
     free_gpu(vector);
     WORKS(flexring_comm_free(comm));
 }
 
-/* Rank 0's context breaks in the midst of its calls. */
-static void broken(int rank, flexring_unique_id id, const char *words) {
+/* Rank 0's context breaks during its calls. */
+static void broken(int rank, flexring_unique_id id, const char *phrase) {
     flexring_comm *comm;
     if (rank != 0) unsetenv("SIMCUDA_FAIL");
     WORKS(flexring_comm_init_rank(&comm, 2, id, rank));
     use_gpu(0);
     void *stream = new_stream();
     float *vector = on_gpu(COUNT, 1, stream);
-    double begun = now();
+    double start = now();
     flexring_result result = FLEXRING_SUCCESS;
     for (int calls = 0; result == FLEXRING_SUCCESS && calls < 1000; calls++) {
         result = reduce(comm, vector, stream);
         if (result == FLEXRING_SUCCESS) result = flexring_comm_synchronize(comm);
     }
     CHECK(result != FLEXRING_SUCCESS);
-    /* The deadline of a call is 20 seconds here, but nobody needs to wait for it. */
-    CHECK(now() - begun < 15);
+    /* The timeout of a call is 20 seconds here, but a failure is reported earlier. */
+    CHECK(now() - start < 15);
     EXPECT(result, "rank 0", result);
-    EXPECT(result, words, result);
-    /* Of a call it is what the next one returns, with another code. */
+    EXPECT(result, phrase, result);
+    /* Later calls return the error, with another code. */
     result = flexring_comm_status(comm);
     CHECK(result != FLEXRING_SUCCESS);
-    EXPECT(result, words, result);
-    /* The stream goes on, or is broken: it does not hang. */
-    int told = synchronize(stream);
-    CHECK(rank == 0 || told == 0);
+    EXPECT(result, phrase, result);
+    /* The stream continues or is broken, but it does not hang. */
+    int code = synchronize(stream);
+    CHECK(rank == 0 || code == 0);
     WORKS(flexring_comm_free(comm));
 }
 
@@ -80,7 +80,8 @@ int main(int count, char **arguments) {
     } else {
         flexring_unique_id id;
         int status;
-        /* Its process must stay until all are there; threads do not survive a fork, so there is a process for that. */
+        /* The process that creates the id must live until all ranks have joined. Its threads do not survive a fork, so it is
+         * neither this process nor a rank. */
         int made[2];
         CHECK(pipe(made) == 0);
         pid_t maker = fork();
