@@ -4,7 +4,7 @@
  *     cc examples/all_reduce.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o all_reduce
  *     mpirun -np 4 ./all_reduce
  *
- * torchrun and srun start it as well. Without any of them, start each rank by hand:
+ * torchrun and srun can start it, too. Without a launcher, start each rank by hand:
  *
  *     export FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=127.0.0.1 FLEXRING_MASTER_PORT=29600
  *     FLEXRING_RANK=0 ./all_reduce & FLEXRING_RANK=1 ./all_reduce
@@ -31,7 +31,7 @@ int main(void) {
     MUST(flexring_comm_rank(comm, &rank));
     MUST(flexring_comm_size(comm, &size));
 
-    /* Any memory will do; other ranks of this node read this kind without a copy. */
+    /* Any memory can be used. Other ranks of this node read this memory without a copy. */
     MUST(flexring_alloc(comm, count * sizeof(float), &memory));
     float *gradient = memory;
     for (size_t i = 0; i < count; i++) gradient[i] = (float)rank;

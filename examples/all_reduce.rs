@@ -3,7 +3,7 @@
 //!     cargo build --release --example all_reduce
 //!     mpirun -np 4 target/release/examples/all_reduce
 //!
-//! torchrun and srun start it as well. Without any of them, start each rank by hand:
+//! torchrun and srun can start it, too. Without a launcher, start each rank by hand:
 //!
 //!     export FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=127.0.0.1 FLEXRING_MASTER_PORT=29600
 //!     FLEXRING_RANK=0 target/release/examples/all_reduce & FLEXRING_RANK=1 target/release/examples/all_reduce
@@ -13,7 +13,7 @@ use flexring::{Communicator, ReduceOp, Result};
 fn main() -> Result<()> {
     let comm = Communicator::from_env()?;
 
-    // Any slice will do; other ranks of this node read this kind of memory without a copy.
+    // Any slice can be used. Other ranks of this node read this memory without a copy.
     let mut gradient = comm.alloc::<f32>(1 << 20)?;
     gradient.fill(comm.rank() as f32);
 

@@ -1,11 +1,11 @@
-/* Averages a gradient on a GPU over all ranks, in a stream: nothing waits but the stream.
+/* Averages a gradient on a GPU over all ranks, in a stream. The host does not wait for the call.
  *
  *     cargo build --release
  *     cc examples/all_reduce_gpu.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o all_reduce_gpu
  *     mpirun -np 4 ./all_reduce_gpu
  *
- * It is built without CUDA: the few functions of the driver that it needs it finds in libcuda.so.1 when it runs. Programs
- * that use CUDA's runtime pass memory of cudaMalloc and a cudaStream_t in the same places.
+ * It is built without CUDA. It loads the functions of the driver that it needs from libcuda.so.1 at run time. Programs that
+ * use CUDA's runtime pass memory of cudaMalloc and a cudaStream_t instead.
  */
 #include <dlfcn.h>
 #include <flexring.h>
@@ -29,7 +29,7 @@
         }                                                                   \
     } while (0)
 
-/* As in cuda.h, with handles as the pointers that they are. */
+/* Declared as in cuda.h, but with void pointers for handles. */
 typedef unsigned long long address;
 static int (*cuInit)(unsigned);
 static int (*cuDeviceGetCount)(int *);
@@ -91,7 +91,7 @@ int main(void) {
         fprintf(stderr, "there is no GPU\n");
         return 1;
     }
-    /* Right where all ranks are on one node; else this takes the number of the rank within its node. */
+    /* Correct if all ranks are on one node. Otherwise use the rank's number within its node. */
     int gpu = rank % gpus;
     /* The primary context is the one that flexring and CUDA's runtime use. */
     CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
@@ -103,12 +103,12 @@ int main(void) {
     if (host == NULL) return 1;
     for (size_t i = 0; i < count; i++) host[i] = (float)rank;
 
-    /* Each takes effect behind the one before it. None of them waits for that. */
+    /* The stream runs these in order. The host does not wait for any of them. */
     CUDA(cuMemcpyHtoDAsync(gradient, host, bytes, stream));
     MUST(flexring_all_reduce((void *)gradient, (void *)gradient, count, FLEXRING_FLOAT32, FLEXRING_AVG, comm, stream));
     CUDA(cuMemcpyDtoHAsync(host, gradient, bytes, stream));
     CUDA(cuStreamSynchronize(stream));
-    /* If the call failed the stream went on without a result, and this says why. */
+    /* If the call failed, the stream continued without a result, and this returns the error. */
     MUST(flexring_comm_status(comm));
 
     float expected = (float)(size - 1) / 2;

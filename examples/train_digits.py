@@ -1,12 +1,12 @@
 """Trains a small network on handwritten digits with DistributedDataParallel over flexring, over gloo, or over
-both from the same start, to see that they learn the same.
+both with the same initial weights, and compares the loss curves.
 
     cargo build --release
     torchrun --nproc_per_node 4 examples/train_digits.py --backend both
 
-(PyTorch 1.13 under Python 3.11 needs ``--redirects 1 --tee 1`` before the file's name, or it starts nothing.)
+(PyTorch 1.13 with Python 3.11 needs ``--redirects 1 --tee 1`` before the file's name; without them it does not start ranks.)
 
-Ends with exit code 1 if the two loss curves differ by more than rounding, or if ranks end with different weights.
+The exit code is 1 if the two loss curves differ by more than rounding, or if ranks end with different weights.
 """
 
 import argparse
@@ -28,13 +28,13 @@ import flexring.torch  # noqa: E402
 SEED = 1998
 TEST_IMAGES = 357
 BATCH = 16
-# The two add the gradients of the ranks in different orders. That is a difference in the last bits of a float
-# per step, which some hundred steps make larger; a gradient that is wrong or missing shows in the third digit.
+# The two backends add the gradients of the ranks in different orders. Each step changes the last bits of a float, and
+# hundreds of steps amplify that. A gradient that is wrong or missing changes the third digit.
 TOLERANCE = 1e-5
 
 
 def load():
-    """Training images, training digits, test images, test digits."""
+    """Returns training images, training digits, test images and test digits."""
     with gzip.open(HERE / "data" / "digits.csv.gz", "rt", newline="") as file:
         rows = torch.tensor([[float(text) for text in row] for row in csv.reader(file)])
     images, digits = rows[:, :-1] / 16, rows[:, -1].long()
@@ -48,7 +48,7 @@ def mean_over_ranks(value):
 
 
 def ranks_agree(model):
-    """Whether all ranks have the same weights, bit by bit."""
+    """Whether all ranks have bitwise equal weights."""
     mine = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_of_them, mine)
@@ -56,21 +56,22 @@ def ranks_agree(model):
 
 
 def train(backend, data, epochs):
-    """Trains from the same start each time; returns the loss of each epoch and the accuracy on test images."""
+    """Trains with the same initial weights each time. Returns the loss of each epoch, and whether all ranks have equal
+    weights at the end."""
     images, digits, test_images, test_digits = data
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(SEED)
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    # Small buckets, so that there are several under way at a time.
+    # Small buckets, so that several are reduced at a time.
     model = DistributedDataParallel(network, bucket_cap_mb=0.01)
     comm = flexring.torch.register(model) if backend == "flexring" else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     order = torch.Generator().manual_seed(SEED)
 
     losses = []
-    begun = time.monotonic()
+    start = time.monotonic()
     for _ in range(epochs):
-        # Every rank draws the same order and takes its own part of it.
+        # All ranks draw the same order, and each takes its own part of it.
         mine = torch.randperm(len(images), generator=order)[rank::world]
         total, steps = 0.0, 0
         for batch in mine[: len(images) // world].split(BATCH):
@@ -80,7 +81,7 @@ def train(backend, data, epochs):
             optimizer.step()
             total, steps = total + loss.item(), steps + 1
         losses.append(mean_over_ranks(total / steps))
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
 
     with torch.no_grad():
         right = (model(test_images).argmax(1) == test_digits).float().mean().item()
@@ -107,17 +108,17 @@ def main():
     backends = ["gloo", "flexring"] if options.backend == "both" else [options.backend]
     runs = [train(backend, data, options.epochs) for backend in backends]
 
-    well = all(same for _, same in runs)
+    passed = all(same for _, same in runs)
     if len(runs) == 2:
         (gloo, _), (ours, _) = runs
-        apart = max(abs(one - other) / one for one, other in zip(gloo, ours))
-        well = well and apart <= TOLERANCE
+        difference = max(abs(one - other) / one for one, other in zip(gloo, ours))
+        passed = passed and difference <= TOLERANCE
         if dist.get_rank() == 0:
-            verdict = "agree" if apart <= TOLERANCE else "DIFFER"
-            print(f"the loss curves {verdict}: at most {apart:.1e} apart, {TOLERANCE:.0e} allowed")
+            verdict = "agree" if difference <= TOLERANCE else "DIFFER"
+            print(f"the loss curves {verdict}: the largest relative difference is {difference:.1e}, {TOLERANCE:.0e} is allowed")
     dist.barrier()
     dist.destroy_process_group()
-    return 0 if well else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
