@@ -1,10 +1,10 @@
-//! A simulated fabric: it does what queue pairs of no device were told, in every order and with every loss that a
-//! reliable connection allows.
+//! A simulated fabric: it executes the verbs that inert queue pairs record, in every order and with every loss that
+//! a reliable connection allows.
 //!
-//! Over one queue pair writes are delivered and acknowledged in order; different ones know nothing of each other.
-//! Bytes are read from where the sender has them when the write is posted or when it is delivered, and written
-//! where the receiver granted it at that moment. A broken end carries out nothing more, but what it has put on the
-//! wire may still arrive at the other. A write that nobody wanted a completion of has none, unless it failed.
+//! Over one queue pair, writes are delivered and acknowledged in order; queue pairs are independent of each other.
+//! The bytes of a write are read from the sender's memory when it is posted or when it is delivered, and go where the
+//! receiver allows it at that moment. A broken end executes nothing more, but what it has put on the wire may still
+//! arrive at the other end. An unsignalled write completes only if it fails.
 
 use super::super::wr_id;
 use crate::transport::fixtures::Random;
@@ -15,54 +15,57 @@ use std::ops::Range;
 
 const FLUSHED: WcStatus = WcStatus::FLUSHED;
 
-/// What verbs call it when nobody acknowledges a request.
-pub(super) const RETRIED: WcStatus = WcStatus(12);
+/// `IBV_WC_RETRY_EXC_ERR`: the peer did not acknowledge a request.
+pub(super) const RETRY_EXCEEDED: WcStatus = WcStatus(12);
 
-/// A write that is not acknowledged.
+/// A write that is posted and not acknowledged.
 struct InFlightWrite {
     request: WriteRequest,
-    /// Its bytes, if they were read already.
+    /// The bytes, once the device has read them.
     bytes: Option<Vec<u8>>,
 }
 
 impl InFlightWrite {
-    /// Reads the bytes now, unless that was done before.
+    /// Reads the bytes from memory, unless the device did that before.
     fn read(&mut self) {
         let WriteRequest { from, len, .. } = self.request;
         self.bytes.get_or_insert_with(|| {
             if len == 0 {
                 return Vec::new();
             }
-            // SAFETY: boards and sources of messages live as long as the world that this fabric belongs to.
+            // SAFETY: control buffers and sources of messages live as long as the simulation, which owns this fabric.
             unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) }.to_vec()
         });
     }
 }
 
-/// One end of a connection, as its device has it.
+/// One end of a connection, as its device sees it.
 #[derive(Default)]
 struct SimulatedQp {
-    /// Not acknowledged, oldest first, and how many of them were delivered.
+    /// Writes that are not acknowledged, oldest first.
     in_flight: VecDeque<InFlightWrite>,
+    /// How many of these were delivered.
     delivered: usize,
-    /// On the wire though this end has broken.
+    /// Writes that were on the wire when this end broke.
     on_the_wire: VecDeque<InFlightWrite>,
+    /// Receives posted.
     receives: usize,
     broken: bool,
     rail: usize,
 }
 
+/// All connections between two ranks.
 pub(super) struct Fabric {
-    /// By pair, then by rank.
+    /// By queue pair, then by rank.
     qps: Vec<[SimulatedQp; 2]>,
-    /// By rank, then by rail.
+    /// Completion queues, by rank, then by rail.
     queues: [Vec<VecDeque<Completion>>; 2],
-    /// How many writes have waited on one queue pair at most, to be looked at.
+    /// The most writes that ever waited on one queue pair to be polled.
     pub max_queued: usize,
 }
 
 impl Fabric {
-    /// Connections between these rails of rank 0's and rank 1's.
+    /// Connections between these rails (of rank 0, of rank 1).
     pub(super) fn new(rails: &[(usize, usize)]) -> Self {
         let queues = |of: fn(&(usize, usize)) -> usize| {
             vec![VecDeque::new(); 1 + rails.iter().map(of).max().unwrap_or(0)]
@@ -79,18 +82,18 @@ impl Fabric {
         self.queues[rank].len()
     }
 
-    /// Whether both ends of some connection still stand.
+    /// Whether some connection is intact at both ends.
     pub(super) fn connects(&self) -> bool {
         self.qps.iter().any(|ends| ends.iter().all(|end| !end.broken))
     }
 
-    /// Whether a device of this rank's may still read this memory.
+    /// Whether a device of this rank may still read from this memory.
     pub(super) fn reads(&self, rank: usize, memory: &Range<u64>) -> bool {
         let ends = self.qps.iter().map(|ends| &ends[rank]);
         ends.flat_map(|end| &end.in_flight).any(|write| memory.contains(&write.request.from))
     }
 
-    /// Does what a queue pair of this rank's was told.
+    /// Executes the calls that a queue pair of this rank recorded.
     pub(super) fn execute(&mut self, rank: usize, qp: usize, recorded: RecordedCalls, random: &mut Random) {
         if recorded.in_error {
             self.break_end(rank, qp, FLUSHED, random);
@@ -117,8 +120,8 @@ impl Fabric {
         }
     }
 
-    /// Delivers the oldest write that this rank has on its way over a queue pair, if there is one that can be.
-    /// `allows` panics if it must not be written where it goes to.
+    /// Delivers the oldest undelivered write of this rank over a queue pair, if there is one. `allows` panics if the
+    /// receiver does not allow it now.
     pub(super) fn deliver(&mut self, from: usize, qp: usize, allows: impl FnOnce(&WriteRequest)) {
         let [low, high] = &mut self.qps[qp];
         let (sender, receiver) = if from == 0 { (low, high) } else { (high, low) };
@@ -126,19 +129,19 @@ impl Fabric {
             sender.on_the_wire.clear();
             return;
         }
-        let (mut stray, mut write) = (sender.on_the_wire.pop_front(), None);
-        if stray.is_none() && !sender.broken {
+        let (mut late, mut write) = (sender.on_the_wire.pop_front(), None);
+        if late.is_none() && !sender.broken {
             write = sender.in_flight.get_mut(sender.delivered);
             sender.delivered += usize::from(write.is_some());
         }
-        let Some(write) = stray.as_mut().or(write) else { return };
+        let Some(write) = late.as_mut().or(write) else { return };
         write.read();
-        let (request, bytes) = (write.request, write.bytes.as_ref().expect("it was read just now"));
+        let (request, bytes) = (write.request, write.bytes.as_ref().expect("read in the line above"));
         allows(&request);
-        // SAFETY: `allows` says that this memory is the receiver's and that it is to be written.
+        // SAFETY: `allows` checked that this memory belongs to the receiver and may be written.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), request.to as *mut u8, bytes.len()) };
         let Some(immediate) = request.immediate else { return };
-        assert!(receiver.receives > 0, "more than {RECV_DEPTH} writes wait on queue pair {qp}");
+        assert!(receiver.receives > 0, "more than {RECV_DEPTH} writes wait to be polled on queue pair {qp}");
         receiver.receives -= 1;
         self.max_queued = self.max_queued.max(RECV_DEPTH - receiver.receives);
         let outcome = Ok(Some((immediate, request.len)));
@@ -151,7 +154,7 @@ impl Fabric {
         if end.broken || end.delivered == 0 {
             return;
         }
-        let write = end.in_flight.pop_front().expect("as many as were delivered");
+        let write = end.in_flight.pop_front().expect("delivered writes are in flight");
         end.delivered -= 1;
         if write.request.signalled {
             let completion = Completion { id: write.request.id, outcome: Ok(None) };
@@ -159,15 +162,15 @@ impl Fabric {
         }
     }
 
-    /// Finds out that the other end does not answer, if that is so and something was asked of it.
+    /// Breaks this end if the other end is broken and a write of this end waits for an acknowledgement.
     pub(super) fn time_out(&mut self, rank: usize, qp: usize, random: &mut Random) {
         let ends = &self.qps[qp];
         if ends[1 - rank].broken && !ends[rank].in_flight.is_empty() {
-            self.break_end(rank, qp, RETRIED, random);
+            self.break_end(rank, qp, RETRY_EXCEEDED, random);
         }
     }
 
-    /// Breaks one end. All that was under way there fails, the oldest for this reason; some of it may be on the wire.
+    /// Breaks one end. Everything in flight there fails, the oldest with this status; some of it may be on the wire.
     pub(super) fn break_end(&mut self, rank: usize, qp: usize, first: WcStatus, random: &mut Random) {
         let end = &mut self.qps[qp][rank];
         if std::mem::replace(&mut end.broken, true) {
@@ -194,7 +197,7 @@ impl Fabric {
         }
     }
 
-    /// The rank destroys its queue pairs.
+    /// Destroys the queue pairs of a rank.
     pub(super) fn destroy(&mut self, rank: usize, random: &mut Random) {
         for qp in 0..self.qps.len() {
             self.break_end(rank, qp, FLUSHED, random);
@@ -202,7 +205,7 @@ impl Fabric {
         self.queues[rank].iter_mut().for_each(VecDeque::clear);
     }
 
-    /// The next completion of a rail's.
+    /// Takes the next completion of a rail.
     pub(super) fn completion(&mut self, rank: usize, rail: usize) -> Option<Completion> {
         self.queues[rank][rail].pop_front()
     }

@@ -1,36 +1,39 @@
-//! What is to happen to two ranks: which calls they make, with which messages, and what goes wrong.
+//! Scenarios of the simulation: which calls two ranks make, with which messages, and which faults occur.
 
 use crate::transport::fixtures::Random;
 use crate::transport::verbs::objects::Shim;
 use crate::transport::verbs::wire::MAX_EAGER_BYTES;
 
-/// The longest message.
+/// Bytes of the longest message.
 pub(super) const LONGEST: usize = 20 << 10;
 
-/// What is to happen.
+/// One scenario. Equal seeds give equal scenarios.
 pub(super) struct Scenario {
     pub seed: u64,
-    /// By pair: the rail of rank 0 and of rank 1.
+    /// By queue pair: the rail of rank 0 and of rank 1.
     pub rails: Vec<(usize, usize)>,
     pub calls: Vec<ScenarioCall>,
-    /// How many ends of pairs break by themselves, and a pair of which none does.
+    /// How many ends of queue pairs break spontaneously.
     pub breaks: usize,
+    /// A queue pair that does not break spontaneously.
     pub unbroken: Option<usize>,
-    /// What fails at each rank.
+    /// By rank: the verbs that fail.
     pub shims: [Shim; 2],
-    /// Whether ranks do one thing at a time and look at what came of it, and then nothing for long.
+    /// Whether ranks poll after each action, and then do nothing for long.
     pub stepwise: bool,
 }
 
-/// The lengths of one call's messages, by who sends them; a call that does not go over this link has none.
+/// One call of both ranks.
 pub(super) struct ScenarioCall {
-    pub goes_here: bool,
+    /// Whether the call uses this link.
+    pub uses_link: bool,
+    /// Lengths of the messages, by the rank that sends them.
     pub lens: [Vec<usize>; 2],
 }
 
 impl Scenario {
-    /// Whatever a seed says.
-    pub(super) fn of(seed: u64, breaks: usize) -> Self {
+    /// The scenario of a seed, with up to this many breaks.
+    pub(super) fn new(seed: u64, breaks: usize) -> Self {
         let mut random = Random(seed);
         let qps = 1 + random.below(4);
         let (mine, theirs) = (1 + random.below(qps), 1 + random.below(qps));
@@ -53,7 +56,7 @@ impl ScenarioCall {
             let most = [1, 3, 8, 100][random.below(4)];
             (0..random.below(most + 1)).map(|_| message_len(random)).collect()
         };
-        Self { goes_here: !random.once_in(6), lens: [lens(random), lens(random)] }
+        Self { uses_link: !random.once_in(6), lens: [lens(random), lens(random)] }
     }
 }
 
@@ -66,7 +69,7 @@ fn message_len(random: &mut Random) -> usize {
     }
 }
 
-/// The bytes of a message: nobody else's are the same.
+/// The bytes of a message, unique to it.
 pub(super) fn content(seed: u64, from: usize, sequence: u64, number: usize, len: usize) -> Vec<u8> {
     Random(seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20).bytes(len)
 }

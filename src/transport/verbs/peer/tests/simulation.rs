@@ -1,7 +1,8 @@
-//! Two ranks that exchange the messages of several calls over the simulated fabric, and what must hold meanwhile.
+//! Two ranks that exchange the messages of several calls over the simulated fabric, and the invariants that hold
+//! meanwhile.
 
 use super::super::{ControlMemory, LinkConnectInfo, Peer};
-use super::fabric::{Fabric, RETRIED};
+use super::fabric::{Fabric, RETRY_EXCEEDED};
 use super::scenario::{LONGEST, Scenario, content};
 use crate::error::{Error, ErrorKind};
 use crate::memory::Piece;
@@ -18,34 +19,34 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-/// Steps after which a world that has not ended never will.
+/// A simulation that has not ended after this many steps is stuck.
 const MAX_STEPS: usize = 400_000;
 
-/// What came of it.
+/// How a simulation ended.
 pub(super) struct SimulationOutcome {
-    /// By rank.
+    /// By rank: the error of its call.
     pub failed: [Option<Error>; 2],
-    /// How many writes have waited on one queue pair at most.
+    /// The most writes that ever waited on one queue pair to be polled.
     pub max_queued: usize,
 }
 
 fn bytes_of(piece: Piece) -> &'static [u8] {
-    // SAFETY: worlds keep their memory to their end; what this returns is compared at once.
+    // SAFETY: the simulation keeps its memory to its end, and the bytes are compared at once.
     unsafe { std::slice::from_raw_parts(piece.as_ptr(), piece.len()) }
 }
 
 fn overwrite(piece: Piece) {
-    // SAFETY: the piece is the rank's own memory, which nobody else may touch any more.
+    // SAFETY: the piece belongs to the rank, and no device may access it any more.
     unsafe { std::ptr::write_bytes(piece.as_ptr(), 0xee, piece.len()) };
 }
 
-/// One message's landing that is open: which message, and where.
+/// A posted receive: the number of its message, and its destination.
 struct ExpectedMessage {
     message: u64,
-    index: Piece,
+    destination: Piece,
 }
 
-/// One rank's part in one call.
+/// The progress of one rank in one call.
 #[derive(Default)]
 struct SimulatedCall {
     sources: VecDeque<Piece>,
@@ -59,19 +60,21 @@ struct SimulatedRank {
     peer: Peer,
     registry: MemoryRegistry,
     remote: Piece,
-    /// Where messages can land, used again as soon as possible.
+    /// Free destinations, reused as soon as possible.
     free: Vec<Piece>,
-    /// Calls that are over, and the one that is under way.
+    /// Number of completed calls.
     done: usize,
+    /// The call in progress.
     current: Option<SimulatedCall>,
+    /// Memory that the link may keep registered during the call.
     held_memory: Vec<Weak<RegisteredMemory>>,
     leaving: bool,
-    /// Whether it has destroyed its queue pairs.
+    /// Whether its queue pairs are destroyed.
     destroyed: bool,
     failed: Option<Error>,
-    /// Whether it looks at all at the moment.
+    /// Whether it polls at the moment.
     awake: bool,
-    /// Kept for what points into it.
+    /// Keeps everything that pieces point into.
     memory: Vec<Vec<u8>>,
 }
 
@@ -103,12 +106,12 @@ impl SimulatedRank {
         memory.push(vec![0; layout.bytes()]);
         let local = piece(memory.last_mut().expect("just pushed"));
         memory.push(vec![0; LONGEST * (WINDOW + 4)]);
-        let recvs_posted = piece(memory.last_mut().expect("just pushed"));
+        let destinations = piece(memory.last_mut().expect("just pushed"));
         let control = ControlBuffer::new(controls[me], local, layout);
         let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: 0 };
         let fresh = rails.iter().map(|(mine, _)| {
             let qp = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
-            (qp.expect("inert"), ROUTE)
+            (qp.expect("inert"), PATH)
         });
         let theirs = LinkConnectInfo {
             endpoints: vec![Endpoint { qpn: 1, psn: 1 }; rails.len()],
@@ -116,18 +119,18 @@ impl SimulatedRank {
             keys: [7; MAX_RAILS],
         };
         let link = Link::new(1 - me, control, &rails);
-        let boards_of = ControlMemory {
+        let control_memory = ControlMemory {
             remote: registry.register_internal(controls[me], true).expect("inert"),
             local: registry.register_internal(local, false).expect("inert"),
             _memory: memmap2::MmapMut::map_anon(1).expect("a page"),
         };
-        let peer =
-            Peer::connect(0, link, control, &Arc::new(boards_of), fresh.collect(), &theirs).expect("inert");
+        let peer = Peer::connect(0, link, control, &Arc::new(control_memory), fresh.collect(), &theirs)
+            .expect("inert");
         Self {
             peer,
             registry,
             remote: controls[me],
-            free: (0..WINDOW + 4).map(|at| recvs_posted.narrow(at * LONGEST, LONGEST)).collect(),
+            free: (0..WINDOW + 4).map(|at| destinations.narrow(at * LONGEST, LONGEST)).collect(),
             done: 0,
             current: None,
             held_memory: Vec::new(),
@@ -145,20 +148,20 @@ impl SimulatedRank {
         let remote = self.remote.as_ptr() as u64;
         assert_eq!(request.rkey, 7, "the key of a rail that this rank has");
         if (remote..remote + self.remote.len() as u64).contains(&from) {
-            assert!(from + len as u64 <= remote + self.remote.len() as u64, "within the inbox");
+            assert!(from + len as u64 <= remote + self.remote.len() as u64, "within the control buffer");
             return;
         }
-        let landing = self.current.iter().flat_map(|current| &current.recvs_posted).find(|landing| {
-            (landing.index.as_ptr() as u64, landing.index.len()) == (from, len)
+        let recv = self.current.iter().flat_map(|current| &current.recvs_posted).find(|recv| {
+            (recv.destination.as_ptr() as u64, recv.destination.len()) == (from, len)
                 && request
                     .immediate
-                    .is_some_and(|word| ImmData::unpack(word).kind == ImmKind::Data(landing.message))
+                    .is_some_and(|imm| ImmData::unpack(imm).kind == ImmKind::Data(recv.message))
         });
-        assert!(landing.is_some(), "{request:?} is written where no landing of its message is open");
+        assert!(recv.is_some(), "{request:?} is written where no receive for its message is posted");
     }
 }
 
-const ROUTE: PathAttributes = PathAttributes {
+const PATH: PathAttributes = PathAttributes {
     port: 1,
     gid_index: 0,
     gid: [0; 16],
@@ -193,12 +196,12 @@ impl Simulation {
         Self { breaks: scenario.breaks, scenario, random, fabric, ranks }
     }
 
-    /// One rank's end, for who plays the device himself.
+    /// One rank's end, for tests that simulate the device themselves.
     pub(super) fn peer(&mut self, me: usize) -> &mut Peer {
         &mut self.ranks[me].peer
     }
 
-    /// Lets happen what may, one thing after the other, until both ranks have left or failed.
+    /// Runs random steps until both ranks have left or failed.
     pub(super) fn run(mut self) -> SimulationOutcome {
         for _ in 0..MAX_STEPS {
             for me in 0..2 {
@@ -208,10 +211,10 @@ impl Simulation {
                 }
             }
             if self.ranks.iter().all(|rank| rank.destroyed) {
-                return self.close();
+                return self.finish();
             }
             if self.random.once_in(if self.scenario.stepwise { 3_000 } else { 80 }) {
-                // Somebody computes for a while, or sleeps.
+                // A rank computes or sleeps for a while.
                 self.ranks.iter_mut().for_each(|rank| rank.awake = !self.random.once_in(3));
             }
             let (me, qp) = (self.random.below(2), self.random.below(self.scenario.rails.len()));
@@ -221,7 +224,7 @@ impl Simulation {
                 7 if self.random.once_in(8) => self.fabric.time_out(me, qp, &mut self.random),
                 7 if self.breaks > 0 && self.scenario.unbroken != Some(qp) && self.random.once_in(16) => {
                     self.breaks -= 1;
-                    self.fabric.break_end(me, qp, RETRIED, &mut self.random);
+                    self.fabric.break_end(me, qp, RETRY_EXCEEDED, &mut self.random);
                 }
                 8 | 9 if self.ranks[me].awake => {
                     self.act(me);
@@ -233,11 +236,11 @@ impl Simulation {
                 _ => {}
             }
         }
-        let posted_kinds = |rank: &SimulatedRank| format!("{} calls done, {:?}", rank.done, rank.peer.link);
+        let state = |rank: &SimulatedRank| format!("{} calls done, {:?}", rank.done, rank.peer.link);
         panic!(
-            "this never ends\nrank 0: {}\nrank 1: {}",
-            posted_kinds(&self.ranks[0]),
-            posted_kinds(&self.ranks[1])
+            "the simulation is stuck\nrank 0: {}\nrank 1: {}",
+            state(&self.ranks[0]),
+            state(&self.ranks[1])
         );
     }
 
@@ -248,13 +251,13 @@ impl Simulation {
             || (rank.leaving && (!self.fabric.connects() || (link.is_drained() && link.has_left())))
     }
 
-    fn close(self) -> SimulationOutcome {
+    fn finish(self) -> SimulationOutcome {
         let failed = self.ranks.map(|rank| {
             let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
-            // A link that was given up holds what it held until it is destroyed.
+            // An aborted link keeps its memory registered until it is destroyed.
             let living = failed.is_none().then_some(peer);
             let held_memory = held_memory.iter().filter(|region| region.upgrade().is_some()).count();
-            assert_eq!(held_memory, 0, "regions are held for nothing");
+            assert_eq!(held_memory, 0, "memory stays registered after the last call");
             drop(living);
             assert!(memory.len() > 2, "memory is kept to the end");
             failed
@@ -262,7 +265,7 @@ impl Simulation {
         SimulationOutcome { failed, max_queued: self.fabric.max_queued }
     }
 
-    /// What a rank does by itself: begin the next call, send, or open a landing.
+    /// A rank acts: it begins the next call, sends, or posts a receive.
     fn act(&mut self, me: usize) {
         let Self { scenario, random, ranks, .. } = self;
         let rank = &mut ranks[me];
@@ -277,10 +280,10 @@ impl Simulation {
         };
         let Some(current) = &mut rank.current else {
             if random.once_in(4) {
-                assert!(!rank.peer.link.is_busy(), "nothing is under way between calls");
+                assert!(!rank.peer.link.is_busy(), "nothing is in flight between calls");
                 rank.peer.link.begin(sequence);
                 rank.current = Some(SimulatedCall::default());
-                if call_plan.goes_here
+                if call_plan.uses_link
                     && let Err(error) = rank.peer.link.announce(&call(sequence))
                 {
                     self.fail(me, error);
@@ -288,14 +291,14 @@ impl Simulation {
             }
             return;
         };
-        if !call_plan.goes_here {
-            // This rank has done what it had to do elsewhere.
+        if !call_plan.uses_link {
+            // The call completes over other links.
             if random.once_in(4) {
                 (rank.current, rank.done) = (None, rank.done + 1);
             }
             return;
         }
-        let (sends, lands) = (&call_plan.lens[me], &call_plan.lens[1 - me]);
+        let (sends, recvs) = (&call_plan.lens[me], &call_plan.lens[1 - me]);
         let mut outcome = Ok(());
         for _ in 0..if scenario.stepwise { 1 } else { 1 + random.below(5) } {
             if random.once_in(2) {
@@ -312,16 +315,17 @@ impl Simulation {
                 }
             } else {
                 let message = current.recvs_completed + current.recvs_posted.len();
-                if message < lands.len() && current.recvs_posted.len() < WINDOW {
-                    let len = lands[message];
-                    let index = rank.free.pop().expect("more places than landings").narrow(0, len);
+                if message < recvs.len() && current.recvs_posted.len() < WINDOW {
+                    let len = recvs[message];
+                    let destination =
+                        rank.free.pop().expect("more destinations than receives").narrow(0, len);
                     let eager = rank.peer.link.receives_eagerly(len);
-                    let region = (!eager).then(|| rank.registry.for_receiving(index));
+                    let region = (!eager).then(|| rank.registry.for_receiving(destination));
                     rank.held_memory.extend(region.as_ref().map(Arc::downgrade));
                     let keys =
                         region.as_ref().map_or([0; MAX_RAILS], |region| region.rkeys().expect("inert"));
-                    current.recvs_posted.push_back(ExpectedMessage { message: message as u64, index });
-                    outcome = outcome.and(rank.peer.link.post_recv(index, region, keys));
+                    current.recvs_posted.push_back(ExpectedMessage { message: message as u64, destination });
+                    outcome = outcome.and(rank.peer.link.post_recv(destination, region, keys));
                 }
             }
         }
@@ -330,18 +334,18 @@ impl Simulation {
         }
     }
 
-    /// A rank looks at what was completed, posts what is due, and hears what happened.
+    /// A rank polls its completion queues, posts what is due, and handles events.
     fn poll(&mut self, me: usize) {
         let Self { random, fabric, ranks, .. } = self;
         let rank = &mut ranks[me];
-        // Between calls nobody looks.
+        // Ranks do not poll between calls.
         if rank.destroyed || !(rank.leaving || rank.current.is_some()) {
             return;
         }
         let mut events = Events::new();
         let mut outcome = Ok(());
         for rail in 0..fabric.rails(me) {
-            // When the peer has left nothing takes long to show any more.
+            // Once the peer has left, completions are no longer delayed.
             let all = rank.peer.link.has_left() || random.once_in(2);
             let most = if all { usize::MAX } else { random.below(40) };
             for _ in 0..most {
@@ -372,47 +376,50 @@ impl Simulation {
         if done && rank.failed.is_none() {
             (rank.current, rank.done) = (None, rank.done + 1);
             rank.held_memory.retain(|region| region.upgrade().is_some());
-            assert!(rank.held_memory.is_empty(), "a region is held after the call");
+            assert!(rank.held_memory.is_empty(), "memory stays registered after the call");
         }
     }
 
     fn handle_event(&mut self, me: usize, event: Event) {
         let rank = &mut self.ranks[me];
         let sequence = rank.done as u64 + 1;
-        let current = rank.current.as_mut().expect("events are heard within a call");
+        let current = rank.current.as_mut().expect("events are reported within a call");
         match event {
             Event::PeerEntered { peer, call: theirs } => {
                 assert_eq!((peer, theirs), (1 - me, call(sequence)));
-                assert!(!std::mem::replace(&mut current.call_received, true), "called once");
+                assert!(
+                    !std::mem::replace(&mut current.call_received, true),
+                    "the peer enters the call once"
+                );
             }
             Event::SendComplete { .. } => {
-                let source = current.sources.pop_front().expect("sent after it was posted");
+                let source = current.sources.pop_front().expect("a queued message");
                 let start = source.as_ptr() as u64;
                 let read = self.fabric.reads(me, &(start..start + source.len() as u64));
-                assert!(!read, "what was sent is still to be read");
+                assert!(!read, "a device may still read the message");
                 overwrite(source);
             }
             Event::RecvComplete { .. } => {
-                assert!(current.call_received, "the call comes first");
-                let landing = current.recvs_posted.pop_front().expect("landed after it was opened");
-                let len = landing.index.len();
+                assert!(current.call_received, "the call is reported first");
+                let recv = current.recvs_posted.pop_front().expect("a posted receive");
+                let len = recv.destination.len();
                 let expected = content(self.scenario.seed, 1 - me, sequence, current.recvs_completed, len);
-                assert!(bytes_of(landing.index) == expected, "message {} is another", landing.message);
+                assert!(bytes_of(recv.destination) == expected, "message {} has other bytes", recv.message);
                 current.recvs_completed += 1;
-                overwrite(landing.index);
-                // SAFETY: the place was cut from one as long as the longest message.
+                overwrite(recv.destination);
+                // SAFETY: the destination was narrowed from one of `LONGEST` bytes.
                 rank.free.push(unsafe {
-                    Piece::new(NonNull::new(landing.index.as_ptr()).expect("memory"), LONGEST)
+                    Piece::new(NonNull::new(recv.destination.as_ptr()).expect("memory"), LONGEST)
                 });
             }
             Event::RecvReady { .. } => panic!("nothing is delivered in place"),
         }
     }
 
-    /// A rank's call has failed. That may only be if no connection is left, or if a device refuses.
+    /// A rank's call has failed. That is correct only if no connection is left, or if a device refuses.
     fn fail(&mut self, me: usize, error: Error) {
         let refused = self.scenario.shims[me].triggered() && error.message().contains("ibv_");
-        assert!(refused || !self.fabric.connects(), "rank {me} fails though a connection is left: {error}");
+        assert!(refused || !self.fabric.connects(), "rank {me} fails while a connection is left: {error}");
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().starts_with(&format!("rank {} ", 1 - me)), "{error}");
         let rank = &mut self.ranks[me];
@@ -422,7 +429,7 @@ impl Simulation {
     }
 }
 
-/// Has the fabric do what a rank's queue pairs were told.
+/// Makes the fabric execute what a rank's queue pairs recorded.
 fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Random) {
     for (number, qp) in rank.peer.qps.iter_mut().enumerate() {
         fabric.execute(me, number, qp.recorded_calls(), random);
