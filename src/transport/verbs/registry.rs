@@ -1,8 +1,8 @@
-//! Memory that the devices of this rank may reach.
+//! The memory that the devices of this rank may access.
 //!
-//! Owns what is registered: for as long as the user says, or for as long as a sub-chunk is under way. Keeps nothing
-//! beyond that, so no region can outlive the memory that it is about without somebody breaking their word. Must not
-//! know what the memory holds.
+//! Owns registrations: until the user deregisters, or while a sub-chunk is in flight. Keeps none longer, so no
+//! registration outlives its memory unless the caller violates `register`'s contract. Must not know what the memory
+//! contains.
 
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar};
@@ -15,11 +15,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-/// What is registered.
+/// An address range that is registered.
 #[derive(Clone, Copy, Debug)]
 enum RegisteredRange {
     Host(Piece),
-    /// At all rails from the beginning. The worst way is this rung; it is never touched here.
+    /// Memory of a GPU, registered at all rails when it is added. The mode is the slowest of all rails. The host never
+    /// accesses it.
     Gpu(AddressRange, GdrMode),
 }
 
@@ -32,7 +33,7 @@ impl RegisteredRange {
     }
 }
 
-/// Memory that is registered at each rail, at once or when the rail is first needed.
+/// Memory registered at each rail, immediately or when the rail first needs it.
 pub(super) struct RegisteredMemory {
     memory: RegisteredRange,
     access: AccessFlags,
@@ -43,11 +44,11 @@ pub(super) struct RegisteredMemory {
 impl std::fmt::Debug for RegisteredMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let AddressRange { address, len } = self.memory.span();
-        write!(f, "Region({address:#x}+{len})")
+        write!(f, "RegisteredMemory({address:#x}+{len})")
     }
 }
 
-// SAFETY: a region is an address range with keys; nothing is read or written through it here.
+// SAFETY: this is an address range with keys; nothing is read or written through it here.
 unsafe impl Sync for RegisteredMemory {}
 
 impl RegisteredMemory {
@@ -65,14 +66,17 @@ impl RegisteredMemory {
             return Ok(region);
         }
         let RegisteredRange::Host(piece) = self.memory else {
-            let message = format!("memory of a GPU is not registered at rail {rail}");
+            let message = format!("GPU memory is not registered at rail {rail}");
             return Err(Error::internal(message));
         };
         let region = self.pds[rail].register(piece, self.access)?;
         Ok(slot.get_or_init(|| region))
     }
 
-    /// The key for this rank's own requests at a rail. No memory needs none.
+    /// The local key at a rail, for this rank's own requests. 0 for an empty range.
+    ///
+    /// # Errors
+    /// `System` if the memory cannot be registered there.
     pub(super) fn lkey(&self, rail: usize) -> Result<u32> {
         if self.memory.span().len == 0 {
             return Ok(0);
@@ -80,7 +84,10 @@ impl RegisteredMemory {
         self.at(rail).map(MemoryRegion::lkey)
     }
 
-    /// The keys for a peer's requests, by rail.
+    /// The remote keys by rail, for a peer's requests. 0 for an empty range.
+    ///
+    /// # Errors
+    /// `System` if the memory cannot be registered at a rail.
     pub(super) fn rkeys(&self) -> Result<[u32; MAX_RAILS]> {
         let mut keys = [0; MAX_RAILS];
         if self.memory.span().len == 0 {
@@ -99,38 +106,41 @@ impl RegisteredMemory {
     }
 }
 
-/// A region that somebody has registered, this many times.
+/// Memory that the user has registered.
 struct RegistryEntry {
     region: Arc<RegisteredMemory>,
+    /// How many times.
     count: usize,
 }
 
-/// All regions of a rank.
+/// All registered memory of a rank.
 pub(super) struct MemoryRegistry {
     pds: Arc<[Arc<ProtectionDomain>]>,
+    /// Whether devices may reorder writes into memory that the user registered.
     relaxed: bool,
-    /// Registered until further notice, in no order: there are few.
+    /// Registered by the user, in no order: there are few.
     entries: RwLock<Vec<RegistryEntry>>,
-    /// Of sub-chunks under way, so that those that go to several peers are registered once.
+    /// Sub-chunks in flight, by address and length, so that one sent to several peers is registered once.
     transient: Mutex<HashMap<(usize, usize), Weak<RegisteredMemory>>>,
-    /// Whether memory that nobody registered is copied through slots instead.
+    /// Whether unregistered memory is staged through slots of the pool.
     stages: bool,
-    /// How memory of GPUs is reached, and the GPUs once there was any.
+    /// How devices reach GPU memory.
     gpu_direct: GpuDirect,
+    /// Opened when GPU memory is first registered.
     gpus: OnceLock<GpuRegistrar>,
-    /// The first region on a GPU that must not read what devices wrote before a flush.
+    /// The first registered memory of a GPU that needs a flush before it reads what devices wrote.
     flush_source: OnceLock<Arc<RegisteredMemory>>,
 }
 
-/// Entries of `passing` before those are removed whose sub-chunks are through.
+/// Size of `transient` at which the entries of completed sub-chunks are removed.
 const TRANSIENT_LIMIT: usize = 4096;
 
 impl MemoryRegistry {
-    /// No regions yet. What is done with memory that nobody registers is measured on a sub-chunk of this many bytes,
-    /// unless it is said.
+    /// An empty registry. With `Registration::Auto`, it measures whether unregistered sub-chunks of this many bytes
+    /// are better registered or staged.
     ///
     /// # Errors
-    /// `System` if nothing can be registered.
+    /// `System` if memory cannot be registered.
     pub(super) fn new(
         pds: Vec<Arc<ProtectionDomain>>,
         relaxed: bool,
@@ -161,23 +171,26 @@ impl MemoryRegistry {
         })
     }
 
-    /// The same, which reaches memory of GPUs in this way.
+    /// Sets how devices reach GPU memory.
     pub(super) fn with_gpu_direct(self, gpu_direct: GpuDirect) -> Self {
         Self { gpu_direct, ..self }
     }
 
-    /// Takes what is registered as a GPU's for memory of these.
+    /// Registers GPU memory through this registrar.
     #[cfg(test)]
     pub(super) fn set_gpus(&self, gpus: GpuRegistrar) {
-        assert!(self.gpus.set(gpus).is_ok(), "before any GPU was asked for");
+        assert!(self.gpus.set(gpus).is_ok(), "GPU memory was registered before");
     }
 
     fn writable(&self) -> AccessFlags {
         AccessFlags { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }
 
-    /// Registers memory that this object's owner keeps for as long as it lives: boards, for one. Such writes are
-    /// never carried out in another order.
+    /// Registers memory at all rails that the caller keeps alive as long as the result, such as control buffers.
+    /// Devices never reorder writes to it.
+    ///
+    /// # Errors
+    /// `System` if it cannot be registered.
     pub(super) fn register_internal(
         &self,
         piece: Piece,
@@ -189,51 +202,55 @@ impl MemoryRegistry {
         Ok(Arc::new(region))
     }
 
-    /// The region that a piece lies in, if somebody registered one.
+    /// The registered memory that contains a piece, if there is any.
     pub(super) fn find(&self, piece: Piece) -> Option<Arc<RegisteredMemory>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         entries.iter().find(|entry| entry.region.contains(piece)).map(|entry| Arc::clone(&entry.region))
     }
 
-    /// Whether memory that lies in no region is to be copied through slots.
+    /// Whether unregistered memory is staged through slots of the pool.
     pub(super) fn stages(&self) -> bool {
         self.stages
     }
 
-    /// The region that a piece is sent from: a known one, or one that lives as long as it is held.
+    /// The registered memory that a piece is sent from. If the user registered none, the registration ends when the
+    /// result is dropped.
+    ///
+    /// # Errors
+    /// None at present: unregistered memory is registered when its key is first needed.
     pub(super) fn for_sending(&self, piece: Piece) -> Result<Arc<RegisteredMemory>> {
         if let Some(region) = self.find(piece) {
             return Ok(region);
         }
         let mut transient = self.transient.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = (piece.as_ptr() as usize, piece.len());
-        if let Some(region) = transient.get(&slot).and_then(Weak::upgrade) {
+        let range = (piece.as_ptr() as usize, piece.len());
+        if let Some(region) = transient.get(&range).and_then(Weak::upgrade) {
             return Ok(region);
         }
         if transient.len() >= TRANSIENT_LIMIT {
             transient.retain(|_, region| region.strong_count() > 0);
         }
         let region = Arc::new(RegisteredMemory::new(&self.pds, piece, AccessFlags::SEND));
-        transient.insert(slot, Arc::downgrade(&region));
+        transient.insert(range, Arc::downgrade(&region));
         Ok(region)
     }
 
-    /// The region that a piece may be written in by a peer: a known one, or one that lives as long as it is held.
+    /// The registered memory in which a peer may write a piece. If the user registered none, the registration ends
+    /// when the result is dropped.
     pub(super) fn for_receiving(&self, piece: Piece) -> Arc<RegisteredMemory> {
         self.find(piece).unwrap_or_else(|| Arc::new(RegisteredMemory::new(&self.pds, piece, self.writable())))
     }
 
-    /// Registers memory of a GPU, as [`register`](Registrar::register) does that of the host, and tells by which rung
-    /// of the ladder devices reach it. On [`GdrMode::HostStaging`] they do not: nothing is registered, and nothing is to be taken
-    /// back.
+    /// Registers GPU memory, as [`register`](Registrar::register) does for host memory. Returns how devices reach it.
+    /// With [`GdrMode::HostStaging`] they do not: nothing is registered, and nothing must be deregistered.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is no memory of a GPU; `Unsupported` if the setting names a rung that cannot be had.
+    /// `InvalidArgument` if it is not memory of a GPU; `Unsupported` if the setting names a mode that is unavailable.
     pub(super) fn register_gpu(&self, gpus: &GpuRegistrar, span: AddressRange) -> Result<GdrMode> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.iter_mut().find(|entry| entry.region.memory.span() == span) {
             let RegisteredRange::Gpu(_, mode) = entry.region.memory else {
-                let message = "this memory is registered as the host's already";
+                let message = "this memory is already registered as host memory";
                 return Err(Error::invalid_argument(message));
             };
             entry.count += 1;
@@ -255,14 +272,16 @@ impl MemoryRegistry {
         Ok(mode)
     }
 
-    /// What is read so that all that was written to the GPU before has arrived there, if that is needed: an address, and
-    /// its key by rail.
+    /// What a flush reads, if one is needed: an address on the GPU, and its remote keys by rail.
+    ///
+    /// # Errors
+    /// `Internal` if that memory is not registered at a rail.
     pub(super) fn flush_source(&self) -> Result<Option<(u64, [u32; MAX_RAILS])>> {
         let Some(region) = self.flush_source.get() else { return Ok(None) };
         Ok(Some((region.memory.span().address, region.rkeys()?)))
     }
 
-    /// Takes one registration of exactly this memory of a GPU back, as [`deregister`](Registrar::deregister) does.
+    /// Reverts one registration of exactly this GPU memory, as [`deregister`](Registrar::deregister) does.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered.
@@ -283,7 +302,7 @@ impl MemoryRegistry {
         };
         entries[at].count -= 1;
         if entries[at].count == 0 {
-            // Messages that are under way keep it until they are through.
+            // Messages in flight keep it registered until they complete.
             entries.swap_remove(at);
         }
         Ok(())
@@ -318,14 +337,15 @@ impl Registrar for MemoryRegistry {
         }
         let span = AddressRange::of(piece);
         if !piece.is_host() && !self.is_registered(span) {
-            // No device reaches it, so that it was not registered in truth.
+            // With host staging no device reaches it, so `register` did not register it.
             return Ok(());
         }
         self.remove(span)
     }
 }
 
-/// How long it takes to register and deregister a sub-chunk at all rails, and to copy it: the best of a few.
+/// How long registering and deregistering a sub-chunk at all rails takes, and how long copying it: the best of a few
+/// tries each.
 fn measure(pds: &Arc<[Arc<ProtectionDomain>]>, subchunk: usize) -> Result<(Duration, Duration)> {
     const TRIES: usize = 4;
     let mut from = vec![1u8; subchunk];
@@ -358,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn registered_memory_is_found_until_it_was_deregistered_as_often() {
+    fn registered_memory_is_found_until_it_is_deregistered_as_often() {
         let registry = registry(&Shim::none(), Registration::Stage).expect("inert");
         let mut bytes = vec![0; 100];
         let all = piece(&mut bytes);
@@ -375,20 +395,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_registered_is_so_for_as_long_as_it_is_under_way() {
+    fn unregistered_memory_is_registered_while_it_is_in_flight() {
         let registry = registry(&Shim::none(), Registration::Subchunk).expect("inert");
         let mut bytes = vec![0; 100];
         let all = piece(&mut bytes);
         let first = registry.for_sending(all).expect("inert");
         let second = registry.for_sending(all).expect("inert");
-        assert!(Arc::ptr_eq(&first, &second), "one region for both peers");
+        assert!(Arc::ptr_eq(&first, &second), "one registration for both peers");
         drop((first, second));
-        assert_eq!(Arc::strong_count(&registry.for_sending(all).expect("inert")), 1, "nothing is kept");
+        assert_eq!(
+            Arc::strong_count(&registry.for_sending(all).expect("inert")),
+            1,
+            "nothing keeps the registration"
+        );
         assert!(registry.find(all).is_none());
     }
 
     #[test]
-    fn a_refusal_is_told_with_the_limit_to_raise() {
+    fn a_refused_registration_names_the_limit_to_raise() {
         let shim = Shim::failing(Verb::RegMr, 0, rustix::io::Errno::NOMEM.raw_os_error());
         let Err(error) = registry(&shim, Registration::Auto) else { panic!("nothing can be registered") };
         assert!(error.message().contains("ulimit -l unlimited"), "{error}");

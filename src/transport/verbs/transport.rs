@@ -1,4 +1,6 @@
-//! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until something comes.
+//! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until a completion.
+//!
+//! Owns the order in which links are polled, aborted and closed. Must not know the protocol of a link.
 
 use super::gpu::{FlushQueue, Flusher};
 use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
@@ -18,45 +20,48 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a rank that is done waits for its peers to be done, before it takes its queue pairs away: a few times as
-/// long as an acknowledgement that was lost takes to be asked for again.
+/// How long a closing rank waits for the byes of its peers before it destroys its queue pairs: a few times the
+/// retransmission time of a lost acknowledgement.
 const BYE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long it waits until everything that it wrote has been acknowledged.
+/// How long a closing rank waits until all its writes are acknowledged.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a rank that gives up waits for its devices to let go of everything, once they were told to.
+/// How long `abort` waits for the devices to flush all requests and receives.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What serves one rail.
+/// The open device of one rail.
 pub(super) struct RailDevice {
     pub queue: Arc<CompletionQueue>,
     pub pd: Arc<ProtectionDomain>,
     pub context: Arc<Context>,
+    /// Number of the port, from 1.
     pub port: u8,
 }
 
 /// A rank's links over RDMA devices.
 pub(crate) struct Verbs {
     peers: Vec<Peer>,
-    /// Where in `peers` each rank is.
+    /// By rank: its index in `peers`.
     index_of_rank: Vec<Option<usize>>,
     devices: Vec<RailDevice>,
-    /// By device, the rail that it serves, and its port.
+    /// By device: its rail, and its port.
     rails: Vec<(Rail, PortAttributes)>,
     registry: Arc<MemoryRegistry>,
-    /// What has landed on a GPU that must not read it yet, where there is such a GPU.
+    /// Holds back completed receives until a flush, if registered GPU memory needs one.
     flushes: Option<FlushQueue>,
-    /// Whether the call that this rank is in is on a GPU.
+    /// Whether this rank's current call is on a GPU.
     on_gpu: bool,
+    /// Readable when a completion queue or a device has an event.
     epoll: OwnedFd,
-    /// The peers that the next poll looks at.
+    /// Peers that the next poll visits.
     run_queue: VecDeque<usize>,
-    /// Whether the completion queues ring at the next completion, and nothing has come since they were asked to.
+    /// Whether the completion queues are armed, and nothing has completed since.
     armed: bool,
-    /// Whether devices are asked what happened to them: after a sleep.
+    /// Whether the next poll reads asynchronous events: after a sleep.
     check_async_events: bool,
     options: VerbsOptions,
+    /// When idle queue pairs were last probed.
     last_probe: Instant,
     aborted: bool,
     fault: Arc<Fault>,
@@ -96,11 +101,11 @@ impl Verbs {
         })
     }
 
-    /// Says hello over every queue pair, and waits until every peer has. All ranks must be connected. A queue pair
-    /// over which that cannot be done is left out, with a word in the log.
+    /// Sends a hello over every queue pair, and waits for the peers' hellos. All ranks must be connected. A queue pair
+    /// without a hello until the deadline is not used, and a warning is logged.
     ///
     /// # Errors
-    /// `PeerLost` if there is a peer that cannot be reached over any; the fault that was raised meanwhile.
+    /// `PeerLost` if a peer is unreachable over every queue pair; the fault that was raised meanwhile.
     pub(crate) fn handshake(&mut self, deadline: Instant) -> Result<()> {
         for peer in &mut self.peers {
             for qp in 0..peer.qp_count() {
@@ -110,7 +115,7 @@ impl Verbs {
         }
         let mut events = Events::new();
         loop {
-            let open = |peer: &Peer| {
+            let is_pending = |peer: &Peer| {
                 (0..peer.qp_count()).any(|qp| {
                     let state = &peer.link.qps[qp];
                     state.is_alive() && !(state.is_idle() && peer.link.hello_received(qp))
@@ -118,7 +123,7 @@ impl Verbs {
             };
             self.poll(&mut events)?;
             self.peers.iter().try_for_each(|peer| peer.link.check())?;
-            if !self.peers.iter().any(open) {
+            if !self.peers.iter().any(is_pending) {
                 return Ok(());
             }
             self.fault.check()?;
@@ -126,7 +131,7 @@ impl Verbs {
                 for peer in &mut self.peers {
                     for qp in 0..peer.qp_count() {
                         if !peer.link.hello_received(qp) {
-                            let message = "the peer did not say hello over it";
+                            let message = "no hello arrived from the peer";
                             peer.break_qp(qp, &Error::peer_lost(message));
                         }
                     }
@@ -141,14 +146,14 @@ impl Verbs {
         }
     }
 
-    /// In words: what carries the links.
+    /// The devices and ports that carry the links, as in `mlx5_0:1+mlx5_1:1`.
     pub(crate) fn summary(&self) -> String {
         let rails: Vec<String> =
             self.devices.iter().map(|device| format!("{}:{}", device.context.name(), device.port)).collect();
         rails.join("+")
     }
 
-    /// What flushes what is written to a GPU, if there is one that needs it.
+    /// The flush queue, if registered GPU memory needs flushes.
     fn make_flushes(&self) -> Result<Option<FlushQueue>> {
         let Some((from, keys)) = self.registry.flush_source()? else { return Ok(None) };
         let flusher = |(device, (rail, port)): (&RailDevice, &(Rail, PortAttributes))| {
@@ -158,18 +163,19 @@ impl Verbs {
         Ok(Some(FlushQueue::new(flushers, from, &keys)))
     }
 
-    /// Takes what is registered as a GPU's for memory of these.
+    /// Registers GPU memory through this registrar.
     #[cfg(test)]
     pub(super) fn set_gpus(&self, gpus: super::gpu::GpuRegistrar) {
         self.registry.set_gpus(gpus);
     }
 
-    /// Whether what lands on a GPU is flushed.
+    /// Whether receives on a GPU are flushed.
     #[cfg(test)]
     pub(super) fn flushes(&self) -> bool {
         self.flushes.is_some()
     }
 
+    /// The index of a peer in `peers`.
     fn index(&self, peer: Rank) -> Result<usize> {
         if self.aborted {
             return Err(aborted());
@@ -181,12 +187,12 @@ impl Verbs {
             .ok_or_else(|| Error::internal(format!("there is no verbs link to rank {peer}")))
     }
 
-    /// Has the next poll look at a peer.
+    /// Makes the next poll visit a peer.
     fn schedule(&mut self, index: usize) {
         self.peers[index].schedule(&mut self.run_queue);
     }
 
-    /// Takes what has completed.
+    /// Handles all completions.
     fn poll_completions(&mut self) -> Result<()> {
         let Self { devices, peers, run_queue, .. } = self;
         let mut any = false;
@@ -203,7 +209,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Hears what has happened to the devices themselves.
+    /// Handles the asynchronous events of the devices.
     fn handle_async_events(&mut self) {
         self.check_async_events = false;
         for rail in 0..self.devices.len() {
@@ -212,7 +218,7 @@ impl Verbs {
                 let name = device.context.name();
                 match event {
                     AsyncEvent::PortDown(port) if port == device.port => log::warn!(
-                        "verbs: port {port} of {name} went down; what is under way there is tried again for a while"
+                        "verbs: port {port} of {name} went down; writes in flight there are retried for a while"
                     ),
                     AsyncEvent::PortUp(port) if port == device.port => {
                         log::info!("verbs: port {port} of {name} came up");
@@ -231,7 +237,7 @@ impl Verbs {
         }
     }
 
-    /// Tries connections on which nothing is under way, so that a peer that is gone shows.
+    /// Probes queue pairs without a pending completion, so that a lost peer is detected.
     fn probe(&mut self) -> Result<()> {
         self.last_probe = Instant::now();
         for peer in &mut self.peers {
@@ -246,18 +252,19 @@ impl Verbs {
 
     fn sleep(&self, longest: Duration) {
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-        let mut bells = [
+        let mut fds = [
             PollFd::from_borrowed_fd(self.wake_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.fault.wake_fd(), PollFlags::IN),
         ];
-        let _ = rustix::event::poll(&mut bells, Some(&longest));
+        let _ = rustix::event::poll(&mut fds, Some(&longest));
     }
 
     fn full(&self, peer: Rank, what: &str) -> Error {
-        Error::internal(format!("more than {WINDOW} {what} rank {peer} are under way"))
+        Error::internal(format!("more than {WINDOW} {what} rank {peer} are in flight"))
     }
 
-    /// Says goodbye and waits a little, so that nobody misses the acknowledgement of what it wrote last.
+    /// Sends byes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
+    /// write.
     fn leave(&mut self) -> Result<()> {
         self.peers.iter_mut().for_each(|peer| peer.link.bye());
         (0..self.peers.len()).for_each(|index| self.schedule(index));
@@ -266,10 +273,10 @@ impl Verbs {
         loop {
             self.poll(&mut events)?;
             self.fault.check()?;
-            let flushed = self.peers.iter().all(|peer| peer.link.is_drained());
+            let drained = self.peers.iter().all(|peer| peer.link.is_drained());
             let left = self.peers.iter().all(|peer| peer.link.has_left());
             let waited = began.elapsed();
-            if (flushed && (left || waited > BYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
+            if (drained && (left || waited > BYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
                 return Ok(());
             }
             if self.set_need_wakeup() {
@@ -280,12 +287,12 @@ impl Verbs {
     }
 }
 
-/// One descriptor for all that devices have to tell.
+/// One descriptor for the events of all devices and completion queues.
 fn open_epoll(devices: &[RailDevice]) -> rustix::io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for device in devices {
-        for bell in [device.queue.event_fd(), device.context.async_fd()].into_iter().flatten() {
-            epoll::add(&epoll, bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        for fd in [device.queue.event_fd(), device.context.async_fd()].into_iter().flatten() {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
     }
     Ok(epoll)
@@ -347,7 +354,7 @@ impl Transport for Verbs {
         }
         self.poll_completions()?;
         let before = events.len();
-        // A completion alone is no progress: that a peer acknowledges a probe does not mean that it does anything.
+        // A completion alone is no progress: the device of an idle peer acknowledges probes too.
         let mut moved = false;
         for _ in 0..self.run_queue.len() {
             let Some(index) = self.run_queue.pop_front() else { break };
@@ -355,7 +362,7 @@ impl Transport for Verbs {
             peer.scheduled = false;
             moved |= peer.progress(events)?;
             if peer.link.has_left() && peer.link.needs_peer() {
-                // What it sent before it left may still be found.
+                // What it wrote before it left may be in a completion queue.
                 self.schedule(index);
             }
         }
@@ -372,10 +379,10 @@ impl Transport for Verbs {
         self.epoll.as_fd()
     }
 
-    /// The bell rings for completions that come after the queues were armed, so after arming them this rank looks
-    /// once more before it sleeps.
+    /// Armed queues wake the sleeper only for later completions, so the first call arms them and returns `false`: the
+    /// caller polls once more before it sleeps.
     fn set_need_wakeup(&mut self) -> bool {
-        // No bell rings when a flush is over; it soon is.
+        // The end of a flush wakes no sleeper, and it is near.
         let flushes = self.flushes.as_ref().is_some_and(FlushQueue::is_busy);
         if self.aborted || flushes || !self.run_queue.is_empty() {
             return false;
@@ -384,7 +391,7 @@ impl Transport for Verbs {
             return false;
         }
         if !self.armed {
-            // Whoever cannot be armed is polled.
+            // Completion queues that cannot be armed are polled.
             self.armed = self.devices.iter().all(|device| device.queue.arm().is_ok());
             return false;
         }
@@ -398,9 +405,9 @@ impl Transport for Verbs {
         }
     }
 
-    /// Once a queue pair is broken off, its device carries out nothing more that a peer asks for, and soon has let
-    /// go of all requests. Destroying it can take much longer: a driver may wait until packets have left that cannot
-    /// leave. So that is left to a thread of its own, which holds all that must outlive the queue pairs.
+    /// Once a queue pair is in the error state, its device executes no more writes of the peer, and soon has flushed
+    /// all requests. Destroying it can take much longer: a driver may wait for packets that cannot be sent. So a
+    /// separate thread destroys the queue pairs; it owns everything that must outlive them.
     fn abort(&mut self) {
         self.aborted = true;
         let reason = aborted();
@@ -409,12 +416,12 @@ impl Transport for Verbs {
         let began = Instant::now();
         while !peers.iter().all(Peer::is_flushed) && began.elapsed() < FLUSH_TIMEOUT {
             for device in &self.devices {
-                let told =
+                let polled =
                     device.queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
                         Some(peer) => peer.handle_completion(&completion).or(Ok(())),
                         None => Ok(()),
                     });
-                if told.is_err() {
+                if polled.is_err() {
                     break;
                 }
             }
@@ -436,7 +443,7 @@ impl PostedTransport for Verbs {
     fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
         let index = self.index(peer)?;
         if self.peers[index].link.in_flight().1 >= WINDOW as u64 {
-            return Err(self.full(peer, "landings for"));
+            return Err(self.full(peer, "receives from"));
         }
         let (region, keys) = if self.peers[index].link.receives_eagerly(piece.len()) {
             (None, [0; MAX_RAILS])
@@ -452,13 +459,13 @@ impl PostedTransport for Verbs {
 }
 
 fn aborted() -> Error {
-    Error::peer_lost("the verbs links were given up")
+    Error::peer_lost("the verbs links were aborted")
 }
 
-/// Destroys queue pairs, and waits for it only where no thread can be had.
+/// Destroys queue pairs in a thread, so that the caller does not wait. Without a thread, destroys them at once.
 fn destroy_deferred(peers: Vec<Peer>) {
-    if let Err(cause) = std::thread::Builder::new().name("flexring-bury".to_owned()).spawn(|| drop(peers)) {
-        log::debug!("queue pairs are destroyed at once: {cause}");
+    if let Err(cause) = std::thread::Builder::new().name("flexring-drop".to_owned()).spawn(|| drop(peers)) {
+        log::debug!("verbs: queue pairs are destroyed without a thread: {cause}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The contract, as the tests of the other transports have it.
+//! The contract of transports, as the tests of its siblings check it.
 
 use super::*;
 use crate::error::ErrorKind;
@@ -6,14 +6,14 @@ use crate::transport::verbs::wire::{MAX_EAGER_BYTES, WINDOW};
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Lengths around all ends of what is short and what is not, more than a window of them.
+/// Lengths around all limits of eager messages and sub-chunks, more than a window of them.
 fn lens() -> Vec<usize> {
     let around =
         [0, 1, 2, 63, MAX_EAGER_BYTES - 1, MAX_EAGER_BYTES, MAX_EAGER_BYTES + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
     around.into_iter().cycle().take(2 * WINDOW + 3).collect()
 }
 
-/// Calls with a few messages of each sort first, and then with many.
+/// The lengths of several calls' messages: first a few of each sort, then many.
 fn calls() -> [Vec<usize>; 6] {
     [vec![0], vec![SUBCHUNK], vec![MAX_EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
 }
@@ -24,18 +24,19 @@ fn exchange_all(setup: &LinkSetup) {
         (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut heap))
     };
     for outcome in setup.run(act).expect("all devices work") {
-        outcome.expect("all is well");
+        outcome.expect("no failure");
     }
 }
 
-fn pair_of(rails: &[Rail]) -> (ConnectedRank, ConnectedRank) {
-    let mut rank = LinkSetup::over(rails, rails.len()).link().expect("all devices work").into_iter();
-    let (mut one, mut other) = (rank.next().expect("rank 0"), rank.next().expect("rank 1"));
+/// Two ranks after the handshake.
+fn two_ranks(rails: &[Rail]) -> (ConnectedRank, ConnectedRank) {
+    let mut ranks = LinkSetup::over(rails, rails.len()).link().expect("all devices work").into_iter();
+    let (mut one, mut other) = (ranks.next().expect("rank 0"), ranks.next().expect("rank 1"));
     let deadline = Instant::now() + LIMIT;
     thread::scope(|scope| {
-        let greeting = scope.spawn(|| one.verbs.handshake(deadline));
-        other.verbs.handshake(deadline).expect("the other is there");
-        greeting.join().expect("no rank panics").expect("the other is there");
+        let handshake = scope.spawn(|| one.verbs.handshake(deadline));
+        other.verbs.handshake(deadline).expect("the peer is alive");
+        handshake.join().expect("no rank panics").expect("the peer is alive");
     });
     (one, other)
 }
@@ -57,9 +58,9 @@ fn three_ranks_exchange_messages_of_all_sizes() {
     on_rails(LIMIT, |rails| exchange_all(&LinkSetup { ranks: 3, ..LinkSetup::over(rails, rails.len()) }));
 }
 
-/// Memory of the host that a driver made for tests takes for a GPU's, and that is not read before a flush.
+/// The simulated driver treats host memory as memory of a GPU that needs flushes.
 #[test]
-fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
+fn messages_are_sent_from_and_received_into_gpu_memory_and_flushed() {
     on_rails(LIMIT, |rails| {
         let setup = LinkSetup { on_gpu: true, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
@@ -68,17 +69,17 @@ fn memory_of_a_gpu_is_sent_from_and_landed_in_and_flushed() {
             assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
             rank.registrar.register(pool.whole)?;
             (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut pool))?;
-            assert!(rank.verbs.flushes(), "this GPU keeps no order with what devices write");
+            assert!(rank.verbs.flushes(), "this GPU needs flushes");
             rank.registrar.deregister(pool.whole)
         };
         for outcome in setup.run(act).expect("all devices work") {
-            outcome.expect("all is well");
+            outcome.expect("no failure");
         }
     });
 }
 
 #[test]
-fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
+fn registered_memory_is_used_in_place_and_other_memory_is_staged() {
     on_rails(LIMIT, |rails| {
         let setup = LinkSetup { registration: Registration::Stage, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
@@ -92,22 +93,22 @@ fn registered_memory_is_sent_from_and_landed_in_and_other_memory_is_staged() {
             Ok(())
         };
         for outcome in setup.run(act).expect("all devices work") {
-            outcome.expect("all is well");
+            outcome.expect("no failure");
         }
     });
 }
 
 #[test]
-fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
+fn messages_of_the_next_call_are_not_reported_early() {
     on_rails(LIMIT, |rails| {
-        let (mut behind, mut ahead) = pair_of(rails);
+        let (mut behind, mut ahead) = two_ranks(rails);
         let mut sent = [[1; 100], [2; 100], [3; 100]];
         behind.begin(1).expect("alive");
         behind.verbs.poll(&mut Events::new()).expect("alive");
         for sequence in 1..=2 {
             ahead.begin(sequence).expect("alive");
             if sequence == 1 {
-                ahead.expect_called(1);
+                ahead.expect_entered(1);
             }
             for message in &mut sent {
                 ahead.verbs.send(0, piece(message)).expect("alive");
@@ -121,7 +122,7 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
             if sequence == 2 {
                 behind.begin(2).expect("alive");
             }
-            behind.expect_called(sequence);
+            behind.expect_entered(sequence);
             let mut destinations = [[0; 100]; 3];
             for destination in &mut destinations {
                 behind.verbs.post_recv(1, piece(destination)).expect("alive");
@@ -143,9 +144,9 @@ fn a_peer_that_is_ahead_is_not_heard_beyond_this_call() {
 }
 
 #[test]
-fn nothing_is_taken_beyond_the_window_or_for_strangers() {
+fn messages_beyond_the_window_or_for_unknown_ranks_are_refused() {
     on_rails(LIMIT, |rails| {
-        let (mut here, mut there) = pair_of(rails);
+        let (mut here, mut there) = two_ranks(rails);
         let mut message = vec![0; SUBCHUNK];
         let mut destinations = vec![0; (WINDOW + 1) * SUBCHUNK];
         let destinations = piece(&mut destinations);
@@ -159,31 +160,31 @@ fn nothing_is_taken_beyond_the_window_or_for_strangers() {
         for error in [here.verbs.send(1, piece(&mut message)), here.verbs.post_recv(1, beyond)] {
             assert_eq!(error.expect_err("beyond the window").kind(), ErrorKind::Internal);
         }
-        let stranger = here.verbs.send(7, piece(&mut message));
-        assert_eq!(stranger.expect_err("a stranger").kind(), ErrorKind::Internal);
+        let unknown = here.verbs.send(7, piece(&mut message));
+        assert_eq!(unknown.expect_err("there is no link to rank 7").kind(), ErrorKind::Internal);
         here.verbs.abort();
         there.verbs.abort();
     });
 }
 
 #[test]
-fn links_that_were_given_up_say_so_and_the_peer_notices() {
+fn aborted_links_are_an_error_at_both_ends() {
     on_rails(LIMIT, |rails| {
-        let (mut here, mut there) = pair_of(rails);
+        let (mut here, mut there) = two_ranks(rails);
         let mut destination = vec![0; SUBCHUNK];
         here.begin(1).expect("alive");
         there.begin(1).expect("alive");
         here.verbs.post_recv(1, piece(&mut destination)).expect("alive");
         here.verbs.poll(&mut Events::new()).expect("alive");
-        there.expect_called(1);
+        there.expect_entered(1);
         here.verbs.abort();
         drop(destination);
-        let error = here.verbs.poll(&mut Events::new()).expect_err("given up");
+        let error = here.verbs.poll(&mut Events::new()).expect_err("aborted");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
-        assert!(here.verbs.announce(1, &call(2)).expect_err("given up").message().contains("given up"));
+        assert!(here.verbs.announce(1, &call(2)).expect_err("aborted").message().contains("aborted"));
         let mut message = vec![0; SUBCHUNK];
-        there.verbs.send(0, piece(&mut message)).expect("nothing is known yet");
-        let error = there.next().expect_err("nobody is there");
+        there.verbs.send(0, piece(&mut message)).expect("the abort is not detected yet");
+        let error = there.next().expect_err("rank 0 has aborted");
         assert_eq!(error.kind(), ErrorKind::PeerLost);
         assert!(
             error.message().starts_with("rank 0 cannot be reached any more: a write ended with"),
@@ -196,7 +197,7 @@ fn links_that_were_given_up_say_so_and_the_peer_notices() {
 #[test]
 fn a_peer_that_leaves_is_an_error_only_when_it_is_needed() {
     on_rails(LIMIT, |rails| {
-        let (mut here, there) = pair_of(rails);
+        let (mut here, there) = two_ranks(rails);
         here.verbs.begin(1);
         drop(there);
         here.expect_silence();

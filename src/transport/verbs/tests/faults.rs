@@ -1,28 +1,27 @@
-//! Whatever goes wrong with a device, once: the outcome is a correct exchange or an error that says what it was.
+//! Every verb and every completion fails once: the outcome is a correct exchange or an error that names the fault.
 
 use super::*;
 use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::Verb;
 use rustix::io::Errno;
 
-/// How long one exchange may take with something that goes wrong: longer than any deadline within it, of which saying hello
-/// has one of 20 s.
+/// Time limit of one exchange with a fault: longer than any deadline within it. The handshake has one of 20 s.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long all of a test's may.
+/// Time limit of one test.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 
-/// What verbs call it when nobody acknowledges a request.
-const RETRIED: u32 = 12;
+/// `IBV_WC_RETRY_EXC_ERR`: the peer did not acknowledge a request.
+const RETRY_EXCEEDED: u32 = 12;
 
-/// Messages by the board, by grants, and once more: two calls of them.
+/// Lengths of eager messages and others, for two calls.
 const LENS: [usize; 6] = [10, 5000, 300, SUBCHUNK, 20_000, 1];
 
-/// What came of an exchange in which something went wrong on rank 0: nothing, or its error.
+/// Exchanges messages while this fault occurs on rank 0. Returns the first error of any rank.
 fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
     let setup = LinkSetup { shim: shim.clone(), ..LinkSetup::over(rails, rails.len()) };
     with_timeout(LIMIT, move || {
         let act = |rank: &mut ConnectedRank| {
-            // In memory that outlives the links, whatever becomes of them.
+            // The pool outlives the links on every path.
             let mut pool = SlotPool::new(4 * LENS.len());
             let outcome = (1..3).try_for_each(|sequence| rank.exchange(sequence, &LENS, &mut pool));
             if outcome.is_err() {
@@ -30,45 +29,45 @@ fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
             }
             outcome
         };
-        // The first that fails has all others fail, in its words.
+        // The first rank that fails raises its error at all others.
         setup.run(act)?.into_iter().collect()
     })
 }
 
-/// Fails unless an error says that this verb failed on one of these devices.
+/// Fails unless the outcome is an error that names this verb and one of these devices.
 fn assert_names(outcome: Result<()>, verb: Verb, rails: &[Rail], k: u64) {
-    let error = outcome.expect_err("this cannot have gone well");
+    let error = outcome.expect_err("a failed verb is an error");
     let named = rails
         .iter()
         .any(|rail| error.message().contains(&format!("{} failed on {}", verb.name(), rail.device)));
     assert!(named, "call {k} of {verb:?}: {error}");
 }
 
-/// Lets each call of a verb fail, one exchange after the other, up to the last one that is made; of the calls from
-/// `dense` on ever fewer. What came of each.
+/// Makes each call of a verb fail, one exchange after the other, up to the last call; from call `dense` on with
+/// growing gaps. `check` gets the number of the call and the outcome. Returns how many calls failed.
 fn with_each_failing(
     rails: &[Rail],
     verb: Verb,
     errno: Errno,
     dense: u64,
-    judge: impl Fn(u64, Result<()>),
+    check: impl Fn(u64, Result<()>),
 ) -> u64 {
     let (mut k, mut tried) = (0, 0);
     loop {
         let shim = Shim::failing(verb, k, errno.raw_os_error());
         let outcome = exchange(rails, &shim);
         if !shim.triggered() {
-            outcome.expect("nothing went wrong");
+            outcome.expect("no fault occurred");
             return tried;
         }
-        judge(k, outcome);
+        check(k, outcome);
         tried += 1;
         k += 1 + k.saturating_sub(dense) / 2;
     }
 }
 
 #[test]
-fn a_verb_that_fails_while_links_are_made_is_named_with_its_device() {
+fn a_verb_that_fails_during_setup_is_named_with_its_device() {
     use Verb::{
         AllocPd, CreateCompChannel, CreateCq, CreateQp, GetDeviceList, ModifyQpToInit, ModifyQpToRtr,
         ModifyQpToRts, OpenDevice, QueryPort,
@@ -99,20 +98,20 @@ fn memory_that_cannot_be_registered_is_an_error() {
         let tried = with_each_failing(rails, Verb::RegMr, Errno::NOMEM, 12, |k, outcome| {
             assert_names(outcome, Verb::RegMr, rails, k);
         });
-        assert!(tried > 4, "boards, sources and landings were registered");
+        assert!(tried > 4, "control buffers, sources and destinations were registered");
     });
 }
 
 #[test]
 fn a_completion_queue_that_cannot_be_polled_is_an_error() {
     on_rails(TEST_LIMIT, |rails| {
-        // How often it is polled depends on the time that things take.
+        // The number of polls depends on timing.
         for k in (0..12).chain([20, 40, 80, 160, 320, 640, 1280]) {
             let shim = Shim::failing(Verb::PollCq, k, Errno::IO.raw_os_error());
             let outcome = exchange(rails, &shim);
             match outcome {
-                // Whoever has all it wants does not mind.
-                Ok(()) => assert!(!shim.triggered() || k > 3, "poll {k} failed, and nobody minds"),
+                // A failure after the last message does not matter.
+                Ok(()) => assert!(!shim.triggered() || k > 3, "poll {k} failed without an error"),
                 Err(_) => assert_names(outcome, Verb::PollCq, rails, k),
             }
         }
@@ -124,17 +123,17 @@ fn a_completion_queue_that_cannot_be_armed_is_polled() {
     on_rails(TEST_LIMIT, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ReqNotifyCq, k, Errno::INVAL.raw_os_error());
-            exchange(rails, &shim).expect("nobody need sleep");
+            exchange(rails, &shim).expect("polling needs no wake-up");
         }
     });
 }
 
 #[test]
-fn requests_that_cannot_be_posted_go_over_another_rail_or_are_an_error() {
+fn requests_that_cannot_be_posted_use_another_rail_or_are_an_error() {
     on_rails(TEST_LIMIT, |rails| {
         for errno in [Errno::NOMEM, Errno::INVAL] {
             with_each_failing(&rails[..1], Verb::PostSend, errno, 30, |k, outcome| {
-                // The last ones only say goodbye; the first say hello and tell the call.
+                // The last requests are only byes; the first are the hello and the call.
                 if outcome.is_err() || k < 2 {
                     assert_names(outcome, Verb::PostSend, rails, k);
                 }
@@ -149,7 +148,7 @@ fn requests_that_cannot_be_posted_go_over_another_rail_or_are_an_error() {
 }
 
 #[test]
-fn receives_that_cannot_be_posted_end_their_queue_pair() {
+fn receives_that_cannot_be_posted_break_their_queue_pair() {
     on_rails(TEST_LIMIT, |rails| {
         for rails in [&rails[..1], rails] {
             let connecting = (RECV_DEPTH * rails.len()) as u64;
@@ -157,7 +156,7 @@ fn receives_that_cannot_be_posted_end_their_queue_pair() {
                 let shim = Shim::failing(Verb::PostRecv, k, Errno::NOMEM.raw_os_error());
                 let outcome = exchange(rails, &shim);
                 if !shim.triggered() {
-                    outcome.expect("nothing went wrong");
+                    outcome.expect("no fault occurred");
                     break;
                 }
                 if k < connecting || (rails.len() == 1 && outcome.is_err()) {
@@ -178,8 +177,8 @@ fn completions_of_every_status_break_their_queue_pair_only() {
     on_rails(TEST_LIMIT, |rails| {
         for rails in [&rails[..1], rails] {
             for status in 1..=21 {
-                // A connection that breaks is what happens most.
-                for k in (status as u64 % 3..24).step_by(if status == RETRIED { 1 } else { 3 }) {
+                // A broken connection is the most common fault.
+                for k in (status as u64 % 3..24).step_by(if status == RETRY_EXCEEDED { 1 } else { 3 }) {
                     let shim = Shim::failing_completion(k, status);
                     let outcome = exchange(rails, &shim);
                     assert!(
@@ -187,11 +186,11 @@ fn completions_of_every_status_break_their_queue_pair_only() {
                         "there are more than {k} completions"
                     );
                     let Err(error) = outcome else { continue };
-                    let words = error.message();
-                    assert!(words.contains(&format!("(status {status})")), "completion {k}: {error}");
-                    // Whoever drops what came has no other way.
+                    let message = error.message();
+                    assert!(message.contains(&format!("(status {status})")), "completion {k}: {error}");
+                    // Only a lost receive fails the exchange while another rail is alive.
                     assert!(
-                        rails.len() == 1 || words.contains("a receive ended with"),
+                        rails.len() == 1 || message.contains("a receive ended with"),
                         "completion {k}: {error}"
                     );
                 }
@@ -201,15 +200,15 @@ fn completions_of_every_status_break_their_queue_pair_only() {
 }
 
 #[test]
-fn queue_pairs_that_break_and_cannot_be_broken_off_are_an_error() {
+fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_an_error() {
     on_rails(TEST_LIMIT, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ModifyQpToErr, 0, Errno::INVAL.raw_os_error());
-            let shim = shim.and_failing_completion(k, RETRIED);
+            let shim = shim.and_failing_completion(k, RETRY_EXCEEDED);
             let outcome = exchange(rails, &shim);
             if rails.len() == 1 {
-                // Nothing would be saved by breaking it off.
-                let error = outcome.expect_err("there is no other way");
+                // The link is lost already.
+                let error = outcome.expect_err("no other rail is alive");
                 assert!(error.message().contains("(status 12)"), "{error}");
             } else if outcome.is_err() || k < 4 {
                 assert_names(outcome, Verb::ModifyQpToErr, rails, k);

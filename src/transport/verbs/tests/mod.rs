@@ -1,6 +1,7 @@
-//! What the contract of transports means over RDMA devices. Where there are none, the tests say that they are skipped.
+//! The contract of transports on the RDMA devices of this machine. Without devices the tests print that they are
+//! skipped.
 //!
-//! The ranks are threads of one process, which tell each other in memory what ranks tell each other when they meet.
+//! The ranks are threads of one process, which exchange their [`ConnectInfo`](super::ConnectInfo) in memory.
 
 mod contract;
 mod faults;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Bytes of a sub-chunk.
 const SUBCHUNK: usize = 64 << 10;
 
-/// Runs a test on the rails of this machine, if it has any, and fails if it hangs.
+/// Runs a test on the rails of this machine, if there are any. Fails if the test takes longer than `limit`.
 #[allow(clippy::print_stderr, reason = "a skipped test says so")]
 fn on_rails(limit: Duration, test: impl FnOnce(&[Rail]) + Send + 'static) {
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
@@ -41,21 +42,21 @@ fn on_rails(limit: Duration, test: impl FnOnce(&[Rail]) + Send + 'static) {
     }
 }
 
-/// Runs something that must not hang.
+/// Runs a closure in a thread, and panics if it takes longer than `limit`.
 fn with_timeout<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, waiting) = mpsc::channel();
     let running = thread::spawn(move || done.send(run()));
     match waiting.recv_timeout(limit) {
         Ok(outcome) => outcome,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("this hangs"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("no result within {limit:?}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match running.join() {
             Err(panic) => std::panic::resume_unwind(panic),
-            Ok(_) => panic!("nothing was told"),
+            Ok(_) => panic!("the thread ended without a result"),
         },
     }
 }
 
-/// How ranks are linked.
+/// How the ranks of a test are linked.
 #[derive(Clone)]
 struct LinkSetup {
     ranks: usize,
@@ -64,12 +65,12 @@ struct LinkSetup {
     registration: Registration,
     /// Whether calls are on GPUs.
     on_gpu: bool,
-    /// What goes wrong on rank 0.
+    /// The fault that occurs on rank 0.
     shim: Shim,
 }
 
 impl LinkSetup {
-    /// Two ranks, linked by this many of these rails.
+    /// Two ranks, linked over the first `count` of these rails.
     fn over(rails: &[Rail], count: usize) -> Self {
         Self {
             ranks: 2,
@@ -91,7 +92,7 @@ impl LinkSetup {
         }
     }
 
-    /// Links the ranks, step by step and all of them together; they have not said hello then.
+    /// Connects all ranks, without the handshake.
     fn link(&self) -> Result<Vec<ConnectedRank>> {
         let faults: Vec<_> = (0..self.ranks).map(|_| Fault::new().map(Arc::new)).collect::<Result<_>>()?;
         let open = |me: Rank| {
@@ -118,15 +119,15 @@ impl LinkSetup {
         prepared.into_iter().enumerate().map(connect).collect()
     }
 
-    /// Links the ranks, has each of them do something, and takes the links down. How each of them fared.
+    /// Connects the ranks, runs `act` on each in its own thread, and drops the links. Returns the outcomes by rank.
     fn run(&self, act: impl Fn(&mut ConnectedRank) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
         let act = &act;
-        let rank = self.link()?;
+        let ranks = self.link()?;
         Ok(thread::scope(|scope| {
-            let running = rank.into_iter().map(|mut rank| {
+            let running = ranks.into_iter().map(|mut rank| {
                 scope.spawn(move || {
-                    let hellos = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
-                    hellos.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
+                    let handshake = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
+                    handshake.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
                 })
             });
             let running: Vec<_> = running.collect();
@@ -135,7 +136,7 @@ impl LinkSetup {
     }
 }
 
-/// One rank with its links.
+/// One connected rank.
 struct ConnectedRank {
     me: Rank,
     ranks: usize,
@@ -151,7 +152,7 @@ impl ConnectedRank {
         (0..self.ranks).filter(move |peer| *peer != me)
     }
 
-    /// Gives up, and has the others know.
+    /// Aborts the links and raises the error at all ranks.
     fn fail(&mut self, error: &Error) {
         self.verbs.abort();
         for fault in &self.faults {
@@ -159,15 +160,15 @@ impl ConnectedRank {
         }
     }
 
-    /// Polls until there is something to tell, sleeping on the bell in between.
+    /// Polls until there is an event, and sleeps in between.
     fn wait(&mut self, events: &mut Events) -> Result<()> {
         while events.is_empty() {
             self.faults[self.me].check()?;
             if !self.verbs.poll(events)? && self.verbs.set_need_wakeup() {
-                let bells = [self.verbs.wake_fd(), self.faults[self.me].wake_fd()];
-                let mut bells = bells.map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN));
+                let fds = [self.verbs.wake_fd(), self.faults[self.me].wake_fd()];
+                let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
                 let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
-                rustix::event::poll(&mut bells, Some(&longest)).expect("can sleep");
+                rustix::event::poll(&mut fds, Some(&longest)).expect("poll works");
                 self.verbs.clear_need_wakeup();
             }
         }
@@ -177,29 +178,30 @@ impl ConnectedRank {
     fn next(&mut self) -> Result<Event> {
         let mut events = Events::new();
         self.wait(&mut events)?;
-        assert_eq!(events.len(), 1, "one thing happens at a time: {events:?}");
+        assert_eq!(events.len(), 1, "one event at a time: {events:?}");
         Ok(events[0])
     }
 
-    /// Polls for a while and wants nothing to happen.
+    /// Polls for 100 ms and fails if there is an event.
     fn expect_silence(&mut self) {
         let mut events = Events::new();
         let until = Instant::now() + Duration::from_millis(100);
         while Instant::now() < until {
-            self.verbs.poll(&mut events).expect("nothing is wrong");
+            self.verbs.poll(&mut events).expect("no failure");
             thread::sleep(Duration::from_millis(1));
         }
         assert!(events.is_empty(), "{events:?}");
     }
 
-    fn expect_called(&mut self, sequence: u64) {
-        match self.next().expect("a call") {
+    /// Polls for the peer's call with this sequence number.
+    fn expect_entered(&mut self, sequence: u64) {
+        match self.next().expect("an event") {
             Event::PeerEntered { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
-            other => panic!("{other:?} instead of a call"),
+            other => panic!("{other:?} instead of the peer's call"),
         }
     }
 
-    /// Begins a call and tells everybody.
+    /// Begins a call and announces it to all peers.
     fn begin(&mut self, sequence: u64) -> Result<()> {
         self.verbs.begin(sequence);
         let call = Call { on_gpu: self.on_gpu, ..call(sequence) };
@@ -236,18 +238,20 @@ impl ConnectedRank {
                 match event {
                     Event::PeerEntered { peer, call: theirs } => {
                         assert_eq!(theirs, Call { on_gpu: self.on_gpu, ..call(sequence) });
-                        assert!(!std::mem::replace(&mut exchanges[peer].peer_entered, true), "called twice");
+                        assert!(
+                            !std::mem::replace(&mut exchanges[peer].peer_entered, true),
+                            "the peer enters the call once"
+                        );
                     }
                     Event::SendComplete { peer } => {
-                        let source = exchanges[peer].sources.pop_front().expect("sent after it was posted");
+                        let source = exchanges[peer].sources.pop_front().expect("a queued message");
                         fill(source, 99, sequence, 0);
                         memory.release(source);
                     }
                     Event::RecvComplete { peer } => {
                         let exchange = &mut exchanges[peer];
                         assert!(exchange.peer_entered, "a message came before the call");
-                        let destination =
-                            exchange.destinations.pop_front().expect("landed after it was opened");
+                        let destination = exchange.destinations.pop_front().expect("a posted receive");
                         check(destination, peer, sequence, exchange.received);
                         exchange.received += 1;
                         memory.release(destination);
@@ -260,7 +264,7 @@ impl ConnectedRank {
     }
 }
 
-/// What one rank does in one call with one peer.
+/// The progress of one rank in one call with one peer.
 #[derive(Default)]
 struct PeerExchange {
     sources: VecDeque<Piece>,
@@ -281,13 +285,13 @@ impl PeerExchange {
     }
 }
 
-/// Where messages are sent from and land.
+/// Memory for messages.
 trait MessageMemory {
     fn take(&mut self, len: usize) -> Piece;
     fn release(&mut self, piece: Piece);
 }
 
-/// Any memory, kept to the end.
+/// Heap memory, kept to the end of the test.
 #[derive(Default)]
 struct HeapMemory(Vec<Vec<u8>>);
 
@@ -300,7 +304,7 @@ impl MessageMemory for HeapMemory {
     fn release(&mut self, _piece: Piece) {}
 }
 
-/// Slots of one size, used again and again.
+/// Slots of one sub-chunk each, reused.
 struct SlotPool {
     slots: Vec<Piece>,
     whole: Piece,
@@ -314,11 +318,11 @@ impl SlotPool {
         Self::of(whole, bytes)
     }
 
-    /// The same, which pretends to be a GPU's.
+    /// A pool whose pieces claim to be memory of GPU 0.
     fn on_gpu(slots: usize) -> Self {
         let mut bytes = vec![0; slots * SUBCHUNK];
         let start = std::ptr::NonNull::from(&mut bytes[..]).cast();
-        // SAFETY: the pool keeps its bytes, and devices reach them like any other memory.
+        // SAFETY: the pool keeps its bytes, and devices access them like any other memory.
         let whole = unsafe { Piece::on_gpu(start, bytes.len(), 0) };
         Self::of(whole, bytes)
     }
@@ -340,7 +344,7 @@ impl MessageMemory for SlotPool {
     }
 }
 
-/// The byte at a place of a message.
+/// The byte at an offset of a message.
 fn byte(from: Rank, sequence: u64, number: usize, at: usize) -> u8 {
     let mixed = (from as u64 * 31 + sequence * 7 + number as u64 * 13 + at as u64)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -349,13 +353,13 @@ fn byte(from: Rank, sequence: u64, number: usize, at: usize) -> u8 {
 
 fn fill(piece: Piece, from: Rank, sequence: u64, number: usize) {
     for at in 0..piece.len() {
-        // SAFETY: the piece is this thread's own memory, which no device reads or writes now.
+        // SAFETY: the piece belongs to this thread, and no device accesses it now.
         unsafe { piece.as_ptr().add(at).write(byte(from, sequence, number, at)) };
     }
 }
 
 fn check(piece: Piece, from: Rank, sequence: u64, number: usize) {
-    // SAFETY: the piece is this thread's own memory, which no device writes any more.
+    // SAFETY: the piece belongs to this thread, and no device writes it any more.
     let bytes = unsafe { std::slice::from_raw_parts(piece.as_ptr(), piece.len()) };
     let wrong = (0..).zip(bytes).find(|(at, found)| **found != byte(from, sequence, number, *at));
     assert!(wrong.is_none(), "message {number} of rank {from}, {} bytes, differs at {wrong:?}", bytes.len());
