@@ -1,4 +1,4 @@
-//! How long planning takes: FlexReduce for clusters of many ranks, and lowering one rank's program.
+//! Measures planning: FlexReduce for clusters of up to 100,000 ranks, and the lowering of one rank's program.
 //!
 //!     cargo bench --bench planning
 
@@ -24,11 +24,11 @@ fn flat(ranks: usize) -> Topology {
         }
         number += 1;
     }
-    builder.finish().expect("a tree")
+    builder.finish().expect("every rank is on one node")
 }
 
-/// The least of five, in milliseconds.
-fn least<T>(mut work: impl FnMut() -> T) -> f64 {
+/// The shortest of five runs, in milliseconds.
+fn shortest<T>(mut work: impl FnMut() -> T) -> f64 {
     let mut time = || {
         let start = Instant::now();
         std::hint::black_box(work());
@@ -48,13 +48,13 @@ fn main() {
         ("nodes at one switch", flat(100_000)),
         ("pods, racks, nodes", cluster(100_000)),
     ] {
-        let plan = least(|| flexreduce::plan(&topology));
-        let weighed = least(|| weighted::plan(&topology));
+        let plan = shortest(|| flexreduce::plan(&topology));
+        let weighed = shortest(|| weighted::plan(&topology));
         let schedule = flexreduce::plan(&topology).expect("regular enough");
         let lowered = Plan::on(schedule.clone(), &topology, Lowering::Auto);
-        let patterns = least(|| Plan::on(schedule.clone(), &topology, Lowering::Auto));
+        let patterns = shortest(|| Plan::on(schedule.clone(), &topology, Lowering::Auto));
         let rank = topology.world() / 2;
-        let program = least(|| lowered.program(rank, ProgramSpec::ALL_REDUCE));
+        let program = shortest(|| lowered.program(rank, ProgramSpec::ALL_REDUCE));
         let steps = lowered.program(rank, ProgramSpec::ALL_REDUCE).steps.len();
         println!(
             "{name:>22} {:>8} {plan:>9.1} ms {weighed:>9.1} ms {patterns:>9.1} ms {program:>9.2} ms for {steps} steps",

@@ -1,14 +1,14 @@
-//! What people describe: topologies and plans, read from where they are.
+//! Reads topologies and plans from files.
 //!
-//! Owns the reading of files for the plan wing, which reads none. Must not know the formats, nor who asks.
+//! Owns the file access for `plan`, which does no I/O. Must not know the formats.
 
 use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 use crate::plan::{plan_file, topology_file};
 
-/// The topology that `text` describes in the short form, or that the file of this name does. `hosts` are the
-/// names of the ranks' hosts, by rank, where there are ranks.
+/// The topology that `text` describes in the short form, or that the file with this name describes. `hosts` are the host
+/// names of the ranks, by rank, inside a job.
 ///
 /// # Errors
 /// `InvalidSetting`, naming the file or quoting the text.
@@ -17,15 +17,15 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
         return topology;
     }
     let contents = std::fs::read_to_string(text).map_err(|cause| {
-        let words = format!(
-            "the topology {text} is no short form such as 2+3, and as a file it cannot be read: {cause}"
+        let message = format!(
+            "the topology {text} is not a short form such as 2+3, and cannot be read as a file: {cause}"
         );
-        Error::invalid_setting(words)
+        Error::invalid_setting(message)
     })?;
     topology_file::parse(text, &contents, hosts)
 }
 
-/// The schedule that the file of this name has.
+/// The schedule in the plan file with this name.
 ///
 /// # Errors
 /// `InvalidSetting`, naming the file.
@@ -40,22 +40,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_a_short_form_or_a_file() {
+    fn a_topology_is_a_short_form_or_a_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("cluster.toml");
         let name = path.to_str().expect("a name in Unicode");
         std::fs::write(&path, "[[node]]\nname = \"a\"\nranks = [0, 1]\n").expect("a file");
         assert_eq!(topology("2+3", None).expect("a short form").world(), 5);
         assert_eq!(topology(name, None).expect("a file").world(), 2);
-        let words = |text: &str| topology(text, None).expect_err(text).message().to_owned();
-        assert!(words("2+x").contains("\"2+x\", at character 3"), "{}", words("2+x"));
-        assert!(words("two+three").starts_with("the topology two+three is no short form such as 2+3, and "));
+        let message = |text: &str| topology(text, None).expect_err(text).message().to_owned();
+        assert!(message("2+x").contains("\"2+x\", at character 3"), "{}", message("2+x"));
+        assert!(
+            message("two+three").starts_with("the topology two+three is not a short form such as 2+3, and ")
+        );
         std::fs::write(&path, "node = 3").expect("a file");
-        assert!(words(name).starts_with(&format!("{name}:1: ")), "{}", words(name));
+        assert!(message(name).starts_with(&format!("{name}:1: ")), "{}", message(name));
     }
 
     #[test]
-    fn a_plan_that_is_not_there_is_named() {
+    fn a_missing_plan_file_is_named() {
         let error = plan("/nowhere/plan.json").expect_err("nothing is there");
         assert!(error.message().starts_with("the plan /nowhere/plan.json cannot be read: "), "{error}");
     }

@@ -8,6 +8,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 
+// Not `num_rational::Ratio<u128>`: for 100,000 fractions as FlexReduce makes them, its sums take 2.0 times and its sorting
+// takes 3.7 times as long. Planning for large clusters consists of these two.
 /// A number from 0 to 1, in lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fraction {

@@ -104,7 +104,7 @@ fn what_cannot_be_planned_is_said() {
         ("--topology 2+x", "\"2+x\", at character 3: expected a number of ranks"),
         (
             "--topology two+three",
-            "the topology two+three is no short form such as 2+3, and as a file it cannot",
+            "the topology two+three is not a short form such as 2+3, and cannot be read",
         ),
         ("--topology nowhere.toml", "nowhere.toml"),
         ("--topology 2+3 --algo rign", "local-master or parameter-server"),
@@ -196,7 +196,9 @@ fn an_explanation_tells_why_and_what_links_carry() {
     let text = printed("--topology 1@1G+1@1G+1@500M --explain");
     assert!(text.contains("  node 2       500M   1.000   1.000"), "{text}");
     assert!(
-        text.contains("vectors of at most 64K go straight between all ranks instead (FLEXRING_DIRECT)"),
+        text.contains(
+            "vectors of at most 64K use a direct exchange between all ranks instead (FLEXRING_DIRECT)"
+        ),
         "{text}"
     );
     assert!(printed("--topology 4 --explain").contains("  rank 0       400G   1.500   1.500"));

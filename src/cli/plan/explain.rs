@@ -1,6 +1,6 @@
-//! Which algorithm, why, and what it costs.
+//! The output of `flexring plan --explain`: the algorithm, the reason, and the load of each link.
 //!
-//! Owns the words. The choice and the traffic are the plan wing's.
+//! Owns the text. Must not know how algorithms are selected or loads are counted.
 
 use super::Planned;
 use flexring::config::Size;
@@ -10,50 +10,50 @@ use flexring::plan::planner::ring;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 
-/// What is timed if nobody says how many elements: 64 MiB.
-const USUAL_COUNT: u64 = 16 << 20;
-/// The elements are floats, as in most gradients.
+/// Elements that are timed without `--count`: 64 MiB of floats.
+const DEFAULT_COUNT: u64 = 16 << 20;
+/// Bytes of an element: a float, as in most gradients.
 const ELEMENT: u64 = 4;
 
-/// The whole text.
+/// The output: algorithm, reason, captions, exceptions and costs.
 pub fn text(planned: &Planned) -> String {
     let Planned { topology, schedule, selection, .. } = planned;
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), selection.reason);
-    for (number, words) in captions(schedule, topology).iter().enumerate() {
-        text += &format!("  level {number}: {words}\n");
+    for (number, caption) in captions(schedule, topology).iter().enumerate() {
+        text += &format!("  level {number}: {caption}\n");
     }
-    for note in shortcuts(planned) {
+    for note in exceptions(planned) {
         text += &format!("{note}\n");
     }
     text + "\n" + &costs(planned)
 }
 
-/// Which vectors do without this plan.
-fn shortcuts(planned: &Planned) -> Vec<String> {
+/// The sizes of vectors that do not use this plan.
+fn exceptions(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
     let mut notes = Vec::new();
     if file.is_none() && flexring::plan::selection::uses_direct_plan(config, topology) {
         notes.push(format!(
-            "vectors of at most {} go straight between all ranks instead (FLEXRING_DIRECT)",
+            "vectors of at most {} use a direct exchange between all ranks instead (FLEXRING_DIRECT)",
             config.direct
         ));
     }
     if topology.nodes() == 1 && topology.world() > 1 && config.small > Size(0) {
         notes.push(format!(
-            "vectors of at most {} are put in everybody's sight instead (FLEXRING_SMALL)",
+            "vectors of at most {} use the shared-memory mailboxes instead (FLEXRING_SMALL)",
             config.small
         ));
     }
     notes
 }
 
-/// What goes over each link, for how long, and for how long in a ring.
+/// The load and the time of each link, and the time in a ring.
 fn costs(planned: &Planned) -> String {
     let Planned { topology, config, .. } = planned;
     let ring = Plan::on(ring::plan(topology), topology, config.lowering);
     let [ours, rings] =
         [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));
-    let count = planned.count.unwrap_or(USUAL_COUNT);
+    let count = planned.count.unwrap_or(DEFAULT_COUNT);
     let bytes = count.saturating_mul(ELEMENT);
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
         return "nothing is sent\n".to_owned();
@@ -66,7 +66,7 @@ fn costs(planned: &Planned) -> String {
     let shown = shown(topology);
     let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
     let mut text = format!(
-        "bytes over each link up and down for every byte of the vector, and the time of {count} floats ({})\n",
+        "bytes up and down each link for every byte of the vector, and the time of {count} floats ({})\n",
         amount(bytes)
     );
     text += &format!("  {:width$}  bandwidth      up    down        time   in a ring\n", "link");
@@ -77,13 +77,13 @@ fn costs(planned: &Planned) -> String {
         text += &format!("  {name:width$}  {speed:>9}  {up:>6.3}  {down:>6.3}  {time:>10}  {in_ring:>10}\n");
     }
     let ratio = of_ring.seconds_per_byte / busiest.seconds_per_byte;
-    let verdict = match ratio {
+    let comparison = match ratio {
         ratio if (ratio - 1.0).abs() < 0.005 => "as long".to_owned(),
         ratio if ratio > 1.0 => format!("{ratio:.2} times as long"),
-        ratio => format!("{:.2} times less", 1.0 / ratio),
+        ratio => format!("{:.2} times shorter", 1.0 / ratio),
     };
     text + &format!(
-        "the busiest link is that of {}: {}; in a ring it is that of {}: {}, {verdict}\n",
+        "the busiest link is that of {}: {}; in a ring it is that of {}: {}, {comparison}\n",
         vertices[busiest.vertex].name,
         seconds(&ours, busiest.vertex),
         vertices[of_ring.vertex].name,
@@ -91,7 +91,7 @@ fn costs(planned: &Planned) -> String {
     )
 }
 
-/// The links of nodes and switches; or where there is but one node, those within it.
+/// The links of nodes and switches; with a single node, the links of its ranks.
 fn shown(topology: &Topology) -> Vec<VertexId> {
     let between = topology.nodes() > 1;
     let vertices = topology.vertices().iter().enumerate().skip(1);
@@ -103,7 +103,7 @@ fn amount(bytes: u64) -> String {
     usize::try_from(bytes).map_or_else(|_| bytes.to_string(), |bytes| Size(bytes).to_string())
 }
 
-/// A time in the unit that people would take.
+/// A time with the unit that fits: s, ms or us.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{s:.2} s"),
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_the_unit_that_people_would_take() {
+    fn times_have_the_unit_that_fits() {
         assert_eq!([2.0, 0.0537, 0.000_012].map(duration), ["2.00 s", "53.70 ms", "12.00 us"]);
     }
 }

@@ -1,6 +1,6 @@
-//! `flexring plan`: plans, and shows the plan as a table, as JSON, as a picture, in words, or proves it.
+//! `flexring plan`: makes or reads a plan, and prints it as a table or JSON, draws, explains or verifies it.
 //!
-//! Owns what is asked for and where it goes. The plan wing thinks, and this command does its reading and writing.
+//! Owns the reading and writing of files, and the choice of outputs. Must not know how plans are made.
 
 mod explain;
 mod options;
@@ -23,15 +23,15 @@ use flexring::plan::topology::Topology;
 use flexring::plan::{lowering, plan_file};
 use std::path::Path;
 
-/// Everything that is known before anything is shown.
+/// The plan and its origin: the input of all outputs.
 struct Planned {
     config: Config,
     topology: Topology,
-    /// What people call the topology.
+    /// The name of the topology, for output.
     called: String,
     schedule: Schedule,
     selection: AlgorithmSelection,
-    /// The file that the plan is from, if it is from one.
+    /// The file that the plan was read from, if any.
     file: Option<String>,
     count: Option<u64>,
 }
@@ -73,7 +73,7 @@ pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
     output::print(&text)
 }
 
-/// Plans, or reads a plan, as flags and settings say.
+/// Makes or reads the plan that flags and settings specify.
 fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
     warn_about_unknown_settings();
     let settings = options.settings();
@@ -87,16 +87,16 @@ fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
     let read = config.plan_file.as_deref().map(description::plan).transpose()?;
     let (topology, called) = match (&config.topology, &read) {
         (Some(text), _) => (description::topology(text, None)?, name(text)),
-        // A plan tells how many ranks there are, but not where.
+        // A plan file has the number of ranks, but not their nodes.
         (None, Some(schedule)) => {
             let world = schedule.world();
             let nodes: Vec<String> = (0..world).map(|rank| format!("node {rank}")).collect();
             (Topology::from_names(&nodes), vec!["1"; world].join("+"))
         }
         (None, None) => {
-            let words = "give --topology, such as --topology 2+3 for a node of two ranks and one of three, or the \
+            let message = "give --topology, such as --topology 2+3 for a node of two ranks and one of three, or the \
                          name of a file; or set FLEXRING_TOPOLOGY";
-            return Err(CommandError::Usage(words.to_owned()));
+            return Err(CommandError::Usage(message.to_owned()));
         }
     };
     let details = Details::of(&config);
@@ -105,11 +105,11 @@ fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
             let path = config.plan_file.clone().unwrap_or_default();
             let (planned, world) = (schedule.world(), topology.world());
             if planned != world {
-                let words = format!(
+                let message = format!(
                     "{path}: the plan is for {}, but the topology {called} has {world}",
                     counted(planned, "rank")
                 );
-                return Err(CommandError::Usage(words));
+                return Err(CommandError::Usage(message));
             }
             (
                 schedule,
@@ -131,7 +131,7 @@ fn planned(options: &PlanOptions) -> Result<Planned, CommandError> {
     Ok(Planned { topology, called, schedule, selection, file, count: options.count, config })
 }
 
-/// What people call a topology: the short form, or the file's name without its folder.
+/// The name of a topology: the short form, or the file name without its directory.
 fn name(text: &str) -> String {
     let file = Path::new(text).file_name().filter(|_| text.contains('/'));
     file.map_or_else(|| text.to_owned(), |name| name.to_string_lossy().into_owned())

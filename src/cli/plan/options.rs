@@ -1,18 +1,18 @@
 //! The flags of `flexring plan`.
 //!
-//! Owns their names and meaning. Must not know what a plan is made of.
+//! Owns their names and their mapping to settings. Must not know what a plan contains.
 
 use crate::settings;
 use clap::Args;
 use flexring::config::Size;
 use std::path::PathBuf;
 
-/// Show how an all-reduce is planned: who reduces what onto whom
+/// Show the plan of an all-reduce: which ranks reduce which spans onto which root
 ///
-/// Prints a table of levels: each group is a span of the vector that its participants hold and that is reduced onto
-/// its root. After the last level every span has its sum at one rank; the all-gather is the same table read backwards.
+/// Prints a table of levels. Each group is a span of the vector that its participants hold and that is reduced onto its
+/// root. After the last level, one rank has the sum of each span; the all-gather is the same table read backwards.
 ///
-/// Where a topology or an algorithm is not given, the settings count (see flexring env).
+/// Without a topology or an algorithm, those of the settings are used (see flexring env).
 #[derive(Args, Clone, Debug)]
 pub struct PlanOptions {
     /// Where the ranks are: a short form such as 2+3 or 1@1G+1@500M, or a file; as FLEXRING_TOPOLOGY
@@ -39,15 +39,15 @@ pub struct PlanOptions {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "dims", "servers"])]
     pub plan_file: Option<String>,
 
-    /// Show element ranges of a vector of N elements, and time that many floats
+    /// Show element ranges of a vector of N elements, and times for N floats
     #[arg(long, value_name = "N", value_parser = count)]
     pub count: Option<u64>,
 
-    /// Say which algorithm was chosen and why, and what it costs on each link
+    /// Show the algorithm, the reason for its selection, and the load of each link
     #[arg(long)]
     pub explain: bool,
 
-    /// Prove that the plan sums right and ends, or say why not
+    /// Verify that the plan computes the right sums and always ends
     #[arg(long)]
     pub verify: bool,
 
@@ -65,7 +65,7 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// The settings that flags stand for, by the names of their variables.
+    /// The settings that flags replace, by the names of their variables.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("FLEXRING_TOPOLOGY", &self.topology),
@@ -78,7 +78,7 @@ impl PlanOptions {
         all.into_iter().filter_map(|(name, value)| value.clone().map(|value| (name, value))).collect()
     }
 
-    /// Whether flags ask for something to be planned, so that a plan file among the settings does not count.
+    /// Whether a flag requests planning, so that a plan file in the settings is ignored.
     pub fn plans(&self) -> bool {
         self.algo.is_some() || self.dims.is_some() || self.servers.is_some()
     }
@@ -97,12 +97,12 @@ mod tests {
 
     fn parse(flags: &str) -> Result<PlanOptions, clap::Error> {
         let command = PlanOptions::augment_args(clap::Command::new("plan"));
-        let words = std::iter::once("plan").chain(flags.split_whitespace());
-        command.try_get_matches_from(words).and_then(|matches| PlanOptions::from_arg_matches(&matches))
+        let args = std::iter::once("plan").chain(flags.split_whitespace());
+        command.try_get_matches_from(args).and_then(|matches| PlanOptions::from_arg_matches(&matches))
     }
 
     #[test]
-    fn flags_stand_for_settings() {
+    fn flags_replace_settings() {
         let options = parse("--topology 2+3 --algo RING --dims 4x2 --servers 0,3").expect("valid");
         let settings = [
             ("FLEXRING_TOPOLOGY", "2+3"),
@@ -115,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_quoted() {
-        for (flags, words) in [
+    fn errors_quote_the_value_and_what_was_expected() {
+        for (flags, message) in [
             ("--algo rign", "expected auto, ring, rabenseifner, "),
             ("--dims 4*2", "such as 4x2"),
             ("--servers zero", "such as 0,4"),
@@ -125,7 +125,7 @@ mod tests {
             ("--json --verify", "cannot be used with"),
         ] {
             let error = parse(flags).expect_err(flags).to_string();
-            assert!(error.contains(words), "{flags}: {error}");
+            assert!(error.contains(message), "{flags}: {error}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The proof of a plan, in words.
+//! The output of `flexring plan --verify`.
 //!
-//! Owns the words. What is proved is the verifier's business.
+//! Owns the text. Must not know how plans are verified.
 
 use super::Planned;
 use crate::error::CommandError;
 use flexring::plan::verifier::VerifiedPlan;
 
-/// What was proved, or as a failure what was refuted.
+/// Verifies the plan and returns a description of what was proved. The error names the property that fails.
 pub fn text(planned: &Planned) -> Result<String, CommandError> {
     let Planned { schedule, topology, called, file, .. } = planned;
     let world = topology.world();
@@ -18,10 +18,10 @@ pub fn text(planned: &Planned) -> Result<String, CommandError> {
         "the {} plan on {called} holds, for vectors of any length, cut into sub-chunks of any size, in any number of \
          slots, in every collective:
   sums      every part of every result has each of the {world} contributions exactly once
-  bits      ranks that get the same part get it by the same additions in the same order
+  bits      ranks that get the same part compute it by the same additions in the same order
   links     both ends of every link list the same messages in the same order
-  progress  the earliest message that is not through can always move, so nobody waits for ever
-  memory    nothing is overwritten that is still read, and nothing is read that is still written
+  progress  the earliest unfinished message can always move, so no rank waits forever
+  memory    no memory is overwritten while it is read, or read while it is written
 ",
         schedule.name()
     ))

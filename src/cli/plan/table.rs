@@ -1,6 +1,6 @@
-//! The plan as a table, as the figures of the papers have it.
+//! The default output of `flexring plan`: tables of levels, as in the figures of the papers.
 //!
-//! Owns its layout. Must not know where the plan comes from.
+//! Owns the layout. Must not know where the plan comes from.
 
 use super::Planned;
 use crate::output::counted;
@@ -9,16 +9,16 @@ use flexring::plan::captions::captions;
 use flexring::plan::fraction::Span;
 use flexring::plan::schedule::{Group, Level};
 
-/// The whole text.
+/// The output: a table for each level, and one of the owners.
 pub fn text(planned: &Planned) -> String {
     let Planned { schedule, topology, count, .. } = planned;
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.selection.reason);
     let mut calls = 0;
-    for (number, (level, words)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {
-        text += &format!("\nlevel {number}: {words}\n{}", table(level, *count));
+    for (number, (level, caption)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {
+        text += &format!("\nlevel {number}: {caption}\n{}", table(level, *count));
         calls += level.groups().iter().filter(|group| group.moves()).count();
     }
-    text += "\nin the end\n";
+    text += "\nowners at the end\n";
     let mut lines = vec![cells(*count, "span", "elements", &["rank"])];
     for shard in schedule.shards() {
         lines.push(cells(
@@ -53,7 +53,7 @@ fn table(level: &Level, count: Option<u64>) -> String {
     aligned(&std::iter::once(head).chain(level.groups().iter().map(row)).collect::<Vec<_>>())
 }
 
-/// A line's cells; elements are there where a vector is.
+/// The cells of a line. There is a column of elements only if the vector has a count.
 fn cells(count: Option<u64>, span: &str, elements: &str, rest: &[&str]) -> Vec<String> {
     let elements = count.map(|_| elements);
     std::iter::once(span).chain(elements).chain(rest.iter().copied()).map(str::to_owned).collect()
@@ -64,20 +64,20 @@ fn elements(span: Span, count: Option<u64>) -> String {
     if range.is_empty() { "none".to_owned() } else { format!("{}..{}", range.start, range.end) }
 }
 
-/// Ranks in their order, three or more that follow one another as one: `0-3 5`.
+/// Ranks in the given order, with three or more consecutive ones as a range: `0-3 5`.
 fn runs(ranks: &[Rank]) -> String {
-    let mut words: Vec<String> = Vec::new();
+    let mut parts: Vec<String> = Vec::new();
     let mut rest = ranks;
     while let Some(first) = rest.first() {
         let run = rest.iter().zip(*first..).take_while(|(rank, next)| *rank == next).count();
         let length = if run > 2 { run } else { 1 };
-        words.push(if length > 1 { format!("{first}-{}", rest[length - 1]) } else { first.to_string() });
+        parts.push(if length > 1 { format!("{first}-{}", rest[length - 1]) } else { first.to_string() });
         rest = &rest[length..];
     }
-    words.join(" ")
+    parts.join(" ")
 }
 
-/// Lines with their cells below each other.
+/// The lines with their columns aligned.
 fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -94,7 +94,7 @@ fn aligned(lines: &[Vec<String>]) -> String {
     text
 }
 
-/// A number with at most two places.
+/// A number with at most two decimal places.
 fn decimal(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_keep_the_order_of_addition() {
+    fn ranges_of_ranks_keep_the_order_of_addition() {
         assert_eq!(runs(&[1, 2, 3, 0]), "1-3 0");
         assert_eq!(runs(&[1, 0]), "1 0");
         assert_eq!(runs(&[0, 1, 3, 4, 5, 9]), "0 1 3-5 9");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_no_idle_places() {
+    fn numbers_have_no_trailing_zeros() {
         assert_eq!([1.0, 1.3, 0.666].map(decimal), ["1", "1.3", "0.67"]);
     }
 }

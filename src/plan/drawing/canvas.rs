@@ -1,13 +1,14 @@
-//! SVG as text.
+//! SVG elements as text, and the approximate width of text.
 //!
-//! Owns the elements and their spelling. Must not know what they show.
+//! Owns the syntax. Must not know what the elements show. (The crate `svg` would replace the tags only: it does not measure
+//! text, round numbers or remove characters that XML forbids.)
 
 use std::fmt::Write;
 
-/// Fonts that are where people read.
+/// Fonts that common systems have.
 const FONTS: &str = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif";
 
-/// Which end of a text is at its place.
+/// The point of a text that is at its x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -15,25 +16,25 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text looks.
+/// The style of a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Font {
     pub(super) size: f64,
     pub(super) bold: bool,
     pub(super) color: &'static str,
     pub(super) anchor: Anchor,
-    /// Whether what is behind the letters is kept away from them.
+    /// Whether letters have a white outline, for texts on top of shapes.
     pub(super) halo: bool,
 }
 
 impl Font {
-    /// Roughly how wide a text is: fonts differ, so a little too much.
+    /// An estimate of the width of a text, on the high side because fonts differ.
     pub(super) fn width(self, text: &str) -> f64 {
         let units: f64 = text.chars().map(units).sum();
         units * self.size * if self.bold { 1.08 } else { 1.0 }
     }
 
-    /// The text in lines of at most this width, as far as its words are not longer.
+    /// Breaks the text into lines of at most this width. Only words longer than that exceed it.
     pub(super) fn lines(self, text: &str, width: f64) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for word in text.split_whitespace() {
@@ -48,7 +49,7 @@ impl Font {
         lines
     }
 
-    /// The text, or as much of it as fits.
+    /// The text, cut to this width with an ellipsis.
     pub(super) fn cut(self, text: &str, width: f64) -> String {
         if self.width(text) <= width {
             return text.to_owned();
@@ -70,31 +71,31 @@ fn units(c: char) -> f64 {
     }
 }
 
-/// A drawing in the making.
+/// A list of SVG elements.
 #[derive(Debug, Default)]
 pub(super) struct Canvas {
     body: String,
 }
 
 impl Canvas {
-    /// A rectangle with `style`, further attributes.
+    /// Adds a rectangle. `style` is further attributes.
     pub(super) fn rect(&mut self, [x, y, width, height]: [f64; 4], style: &str) {
         let [x, y, width, height] = [x, y, width, height].map(number);
         self.line(format_args!("<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" {style}/>"));
     }
 
-    /// A path along these commands.
+    /// Adds a path. `commands` is its `d` attribute.
     pub(super) fn path(&mut self, commands: &str, style: &str) {
         self.line(format_args!("<path d=\"{commands}\" {style}/>"));
     }
 
-    /// A text on the line at `y`.
+    /// Adds a text with its baseline at `y`.
     pub(super) fn text(&mut self, x: f64, y: f64, font: Font, text: &str) {
-        self.spin_text(x, y, 0.0, font, text);
+        self.rotated_text(x, y, 0.0, font, text);
     }
 
-    /// A text turned around its place.
-    pub(super) fn spin_text(&mut self, x: f64, y: f64, degrees: f64, font: Font, text: &str) {
+    /// Adds a text that is rotated around its position.
+    pub(super) fn rotated_text(&mut self, x: f64, y: f64, degrees: f64, font: Font, text: &str) {
         let anchor = match font.anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",
@@ -115,35 +116,35 @@ impl Canvas {
         ));
     }
 
-    /// What `draw` draws, to be shown by [`Canvas::show`].
+    /// Defines a group of elements for [`Canvas::show`].
     pub(super) fn define(&mut self, name: &str, draw: impl FnOnce(&mut Self)) {
         self.line(format_args!("<defs><g id=\"{name}\">"));
         draw(self);
         self.line(format_args!("</g></defs>"));
     }
 
-    /// Shows what was defined, with its origin at this place.
+    /// Adds a defined group, with its origin at this position.
     pub(super) fn show(&mut self, name: &str, x: f64, y: f64) {
         let [x, y] = [x, y].map(number);
         self.line(format_args!("<use href=\"#{name}\" x=\"{x}\" y=\"{y}\"/>"));
     }
 
-    /// Puts another drawing on top.
+    /// Adds the elements of another canvas.
     pub(super) fn append(&mut self, other: Self) {
         self.body.push_str(&other.body);
     }
 
-    /// Something with a spelling of its own.
+    /// Adds an element as text.
     pub(super) fn raw(&mut self, element: &str) {
         self.line(format_args!("{element}"));
     }
 
     fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(self.body, "{text}");
     }
 
-    /// The whole file, with what is read out to people who do not see it.
+    /// The SVG file. Screen readers use `title` and `description`.
     pub(super) fn finish(self, width: f64, height: f64, title: &str, description: &str) -> String {
         let [width, height] = [width, height].map(|length| number(length.ceil()));
         let (title, description) = (escaped(title), escaped(description));
@@ -156,14 +157,14 @@ impl Canvas {
     }
 }
 
-/// A length with at most two places.
+/// A number with at most two decimal places.
 pub(super) fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// Text that cannot be taken for markup. Characters that XML does not know are left out.
+/// Text with markup characters escaped. Characters that XML forbids are removed.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -187,7 +188,7 @@ mod tests {
     const FONT: Font = Font { size: 10.0, bold: false, color: "#000", anchor: Anchor::Start, halo: false };
 
     #[test]
-    fn no_name_breaks_the_markup() {
+    fn markup_in_names_is_escaped() {
         let mut canvas = Canvas::default();
         canvas.text(0.0, 1.25, FONT, "<a & \"b\">\u{1}\n");
         let text = canvas.finish(10.0, 10.0, "a<b", "c&d");
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_broken_between_words_and_cut_where_they_do_not_fit() {
+    fn texts_are_broken_between_words_or_cut_to_fit() {
         let lines = FONT.lines("each node divides the vector", 80.0);
         assert!(lines.len() > 1 && lines.iter().all(|line| FONT.width(line) <= 80.0), "{lines:?}");
         assert_eq!(lines.join(" "), "each node divides the vector");
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_short() {
+    fn numbers_have_at_most_two_places() {
         assert_eq!([1.0, 0.5, 1.0 / 3.0, -0.001].map(number), ["1", "0.5", "0.33", "0"]);
     }
 }

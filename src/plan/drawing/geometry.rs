@@ -1,6 +1,6 @@
-//! Where everything is in a drawing.
+//! Positions and sizes of the elements of a drawing, in SVG user units.
 //!
-//! Owns the lengths. Must not know what is painted there.
+//! Owns lengths and fonts. Must not know what is painted.
 
 use super::canvas::{Anchor, Font};
 use crate::plan::Rank;
@@ -8,9 +8,9 @@ use crate::plan::fraction::Fraction;
 use crate::plan::topology::{Topology, VertexId, VertexKind};
 
 pub(super) const MARGIN: f64 = 22.0;
-/// As wide as a README shows a picture; more columns than fit make it wider.
+/// The width at which a README shows a picture. Drawings with many columns are wider.
 const WIDTH: f64 = 940.0;
-/// What one switch takes beside the nodes.
+/// Width of one column of switches, left of the nodes.
 const SWITCH: f64 = 24.0;
 
 const INK: &str = "#1F2933";
@@ -33,13 +33,13 @@ pub(super) const LABEL: Font =
 /// A bracket around the ranks of a node or a switch.
 pub(super) struct Bracket {
     pub(super) vertex: VertexId,
-    /// How many switches are between it and the top; nodes stand in a column of their own.
+    /// Number of switches between it and the root, from 1; 0 for nodes, which have a column of their own.
     pub(super) depth: usize,
     pub(super) top: f64,
     pub(super) bottom: f64,
 }
 
-/// The lengths of one drawing.
+/// Positions and sizes in one drawing.
 pub(super) struct Geometry {
     /// The ranks from top to bottom.
     pub(super) order: Vec<Rank>,
@@ -47,13 +47,13 @@ pub(super) struct Geometry {
     tops: Vec<f64>,
     pub(super) bar_height: f64,
     pub(super) bar_width: f64,
-    /// Between columns.
+    /// Width of the gap between columns.
     pub(super) gap: f64,
-    /// Where the first column begins.
+    /// Left edge of the first column.
     pub(super) left: f64,
     pub(super) node_width: f64,
     pub(super) columns: usize,
-    /// Where the rows begin and end.
+    /// Top of the first row and bottom of the last.
     pub(super) top: f64,
     pub(super) bottom: f64,
     pub(super) width: f64,
@@ -61,7 +61,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// For so many columns, with texts of this width right of the last one.
+    /// The geometry for this number of columns, with texts of width `texts` right of the last one.
     pub(super) fn new(topology: &Topology, columns: usize, texts: f64) -> Self {
         let order = topology.ranks_in_tree_order();
         let (row, bar_height) = match order.len() {
@@ -109,27 +109,27 @@ impl Geometry {
         }
     }
 
-    /// Where a column begins.
+    /// Left edge of a column.
     pub(super) fn column(&self, column: usize) -> f64 {
         self.left + (self.bar_width + self.gap) * column as f64
     }
 
-    /// The top of the bars of a rank.
+    /// Top of the bars of a rank.
     pub(super) fn bar(&self, rank: Rank) -> f64 {
         self.tops[rank]
     }
 
-    /// Where the line of a text is that stands in the middle of a rank's bars.
+    /// Baseline of a text in the vertical middle of a rank's bars.
     pub(super) fn baseline(&self, rank: Rank, font: Font) -> f64 {
         self.tops[rank] + self.bar_height / 2.0 + font.size * 0.36
     }
 
-    /// How far behind the beginning of a bar a point of the vector is.
+    /// Distance of a point of the vector from the left edge of a bar.
     pub(super) fn offset(&self, point: Fraction) -> f64 {
         point.to_f64() * self.bar_width
     }
 
-    /// Where a bracket's line is.
+    /// x of a bracket's line.
     pub(super) fn bracket_x(&self, bracket: &Bracket) -> f64 {
         match bracket.depth {
             0 => self.left - 84.0,
@@ -138,15 +138,15 @@ impl Geometry {
     }
 }
 
-/// Which child of the root `rank` is below.
+/// The child of the root that `rank` is below; the root itself for nodes, which are not separated further.
 fn branch(topology: &Topology, rank: Rank) -> VertexId {
     let up = |vertex: &VertexId| topology.vertices()[*vertex].parent.filter(|parent| *parent != 0);
     let branch = std::iter::successors(Some(topology.leaf(rank)), up).last().unwrap_or(0);
-    // Nodes at the root are alike: only switches are set apart further.
+    // Only switches are separated by an additional gap.
     if topology.vertices()[branch].kind == VertexKind::Switch { branch } else { 0 }
 }
 
-/// Of all nodes, and of all switches but the one at the top.
+/// The brackets of all nodes, and of all switches but the root.
 fn brackets(topology: &Topology, order: &[Rank], tops: &[f64], bar_height: f64) -> Vec<Bracket> {
     let vertices = topology.vertices();
     let mut ends: Vec<Option<(f64, f64)>> = vec![None; vertices.len()];

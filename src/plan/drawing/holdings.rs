@@ -1,6 +1,6 @@
-//! Who holds what after each level.
+//! The spans that each rank holds after each level, and the flows between ranks.
 //!
-//! Owns the bookkeeping of a drawing. Must not know how anything looks.
+//! Owns the data of a drawing. Must not know how it is drawn.
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
@@ -8,10 +8,10 @@ use crate::plan::schedule::{Level, Schedule};
 use crate::plan::span_map::SpanMap;
 use std::collections::BTreeMap;
 
-/// The spans that each rank holds a partial sum of, in order; neighbours are joined.
+/// By rank, the spans that it holds a partial sum of, in order. Adjacent spans are joined.
 pub(super) type Holdings = Vec<Vec<Span>>;
 
-/// Before the first level, and after each.
+/// The holdings before the first level and after each level.
 pub(super) fn holdings(schedule: &Schedule) -> Vec<Holdings> {
     let mut ranks = vec![SpanMap::uniform(true); schedule.world()];
     let look = |ranks: &mut Vec<SpanMap<bool>>| -> Holdings {
@@ -33,7 +33,7 @@ pub(super) fn holdings(schedule: &Schedule) -> Vec<Holdings> {
     columns
 }
 
-/// What moves between two ranks at a level, as a part of the vector.
+/// The data that one rank sends to another at a level; `amount` is a part of the vector (0 to 1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Flow {
     pub(super) from: Rank,
@@ -41,7 +41,7 @@ pub(super) struct Flow {
     pub(super) amount: f64,
 }
 
-/// Everything that moves at a level; each pair of ranks once.
+/// The flows of a level, one for each pair of ranks.
 pub(super) fn flows(level: &Level) -> Vec<Flow> {
     let mut amounts: BTreeMap<(Rank, Rank), f64> = BTreeMap::new();
     for group in level.groups().iter().filter(|group| group.moves()) {
@@ -59,25 +59,25 @@ mod tests {
     use crate::plan::planner::{flexreduce, local_master};
     use crate::plan::topology::Topology;
 
-    fn words(column: &Holdings) -> Vec<String> {
-        let words = |spans: &Vec<Span>| spans.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        column.iter().map(words).collect()
+    fn text(column: &Holdings) -> Vec<String> {
+        let text = |spans: &Vec<Span>| spans.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        column.iter().map(text).collect()
     }
 
     #[test]
-    fn what_is_handed_away_is_held_no_more() {
+    fn a_rank_no_longer_holds_spans_that_it_sent() {
         let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
         let columns = holdings(&flexreduce::plan(&topology).expect("small"));
         let [start, first, last] = &columns[..] else { panic!("two levels") };
-        assert_eq!(words(start), ["[0, 1)"; 5]);
-        assert_eq!(words(first), ["[0, 1/2)", "[1/2, 1)", "[0, 1/3)", "[1/3, 2/3)", "[2/3, 1)"]);
-        assert_eq!(words(last), ["[1/6, 5/12)", "[7/12, 5/6)", "[0, 1/6)", "[5/12, 7/12)", "[5/6, 1)"]);
+        assert_eq!(text(start), ["[0, 1)"; 5]);
+        assert_eq!(text(first), ["[0, 1/2)", "[1/2, 1)", "[0, 1/3)", "[1/3, 2/3)", "[2/3, 1)"]);
+        assert_eq!(text(last), ["[1/6, 5/12)", "[7/12, 5/6)", "[0, 1/6)", "[5/12, 7/12)", "[5/6, 1)"]);
         let masters = holdings(&local_master::plan(&topology));
-        assert_eq!(words(&masters[1]), ["[0, 1)", "", "[0, 1)", "", ""]);
+        assert_eq!(text(&masters[1]), ["[0, 1)", "", "[0, 1)", "", ""]);
     }
 
     #[test]
-    fn flows_are_what_moves_between_two_ranks() {
+    fn flows_have_the_amount_between_two_ranks() {
         let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
         let schedule = flexreduce::plan(&topology).expect("small");
         let flows = flows(&schedule.levels()[1]);

@@ -1,15 +1,15 @@
-//! A schedule as a picture, in SVG: a row for each rank, a column for the start and one after each level, and in
-//! them who holds which part of the vector.
+//! The drawing of a schedule, as SVG: a row for each rank, a column for the start and one for each level. Each cell shows
+//! the parts of the vector that the rank holds.
 //!
-//! Owns what is shown. Pure: it writes no file, and must not know which planner made the schedule.
+//! Owns what is shown. Pure: returns text and writes no file. Must not know which planner made the schedule.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `holdings` | who holds what after each level, and what moves |
-//! | `layout` | where everything is |
-//! | `ribbons` | where what moves begins and ends |
-//! | `palette` | the colours |
-//! | `canvas` | how SVG is spelt |
+//! | `holdings` | the spans that each rank holds after each level, and the flows between |
+//! | `geometry` | positions and sizes |
+//! | `ribbons` | the ends of flows |
+//! | `palette` | colors of ranks |
+//! | `canvas` | SVG elements and text width |
 
 mod canvas;
 mod geometry;
@@ -28,22 +28,22 @@ use holdings::{Flow, Holdings, flows, holdings};
 use palette::color;
 use ribbons::{Ribbon, ribbons};
 
-/// More rows than this are no picture.
+/// Most ranks of a drawing. With more rows it is illegible.
 pub const MOST_RANKS: usize = 256;
 
-/// As many flows as one gap shows; where everybody talks to everybody, more would be a black box.
+/// Most flows that are drawn between two columns. More would cover the whole gap.
 const MOST_FLOWS: usize = 600;
 
-/// What a drawing is labelled with.
+/// Labels of a drawing.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
-    /// What people call the topology.
+    /// The name of the topology, for the title.
     pub topology: &'a str,
-    /// Elements of the vector; without, parts are labelled with fractions.
+    /// Elements of the vector. Without it, spans are labeled with fractions.
     pub count: Option<u64>,
 }
 
-/// Draws `schedule`, which must be for as many ranks as `topology` has.
+/// The drawing of `schedule` as an SVG file. `topology` must have as many ranks as the schedule.
 #[must_use]
 pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> String {
     let owned: Vec<String> = (0..schedule.world()).map(|rank| owned(schedule, rank, labels)).collect();
@@ -67,7 +67,7 @@ impl Painter<'_> {
     fn paint(mut self, captions: &[String], owned: &[String]) -> String {
         let below = self.captions(captions);
         let height = self.legend(below) + MARGIN - 4.0;
-        // What is painted first is behind the rest.
+        // SVG paints in order: earlier elements are behind later ones.
         let front = std::mem::take(&mut self.canvas);
         let width = self.geometry.width;
         self.canvas
@@ -97,15 +97,15 @@ impl Painter<'_> {
             None => "a vector".to_owned(),
         };
         let ranks = if world == 1 { "1 rank sums".to_owned() } else { format!("{world} ranks sum") };
-        let words = format!(
+        let text = format!(
             "{ranks} {vector}: the reduce-scatter goes from left to right, the all-gather back the same way"
         );
-        self.canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(&words, room));
+        self.canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(&text, room));
         title
     }
 
-    /// What all bars are made of: the vector in the pale colours of those who will own it, and the hatching of
-    /// what was handed away.
+    /// Defines what all bars consist of: the vector in the pale colors of its future owners, and the hatching of spans that
+    /// were sent to another rank.
     fn define(&mut self) {
         let Self { geometry, schedule, canvas, .. } = self;
         canvas.define("vector", |canvas| {
@@ -146,7 +146,7 @@ impl Painter<'_> {
                     None => vertex.name.clone(),
                 };
                 let font = Font { anchor: Anchor::Middle, ..NOTE };
-                canvas.spin_text(x - 6.0, middle, -90.0, font, &font.cut(&name, bottom - top));
+                canvas.rotated_text(x - 6.0, middle, -90.0, font, &font.cut(&name, bottom - top));
                 continue;
             }
             let font = Font { anchor: Anchor::End, ..NOTE };
@@ -167,7 +167,7 @@ impl Painter<'_> {
         }
     }
 
-    /// One column: everybody's vector after so many levels.
+    /// One column: the vectors of all ranks after `number` levels.
     fn column(&mut self, number: usize, holdings: &Holdings) {
         let x = self.geometry.column(number);
         let head = match number {
@@ -176,7 +176,7 @@ impl Painter<'_> {
         };
         let (geometry, canvas) = (&self.geometry, &mut self.canvas);
         canvas.text(x + geometry.bar_width / 2.0, geometry.top - 27.0, HEAD, &head);
-        // Who will own which part, once for the column.
+        // The future owner of each part, once per column.
         let (strip, small) = (geometry.top - 20.0, Font { size: 10.0, ..LABEL });
         for shard in self.schedule.shards() {
             let (start, end) = (x + geometry.offset(shard.span.start), x + geometry.offset(shard.span.end));
@@ -189,7 +189,7 @@ impl Painter<'_> {
         }
         for (rank, held) in holdings.iter().enumerate() {
             self.bar(x, rank, held);
-            // That all have everything at the start is said below; letters would hide the parts.
+            // At the start every rank holds everything, as the caption says: labels would only hide the parts.
             if number > 0 {
                 self.label(x, rank, held);
             }
@@ -232,7 +232,7 @@ impl Painter<'_> {
         }
     }
 
-    /// How much a rank holds, in the bar.
+    /// Labels the spans that a rank holds.
     fn label(&mut self, x: f64, rank: Rank, held: &[Span]) {
         let Self { geometry, labels, canvas, .. } = self;
         let font = Font { size: LABEL.size.min(geometry.bar_height - 2.0), halo: true, ..LABEL };
@@ -249,7 +249,7 @@ impl Painter<'_> {
         }
     }
 
-    /// Who reduces onto whom between two columns.
+    /// The flows between two columns, or the text "many to many" if there are too many.
     fn flows(&mut self, level: usize, flows: &[Flow]) {
         let (geometry, canvas) = (&self.geometry, &mut self.canvas);
         let (left, right) =
@@ -257,8 +257,8 @@ impl Painter<'_> {
         if flows.len() > MOST_FLOWS {
             let (middle, y) = (f64::midpoint(left, right), f64::midpoint(geometry.top, geometry.bottom));
             let font = Font { anchor: Anchor::Middle, ..NOTE };
-            for (line, words) in [(-1.0, "many"), (0.0, "to"), (1.0, "many")] {
-                canvas.text(middle, y + 14.0 * line, font, words);
+            for (line, text) in [(-1.0, "many"), (0.0, "to"), (1.0, "many")] {
+                canvas.text(middle, y + 14.0 * line, font, text);
             }
             return;
         }
@@ -283,20 +283,20 @@ impl Painter<'_> {
         }
     }
 
-    /// What everybody owns in the end, right of the last column.
+    /// The span that each rank owns at the end, right of the last column.
     fn owners(&mut self, owned: &[String]) {
         let Self { geometry, canvas, .. } = self;
         let x = geometry.column(geometry.columns - 1) + geometry.bar_width + 10.0;
         canvas.text(x, geometry.top - 27.0, Font { anchor: Anchor::Start, ..HEAD }, "owns");
         for rank in &geometry.order {
-            let words = OWNED.cut(&owned[*rank], geometry.width - x - 8.0);
-            canvas.text(x, geometry.baseline(*rank, OWNED), OWNED, &words);
+            let text = OWNED.cut(&owned[*rank], geometry.width - x - 8.0);
+            canvas.text(x, geometry.baseline(*rank, OWNED), OWNED, &text);
         }
         let font = Font { anchor: Anchor::End, ..NOTE };
-        canvas.text(geometry.left - 8.0, geometry.top - 10.0, font, "owner in the end");
+        canvas.text(geometry.left - 8.0, geometry.top - 10.0, font, "owner at the end");
     }
 
-    /// What the levels do, below their columns. Returns where they end.
+    /// The captions of the levels, below their columns. Returns the y of the last line.
     fn captions(&mut self, captions: &[String]) -> f64 {
         let Self { geometry, canvas, .. } = self;
         let start = if self.schedule.world() == 1 {
@@ -317,7 +317,7 @@ impl Painter<'_> {
         below
     }
 
-    /// What is what. Returns where it ends.
+    /// The legend. Returns the y of its last line.
     fn legend(&mut self, below: f64) -> f64 {
         let Self { geometry, canvas, .. } = self;
         let own = color(0);
@@ -327,32 +327,35 @@ impl Painter<'_> {
                 format!("fill=\"{own}\" fill-opacity=\"0.42\" stroke=\"#52606D\" stroke-width=\"0.9\""),
                 "a partial sum for another rank",
             ),
-            ("fill=\"url(#away)\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"".to_owned(), "handed away"),
-            (format!("fill=\"{own}\" fill-opacity=\"0.75\""), "what moves, as thick as its part"),
+            (
+                "fill=\"url(#away)\" stroke=\"#9AA5B1\" stroke-width=\"0.8\"".to_owned(),
+                "sent to another rank",
+            ),
+            (format!("fill=\"{own}\" fill-opacity=\"0.75\""), "a transfer, as thick as its part"),
         ];
-        let words = "colour: who will own it";
+        let text = "color: its future owner";
         let (mut x, mut y) = (MARGIN, below + 34.0);
         canvas.path(
             &format!("M{} {}H{}", number(MARGIN), number(below + 14.0), number(geometry.width - MARGIN)),
             "stroke=\"#E4E7EB\"",
         );
-        canvas.text(x, y, NOTE, words);
-        x += NOTE.width(words) + 14.0;
-        for (number, (style, words)) in swatches.iter().enumerate() {
-            let width = 24.0 + 6.0 + NOTE.width(words);
+        canvas.text(x, y, NOTE, text);
+        x += NOTE.width(text) + 14.0;
+        for (number, (style, text)) in swatches.iter().enumerate() {
+            let width = 24.0 + 6.0 + NOTE.width(text);
             if x + width > geometry.width - MARGIN {
                 (x, y) = (MARGIN, y + 20.0);
             }
             let thin = if number == 3 { 4.0 } else { 0.0 };
             canvas.rect([x, y - 10.0 + thin, 24.0, 12.0 - 2.0 * thin], style);
-            canvas.text(x + 30.0, y, NOTE, words);
+            canvas.text(x + 30.0, y, NOTE, text);
             x += width + 14.0;
         }
         y
     }
 }
 
-/// What a rank owns in the end.
+/// The span that a rank owns at the end, as text.
 fn owned(schedule: &Schedule, rank: Rank, labels: Labels<'_>) -> String {
     let mut spans = schedule.shards().iter().filter(|shard| shard.owner == rank).map(|shard| shard.span);
     match (spans.next(), spans.count(), labels.count) {
@@ -363,7 +366,7 @@ fn owned(schedule: &Schedule, rank: Rank, labels: Labels<'_>) -> String {
     }
 }
 
-/// A span as elements of a vector of so many.
+/// A span as elements of a vector of `count`.
 fn elements(span: Span, count: u64) -> String {
     let range = span.elements(count, 1);
     if range.is_empty() { "none".to_owned() } else { format!("{}..{}", range.start, range.end) }
@@ -377,15 +380,15 @@ mod tests {
     use crate::plan::topology_file::parse_short;
 
     fn drawn(text: &str, algorithm: Algorithm, count: Option<u64>) -> String {
-        let topology = parse_short(text).expect("a short form").expect("a good one");
+        let topology = parse_short(text).expect("short form").expect("valid");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
         draw(&schedule, &topology, Labels { topology: text, count })
     }
 
     #[test]
-    fn a_picture_says_what_it_shows() {
-        let picture = drawn("2+3", Algorithm::Flexreduce, None);
-        for words in [
+    fn a_drawing_contains_title_labels_and_captions() {
+        let drawing = drawn("2+3", Algorithm::Flexreduce, None);
+        for text in [
             ">flexreduce on 2+3<",
             ">start<",
             ">after level 1<",
@@ -395,17 +398,17 @@ mod tests {
             ">1/4<",
             ">[1/6, 5/12)<",
             "each node divides the vector among its ranks",
-            ">handed away<",
+            ">sent to another rank<",
         ] {
-            assert!(picture.contains(words), "{words}: {picture}");
+            assert!(drawing.contains(text), "{text}: {drawing}");
         }
-        assert!(!picture.contains("NaN") && !picture.contains("inf"));
+        assert!(!drawing.contains("NaN") && !drawing.contains("inf"));
         let elements = drawn("2+3", Algorithm::Flexreduce, Some(12));
         assert!(elements.contains(">2..5<") && !elements.contains(">1/4<"), "{elements}");
     }
 
     #[test]
-    fn slow_links_are_labelled_and_alike_ones_are_not() {
+    fn only_links_that_differ_in_bandwidth_are_labeled() {
         assert!(drawn("1@1G+1@500M", Algorithm::Weighted, None).contains(">500M<"));
         assert!(!drawn("1@1G+1@1G", Algorithm::Ring, None).contains(">1G<"));
         assert!(drawn("(2+3)@5G+(4)@1G", Algorithm::Flexreduce, None).contains(", 5G<"));
@@ -415,12 +418,12 @@ mod tests {
     fn every_algorithm_and_size_can_be_drawn() {
         for text in ["1", "2", "1+1", "3+3+4", "(2+3)+(4+1)", "8+8+8+8+8+8+8+8", "64"] {
             for algorithm in Algorithm::ALL {
-                let topology = parse_short(text).expect("a short form").expect("a good one");
+                let topology = parse_short(text).expect("short form").expect("valid");
                 let Ok(schedule) = planner::plan(*algorithm, &topology, &Details::default()) else {
                     continue;
                 };
-                let picture = draw(&schedule, &topology, Labels { topology: text, count: Some(5) });
-                assert!(picture.ends_with("</svg>\n") && !picture.contains("NaN"), "{text} {algorithm:?}");
+                let drawing = draw(&schedule, &topology, Labels { topology: text, count: Some(5) });
+                assert!(drawing.ends_with("</svg>\n") && !drawing.contains("NaN"), "{text} {algorithm:?}");
             }
         }
     }

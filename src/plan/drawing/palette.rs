@@ -1,12 +1,12 @@
-//! Colours of ranks.
+//! The colors of ranks.
 //!
-//! Owns which. They are those of Okabe and Ito, which people who confuse red and green tell apart; the darkest
-//! blue and the black are brighter here, so that black letters are read on all of them, and the yellow is darker, so
-//! that it is seen on white.
+//! Owns the palette: the colors of Okabe and Ito, which people with color blindness can distinguish. The darkest blue and
+//! the black are brighter here, so that black text is legible on all of them, and the yellow is darker, so that it is
+//! visible on white. Must not know what is painted in a color.
 
 use crate::plan::Rank;
 
-/// As red, green, blue.
+/// Red, green, blue.
 type Color = [u8; 3];
 
 const BASE: [Color; 8] = [
@@ -20,7 +20,7 @@ const BASE: [Color; 8] = [
     [0xA0, 0xA0, 0xA0],
 ];
 
-/// The colour of a rank: the eight, then lighter ones, then darker ones, and around.
+/// The color of a rank: the eight base colors, then lighter shades, then darker shades, repeated every 24 ranks.
 pub(super) fn color(rank: Rank) -> String {
     let base = BASE[rank % BASE.len()];
     let shade = |towards: u8, weight: f64| {
@@ -40,7 +40,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn neighbours_differ() {
+    fn the_first_24_ranks_have_different_colors() {
         assert_eq!((0..24).map(color).collect::<BTreeSet<_>>().len(), 24);
         assert_eq!((color(0), color(24)), ("#56B4E9".to_owned(), "#56B4E9".to_owned()));
     }

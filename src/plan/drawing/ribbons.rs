@@ -1,27 +1,27 @@
-//! Where what moves between two columns begins and ends.
+//! The ends of the ribbons that show flows between two columns.
 //!
-//! Owns the stacking: what leaves or reaches a rank does so side by side in the middle of its bar, in the order
-//! of the rows at the other end, so that ribbons cross as little as they can. Must not know how they are painted.
+//! Owns the stacking: ribbons of one rank are side by side in the middle of its bar, in the order of the rows at their other
+//! ends, so that few of them cross. Must not know how they are painted.
 
 use super::geometry::Geometry;
 use super::holdings::Flow;
 use crate::plan::Rank;
 
-/// Thinner is not seen.
-const THINNEST: f64 = 0.8;
+/// Least thickness that is visible.
+const MIN_THICKNESS: f64 = 0.8;
 
-/// A flow with its two ends.
+/// A flow with the y of both ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ribbon {
     pub(super) to: Rank,
-    /// Its middle where it leaves, and where it arrives.
+    /// y of its middle at the sender and at the receiver.
     pub(super) start: f64,
     pub(super) end: f64,
     pub(super) thickness: f64,
 }
 
-/// The flows of a level as ribbons, as thick as a bar is high for a whole vector; or where more than that comes
-/// to one rank, all of them thinner.
+/// The flows of a level as ribbons. A whole vector is as thick as a bar is high. If some rank sends or receives more than
+/// that, all ribbons are thinner.
 pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
     let mut sums = vec![(0.0, 0.0); geometry.order.len()];
     for flow in flows {
@@ -29,7 +29,7 @@ pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
         sums[flow.to].1 += flow.amount;
     }
     let most = sums.iter().fold(1.0, |most: f64, (out, into)| most.max(*out).max(*into));
-    let thickness = |flow: &Flow| (flow.amount * geometry.bar_height / most).max(THINNEST);
+    let thickness = |flow: &Flow| (flow.amount * geometry.bar_height / most).max(MIN_THICKNESS);
     let starts = stack(flows, geometry, thickness, |flow| (flow.from, flow.to));
     let ends = stack(flows, geometry, thickness, |flow| (flow.to, flow.from));
     let ribbon = |(flow, (start, end)): (&Flow, (f64, f64))| Ribbon {
@@ -41,7 +41,7 @@ pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
     flows.iter().zip(starts.into_iter().zip(ends)).map(ribbon).collect()
 }
 
-/// The middle of each flow in the stack at its near end, by the number of the flow.
+/// By flow, the y of its middle in the stack at its near end.
 fn stack(
     flows: &[Flow],
     geometry: &Geometry,
@@ -50,7 +50,7 @@ fn stack(
 ) -> Vec<f64> {
     let mut total = vec![0.0; geometry.order.len()];
     flows.iter().for_each(|flow| total[near_and_far(flow).0] += thickness(flow));
-    // Stacks are higher than the bar where many are of the least thickness.
+    // A stack is higher than the bar if many ribbons have the least thickness.
     let squeeze = |rank: Rank| (geometry.bar_height / total[rank]).min(1.0);
     let mut next: Vec<f64> = (0..geometry.order.len())
         .map(|rank| geometry.bar(rank) + (geometry.bar_height - total[rank] * squeeze(rank)) / 2.0)
@@ -76,13 +76,13 @@ mod tests {
     use crate::plan::topology::Topology;
 
     #[test]
-    fn ribbons_to_one_rank_are_side_by_side_in_its_bar() {
+    fn ribbons_of_one_rank_do_not_overlap() {
         let topology = Topology::from_names(&["a"; 3]);
         let geometry = Geometry::new(&topology, 2, 60.0);
         let flow = |from, amount| Flow { from, to: 1, amount };
         let ribbons = ribbons(&[flow(2, 0.25), flow(0, 0.5)], &geometry);
         let [lower, upper] = ribbons[..] else { panic!("two ribbons") };
-        assert!(upper.end < lower.end, "who sends from above arrives above");
+        assert!(upper.end < lower.end, "ribbons keep the order of their senders");
         assert_eq!(
             (upper.thickness, lower.thickness),
             (geometry.bar_height / 2.0, geometry.bar_height / 4.0)
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_fits_is_thinner_or_closer() {
+    fn stacks_never_exceed_the_bar() {
         for (world, amount) in [(4, 1.0), (100, 0.001)] {
             let topology = Topology::from_names(&vec!["a"; world]);
             let geometry = Geometry::new(&topology, 2, 60.0);
