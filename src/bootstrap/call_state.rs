@@ -1,26 +1,26 @@
-//! What a rank is doing, for its heartbeat to tell.
+//! The call that a rank is in, as its heartbeats report it.
 //!
-//! Owns the shared words that the executor writes on every call, without lock, allocation or system call, and
-//! that the control connection's thread reads now and then. Must not know what becomes of them.
+//! Owns the shared words: the executor writes them on every call, without lock, allocation or system call,
+//! and the control connection's thread reads them for each heartbeat. Must not know how the state is used.
 
 use crate::call::{Call, CallWords};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Where a rank stands.
+/// Whether a rank is in a call.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum CallState {
-    /// Between calls.
+    /// The rank is between calls.
     Idle {
-        /// The sequence of the last call it left; 0 before its first.
+        /// Sequence number of the last call it left; 0 before its first.
         finished: u64,
     },
-    /// In this call.
+    /// The rank is in this call.
     InCall(Call),
 }
 
 impl CallState {
-    /// The call that the rank is in.
+    /// The call that the rank is in, if any.
     #[must_use]
     pub fn call(&self) -> Option<&Call> {
         match self {
@@ -31,7 +31,7 @@ impl CallState {
 }
 
 impl fmt::Display for CallState {
-    /// Finishes a sentence on what happened to the rank: `while it was in all_reduce #17 (…)`.
+    /// Completes a sentence about the rank: `while it was in all_reduce #17 (…)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Idle { finished: 0 } => f.write_str("before its first call"),
@@ -41,15 +41,15 @@ impl fmt::Display for CallState {
     }
 }
 
-/// A call's name and number alone: `all_reduce #17`.
+/// The name and sequence number of a call: `all_reduce #17`.
 pub(super) fn call_name(call: &Call) -> String {
     format!("{} #{}", call.collective.name(), call.sequence)
 }
 
-/// The standing of this rank, shared between the executor and the control.
+/// The call state of this rank, shared between the executor and the control connection's thread.
 ///
-/// A sequence lock: the version is odd while the words change, so a reader that sees the same even version
-/// before and after has read one call and not parts of two.
+/// A sequence lock: the version is odd while a write is in progress. A reader that sees the same even version
+/// before and after its read has read one consistent state.
 #[derive(Debug, Default)]
 pub struct CallStateCell {
     version: AtomicU64,
@@ -58,7 +58,8 @@ pub struct CallStateCell {
 }
 
 impl CallStateCell {
-    /// This rank enters a call. Only one thread may enter and leave at a time: the one that executes.
+    /// Records that this rank enters a call. Only the executing thread may call this and
+    /// [`leave`](Self::leave).
     pub fn enter(&self, call: &Call) {
         self.change(|| {
             for (shared, word) in self.words.iter().zip(call.to_words()) {
@@ -68,7 +69,8 @@ impl CallStateCell {
         });
     }
 
-    /// This rank leaves the call it is in. By the same thread that entered.
+    /// Records that this rank leaves the call it is in. Called by the thread that called
+    /// [`enter`](Self::enter).
     pub fn leave(&self) {
         self.change(|| self.inside.store(false, Ordering::Relaxed));
     }
@@ -76,13 +78,14 @@ impl CallStateCell {
     fn change(&self, write: impl FnOnce()) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        // No word may be seen before the odd version is.
+        // Readers must see the odd version before any of the words that follow it.
         fence(Ordering::Release);
         write();
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Where the rank stands. `None` if the executor changed it all the while: then it is not stuck anyway.
+    /// The current state, or `None` if every attempt met a concurrent write. A rank that changes its state
+    /// that often is not stuck, so callers may keep the previous state.
     #[must_use]
     pub fn read(&self) -> Option<CallState> {
         const ATTEMPTS: usize = 100;
@@ -90,7 +93,7 @@ impl CallStateCell {
             let version = self.version.load(Ordering::Acquire);
             let words: CallWords = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
             let inside = self.inside.load(Ordering::Relaxed);
-            // No word may be read after the second look at the version.
+            // All words must be read before the version is read again.
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
                 let [finished, ..] = words;

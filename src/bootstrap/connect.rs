@@ -1,6 +1,7 @@
-//! The way to the coordinator: binding it where the ranks look for it, and getting there until the deadline.
+//! Reaching the coordinator: listening where the ranks look for it, and connecting until the deadline.
 //!
-//! Owns names, addresses, retries and what is said when they fail. Must not know what the coordinator decides.
+//! Owns name resolution, addresses, retries and the errors when they fail. Must not know what the coordinator
+//! decides.
 
 use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
@@ -14,22 +15,24 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How long a port that is in use may take to come free: one that a rank tried before rank 0 bound it does.
+/// How long rank 0 retries a port that is in use. A rank that connects before rank 0 listens can hold the
+/// port briefly.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one attempt to connect may take.
+/// Time-out of one connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a coordinator may take to answer a hello.
 const HELLO_ACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How much longer than its own deadline a rank waits for the coordinator to say who was missing at it.
+/// How much longer than its own deadline a rank waits, so that it receives the coordinator's list of missing
+/// ranks.
 const GRACE: Duration = Duration::from_secs(2);
-/// Connections that may wait to be taken; the system may allow fewer.
+/// Length of the queue of pending connections; the system may impose a lower limit.
 const BACKLOG: i32 = 4096;
-/// How long a name's addresses are believed.
+/// How long resolved addresses are reused.
 const RESOLVED_TTL: Duration = Duration::from_secs(2);
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
-/// Listens at exactly this address. Its port may have been a coordinator's a moment ago.
+/// Listens at exactly this address, even if a previous coordinator closed the port a moment ago.
 pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -38,8 +41,8 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Listens as rank 0 where the other ranks look for it: at every address of this node that `host` stands for,
-/// or at all of them if it stands for none, as it does behind address translation.
+/// Listens as rank 0 at every address of this node that `host` resolves to. If there is none, as behind
+/// address translation, listens at all addresses.
 pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
     let refuse = |message| Error::rendezvous(message);
     let addresses = resolve(host, port)
@@ -63,7 +66,7 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
 
 fn bind(host: &str, addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
     let mut listeners = Vec::new();
-    // Many systems give their own name a loopback address, which no other node could reach.
+    // Many systems map their own name to a loopback address, which other nodes cannot reach.
     let resolves_to_loopback = host.parse::<IpAddr>().is_err()
         && !host.eq_ignore_ascii_case("localhost")
         && addresses.iter().any(|address| address.ip().is_loopback());
@@ -90,13 +93,13 @@ fn bind(host: &str, addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
     Ok(listeners)
 }
 
-/// Where these listeners are reached from this node.
+/// The addresses at which processes of this node reach these listeners.
 pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>> {
     let mut addresses = Vec::new();
     for listener in listeners {
         let mut address = listener
             .local_addr()
-            .map_err(|cause| Error::io("cannot tell where the coordinator listens", cause))?;
+            .map_err(|cause| Error::io("cannot read the coordinator's listening address", cause))?;
         if address.ip().is_unspecified() {
             address.set_ip(match address.ip() {
                 IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -109,7 +112,7 @@ pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>>
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    // Addresses of IPv6 are often written in brackets where a port follows.
+    // IPv6 addresses before a port are often written in brackets.
     let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     let mut addresses: Vec<SocketAddr> = Vec::new();
     for address in (host, port).to_socket_addrs()? {
@@ -118,7 +121,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         }
     }
     if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "it has no address"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
     }
     Ok(addresses)
 }
@@ -126,9 +129,9 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 /// Where a rank looks for its coordinator.
 #[derive(Debug)]
 pub(super) enum CoordinatorTarget<'a> {
-    /// As its launcher says.
+    /// The rendezvous point that its launcher or caller gave.
     Remote(&'a RendezvousPoint),
-    /// In its own process.
+    /// In this process, at these addresses.
     Local(&'a [SocketAddr]),
 }
 
@@ -141,26 +144,27 @@ impl CoordinatorTarget<'_> {
         }
     }
 
-    /// What could not be reached, and what to look at.
+    /// Names the target, and says what to check if it cannot be reached.
     fn describe(&self) -> (String, &'static str) {
         match self {
             Self::Remote(RendezvousPoint::Address { host, port }) => (
                 format!("rank 0 at {host} port {port}"),
-                "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) are \
-                 its own on every rank, and that no firewall is in between",
+                "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) name it \
+                 on every rank, and that no firewall blocks the port",
             ),
             Self::Remote(RendezvousPoint::Id(id)) => (
-                format!("the process that made the unique id, at {:?}", id.addresses()),
-                "check that it still runs, that the id is fresh (each serves one world), and that no firewall is in between",
+                format!("the process that created the unique id, at {:?}", id.addresses()),
+                "check that it still runs, that the id is fresh (each serves one world), and that no firewall blocks the port",
             ),
-            Self::Local(addresses) => {
-                (format!("this process's own coordinator at {addresses:?}"), "check that the loopback is up")
-            }
+            Self::Local(addresses) => (
+                format!("this process's own coordinator at {addresses:?}"),
+                "check that the loopback interface is up",
+            ),
         }
     }
 }
 
-/// Remembers addresses for a while, as a thousand ranks that retry would wear a name server out.
+/// Caches resolved addresses, so that a thousand ranks that retry do not overload a name server.
 #[derive(Default)]
 struct ResolverCache {
     known: Vec<SocketAddr>,
@@ -179,15 +183,16 @@ impl ResolverCache {
 
 /// Why an attempt failed.
 enum ConnectError {
-    /// Another may succeed.
+    /// A later attempt may succeed.
     Retry(String),
-    /// Somebody else's coordinator answered.
+    /// The coordinator of another job answered.
     WrongJob(Error),
-    /// There is no point.
+    /// Later attempts cannot succeed.
     Fatal(Error),
 }
 
-/// Gets to the coordinator and waits until all have come: the connection, and what the coordinator's process is called.
+/// Connects to the coordinator and waits until all ranks have joined. Returns the connection and the
+/// description of the coordinator's process.
 pub(super) fn join(
     target: &CoordinatorTarget<'_>,
     header: &HelloHeader,
@@ -205,12 +210,12 @@ pub(super) fn join(
         };
         let now = Instant::now();
         if now >= deadline {
-            let (whom, advice) = target.describe();
+            let (name, advice) = target.describe();
             if last.is_empty() {
-                last = "no time was left".to_owned();
+                last = "the deadline had passed".to_owned();
             }
             return Err(Error::rendezvous(format!(
-                "rank {} cannot reach {whom} within {}: {last}; {advice}",
+                "rank {} cannot reach {name} within {}: {last}; {advice}",
                 header.rank,
                 seconds(params.exchange_timeout)
             )));
@@ -233,7 +238,7 @@ fn try_all(
 ) -> std::result::Result<(FramedStream, String), ConnectError> {
     let addresses = resolver
         .addresses(target)
-        .map_err(|cause| ConnectError::Retry(format!("its name cannot be resolved ({cause})")))?;
+        .map_err(|cause| ConnectError::Retry(format!("the name cannot be resolved ({cause})")))?;
     let mut causes = Vec::new();
     let mut foreign = Vec::new();
     for address in addresses {
@@ -245,7 +250,8 @@ fn try_all(
         }
     }
     match foreign.into_iter().next() {
-        // An id's loopback leads to a foreign coordinator on some nodes; only if all addresses do is the id wrong.
+        // A unique id contains loopback addresses, which lead to other coordinators on other nodes. The id is
+        // wrong only if all addresses do.
         Some(error) if causes.is_empty() => Err(ConnectError::WrongJob(error)),
         Some(error) => Err(ConnectError::Retry(format!("{}, {}", causes.join(", "), error.message()))),
         None => Err(ConnectError::Retry(causes.join(", "))),
@@ -263,9 +269,9 @@ fn try_address(
     let left = deadline.saturating_duration_since(Instant::now());
     let stream = TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT))
         .map_err(|cause| retry(cause.to_string()))?;
-    // On one node, a socket that looks for a port that nobody listens at may find itself.
+    // On one node, a socket that connects to a port without a listener may connect to itself.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
-        return Err(retry("nobody listens".to_owned()));
+        return Err(retry("no process listens".to_owned()));
     }
     let mut connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
     let now = Instant::now();
@@ -288,7 +294,9 @@ fn try_address(
                         Some(ToRank::RootCause(error)) => return Err(ConnectError::Fatal(error)),
                         Some(ToRank::WrongJob(error)) => return Err(ConnectError::WrongJob(error)),
                         _ => {
-                            return Err(retry("what listens there is no coordinator of flexring".to_owned()));
+                            return Err(retry(
+                                "the process that listens there is not a flexring coordinator".to_owned(),
+                            ));
                         }
                     }
                 }
@@ -297,28 +305,29 @@ fn try_address(
             Err(cause) => Some(format!("broke ({cause})")),
         };
         match end {
-            // A coordinator that has heard a rank does not close on it without a word while its process lives.
+            // A coordinator that acknowledged a hello sends a reason before it closes, unless its process
+            // dies.
             Some(cause) if heard => {
                 return Err(ConnectError::Fatal(Error::peer_lost(format!(
-                    "the process at {address}, where the ranks meet, died before all had come: the control \
+                    "the coordinator's process at {address} died before all ranks joined: the control \
                          connection to it {cause}"
                 ))));
             }
             Some(cause) => return Err(retry(format!("the connection {cause} before an answer"))),
             None if Instant::now() >= until => {
-                return Err(retry("what listens there does not answer".to_owned()));
+                return Err(retry("the process that listens there does not answer".to_owned()));
             }
             None => sleep(Some(&connection), until, fault),
         }
     }
 }
 
-/// Sleeps until the connection has something, the fault is raised, or it is `until`.
+/// Sleeps until the connection is ready, the fault is raised, or `until`.
 fn sleep(connection: Option<&FramedStream>, until: Instant, fault: &Fault) {
     let wake = fault.wake_fd();
     let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
     fds.extend(connection.map(|connection| PollFd::new(connection, connection.poll_flags())));
     let left = until.saturating_duration_since(Instant::now());
-    // Waking early is harmless: every caller looks at the clock.
+    // An early wake-up is harmless: every caller checks the clock.
     let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
 }

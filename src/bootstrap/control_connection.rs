@@ -1,9 +1,10 @@
-//! The control: one rank's control connection, from the meeting to the goodbye.
+//! A rank's control connection to its coordinator, from joining to leaving.
 //!
-//! Owns the thread that says "I live" and listens for verdicts, and the exchange of cards among ranks. Must
-//! not know what a call does: the executor writes a [`CallStateCell`] and reports what fails.
+//! Owns the thread that sends heartbeats and receives root causes, and the exchange of data among ranks over
+//! the coordinator. Must not know what a call does: the executor writes a [`CallStateCell`] and reports
+//! failures.
 //!
-//! Whatever ends one world ends as the same [`Fault`] on all its ranks, and touches no other world.
+//! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds.
 
 use super::call_state::{CallState, CallStateCell};
 use super::connect::{self, CoordinatorTarget};
@@ -25,28 +26,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a report waits for the verdict on it.
+/// How long a report waits for the root cause.
 const ROOT_CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a goodbye may take.
+/// How long leaving may take.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
-/// How much longer than the coordinator a rank waits for an exchange, so that it hears who was missing.
+/// How much longer than the coordinator a rank waits for an exchange, so that it receives the list of missing
+/// ranks.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A rank's place among its world.
+/// One rank's membership of its world.
 #[derive(Debug)]
 pub struct ControlConnection {
     rank: Rank,
     world: usize,
     timeout: Duration,
     shared: Arc<Shared>,
-    /// The number of the last exchange; held while one is under way, so that they keep their order.
+    /// Number of the last exchange. Locked during an exchange, so that exchanges keep their order.
     exchanges: Mutex<u64>,
     thread: Option<JoinHandle<()>>,
-    /// Rank 0's, if the ranks meet at an address. Dropped last: the others may still need it.
+    /// The coordinator, if this is rank 0 of a rendezvous at an address. Dropped last, because the other
+    /// ranks may still need it.
     _coordinator: Option<Coordinator>,
 }
 
-/// What the control connection shares with its thread.
+/// State shared between the handle and the control connection's thread.
 #[derive(Debug)]
 struct Shared {
     fault: Arc<Fault>,
@@ -56,24 +59,26 @@ struct Shared {
     wake: WakeFd,
 }
 
-/// What lies between the threads of a rank and its control connection's thread.
+/// The part of the shared state that the mutex protects.
 #[derive(Debug, Default)]
 struct SharedState {
     send_queue: Vec<ToCoordinator>,
     gathered: Option<(u64, Vec<Vec<u8>>)>,
     root_cause: Option<Error>,
     leaving: bool,
-    /// The thread has ended or is about to: nothing more comes or goes.
+    /// The thread has ended or is about to: no message is sent or received any more.
     ended: bool,
 }
 
 impl ControlConnection {
-    /// Meets the other ranks and begins to live: when this returns, all have come. As rank 0 of a meeting at
-    /// an address, it is the host. `fault` is raised when this world fails.
+    /// Joins the world, and returns when all ranks have joined. Rank 0 of a rendezvous at an address also
+    /// runs the coordinator. `fault` is raised when this world fails.
     ///
     /// # Errors
+    ///
     /// `Rendezvous` if the ranks do not find each other within `connect_timeout`; `Disagreement` if they
-    /// differ in release, world size or settings; `PeerLost` if one dies meanwhile; `System`.
+    /// differ in release, world size or settings; `PeerLost` if a rank dies meanwhile; `System` if a socket
+    /// or thread is unavailable.
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         let coordinator = match &identity.rendezvous {
@@ -100,7 +105,7 @@ impl ControlConnection {
             exchange_timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
         };
-        let (connection, host) = connect::join(&target, &header, &params, deadline, &fault)?;
+        let (connection, host_process) = connect::join(&target, &header, &params, deadline, &fault)?;
         let shared = Arc::new(Shared {
             fault,
             call_state: Arc::default(),
@@ -111,7 +116,7 @@ impl ControlConnection {
         let control_thread = ControlThread {
             shared: shared.clone(),
             connection,
-            host,
+            host_process,
             heartbeat: config.heartbeat,
             state: CallState::Idle { finished: 0 },
             closing: false,
@@ -131,32 +136,34 @@ impl ControlConnection {
         })
     }
 
-    /// This rank.
+    /// This process's rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks in the world.
     #[must_use]
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Where the executor says which call it is in; heartbeats tell the others.
+    /// The cell in which the executor records the call it is in. Heartbeats send its content to the
+    /// coordinator.
     #[must_use]
     pub fn call_state(&self) -> &Arc<CallStateCell> {
         &self.shared.call_state
     }
 
-    /// Gives every rank's `mine` to every rank, in the order of ranks; `what` it is, for messages. All ranks
-    /// must call this in the same order. With nothing to give it is a barrier.
+    /// Gathers every rank's `mine` on every rank, in rank order. `label` names the data in messages. All
+    /// ranks must make these calls in the same order. With empty data it is a barrier.
     ///
     /// # Errors
-    /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the ranks; `Timeout`, naming the ranks
-    /// that did not come, after `connect_timeout`; or what else has failed this world.
+    ///
+    /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the number of ranks; `Timeout`, naming the
+    /// missing ranks, after `connect_timeout`; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        // Half the limit is for the parts, and more than enough for what lies around them.
+        // Half the limit is for the parts; the other half is more than enough for their framing.
         let limit = FRAME_LIMIT / 2 / self.world;
         if mine.len() > limit {
             return Err(Error::invalid_argument(format!(
@@ -182,7 +189,7 @@ impl ControlConnection {
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
             Some(parts) => Err(Error::internal(format!(
-                "an exchange of {label} among {} ranks gave {} parts",
+                "an exchange of {label} among {} ranks returned {} parts",
                 self.world,
                 parts.len()
             ))),
@@ -196,11 +203,12 @@ impl ControlConnection {
         }
     }
 
-    /// Tells the world that this rank's call failed, while it still stands in that call, and gives back what
-    /// counts for all: a verdict of the coordinator, which knows of deaths and of who has not called, or `error` if
-    /// none comes within a second. `suspect` is the rank that `error` blames, if any. Raises the fault.
+    /// Reports that this rank's call failed, while the rank is still in that call, and returns the error that
+    /// all ranks get: the coordinator's root cause, which takes dead and absent ranks into account, or
+    /// `error` if none arrives within a second. `suspect` is the rank that `error` blames, if any. Raises the
+    /// fault.
     pub fn report(&self, error: Error, suspect: Option<Rank>) -> Error {
-        // Seen from the thread that enters calls, this is always known.
+        // The thread that enters calls does not write now, so the read cannot fail.
         let state = self.shared.call_state.read();
         self.shared.send(ToCoordinator::Report {
             error: error.clone(),
@@ -215,15 +223,15 @@ impl ControlConnection {
         self.shared.fault.raise(root_cause.unwrap_or(error))
     }
 
-    /// Ends this world for everybody, from any thread and at once: raises the fault here, and lets the coordinator
-    /// tell the others.
+    /// Aborts this world, from any thread and at once: raises the fault here and lets the coordinator notify
+    /// the other ranks.
     pub fn abort(&self, reason: &str) {
         let message = format!("rank {}: {reason}", self.rank);
         self.shared.fault.raise(Error::aborted(message));
         self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
-    /// Says goodbye, as dropping does. Takes a second at most.
+    /// Leaves the world, as dropping does. Takes at most a second.
     pub fn leave(self) {
         drop(self);
     }
@@ -246,38 +254,34 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
-        self.wake.notify();
-    }
-
-    /// Lays something on the queue for the coordinator. Does not block.
+    /// Queues a message for the coordinator. Does not block.
     fn send(&self, message: ToCoordinator) {
         self.state().send_queue.push(message);
         self.wake.notify();
     }
 
-    /// Waits until `done` says so, at most this long.
-    fn wait(&self, patience: Duration, mut done: impl FnMut(&mut SharedState) -> bool) {
+    /// Waits until `done` returns true, at most for `timeout`.
+    fn wait(&self, timeout: Duration, mut done: impl FnMut(&mut SharedState) -> bool) {
         let state = self.state();
-        // Whether it was done or late is seen by what `done` has taken.
-        let _ = self.changed.wait_timeout_while(state, patience, |state| !done(state));
+        // Callers see from what `done` has taken whether the wait timed out.
+        let _ = self.changed.wait_timeout_while(state, timeout, |state| !done(state));
     }
 }
 
-/// The control connection's thread.
+/// The thread that serves the control connection.
 struct ControlThread {
     shared: Arc<Shared>,
     connection: FramedStream,
-    /// What the coordinator's process is called.
-    host: String,
+    /// Description of the coordinator's process.
+    host_process: String,
     heartbeat: Duration,
-    /// Where this rank was last seen to stand.
+    /// The last known call state of this rank.
     state: CallState,
-    /// Whether the coordinator said that it may go away.
+    /// Whether the coordinator announced that it may close the connection.
     closing: bool,
 }
 
-/// Why a connection is no more: "closed", or "has been silent for …".
+/// Why the connection ended: a verb phrase such as `closed` or `has been silent for 10 s`.
 struct ConnectionLost(String);
 
 impl ControlThread {
@@ -291,7 +295,7 @@ impl ControlThread {
         self.shared.changed.notify_all();
     }
 
-    /// Until this rank leaves.
+    /// Serves the connection until this rank leaves.
     fn run_until_leaving(&mut self) -> std::result::Result<(), ConnectionLost> {
         let mut monitor = HeartbeatMonitor::new(self.heartbeat);
         let mut last = Instant::now();
@@ -300,12 +304,12 @@ impl ControlThread {
             let now = Instant::now();
             monitor.advance(now.saturating_duration_since(last));
             last = now;
-            let leaving = self.take_send_queue();
+            let leaving = self.send_queued();
             if leaving {
                 self.shut_down();
                 return Ok(());
             }
-            // A coordinator that does not read is not told more; its silence will tell.
+            // Skip the heartbeat while writes are pending; the time-out detects a stuck coordinator.
             if now >= next_heartbeat {
                 if !self.connection.has_unsent() {
                     self.send_heartbeat();
@@ -323,8 +327,8 @@ impl ControlThread {
         }
     }
 
-    /// Posts what lies on the queue. Whether this rank leaves.
-    fn take_send_queue(&mut self) -> bool {
+    /// Sends the queued messages. Whether this rank is leaving.
+    fn send_queued(&mut self) -> bool {
         let (send_queue, leaving) = {
             let mut state = self.shared.state();
             (std::mem::take(&mut state.send_queue), state.leaving)
@@ -338,7 +342,7 @@ impl ControlThread {
     fn enqueue(&mut self, message: &ToCoordinator) {
         match encode(message) {
             Ok(bytes) => self.connection.enqueue(bytes),
-            Err(error) => log::error!("a rank cannot speak to its coordinator: {error}"),
+            Err(error) => log::error!("cannot encode a message to the coordinator: {error}"),
         }
     }
 
@@ -347,7 +351,7 @@ impl ControlThread {
         self.enqueue(&ToCoordinator::Heartbeat(state));
     }
 
-    /// Where this rank stands; if that changes all the while, where it stood.
+    /// The call state of this rank, or the last known one if the executor changes it during the read.
     fn state(&mut self) -> CallState {
         if let Some(state) = self.shared.call_state.read() {
             self.state = state;
@@ -365,17 +369,17 @@ impl ControlThread {
             PollFd::new(&self.shared.wake, PollFlags::IN),
             PollFd::new(&self.connection, self.connection.poll_flags()),
         ];
-        // An interrupted wait is over early, and the next one makes up for it.
+        // An interrupted wait ends early; the next one makes up for it.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         self.shared.wake.drain();
     }
 
-    /// Reads what the coordinator says. Whether it said anything.
+    /// Handles received messages. Whether any bytes arrived.
     fn receive(&mut self) -> std::result::Result<bool, ConnectionLost> {
         let received = self.connection.receive(FRAME_LIMIT);
         for frame in &received.frames {
             let Some(message) = decode::<ToRank>(frame) else {
-                return Err(ConnectionLost("carried a frame that makes no sense".to_owned()));
+                return Err(ConnectionLost("carried an invalid frame".to_owned()));
             };
             self.on_message(message);
         }
@@ -385,7 +389,7 @@ impl ControlThread {
     fn on_message(&mut self, message: ToRank) {
         match message {
             ToRank::RootCause(error) | ToRank::WrongJob(error) => {
-                log::debug!("verdict: {error}");
+                log::debug!("root cause: {error}");
                 self.fail(error);
             }
             ToRank::Gathered { number, parts } => {
@@ -399,26 +403,28 @@ impl ControlThread {
     }
 
     fn fail(&self, error: Error) {
-        // The fault first: whoever waits at the queue looks at it next.
+        // Raise the fault first: threads that wait for the shared state check the fault next.
         self.shared.fault.raise(error.clone());
         self.shared.state().root_cause.get_or_insert(error);
         self.shared.changed.notify_all();
     }
 
-    /// The coordinator is gone, and with it the process that it lived in.
+    /// The coordinator is gone, and with it the process it ran in.
     fn on_coordinator_lost(&mut self, cause: &str) {
         if self.shared.state().root_cause.is_some() {
             return;
         }
-        let doing = match self.state() {
+        let activity = match self.state() {
             CallState::InCall(call) => format!("while this rank was in {call}"),
             CallState::Idle { .. } => "while this rank was in no call".to_owned(),
         };
-        let message = format!("{} is gone: the control connection to it {cause} {doing}", self.host);
+        let message =
+            format!("{} is gone: the control connection to it {cause} {activity}", self.host_process);
         self.fail(Error::peer_lost(message));
     }
 
-    /// Says goodbye and waits until the coordinator hangs up, which it does when everybody it concerns has been told.
+    /// Sends a goodbye and waits until the coordinator closes the connection. It does so once all ranks
+    /// concerned are notified.
     fn shut_down(&mut self) {
         let until = Instant::now() + GOODBYE_TIMEOUT;
         let state = self.state();
@@ -429,7 +435,7 @@ impl ControlThread {
                 return;
             }
             if !finished && !self.connection.has_unsent() {
-                // Closing at once could make the system forget the goodbye if something unread has come.
+                // Closing at once could discard the goodbye if received data is still unread.
                 self.connection.shut_down_write();
                 finished = true;
             }
@@ -438,6 +444,6 @@ impl ControlThread {
                 return;
             }
         }
-        log::debug!("the coordinator did not answer a goodbye");
+        log::debug!("the coordinator did not close the connection after a goodbye");
     }
 }

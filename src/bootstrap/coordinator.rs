@@ -1,9 +1,10 @@
-//! The coordinator: where all control connections of one world end, seen from outside.
+//! The handle to a coordinator, the thread at which all control connections of one world end.
 //!
-//! Owns the handle on it and the making of unique ids. Must not know what its thread does.
+//! Owns the coordinator's lifetime and the creation of unique ids. Must not know the protocol, which is
+//! `server`'s.
 //!
-//! The thread lives until all ranks have left, or as long as its process. It can be given up before its world
-//! has come; after that it serves on even if nobody holds it any more.
+//! The thread ends when all ranks have left, or with its process. Dropping the handle cancels a rendezvous
+//! that is incomplete; once the world is complete, the thread serves it even without a handle.
 
 use super::connect;
 use super::interfaces;
@@ -17,18 +18,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes an id that the ranks of one world meet by, and serves that world from this process in the background.
-/// The process must live until all ranks have left, or be one of them.
+/// Creates an id by which the ranks of one world rendezvous, and serves that world from a thread of this
+/// process. The process must live until all ranks have left, or be one of the ranks.
 ///
 /// # Errors
-/// `InvalidSetting` if no interface qualifies; `System` if no socket, thread or random number can be had.
+/// `InvalidSetting` if no interface qualifies; `System` if a socket, thread or random number is unavailable.
 pub fn create_unique_id(config: &Config) -> Result<UniqueId> {
     let (mut coordinator, id) = Coordinator::create(config)?;
     coordinator.abandon_on_drop = false;
     Ok(id)
 }
 
-/// A handle on a coordinator. Dropping it gives a world up that has not come together yet, and does not wait.
+/// A handle to a coordinator. Dropping it cancels an incomplete rendezvous and does not wait.
 #[derive(Debug)]
 pub struct Coordinator {
     wake: Arc<WakeFd>,
@@ -38,7 +39,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Makes a coordinator at any free port of the chosen interface and of the loopback, and the id that leads there.
+    /// Starts a coordinator on free ports of the chosen interface and the loopback, and creates the id that
+    /// contains these addresses.
     ///
     /// # Errors
     /// As [`create_unique_id`].
@@ -49,7 +51,7 @@ impl Coordinator {
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         };
         let mut listeners = Vec::new();
-        // The loopback comes second: elsewhere it leads to somebody else's door.
+        // The loopback comes second: on other nodes it leads to unrelated processes.
         for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
             let listener = connect::listen_at(SocketAddr::new(ip, 0))
                 .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))?;
@@ -60,12 +62,12 @@ impl Coordinator {
             .map_err(|cause| Error::system(format!("cannot get random bytes: {cause}")))?;
         let token = u128::from_le_bytes(token);
         let addresses = connect::addresses_of(&listeners)?;
-        let location = addresses.first().map_or_else(|| "nowhere".to_owned(), ToString::to_string);
+        let location = addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string);
         let id = UniqueId::new(token, &addresses);
         Ok((Self::start(token, listeners, location)?, id))
     }
 
-    /// Serves the job of `token` at `listeners`, which messages call `place`.
+    /// Serves the job identified by `token` at `listeners`. Messages name the rendezvous by `location`.
     pub(super) fn start(token: u128, listeners: Vec<TcpListener>, location: String) -> Result<Self> {
         let addresses = connect::addresses_of(&listeners)?;
         for listener in &listeners {
@@ -88,7 +90,7 @@ impl Coordinator {
         Ok(coordinator)
     }
 
-    /// Where it can be reached from this node.
+    /// The addresses at which processes of this node reach the coordinator.
     pub(super) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }

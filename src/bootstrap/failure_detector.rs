@@ -99,7 +99,7 @@ impl FailureDetector {
             .collect();
         let described = match members.iter().position(|member| member.process == host_process) {
             Some(rank) => format!("rank {rank} ({host_process})"),
-            None => format!("the process that made the unique id ({host_process})"),
+            None => format!("the process that created the unique id ({host_process})"),
         };
         Self {
             members,
@@ -191,7 +191,7 @@ impl FailureDetector {
             }
             member.membership = Membership::Lost;
             let message = format!(
-                "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; it was last heard {}",
+                "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; its last message came {}",
                 member.process,
                 seconds(silent),
                 member.state
@@ -203,7 +203,7 @@ impl FailureDetector {
             let missing: Vec<Rank> =
                 (0..self.members.len()).filter(|rank| !gather.parts.contains_key(rank)).collect();
             self.fail(Error::timeout(format!(
-                "{} of {} did not come to exchange {} within {}",
+                "{} of {} did not take part in the exchange of {} within {}",
                 RankList::new(&missing),
                 self.members.len(),
                 gather.label,
@@ -265,7 +265,7 @@ impl FailureDetector {
         });
         if number != self.gathered + 1 || label != gather.label || gather.parts.contains_key(&rank) {
             let message = format!(
-                "rank {rank} exchanges {label} (exchange #{number}) while others exchange {} (#{})",
+                "rank {rank} exchanges {label} (exchange #{number}) while other ranks exchange {} (#{})",
                 gather.label,
                 self.gathered + 1
             );
@@ -296,8 +296,10 @@ impl FailureDetector {
             member.membership != Membership::Active && !gather.parts.contains_key(rank)
         });
         if let Some((rank, member)) = leaver {
-            let message =
-                format!("rank {rank} ({}) has left while others exchange {}", member.process, gather.label);
+            let message = format!(
+                "rank {rank} ({}) has left while other ranks exchange {}",
+                member.process, gather.label
+            );
             self.fail(Error::peer_lost(message));
         }
     }
@@ -426,7 +428,7 @@ fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
     }
     match member.state {
         CallState::Idle { finished: 0 } => {
-            format!("{who} {has} not called {call_name}: {it} {has} called nothing yet")
+            format!("{who} {has} not called {call_name}: {it} {has} made no call yet")
         }
         CallState::Idle { finished } if finished < call.sequence => {
             format!("{who} {has} not called {call_name}: {it} finished #{finished}")

@@ -1,6 +1,7 @@
-//! A control connection: frames in, frames out, without ever blocking.
+//! Framed I/O over one control connection, never blocking.
 //!
-//! Owns one socket and what is on its way through it. Must not know what the frames say.
+//! Owns the socket, the frames that wait to be sent, and the bytes of an incomplete frame. Must not know what
+//! the frames mean.
 
 use super::protocol::{Bytes, FrameDecoder};
 use rustix::event::PollFlags;
@@ -15,30 +16,31 @@ pub(super) struct FramedStream {
     stream: TcpStream,
     cutter: FrameDecoder,
     outgoing: VecDeque<Bytes>,
-    /// How much of the first outgoing frame is gone.
+    /// Bytes of the first queued frame that are already sent.
     sent: usize,
 }
 
-/// What one look at a connection brought.
+/// The result of one read.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// Whether anything came at all.
+    /// Whether any bytes arrived.
     pub(super) any: bool,
-    /// Frames that are complete.
+    /// Complete frames, in order.
     pub(super) frames: Vec<Vec<u8>>,
-    /// Why no more will come, if so.
+    /// Why no more frames will arrive: a verb phrase whose subject is the connection, such as `closed`.
     pub(super) end: Option<String>,
 }
 
 impl FramedStream {
-    /// Takes a connected socket over. `magic` if the peer's first bytes must be the magic word.
+    /// Takes over a connected socket. With `magic` the peer's first bytes must be the magic word.
     pub(super) fn new(stream: TcpStream, magic: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Self { stream, cutter: FrameDecoder::new(magic), outgoing: VecDeque::new(), sent: 0 })
     }
 
-    /// Reads once, a bounded amount, so that no peer takes more than its turn.
+    /// Reads once, at most 16 KiB, so that no peer can keep the thread from the others. Frames longer than
+    /// `limit` bytes end the connection.
     pub(super) fn receive(&mut self, limit: usize) -> Received {
         let mut received = Received::default();
         let mut chunk = [0; 16 << 10];
@@ -52,7 +54,7 @@ impl FramedStream {
                         Ok(Some(frame)) => received.frames.push(frame),
                         Ok(None) => break,
                         Err(_) => {
-                            received.end = Some("carried bytes that are no frames of flexring".to_owned());
+                            received.end = Some("carried bytes that are not flexring frames".to_owned());
                             break;
                         }
                     }
@@ -64,17 +66,17 @@ impl FramedStream {
         received
     }
 
-    /// Queues a frame.
+    /// Queues a frame for [`flush`](Self::flush).
     pub(super) fn enqueue(&mut self, frame: Bytes) {
         self.outgoing.push_back(frame);
     }
 
-    /// Whether frames are queued.
+    /// Whether queued frames are not completely sent.
     pub(super) fn has_unsent(&self) -> bool {
         !self.outgoing.is_empty()
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket accepts.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while let Some(frame) = self.outgoing.front() {
             match self.stream.write(&frame[self.sent..]) {
@@ -92,13 +94,13 @@ impl FramedStream {
         Ok(())
     }
 
-    /// Says that nothing more will be sent; what the peer still sends can be received.
+    /// Closes the sending direction. What the peer still sends can be received.
     pub(super) fn shut_down_write(&self) {
-        // Fails only on a connection that is gone, which the next receive tells.
+        // Fails only if the connection is gone, which the next `receive` reports.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// What to wait for.
+    /// The events to poll for.
     pub(super) fn poll_flags(&self) -> PollFlags {
         if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }

@@ -1,11 +1,14 @@
-//! HeartbeatMonitor: how long a peer has said nothing, counted so that the listener's own pauses are not held against it.
+//! Heartbeat supervision: how long a peer has been silent.
+//!
+//! Owns the count of silent time and the limit. Does no I/O and reads no clock: callers pass the elapsed
+//! time.
 
 use std::time::Duration;
 
-/// A peer that is silent for this many of its heartbeats counts as dead.
+/// A peer is considered dead after this many heartbeat intervals of silence.
 const MISSED_HEARTBEATS: u32 = 20;
 
-/// How long one peer has been silent.
+/// Counts how long one peer has been silent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeartbeatMonitor {
     interval: Duration,
@@ -13,18 +16,18 @@ pub(super) struct HeartbeatMonitor {
 }
 
 impl HeartbeatMonitor {
-    /// A peer that is heard now and promises a word every `beat`.
+    /// Starts the count. The peer has promised a message every `interval`.
     pub(super) fn new(interval: Duration) -> Self {
         Self { interval, silent: Duration::ZERO }
     }
 
-    /// It said something.
+    /// Restarts the count: the peer sent something.
     pub(super) fn reset(&mut self) {
         self.silent = Duration::ZERO;
     }
 
-    /// `elapsed` has passed since the listener last looked. More than two heartbeats at once means that the
-    /// listener itself was stopped or starved and could not hear, so the rest of it counts for nothing.
+    /// Adds the time since the last call. More than two intervals at once mean that this process was stopped
+    /// or starved and could not receive, so the excess does not count as silence of the peer.
     pub(super) fn advance(&mut self, elapsed: Duration) {
         self.silent += elapsed.min(2 * self.interval);
     }
@@ -35,7 +38,7 @@ impl HeartbeatMonitor {
     }
 }
 
-/// A duration as sentences have it: `60 s`, `1.5 s`.
+/// A duration for messages: `60 s`, `1.5 s`.
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{} s", (duration.as_secs_f64() * 100.0).round() / 100.0)
 }

@@ -1,12 +1,12 @@
-//! Bootstrap: who am I, how do the ranks meet, are they still alive.
+//! Bootstrap: this process's identity, the rendezvous of the ranks, and failure detection.
 //!
-//! Owns the control connections: every rank holds one to a [`Coordinator`], which is a thread of rank 0's process or
-//! of the one that made a [`UniqueId`]. Finished it the ranks meet, exchange cards, say that they live and learn
-//! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all it
-//! hears of the work.
+//! Owns the control connections: every rank holds one to a [`Coordinator`], a thread of rank 0's process or of the
+//! process that created a [`UniqueId`]. Over it the ranks rendezvous, exchange addresses, send heartbeats and learn
+//! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
+//! sees of the work.
 //!
-//! What decides (`rendezvous`, `watch`) does no I/O; what does I/O (`service`, `control connection`, `meeting`) decides
-//! nothing.
+//! `rendezvous` and `failure_detector` decide and do no I/O; `server`, `control_connection` and `connect` do the I/O
+//! and decide nothing.
 
 mod call_state;
 mod connect;

@@ -1,18 +1,18 @@
-//! Which node this is: ranks whose nodes have equal names can share memory.
+//! The name of this node. Ranks whose nodes have equal names can share memory.
 
 use crate::config::Config;
 
-/// The name of this process's node: `FLEXRING_NODE` if it is set, else what tells one kernel, network
-/// namespace and user from another.
+/// The name of this process's node: `FLEXRING_NODE` if it is set, else an identifier of kernel, network
+/// namespace and user.
 ///
-/// Two containers on one machine have network namespaces of their own and mostly cannot open each other's
-/// memory, so they are two nodes; so are two users.
+/// Two containers on one machine have their own network namespaces and mostly cannot open each other's
+/// memory, so they count as two nodes. So do two users.
 #[must_use]
 pub fn node_name(config: &Config) -> String {
     if let Some(name) = &config.node {
         return name.clone();
     }
-    // A kernel that hides its boot id (some sandboxes do) is told by its host name instead.
+    // Some sandboxes hide the boot id; the host name replaces it.
     let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| host_name(), |id| id.trim().to_owned());
     let network = rustix::fs::stat("/proc/self/ns/net").map_or(0, |namespace| namespace.st_ino);

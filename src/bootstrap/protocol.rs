@@ -1,10 +1,11 @@
-//! Frames: what ranks and their coordinator say to each other, and how it is cut out of a stream of bytes.
+//! The control protocol: the messages between ranks and their coordinator, and their frames.
 //!
-//! Owns the control protocol's words and their bounds. Must not know sockets or what follows from a frame.
+//! Owns the message types, their encoding and the limits on their length. Must not know sockets, or what a
+//! message leads to.
 //!
-//! A frame is its length (four bytes, little-endian) and that many bytes of postcard. A rank's first bytes are
-//! the magic word; its first frame is a [`Hello`], whose beginning never changes between releases, so that a
-//! rank of another one is refused in words.
+//! A frame is its length (four bytes, little-endian) and that many bytes of postcard. A rank's stream begins
+//! with the magic word; its first frame is a [`Hello`]. The beginning of a hello never changes between
+//! releases, so that a rank of another release still gets a readable error.
 
 use super::call_state::CallState;
 use super::process::Process;
@@ -13,19 +14,19 @@ use crate::rank::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The first bytes of every rank.
+/// The first bytes that a rank sends.
 pub(super) const MAGIC: [u8; 8] = *b"flexring";
-/// This release, as ranks compare it.
+/// The release of this build. All ranks of a world must run the same one.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The longest first frame of somebody who is not trusted yet, in bytes.
+/// Maximum length of a hello, in bytes: the sender is not authenticated yet.
 pub(super) const HELLO_LIMIT: usize = 64 << 10;
-/// The longest later frame, in bytes.
+/// Maximum length of any later frame, in bytes.
 pub(super) const FRAME_LIMIT: usize = 16 << 20;
 
-/// Encoded bytes, shared by all connections that they are sent on.
+/// An encoded frame, shared by all connections that send it.
 pub(super) type Bytes = Arc<[u8]>;
 
-/// Who is at the door. Never changes between releases: fields may only be appended to [`HelloParams`].
+/// The part of a hello that never changes between releases. Fields may only be appended to [`HelloParams`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct HelloHeader {
     pub(super) version: String,
@@ -35,21 +36,21 @@ pub(super) struct HelloHeader {
     pub(super) process: Process,
 }
 
-/// What a caller of this release adds.
+/// The part of a hello that depends on the release.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct HelloParams {
-    /// The settings that must be equal everywhere, with their values.
+    /// Settings that must be equal on all ranks, with their values.
     pub(super) settings: Vec<(String, String)>,
-    /// How much longer the caller waits for its world.
+    /// Time that is left until the rank gives up the rendezvous.
     pub(super) join_timeout: Duration,
-    /// How long the caller waits for any later exchange.
+    /// How long the rank waits for each later exchange.
     pub(super) exchange_timeout: Duration,
-    /// How often the caller will say that it lives.
+    /// Interval between the rank's heartbeats.
     pub(super) heartbeat: Duration,
 }
 
 impl HelloParams {
-    /// The same, with durations that can be reckoned with: the wire can carry ones that no clock can.
+    /// Limits the durations: the wire can carry values that overflow an `Instant`.
     fn bounded(self) -> Self {
         const LONGEST: Duration = Duration::from_secs(1 << 32);
         Self {
@@ -61,22 +62,22 @@ impl HelloParams {
     }
 }
 
-/// A rank's first frame.
+/// The first frame of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) header: HelloHeader,
-    /// `None` if the caller is of another release, whose terms cannot be read.
+    /// `None` if the sender runs another release, whose parameters cannot be decoded.
     pub(super) params: Option<HelloParams>,
 }
 
 impl Hello {
-    /// The magic word and the frame.
+    /// Encodes the magic word and the frame.
     pub(super) fn encode(header: &HelloHeader, params: &HelloParams) -> Result<Bytes> {
         let frame = encode(&(header, params))?;
         Ok(MAGIC.iter().chain(frame.iter()).copied().collect())
     }
 
-    /// `None` if these bytes are no hello.
+    /// Decodes a hello. `None` if the bytes are malformed.
     pub(super) fn decode(frame: &[u8]) -> Option<Self> {
         let (header, rest): (HelloHeader, _) = postcard::take_from_bytes(frame).ok()?;
         let params =
@@ -85,46 +86,48 @@ impl Hello {
     }
 }
 
-/// What a rank says to its coordinator after the hello.
+/// What a rank sends to its coordinator after the hello.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ToCoordinator {
-    /// I live, and this is what I do.
+    /// Periodic sign of life, with the rank's call state.
     Heartbeat(CallState),
-    /// My part of the `number`-th exchange.
+    /// The rank's part of exchange `number`, counted from 1. `label` names the exchange in messages.
     Gather { number: u64, label: String, part: Vec<u8> },
-    /// My call failed; I suspect that it was because of somebody else.
+    /// The rank's call failed, possibly because `suspect` failed.
     Report { error: Error, suspect: Option<Rank>, state: CallState },
-    /// I give up.
+    /// The rank aborts the communicator.
     Abort { reason: String },
-    /// I leave in peace.
+    /// The rank leaves without an error.
     Goodbye(CallState),
 }
 
-/// What a coordinator says to a rank. The first two keep their places for ever: other releases must read them.
+/// What a coordinator sends to a rank. The first two variants keep their positions in all releases, because
+/// other releases decode them.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ToRank {
-    /// It is over, for this reason.
+    /// The world failed, for this reason. It is the same on all ranks.
     RootCause(Error),
-    /// You belong to another job.
+    /// The hello carried another job's token.
     WrongJob(Error),
-    /// Your hello was read; wait for the others.
+    /// The hello was accepted; the rank must wait for the others.
     HelloAck,
-    /// All have come. The coordinator lives in this process.
+    /// All ranks have joined. `host` describes the process that the coordinator runs in.
     Welcome { host: String },
-    /// Everybody's part of the `number`-th exchange.
+    /// All ranks' parts of exchange `number`, in rank order.
     Gathered { number: u64, parts: Vec<Vec<u8>> },
-    /// I heard you.
+    /// Answers a heartbeat.
     HeartbeatAck,
-    /// Say at once what you do.
+    /// Requests a heartbeat at once.
     RequestState,
-    /// From now on I may go away at any time; it means nothing.
+    /// From now on the coordinator may close the connection at any time, which is not a failure.
     Closing,
 }
 
-/// A frame's bytes, with its length before it.
+/// Encodes a frame, with its length in front.
 ///
 /// # Errors
-/// `Internal` if it is too long, which its makers see to.
+///
+/// `Internal` if the frame is longer than [`FRAME_LIMIT`]; senders check their input against it.
 pub(super) fn encode(frame: &impl serde::Serialize) -> Result<Bytes> {
     let refuse = |why: String| Error::internal(format!("cannot encode a frame: {why}"));
     let mut bytes = postcard::to_extend(frame, vec![0; 4]).map_err(|cause| refuse(cause.to_string()))?;
@@ -136,7 +139,7 @@ pub(super) fn encode(frame: &impl serde::Serialize) -> Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// What a frame says. `None` if it is no such frame, or goes on after its end.
+/// Decodes a frame. `None` if it is malformed or has trailing bytes.
 pub(super) fn decode<'a, T: serde::Deserialize<'a>>(frame: &'a [u8]) -> Option<T> {
     match postcard::take_from_bytes(frame) {
         Ok((value, [])) => Some(value),
@@ -144,30 +147,30 @@ pub(super) fn decode<'a, T: serde::Deserialize<'a>>(frame: &'a [u8]) -> Option<T
     }
 }
 
-/// Cuts frames out of a stream.
+/// Splits a byte stream into frames.
 #[derive(Debug)]
 pub(super) struct FrameDecoder {
     bytes: Vec<u8>,
     magic: bool,
 }
 
-/// The stream is not one of frames.
+/// The stream does not consist of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
 impl FrameDecoder {
-    /// For a stream that begins with the magic word, or with a frame.
+    /// A decoder for a stream that begins with the magic word if `magic`, else with a frame.
     pub(super) fn new(magic: bool) -> Self {
         Self { bytes: Vec::new(), magic }
     }
 
-    /// Appends what was read. Frames must be taken out between appends, so that no more than one that is
-    /// incomplete is ever held.
+    /// Appends received bytes. Callers take all complete frames out between two appends, so at most one
+    /// incomplete frame is buffered.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame of at most `limit` bytes, if it is complete.
+    /// The next frame, if it is complete. Frames longer than `limit` bytes are malformed.
     pub(super) fn next(&mut self, limit: usize) -> std::result::Result<Option<Vec<u8>>, Malformed> {
         if self.magic {
             let known = self.bytes.len().min(MAGIC.len());
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_cut_wherever_the_stream_breaks() {
+    fn decodes_frames_however_the_stream_is_chunked() {
         let (header, params) = hello(VERSION);
         let mut stream = Hello::encode(&header, &params).expect("short").to_vec();
         let beat = ToCoordinator::Heartbeat(CallState::Idle { finished: 3 });
@@ -245,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_of_another_release_is_understood_as_far_as_its_name() {
+    fn decodes_the_header_of_another_release() {
         let (header, _) = hello("99.0");
         let mut frame = postcard::to_stdvec(&header).expect("short");
-        frame.extend_from_slice(b"whatever that release says next");
-        let hello = Hello::decode(&frame).expect("a hello");
+        frame.extend_from_slice(b"parameters of that release");
+        let hello = Hello::decode(&frame).expect("a valid hello");
         assert_eq!((hello.header, hello.params), (header, None));
     }
 
     #[test]
-    fn durations_that_no_clock_can_count_are_cut() {
+    fn limits_durations_from_the_wire() {
         let (header, params) = hello(VERSION);
         let forged = HelloParams { join_timeout: Duration::MAX, heartbeat: Duration::ZERO, ..params };
         let frame = postcard::to_stdvec(&(header, forged)).expect("short");
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_not_ours_is_refused_at_once() {
+    fn rejects_oversized_and_foreign_input_at_once() {
         let mut cutter = FrameDecoder::new(true);
         cutter.append(b"GET / HTTP/1.1");
         assert_eq!(cutter.next(HELLO_LIMIT), Err(Malformed));
@@ -276,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parsers_panic(magic: bool, pieces: Vec<Vec<u8>>, frame: Vec<u8>) {
+        fn parsers_accept_any_bytes_without_panicking(magic: bool, pieces: Vec<Vec<u8>>, frame: Vec<u8>) {
             let mut cutter = FrameDecoder::new(magic);
             for piece in pieces {
                 cutter.append(&piece);
@@ -290,7 +293,7 @@ mod tests {
         }
 
         #[test]
-        fn no_damaged_frame_makes_the_parsers_panic(at: usize, byte: u8, cut: usize) {
+        fn parsers_accept_damaged_frames_without_panicking(at: usize, byte: u8, cut: usize) {
             let (header, params) = hello(VERSION);
             let mut frame = postcard::to_stdvec(&(header, params)).expect("short");
             let length = frame.len();

@@ -1,7 +1,8 @@
-//! The rendezvous: ranks come, show who they are, and wait until all are there.
+//! The rendezvous of one world, as a state machine without I/O.
 //!
-//! Owns the decision whether a world comes about. Does no I/O: it is told who comes and goes and what time it
-//! is. Whatever goes wrong becomes one verdict, the same for every rank that is there or comes later.
+//! Owns the decision whether the world comes about: who has joined, who must still join, and whether they
+//! agree on release, world size and settings. Callers report hellos, disconnects and the time. Any failure
+//! becomes one root cause, the same for ranks that have joined and for ranks that join later.
 
 use super::heartbeat::seconds;
 use super::process::Process;
@@ -11,70 +12,71 @@ use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The most ranks that a world may have: what a stranger may make this side count to.
+/// Maximum world size. It limits what an unauthenticated connection can make the coordinator count up to.
 const MAX_WORLD: usize = 1 << 16;
 
-/// A rank that has come.
+/// A rank that has joined.
 #[derive(Debug)]
 pub(super) struct JoinedPeer {
     pub(super) process: Process,
     pub(super) params: HelloParams,
 }
 
-/// What becomes of a caller.
+/// The result of a hello.
 #[derive(Debug, PartialEq)]
 pub(super) enum JoinOutcome {
-    /// It is one of us and waits.
+    /// The rank joined and waits for the others.
     Waiting,
-    /// It is one of us, and the last: the world is there.
+    /// The rank joined, and it was the last one: the world is complete.
     Complete,
-    /// It belongs to another job, which concerns nobody else.
+    /// The hello belongs to another job. This rendezvous goes on.
     WrongJob(Error),
-    /// There is a verdict, and it is the caller's too.
+    /// The rendezvous has failed, for this rank as well. See [`Rendezvous::root_cause`].
     Failed,
-    /// It speaks nonsense.
+    /// The hello is malformed.
     Malformed,
 }
 
-/// Ranks on their way to a world.
+/// A world whose ranks are joining.
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     token: u128,
     location: String,
     world: Option<usize>,
     peers: BTreeMap<Rank, JoinedPeer>,
-    /// When the least patient peer gives up, and how long it will have waited.
+    /// The earliest join deadline of all ranks, and the time-out that led to it.
     deadline: Option<(Instant, Duration)>,
     root_cause: Option<Error>,
 }
 
 impl Rendezvous {
-    /// Waits at `place` for the job of `token`; the first rank to come tells how many there are.
+    /// Waits at `location` for the ranks of the job that `token` identifies. The first hello sets the world
+    /// size.
     pub(super) fn new(token: u128, location: String) -> Self {
         Self { token, location, world: None, peers: BTreeMap::new(), deadline: None, root_cause: None }
     }
 
-    /// Why no world comes about, if so.
+    /// Why the rendezvous failed, if it did.
     pub(super) fn root_cause(&self) -> Option<&Error> {
         self.root_cause.as_ref()
     }
 
-    /// How many ranks are expected, once one has told.
+    /// The world size, once a rank has joined.
     pub(super) fn world(&self) -> Option<usize> {
         self.world
     }
 
-    /// When to look at the clock again.
+    /// The next time to call [`on_tick`](Self::on_tick).
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline.map(|(at, _)| at)
     }
 
-    /// The peers, in the order of their ranks.
+    /// The joined peers, in rank order.
     pub(super) fn into_peers(self) -> Vec<JoinedPeer> {
         self.peers.into_values().collect()
     }
 
-    /// Somebody comes.
+    /// Handles a hello.
     pub(super) fn join(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
         let Hello { header, params } = hello;
         if header.token != self.token {
@@ -93,7 +95,7 @@ impl Rendezvous {
         if self.root_cause.is_some() {
             return JoinOutcome::Failed;
         }
-        // Only another release's terms are unreadable, and those were objected to.
+        // Parameters are missing only if the release differs, which `validate` rejects.
         let Some(params) = params else {
             return JoinOutcome::Malformed;
         };
@@ -102,7 +104,7 @@ impl Rendezvous {
         if self.peers.len() == header.world { JoinOutcome::Complete } else { JoinOutcome::Waiting }
     }
 
-    /// A peer's connection ended.
+    /// Handles the end of a joined rank's connection. `cause` is a verb phrase such as `closed`.
     pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str) {
         let Some(peer) = self.peers.remove(&rank) else {
             return;
@@ -110,13 +112,13 @@ impl Rendezvous {
         self.fail(
             ErrorKind::PeerLost,
             format!(
-                "rank {rank} ({}) died or gave up before all ranks had come: its control connection {cause}",
+                "rank {rank} ({}) died or gave up before all ranks joined: its control connection {cause}",
                 peer.process
             ),
         );
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
         let Some((_, patience)) = self.deadline.filter(|(at, _)| now >= *at) else {
             return;
@@ -128,7 +130,7 @@ impl Rendezvous {
         self.fail(
             ErrorKind::Rendezvous,
             format!(
-                "{} of {world} did not come within {} (met at {}: are they running, and do they look for rank 0 there?)",
+                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there)",
                 RankList::new(&missing),
                 seconds(patience),
                 self.location
@@ -136,11 +138,14 @@ impl Rendezvous {
         );
     }
 
-    /// Whoever opened the rendezvous has no use for it any more.
+    /// Cancels the rendezvous: the process that opened it gave it up.
     pub(super) fn cancel(&mut self) {
         self.fail(
             ErrorKind::Rendezvous,
-            format!("the meeting at {} was called off by its host before all ranks had come", self.location),
+            format!(
+                "the rendezvous at {} was cancelled by its host process before all ranks joined",
+                self.location
+            ),
         );
     }
 
@@ -150,17 +155,17 @@ impl Rendezvous {
 
     fn wrong_job(&self, header: &HelloHeader) -> Error {
         Error::rendezvous(format!(
-            "at {} another job is rendezvous, not that of rank {} ({}): give each job a port of its own with \
+            "the rendezvous at {} belongs to another job than rank {} ({}): give each job a port of its own with \
                  FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
             self.location, header.rank, header.process
         ))
     }
 
-    /// What is wrong with a caller of this job, if anything.
+    /// What is wrong with a hello of this job, if anything.
     fn validate(&self, header: &HelloHeader, params: Option<&HelloParams>) -> Option<Error> {
         let HelloHeader { version, rank, world, process, .. } = header;
         let disagree = |message| Some(Error::disagreement(message));
-        // The lowest rank so far speaks for all: they agree.
+        // The joined ranks agree, so the lowest one is representative.
         let first = self.peers.first_key_value();
         if version != VERSION {
             return disagree(format!(
@@ -198,13 +203,13 @@ impl Rendezvous {
     }
 }
 
-/// The first setting in which two ranks differ: its name, and what the one and the other have.
+/// The first setting in which two ranks differ: its name, the first rank's value and the other's.
 fn difference<'a>(
     first: &'a [(String, String)],
     other: &'a [(String, String)],
 ) -> Option<(&'a str, &'a str, &'a str)> {
     fn value<'a>(settings: &'a [(String, String)], name: &str) -> &'a str {
-        settings.iter().find(|(known, _)| known == name).map_or("nothing", |(_, value)| value)
+        settings.iter().find(|(known, _)| known == name).map_or("no value", |(_, value)| value)
     }
     first
         .iter()
@@ -239,8 +244,8 @@ mod tests {
         Rendezvous::new(1, "here:1".to_owned())
     }
 
-    /// Lets two ranks of four come and then `third`, and returns the verdict.
-    fn third(change: impl FnOnce(&mut Hello)) -> Error {
+    /// Lets ranks 2 and 0 of four join, then rank 3 with a changed hello, and returns the root cause.
+    fn root_cause_with_third(change: impl FnOnce(&mut Hello)) -> Error {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
         assert_eq!(rendezvous.join(hello(2, 4), now), JoinOutcome::Waiting);
@@ -248,13 +253,13 @@ mod tests {
         let mut third = hello(3, 4);
         change(&mut third);
         assert_eq!(rendezvous.join(third, now), JoinOutcome::Failed);
-        // Whoever comes later shares the fate.
+        // Ranks that join later get the same root cause.
         assert_eq!(rendezvous.join(hello(1, 4), now), JoinOutcome::Failed);
-        rendezvous.root_cause().expect("a root_cause").clone()
+        rendezvous.root_cause().expect("a root cause").clone()
     }
 
     #[test]
-    fn a_world_comes_about_in_any_order() {
+    fn ranks_join_in_any_order() {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
         for rank in [3, 0, 2] {
@@ -266,31 +271,31 @@ mod tests {
     }
 
     #[test]
-    fn whoever_differs_is_named_with_what_differs() {
-        let root_cause = third(|hello| {
+    fn names_the_rank_that_differs_and_the_difference() {
+        let root_cause = root_cause_with_third(|hello| {
             hello.params.as_mut().expect("params").settings[0].1 = "1M".to_owned();
         });
         assert_eq!(
             root_cause.message(),
             "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it alike on all ranks"
         );
-        let root_cause = third(|hello| hello.header.world = 5);
+        let root_cause = root_cause_with_third(|hello| hello.header.world = 5);
         assert_eq!(
             root_cause.message(),
             "rank 3 (pid 103 on host h) expects a world of 5, rank 0 (pid 100 on host h) one of 4"
         );
-        let root_cause = third(|hello| {
+        let root_cause = root_cause_with_third(|hello| {
             hello.header.version = "0.0.9".to_owned();
             hello.params = None;
         });
         assert!(root_cause.message().contains("runs flexring 0.0.9"), "{root_cause}");
-        let root_cause = third(|hello| hello.header.rank = 4);
+        let root_cause = root_cause_with_third(|hello| hello.header.rank = 4);
         assert!(root_cause.message().contains("rank 4 of a world of 4"), "{root_cause}");
     }
 
     #[test]
-    fn two_of_the_same_rank_are_both_named() {
-        let root_cause = third(|hello| hello.header.rank = 2);
+    fn names_both_processes_with_the_same_rank() {
+        let root_cause = root_cause_with_third(|hello| hello.header.rank = 2);
         assert_eq!(
             root_cause.message(),
             "two processes call themselves rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
@@ -299,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_patient_rank_sets_the_deadline_and_the_missing_are_named() {
+    fn earliest_deadline_counts_and_missing_ranks_are_named() {
         let mut rendezvous = rendezvous();
         let start = Instant::now();
         for rank in [0, 1, 3, 4, 6, 7] {
@@ -310,27 +315,29 @@ mod tests {
         rendezvous.on_tick(deadline - Duration::from_millis(1));
         assert_eq!(rendezvous.root_cause(), None);
         rendezvous.on_tick(deadline);
-        let root_cause = rendezvous.root_cause().expect("a root_cause");
+        let root_cause = rendezvous.root_cause().expect("a root cause");
         assert_eq!(root_cause.kind(), ErrorKind::Rendezvous);
         assert!(
-            root_cause.message().starts_with("ranks 2 and 5 of 8 did not come within 60 s (met at here:1"),
+            root_cause
+                .message()
+                .starts_with("ranks 2 and 5 of 8 did not join within 60 s (rendezvous at here:1"),
             "{root_cause}"
         );
     }
 
     #[test]
-    fn a_foreigner_is_refused_alone() {
+    fn rejects_only_the_rank_of_another_job() {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
-        let mut foreigner = hello(0, 9);
-        foreigner.header.token = 2;
-        assert!(matches!(rendezvous.join(foreigner, now), JoinOutcome::WrongJob(_)));
+        let mut other_job = hello(0, 9);
+        other_job.header.token = 2;
+        assert!(matches!(rendezvous.join(other_job, now), JoinOutcome::WrongJob(_)));
         assert_eq!(rendezvous.root_cause(), None);
         assert_eq!(rendezvous.join(hello(0, 1), now), JoinOutcome::Complete);
     }
 
     #[test]
-    fn whoever_goes_before_the_others_came_ends_it_for_all() {
+    fn a_rank_that_disconnects_early_fails_the_rendezvous() {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
         rendezvous.join(hello(1, 3), now);

@@ -113,7 +113,7 @@ impl Server {
             self.apply_decisions(now);
             self.flush(now);
         }
-        log::debug!("the coordinator's world is over");
+        log::debug!("the coordinator has served its world");
     }
 
     /// Sleeps until something happens: whether somebody knocks, and whose connections are ready.
@@ -183,7 +183,7 @@ impl Server {
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {
                         // Out of descriptors, mostly: the listener stays readable, so waiting on it would spin.
-                        log::debug!("the coordinator cannot take a connection: {cause}");
+                        log::debug!("the coordinator cannot accept a connection: {cause}");
                         self.accept_resumes = Some(now + ACCEPT_PAUSE);
                         out_of_descriptors = true;
                         break;
@@ -296,7 +296,7 @@ impl Server {
                 if let Some(id) = self.by_rank.get(&rank) {
                     self.clients.remove(id);
                 }
-                self.on_disconnect(rank, "carried a frame that makes no sense");
+                self.on_disconnect(rank, "carried an invalid frame");
             }
             (Phase::Finished, _) => {}
         }
@@ -431,7 +431,7 @@ fn closing_at(now: Instant) -> ClientState {
 }
 
 fn encode_or_log(frame: &ToRank) -> Option<Bytes> {
-    encode(frame).inspect_err(|error| log::error!("the coordinator cannot speak: {error}")).ok()
+    encode(frame).inspect_err(|error| log::error!("the coordinator cannot encode a message: {error}")).ok()
 }
 
 fn send(client: &mut Client, frame: &ToRank) {

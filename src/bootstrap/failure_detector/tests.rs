@@ -222,9 +222,9 @@ fn part(number: u64, label: &str) -> ToCoordinator {
 fn an_exchange_ends_when_all_have_come() {
     let mut world = World::of(2);
     for number in 1..=3 {
-        world.says(1, part(number, "cards"));
+        world.says(1, part(number, "peer info"));
         assert_eq!(world.detector.actions(), []);
-        world.says(0, part(number, "cards"));
+        world.says(0, part(number, "peer info"));
         let parts = vec![vec![number as u8]; 2];
         assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::Gathered { number, parts })]);
     }
@@ -233,23 +233,26 @@ fn an_exchange_ends_when_all_have_come() {
 #[test]
 fn an_exchange_that_cannot_end_names_who_is_missing() {
     let mut world = World::of(4);
-    world.says(1, part(1, "cards"));
-    world.says(3, part(1, "cards"));
+    world.says(1, part(1, "peer info"));
+    world.says(3, part(1, "peer info"));
     for _ in 0..120 {
         for rank in 0..4 {
             world.idles(rank, 0);
         }
         world.passes(BEAT);
     }
-    assert_eq!(world.sentence(), "ranks 0 and 2 of 4 did not come to exchange cards within 60 s");
+    assert_eq!(
+        world.sentence(),
+        "ranks 0 and 2 of 4 did not take part in the exchange of peer info within 60 s"
+    );
 
     let mut world = World::of(2);
-    world.says(0, part(1, "cards"));
+    world.says(0, part(1, "peer info"));
     world.says(1, part(1, "keys"));
     assert!(world.sentence().contains("exchanges keys"));
 
     let mut world = World::of(2);
-    world.says(0, part(1, "cards"));
+    world.says(0, part(1, "peer info"));
     world.says(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert!(world.sentence().contains("rank 1 (pid 101 on host h) has left"));
 }

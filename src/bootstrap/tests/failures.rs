@@ -44,7 +44,7 @@ fn a_member_that_talks_nonsense_counts_as_dead() {
         let (members, mut fake_peer) = world_with_fake_peer(2);
         fake_peer.enqueue([2, 0, 0, 0, 0xff, 0xff].as_slice().into());
         fake_peer.flush().expect("sent");
-        assert!(common_fault(&members).message().contains("makes no sense"));
+        assert!(common_fault(&members).message().contains("invalid frame"));
     });
 }
 
@@ -90,7 +90,7 @@ fn a_report_becomes_one_verdict_for_all() {
         let late = members[2].control.report(Error::peer_lost("a consequence"), Some(1));
         assert_eq!(late, root_cause, "later reports get the same root_cause");
         assert_eq!(
-            members[0].control.all_gather("cards", &[]).expect_err("the world has failed"),
+            members[0].control.all_gather("peer info", &[]).expect_err("the world has failed"),
             root_cause
         );
     });
@@ -170,9 +170,12 @@ fn an_exchange_names_who_did_not_come() {
         thread::scope(|scope| {
             for member in &members[..2] {
                 scope.spawn(|| {
-                    let error = member.control.all_gather("cards", &[]).expect_err("incomplete");
+                    let error = member.control.all_gather("peer info", &[]).expect_err("incomplete");
                     assert_eq!(error.kind(), ErrorKind::Timeout);
-                    assert_eq!(error.message(), "rank 2 of 3 did not come to exchange cards within 1 s");
+                    assert_eq!(
+                        error.message(),
+                        "rank 2 of 3 did not take part in the exchange of peer info within 1 s"
+                    );
                 });
             }
         });

@@ -28,7 +28,7 @@ fn ranks_meet_and_exchange() {
                         let rank = member.control.rank();
                         for round in 0..5u8 {
                             let mine = vec![round; rank * 1000];
-                            let all = member.control.all_gather("cards", &mine).expect("all cards");
+                            let all = member.control.all_gather("peer info", &mine).expect("all cards");
                             assert_eq!(all.len(), size);
                             for (other, card) in all.iter().enumerate() {
                                 assert_eq!(*card, vec![round; other * 1000]);
@@ -52,7 +52,7 @@ fn ranks_meet_by_a_unique_id() {
             let members = join_ranks(0..size, size, &RendezvousPoint::Id(id), &config());
             thread::scope(|scope| {
                 for member in &members {
-                    scope.spawn(|| member.control.all_gather("cards", b"x").expect("all cards"));
+                    scope.spawn(|| member.control.all_gather("peer info", b"x").expect("all cards"));
                 }
             });
         }
@@ -105,7 +105,7 @@ fn ranks_that_never_come_are_named() {
         let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        assert!(error.message().starts_with("ranks 2 and 5 of 6 did not come within 0."), "{error}");
+        assert!(error.message().starts_with("ranks 2 and 5 of 6 did not join within 0."), "{error}");
     });
 }
 
@@ -237,7 +237,7 @@ fn a_meeting_that_is_called_off_ends_for_all() {
             thread::sleep(Duration::from_millis(200));
             drop(coordinator);
             let errors = first.join().expect("refused");
-            assert!(errors[0].message().contains("called off"), "{}", errors[0]);
+            assert!(errors[0].message().contains("was cancelled"), "{}", errors[0]);
         });
     });
 }
