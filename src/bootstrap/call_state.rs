@@ -53,7 +53,7 @@ pub(super) fn call_name(call: &Call) -> String {
 #[derive(Debug, Default)]
 pub struct CallStateCell {
     version: AtomicU64,
-    inside: AtomicBool,
+    in_call: AtomicBool,
     words: [AtomicU64; size_of::<CallWords>() / size_of::<u64>()],
 }
 
@@ -65,14 +65,14 @@ impl CallStateCell {
             for (shared, word) in self.words.iter().zip(call.to_words()) {
                 shared.store(word, Ordering::Relaxed);
             }
-            self.inside.store(true, Ordering::Relaxed);
+            self.in_call.store(true, Ordering::Relaxed);
         });
     }
 
     /// Records that this rank leaves the call it is in. Called by the thread that called
     /// [`enter`](Self::enter).
     pub fn leave(&self) {
-        self.change(|| self.inside.store(false, Ordering::Relaxed));
+        self.change(|| self.in_call.store(false, Ordering::Relaxed));
     }
 
     fn change(&self, write: impl FnOnce()) {
@@ -92,13 +92,13 @@ impl CallStateCell {
         for _ in 0..ATTEMPTS {
             let version = self.version.load(Ordering::Acquire);
             let words: CallWords = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
-            let inside = self.inside.load(Ordering::Relaxed);
+            let in_call = self.in_call.load(Ordering::Relaxed);
             // All words must be read before the version is read again.
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
                 let [finished, ..] = words;
                 return match Call::from_words(words) {
-                    Some(call) if inside => Some(CallState::InCall(call)),
+                    Some(call) if in_call => Some(CallState::InCall(call)),
                     _ => Some(CallState::Idle { finished }),
                 };
             }
@@ -128,35 +128,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_stands_between_calls_or_in_one() {
-        let status = CallStateCell::default();
-        assert_eq!(status.read(), Some(CallState::Idle { finished: 0 }));
-        status.enter(&example_call(17));
-        assert_eq!(status.read(), Some(CallState::InCall(example_call(17))));
+    fn tracks_entering_and_leaving() {
+        let cell = CallStateCell::default();
+        assert_eq!(cell.read(), Some(CallState::Idle { finished: 0 }));
+        cell.enter(&example_call(17));
+        assert_eq!(cell.read(), Some(CallState::InCall(example_call(17))));
         assert_eq!(
-            status.read().map(|state| state.to_string()).as_deref(),
+            cell.read().map(|state| state.to_string()).as_deref(),
             Some("while it was in all_reduce #17 (1024 x float, sum)")
         );
-        status.leave();
-        assert_eq!(status.read(), Some(CallState::Idle { finished: 17 }));
+        cell.leave();
+        assert_eq!(cell.read(), Some(CallState::Idle { finished: 17 }));
         assert_eq!(call_name(&example_call(17)), "all_reduce #17");
     }
 
     #[test]
-    fn no_reader_sees_parts_of_two_calls() {
-        let status = CallStateCell::default();
+    fn readers_never_see_parts_of_two_calls() {
+        let cell = CallStateCell::default();
         let writing = AtomicBool::new(true);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for sequence in 1..=200_000 {
-                    status.enter(&Call { count: sequence, program: sequence, ..example_call(sequence) });
-                    status.leave();
+                    cell.enter(&Call { count: sequence, program: sequence, ..example_call(sequence) });
+                    cell.leave();
                 }
                 writing.store(false, Ordering::Relaxed);
             });
             let mut seen = 0;
             while writing.load(Ordering::Relaxed) {
-                match status.read() {
+                match cell.read() {
                     Some(CallState::InCall(call)) => {
                         assert_eq!((call.count, call.program), (call.sequence, call.sequence));
                         assert!(call.sequence >= seen);

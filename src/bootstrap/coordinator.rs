@@ -45,7 +45,7 @@ impl Coordinator {
     /// # Errors
     /// As [`create_unique_id`].
     pub fn create(config: &Config) -> Result<(Self, UniqueId)> {
-        let chosen = interfaces::choose(config.socket_ifname.as_deref(), config.socket_family)?;
+        let chosen = interfaces::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
         let loopback = match chosen {
             IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -1,8 +1,8 @@
-//! The watch: over a world that has met, until its last rank has left.
+//! The failure detector of one world, from the rendezvous until the last rank has left.
 //!
-//! Owns the decision who is to blame: it hears heartbeats, reports and goodbyes, and comes to at most one
-//! verdict, the same sentence for every rank. Does no I/O: it is told what comes and what time it is, and
-//! gives actions.
+//! Owns the decision about the root cause of a failure. Callers report heartbeats, failure reports, goodbyes,
+//! disconnects and the time; the detector settles on at most one root cause, the same message for every rank.
+//! Does no I/O: it returns [`DetectorAction`]s.
 
 use super::call_state::{CallState, call_name};
 use super::heartbeat::{HeartbeatMonitor, seconds};
@@ -15,17 +15,17 @@ use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a report waits for a better cause than its reporter's.
+/// How long a report waits for a better root cause than its own error.
 const ROOT_CAUSE_WINDOW: Duration = Duration::from_millis(300);
 
 /// What the coordinator must do.
 #[derive(Debug, PartialEq)]
 pub(super) enum DetectorAction {
-    /// Tell every rank that is there.
+    /// Send a message to every active rank.
     Broadcast(ToRank),
-    /// Tell one.
+    /// Send a message to one rank.
     Send(Rank, ToRank),
-    /// Close a rank's connection once it has been told everything.
+    /// Close a rank's connection once its queued messages are sent.
     Close(Rank),
 }
 
@@ -44,31 +44,32 @@ struct Member {
     membership: Membership,
     monitor: HeartbeatMonitor,
     state: CallState,
-    /// Whether the standing is newer than the last time everybody was asked.
+    /// Whether the call state is newer than the last [`ToRank::RequestState`].
     fresh: bool,
 }
 
-/// An exchange under way.
+/// An exchange that is not complete yet.
 #[derive(Debug)]
 struct PendingGather {
     label: String,
     parts: BTreeMap<Rank, Vec<u8>>,
-    due: Instant,
+    deadline: Instant,
     timeout: Duration,
 }
 
-/// A failure whose cause is being looked for.
+/// A reported failure whose root cause is not settled.
 #[derive(Debug)]
 struct FailureReport {
     reporter: Rank,
     error: Error,
     suspect: Option<Rank>,
-    due: Instant,
-    /// Who has been believed already, so that two that accuse each other go round only once.
+    deadline: Instant,
+    /// Ranks whose reports have been adopted. Each counts once, so that two ranks that blame each other do
+    /// not alternate for ever.
     heard: Vec<Rank>,
 }
 
-/// A world under watch.
+/// The state of one world.
 #[derive(Debug)]
 pub(super) struct FailureDetector {
     members: Vec<Member>,
@@ -83,7 +84,7 @@ pub(super) struct FailureDetector {
 }
 
 impl FailureDetector {
-    /// Begins to watch over `peers`, in the order of their ranks, from within the process `host`.
+    /// Starts to supervise `peers`, given in rank order. `host_process` runs the coordinator.
     pub(super) fn new(peers: Vec<JoinedPeer>, host_process: Process, now: Instant) -> Self {
         let members: Vec<Member> = peers
             .into_iter()
@@ -114,25 +115,25 @@ impl FailureDetector {
         }
     }
 
-    /// What is to be done since the last time.
+    /// The actions since the last call, in order.
     pub(super) fn actions(&mut self) -> Vec<DetectorAction> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether nobody is left.
+    /// Whether no rank is active any more.
     pub(super) fn is_over(&self) -> bool {
         self.members.iter().all(|member| member.membership != Membership::Active)
     }
 
-    /// When to look at the clock again.
+    /// The next time to call [`on_tick`](Self::on_tick).
     pub(super) fn deadline(&self) -> Option<Instant> {
         let beat = self.active().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
-        let gather = self.gather.as_ref().map(|gather| gather.due);
-        let report = self.report.as_ref().map(|report| report.due);
+        let gather = self.gather.as_ref().map(|gather| gather.deadline);
+        let report = self.report.as_ref().map(|report| report.deadline);
         beat.into_iter().chain(gather).chain(report).min()
     }
 
-    /// A rank says something.
+    /// Handles a message of a rank.
     pub(super) fn on_message(&mut self, rank: Rank, message: ToCoordinator, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
@@ -162,7 +163,7 @@ impl FailureDetector {
         }
     }
 
-    /// A rank's connection ended without a goodbye; `cause` says how, as in "closed".
+    /// Handles the end of a rank's connection without a goodbye. `cause` is a verb phrase such as `closed`.
     pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
@@ -176,7 +177,7 @@ impl FailureDetector {
         self.fail(Error::peer_lost(message));
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.last_tick);
         self.last_tick = now;
@@ -199,7 +200,7 @@ impl FailureDetector {
             self.fail(Error::peer_lost(message));
             self.actions.push(DetectorAction::Close(rank));
         }
-        if let Some(gather) = self.gather.take_if(|gather| now >= gather.due) {
+        if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline) {
             let missing: Vec<Rank> =
                 (0..self.members.len()).filter(|rank| !gather.parts.contains_key(rank)).collect();
             self.fail(Error::timeout(format!(
@@ -217,7 +218,7 @@ impl FailureDetector {
         self.members.iter().enumerate().filter(|(_, member)| member.membership == Membership::Active)
     }
 
-    /// The verdict falls, unless it has fallen before.
+    /// Settles on the root cause, unless there is one already.
     fn fail(&mut self, error: Error) {
         if self.root_cause.is_some() {
             return;
@@ -228,7 +229,7 @@ impl FailureDetector {
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
-    /// Notes where a rank stands, and compares its call with what the others call.
+    /// Records a rank's call state, and compares its call with those of the other ranks.
     fn update_state(&mut self, rank: Rank, state: CallState) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
@@ -260,7 +261,7 @@ impl FailureDetector {
         let gather = self.gather.get_or_insert_with(|| PendingGather {
             label: label.clone(),
             parts: BTreeMap::new(),
-            due: now + patience,
+            deadline: now + patience,
             timeout: patience,
         });
         if number != self.gathered + 1 || label != gather.label || gather.parts.contains_key(&rank) {
@@ -272,8 +273,8 @@ impl FailureDetector {
             self.fail(Error::disagreement(message));
             return;
         }
-        if now + patience < gather.due {
-            gather.due = now + patience;
+        if now + patience < gather.deadline {
+            gather.deadline = now + patience;
             gather.timeout = patience;
         }
         gather.parts.insert(rank, part);
@@ -287,7 +288,7 @@ impl FailureDetector {
         }
     }
 
-    /// An exchange that somebody has left for good will never be complete.
+    /// Fails the exchange if a rank that is missing from it has left.
     fn check_exchange(&mut self) {
         let Some(gather) = &self.gather else {
             return;
@@ -307,7 +308,7 @@ impl FailureDetector {
     fn on_goodbye(&mut self, rank: Rank, now: Instant) {
         self.members[rank].membership = Membership::Left;
         let in_host_process = |member: &Member| member.process == self.host_process;
-        // The process that the coordinator lives in may end as soon as its last rank has left, and the coordinator with it.
+        // The host process may end as soon as its last rank has left, and the coordinator with it.
         if !self.closing
             && in_host_process(&self.members[rank])
             && !self.active().any(|(_, member)| in_host_process(member))
@@ -332,7 +333,7 @@ impl FailureDetector {
                     reporter,
                     error,
                     suspect,
-                    due: now + ROOT_CAUSE_WINDOW,
+                    deadline: now + ROOT_CAUSE_WINDOW,
                     heard: vec![reporter],
                 });
                 for member in &mut self.members {
@@ -341,7 +342,8 @@ impl FailureDetector {
                 self.members[reporter].fresh = true;
                 self.actions.push(DetectorAction::Broadcast(ToRank::RequestState));
             }
-            // Whoever the first accused knows better; so does a rank that blames nobody else.
+            // The report of the suspected rank is closer to the root cause; so is one that blames no other
+            // rank.
             Some(report)
                 if is_root_cause
                     || (report.suspect == Some(reporter) && !report.heard.contains(&reporter)) =>
@@ -356,19 +358,20 @@ impl FailureDetector {
         self.settle(now);
     }
 
-    /// Closes the case if nothing better can be hoped for.
+    /// Settles on the reported error if no better root cause can be expected.
     fn settle(&mut self, now: Instant) {
         let Some(report) = &self.report else {
             return;
         };
         let is_final = match report.suspect {
             Some(suspect) => self.members[suspect].membership != Membership::Active,
-            // A rank's own failure needs no further cause; a timeout wants to know where the others are.
+            // A rank's own failure needs no further cause. A time-out needs the call states of the other
+            // ranks.
             None => {
                 report.error.kind() != ErrorKind::Timeout || self.active().all(|(_, member)| member.fresh)
             }
         };
-        if !is_final && now < report.due {
+        if !is_final && now < report.deadline {
             return;
         }
         let mut message = format!("rank {}: {}", report.reporter, report.error.message());
@@ -386,9 +389,9 @@ impl FailureDetector {
         self.fail(error);
     }
 
-    /// Says which ranks are not in `call`, and where they are instead.
+    /// Describes which ranks are not in `call`, and which state they are in instead.
     fn describe_absent(&self, call: &Call) -> String {
-        // Ranks that are missing in the same way are named together.
+        // Ranks in equal states share one clause.
         let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
         for (rank, member) in self.members.iter().enumerate() {
             if member.membership == Membership::Active
@@ -413,7 +416,7 @@ impl FailureDetector {
     }
 }
 
-/// Says where ranks that stand alike are instead of in `call`.
+/// Describes the state of `ranks`, which are not in `call`. All of them are in the state of `member`.
 fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
     let who = RankList::new(ranks);
     let (has, it, is) = if ranks.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };

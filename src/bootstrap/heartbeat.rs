@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twenty_heartbeats_are_too_long_and_a_word_starts_afresh() {
+    fn expires_after_twenty_intervals_unless_reset() {
         let interval = Duration::from_millis(500);
         let mut monitor = HeartbeatMonitor::new(interval);
         for _ in 0..19 {
@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_was_stopped_blames_nobody() {
+    fn pauses_of_this_process_do_not_count() {
         let mut monitor = HeartbeatMonitor::new(Duration::from_millis(500));
         monitor.advance(Duration::from_secs(3600));
         assert_eq!(monitor.expired(), None);
     }
 
     #[test]
-    fn durations_read_well() {
+    fn formats_durations() {
         assert_eq!(seconds(Duration::from_secs(60)), "60 s");
         assert_eq!(seconds(Duration::from_millis(1503)), "1.5 s");
     }

@@ -1,27 +1,28 @@
-//! Network interfaces, and which of their addresses this rank is reached at.
+//! Network interfaces, and the choice of the address that other ranks connect to.
 //!
-//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know who connects.
+//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know what the address is used for.
 
 use crate::config::Family;
 use crate::error::{Error, Result};
 use std::net::IpAddr;
 
-/// An address of a network interface.
+/// One address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// The interface's name; one with several addresses is listed once for each.
+    /// The interface's name. An interface with several addresses is listed once for each.
     pub name: String,
-    /// The address.
+    /// The address, IPv4 or IPv6.
     pub address: IpAddr,
-    /// Whether it is up and has a carrier.
+    /// Whether the interface is up and has a carrier.
     pub up: bool,
 }
 
 /// Lists the addresses of all interfaces, in the system's order.
 ///
 /// # Errors
-/// `System` if the operating system does not tell.
-pub fn list() -> Result<Vec<Interface>> {
+///
+/// `System` if the operating system refuses.
+pub fn list_interfaces() -> Result<Vec<Interface>> {
     let found =
         if_addrs::get_if_addrs().map_err(|cause| Error::io("cannot list network interfaces", cause))?;
     Ok(found
@@ -36,34 +37,40 @@ pub fn list() -> Result<Vec<Interface>> {
 
 /// Chooses the address that other ranks connect to.
 ///
-/// `ifname` reads like `NCCL_SOCKET_IFNAME`: a list of prefixes separated by commas, of which any may match;
-/// a leading `=` makes them whole names; a leading `^` (or `^=`) excludes what matches. Of what is left the
-/// first interface that is up is taken, bridges of container engines and the loopback only if there is
-/// nothing else, and link-local addresses only if there is not even that.
+/// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
+/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. The
+/// first remaining interface that is up wins. Bridges of container engines and the loopback are chosen only
+/// if nothing else remains, and link-local addresses only after those.
 ///
 /// # Errors
-/// `InvalidSetting`, listing what exists, if no interface qualifies; `System` if they cannot be listed.
-pub fn choose(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
-    choose_from(&list()?, ifname, family)
+///
+/// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
+pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
+    choose_from(&list_interfaces()?, ifname, family)
 }
 
 fn choose_from(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Result<IpAddr> {
     let pattern = ifname.map(Pattern::parse);
     interfaces
         .iter()
-        .filter(|interface| interface.up && speaks(interface.address, family))
-        .filter(|interface| pattern.as_ref().is_none_or(|pattern| pattern.admits(&interface.name)))
+        .filter(|interface| interface.up && is_in_family(interface.address, family))
+        .filter(|interface| pattern.as_ref().is_none_or(|pattern| pattern.matches(&interface.name)))
         .min_by_key(|interface| {
-            // The system lists all IPv4 addresses before all IPv6 ones, so an interface's own order is
+            // The system lists all IPv4 addresses before all IPv6 ones, so the position of an interface is
             // that of its first address.
             let position = interfaces.iter().position(|other| other.name == interface.name);
-            (is_link_local(interface.address), reluctance(interface), position, interface.address.is_ipv6())
+            (
+                is_link_local(interface.address),
+                reachability_penalty(interface),
+                position,
+                interface.address.is_ipv6(),
+            )
         })
         .map(|interface| interface.address)
-        .ok_or_else(|| nothing(interfaces, ifname, family))
+        .ok_or_else(|| no_interface(interfaces, ifname, family))
 }
 
-fn nothing(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Error {
+fn no_interface(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Error {
     let listed: Vec<String> = interfaces
         .iter()
         .map(|interface| {
@@ -77,12 +84,12 @@ fn nothing(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Er
     };
     let family = match family {
         Family::Auto => String::new(),
-        Family::Ipv4 | Family::Ipv6 => format!(" and speaks {}", family.name()),
+        Family::Ipv4 | Family::Ipv6 => format!(" and has an address of {}", family.name()),
     };
     Error::invalid_setting(format!("{wanted} that is up{family}; there are: {}", listed.join(", ")))
 }
 
-fn speaks(address: IpAddr, family: Family) -> bool {
+fn is_in_family(address: IpAddr, family: Family) -> bool {
     match family {
         Family::Auto => true,
         Family::Ipv4 => address.is_ipv4(),
@@ -97,8 +104,8 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// How unlikely it is that other nodes can reach this interface.
-fn reluctance(interface: &Interface) -> u8 {
+/// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst.
+fn reachability_penalty(interface: &Interface) -> u8 {
     const BRIDGES: [&str; 5] = ["docker", "virbr", "veth", "br-", "podman"];
     if interface.address.is_loopback() {
         2
@@ -122,7 +129,7 @@ impl<'a> Pattern<'a> {
         Self { exclude, exact, names }
     }
 
-    fn admits(&self, interface: &str) -> bool {
+    fn matches(&self, interface: &str) -> bool {
         let matches = self
             .names
             .iter()
@@ -163,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_select_as_nccl_has_it() {
+    fn names_select_like_nccl_socket_ifname() {
         for (ifname, address) in [
             (None, "10.0.1.1"),
             (Some("ib"), "192.168.0.1"),
@@ -182,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_kept_and_link_local_comes_last() {
+    fn address_family_is_respected_and_link_local_comes_last() {
         assert_eq!(chosen(None, Family::Ipv6), "fd00::1");
         assert_eq!(chosen(Some("=lo"), Family::Ipv6), "::1");
         let only_link_local: Vec<Interface> =
@@ -191,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn what_selects_nothing_is_told_what_exists() {
+    fn error_lists_existing_interfaces() {
         for (ifname, family) in [
             (Some("eno"), Family::Auto),
             (Some("=eth"), Family::Auto),
             (Some("eth0"), Family::Auto),
             (Some("ib0"), Family::Ipv6),
         ] {
-            let error = choose_from(&machine(), ifname, family).expect_err("nothing");
+            let error = choose_from(&machine(), ifname, family).expect_err("no interface qualifies");
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(error.message().contains(ifname.unwrap_or_default()), "{error}");
             assert!(error.message().contains("eth0 (10.0.0.1, down), eth1 (10.0.1.1)"), "{error}");
@@ -206,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_an_address() {
-        assert!(list().expect("interfaces").iter().any(|interface| interface.up));
-        assert!(choose(None, Family::Auto).is_ok());
+    fn this_machine_has_a_usable_address() {
+        assert!(list_interfaces().expect("interfaces").iter().any(|interface| interface.up));
+        assert!(choose_address(None, Family::Auto).is_ok());
     }
 }

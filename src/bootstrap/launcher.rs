@@ -1,8 +1,8 @@
-//! Who am I: this process's rank, its world and where that world meets, as its launcher's environment tells.
+//! This process's identity: its rank, its world and its rendezvous point, from the launcher's environment.
 //!
-//! Owns the variables of launchers and what each of them means. Must not know what happens at the meeting.
+//! Owns the environment variables of the launchers and their meaning. Must not know how the rendezvous works.
 //!
-//! | launcher | recognised by | where its world meets |
+//! | launcher | recognised by | rendezvous point |
 //! |---|---|---|
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` + 1 (its own store listens on `MASTER_PORT`) |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK` | this node, if all ranks are on it |
@@ -10,8 +10,8 @@
 //! | Slurm | `SLURM_PROCID` within a step | the step's first node |
 //!
 //! `FLEXRING_RANK`, `FLEXRING_WORLD_SIZE`, `FLEXRING_MASTER_ADDR` and `FLEXRING_MASTER_PORT` each take
-//! precedence over what a launcher says, and do without one if all that is needed is set.
-//! `FLEXRING_UNIQUE_ID` replaces address and port. A port that nobody gives is derived from the job's name.
+//! precedence over the launcher's value; no launcher is needed if they are complete. `FLEXRING_UNIQUE_ID`
+//! replaces address and port. If no port is given, it is derived from the job's name.
 
 use super::unique_id::UniqueId;
 use crate::config::Config;
@@ -19,62 +19,66 @@ use crate::error::{Error, Result};
 use crate::rank::Rank;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Who this process is and where it meets the others.
+/// The rank of this process, and where its world rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// This process's rank, less than `world`.
     pub rank: Rank,
-    /// How many ranks there are, at least 1.
+    /// The number of ranks, at least 1.
     pub world: usize,
-    /// Where they meet.
+    /// Where the ranks rendezvous.
     pub rendezvous: RendezvousPoint,
-    /// What tells this job from others that may meet at the same place; 0 if nothing is known of the job.
+    /// Distinguishes this job from others that may use the same rendezvous point; 0 if the job has no known
+    /// name.
     pub token: u128,
-    /// Who said so, for messages.
+    /// The source of the identity, for messages: the launcher's name, for example.
     pub launcher: &'static str,
 }
 
 impl Identity {
-    /// Rank `rank` of the `world` ranks that share `id`.
+    /// The identity of rank `rank` of the `world` ranks that share `id`.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such rank in such a world.
+    ///
+    /// `InvalidArgument` unless `rank` is less than `world`.
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
         if rank >= world {
-            let words = format!("rank {rank} is not in a world of {world}: ranks count from 0");
-            return Err(Error::invalid_argument(words));
+            let message = format!("rank {rank} is not in a world of {world}: ranks count from 0");
+            return Err(Error::invalid_argument(message));
         }
         let rendezvous = RendezvousPoint::Id(*id);
         Ok(Self { rank, world, token: id.token(), rendezvous, launcher: "a unique id" })
     }
 }
 
-/// Where the ranks of a world meet.
+/// Where the ranks of a world rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RendezvousPoint {
-    /// Rank 0 listens there.
+    /// Rank 0 listens at this address.
     Address {
         /// Host name or address of rank 0.
         host: String,
         /// TCP port; 0 (any) for a world of one.
         port: u16,
     },
-    /// The process that made this id listens already.
+    /// The process that created this id already listens.
     Id(UniqueId),
 }
 
-/// Finds out who this process is. `lookup` gives an environment variable's text if it is set.
+/// Determines the identity of this process. `lookup` returns the text of an environment variable, if it is
+/// set.
 ///
 /// # Errors
-/// `InvalidSetting`, quoting the variables, if they are half set or contradict each other; `Rendezvous`,
-/// saying what to set, if there are none or if nobody tells where to meet.
+///
+/// `InvalidSetting`, quoting the variables, if they are incomplete or contradict each other; `Rendezvous`,
+/// with what to set, if there are none or if the rendezvous point is unknown.
 pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<Identity> {
     let environment = Environment(&lookup);
     let complete = config.rank.is_some()
         && config.world_size.is_some()
         && (environment.text(UNIQUE_ID).is_some()
             || (config.master_addr.is_some() && config.master_port.is_some()));
-    // A launcher whose every word is overridden may say what it likes.
+    // If every value of the launcher is overridden, its variables may be invalid.
     let launched = if complete { None } else { detect_launcher(&environment)? };
     let (rank, world) = rank_and_world(config, launched.as_ref())?;
     check(&rank, &world)?;
@@ -94,7 +98,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     }
     let token = launched.as_ref().map_or(0, LauncherInfo::token);
     let rendezvous = if world == 1 {
-        // Nobody else has to find the way.
+        // No other rank has to connect.
         RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 }
     } else {
         let host = config
@@ -111,19 +115,21 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(Identity { rank, world, rendezvous, token, launcher })
 }
 
-/// Whether nothing says that this process is a rank of some world.
+/// Whether no launcher and no setting makes this process a rank of a world.
 ///
 /// # Errors
-/// As for [`identity`], where launchers contradict themselves.
+///
+/// As for [`identity`], if the launcher's variables contradict each other.
 pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<bool> {
-    let told = config.rank.is_some() || config.world_size.is_some();
-    Ok(!told && detect_launcher(&Environment(&lookup))?.is_none())
+    let is_set = config.rank.is_some() || config.world_size.is_some();
+    Ok(!is_set && detect_launcher(&Environment(&lookup))?.is_none())
 }
 
-/// This process's number among the ranks of its node, if its launcher tells.
+/// This process's number among the ranks of its node, if its launcher sets one.
 ///
 /// # Errors
-/// As for [`identity`], where launchers contradict themselves.
+///
+/// As for [`identity`], if the launcher's variables contradict each other.
 pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let environment = Environment(&lookup);
     let Some(launched) = detect_launcher(&environment)? else { return Ok(None) };
@@ -132,31 +138,31 @@ pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank
 
 const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
 
-/// A port from 20000 to 30000, below what Linux hands out by itself. Two jobs that are given the same one
-/// notice by their tokens.
+/// A port from 20000 to 30000, below Linux's range of ephemeral ports. Two jobs with the same port detect it
+/// by their tokens.
 fn derived_port(token: u128) -> u16 {
     20_000 + (token % 10_001) as u16
 }
 
-/// A number and the variable it came from.
+/// A number and the environment variable that contains it.
 #[derive(Clone, Copy, Debug)]
 struct NumericVariable {
     name: &'static str,
     value: usize,
 }
 
-/// What a launcher says.
+/// The values that a launcher set.
 struct LauncherInfo {
     launcher: &'static str,
     rank: NumericVariable,
     world: NumericVariable,
     host: Option<String>,
     port: Option<u16>,
-    /// The variables that may have a rank's number on its node.
+    /// The variables that may contain the rank's number on its node.
     local: &'static [&'static str],
-    /// A name that all ranks of the job share, and no other job does.
+    /// A name that all ranks of the job share, and that no other job has.
     job: Option<String>,
-    /// How a variable is handed to all ranks.
+    /// How to pass a variable to all ranks, for messages.
     export: &'static str,
 }
 
@@ -166,7 +172,7 @@ impl LauncherInfo {
     }
 }
 
-/// The environment, seen through a lookup.
+/// Reads environment variables through a lookup function.
 struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Environment<'_> {
@@ -179,7 +185,7 @@ impl Environment<'_> {
         (self.0)(name).filter(|text| !text.trim().is_empty()).map(|text| (name, text))
     }
 
-    /// The first of these variables that is set, as a whole number.
+    /// The first of these variables that is set, as an integer.
     fn number(&self, names: &[&'static str]) -> Result<Option<NumericVariable>> {
         let Some((name, text)) = self.first(names) else {
             return Ok(None);
@@ -190,7 +196,7 @@ impl Environment<'_> {
         }
     }
 
-    /// Rank and world size, or neither.
+    /// Rank and world size. `None` if neither is set.
     fn pair(
         &self,
         launcher: &str,
@@ -205,7 +211,7 @@ impl Environment<'_> {
         }
     }
 
-    /// A name that all ranks of a job share, from all of these variables that are set.
+    /// A name that all ranks of a job share, joined from all of these variables that are set.
     fn job(&self, names: &[&'static str]) -> Option<String> {
         let parts: Vec<String> =
             names.iter().filter_map(|name| self.text(name)).map(|(_, text)| text).collect();
@@ -224,7 +230,7 @@ fn invalid(message: String) -> Error {
     Error::invalid_setting(message)
 }
 
-/// The launcher that started this process, if any of those known did.
+/// The launcher that started this process, if it is a known one.
 fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     for launcher in [torchrun, open_mpi, mpich, slurm] {
         if let Some(launched) = launcher(environment)? {
@@ -241,11 +247,11 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let port = match environment.text("MASTER_PORT") {
         None => None,
         Some((name, text)) => {
-            // The port itself belongs to torchrun's store.
+            // Port `MASTER_PORT` itself is torchrun's store.
             let next = text.trim().parse::<u16>().ok().filter(|port| *port > 0);
             Some(next.and_then(|port| port.checked_add(1)).ok_or_else(|| {
                 invalid(format!(
-                    "{name}=\"{text}\" cannot be used: expected a port number from 1 to 65534, as flexring meets at \
+                    "{name}=\"{text}\" cannot be used: expected a port number from 1 to 65534, because flexring uses \
                      the one above it; or set FLEXRING_MASTER_PORT"
                 ))
             })?)
@@ -294,7 +300,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let host = on_one_node(environment, &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"], world)?;
     let job = environment
         .job(&["PMI_JOBID", "PALS_APID", "HYDRA_JOBID"])
-        // Hydra gives its jobs no name, but all ranks of a node have the same proxy above them.
+        // Hydra does not name its jobs, but all ranks of a node descend from the same proxy.
         .or_else(|| host.is_some().then(hydra_proxy).flatten());
     Ok(Some(LauncherInfo {
         launcher: "MPICH",
@@ -309,7 +315,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
 }
 
 fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    // A batch script's own shell has a SLURM_PROCID too, but is no rank: only steps are.
+    // The shell of a batch script also has a SLURM_PROCID but is not a rank: only steps are.
     if environment.first(&["SLURM_STEP_ID", "SLURM_STEPID"]).is_none() {
         return Ok(None);
     }
@@ -337,7 +343,7 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     }))
 }
 
-/// The loopback, if as many ranks are on this node as there are.
+/// The loopback, if all ranks are on this node.
 fn on_one_node(
     environment: &Environment<'_>,
     local: &[&'static str],
@@ -351,7 +357,7 @@ fn on_one_node(
 fn hydra_proxy() -> Option<String> {
     let mut pid = std::process::id();
     for _generation in 0..16 {
-        // "pid (name) state parent …", where the name may itself contain blanks and parentheses.
+        // "pid (name) state parent …", where the name itself may contain blanks and parentheses.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (head, tail) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1;
@@ -394,10 +400,10 @@ fn rank_and_world(
              rank), or set FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT",
         )),
         (Some(NumericVariable { name, value }), None) => Err(invalid(format!(
-            "{name}=\"{value}\" is set but FLEXRING_WORLD_SIZE is not, and no launcher tells it"
+            "{name}=\"{value}\" is set but FLEXRING_WORLD_SIZE is not, and no launcher sets the world size"
         ))),
         (None, Some(NumericVariable { name, value })) => Err(invalid(format!(
-            "{name}=\"{value}\" is set but FLEXRING_RANK is not, and no launcher tells it"
+            "{name}=\"{value}\" is set but FLEXRING_RANK is not, and no launcher sets the rank"
         ))),
     }
 }
@@ -415,11 +421,11 @@ fn check(rank: &NumericVariable, world: &NumericVariable) -> Result<()> {
 fn no_address(launched: Option<&LauncherInfo>) -> Error {
     let message = match launched {
         Some(launched) => format!(
-            "{} does not tell where rank 0 is, and the ranks are on several nodes: set FLEXRING_MASTER_ADDR to the host \
+            "{} does not give the address of rank 0, and the ranks are on several nodes: set FLEXRING_MASTER_ADDR to the host \
              name or address of rank 0 on all ranks, for example with {}",
             launched.launcher, launched.export
         ),
-        None => "nothing tells where rank 0 is: set FLEXRING_MASTER_ADDR to the host name or address of rank 0 on all \
+        None => "the address of rank 0 is unknown: set FLEXRING_MASTER_ADDR to the host name or address of rank 0 on all \
                  ranks (127.0.0.1 if all are on this node)"
             .to_owned(),
     };

@@ -30,7 +30,7 @@ mod tests;
 pub use call_state::{CallState, CallStateCell};
 pub use control_connection::ControlConnection;
 pub use coordinator::{Coordinator, create_unique_id};
-pub use interfaces::{Interface, choose, list};
+pub use interfaces::{Interface, choose_address, list_interfaces};
 pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
 pub use unique_id::UniqueId;

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_has_one_name_unless_it_is_given_another() {
+    fn node_name_is_stable_and_can_be_set() {
         let config = Config::default();
         assert_eq!(node_name(&config), node_name(&config));
         assert!(node_name(&config).contains("/net:"));

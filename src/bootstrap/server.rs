@@ -1,7 +1,8 @@
 //! The coordinator's thread: its listeners and connections.
 //!
-//! Owns every socket of one world's coordinator; the [`Rendezvous`] and then the [`FailureDetector`] decide what is said on them.
-//! Must not block on any of them: whoever is silent, slow or talks nonsense delays nobody else.
+//! Owns every socket of one world's coordinator. The [`Rendezvous`] and then the [`FailureDetector`] decide
+//! what is sent on them. Must not block on any of them: a silent, slow or malicious client delays no other
+//! client.
 
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::framed_stream::FramedStream;
@@ -17,44 +18,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to say hello.
+/// How long a connection may take to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a rank that was told the end may take to hang up.
+/// How long a rank may take to close its connection after the coordinator has sent everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long ranks that come late are told why there is no world, if none said how patient it is.
+/// How long ranks that join late still get the rendezvous error, if no rank gave a time-out.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
-/// Connections that have not said hello; beyond this the oldest gives way.
+/// Maximum number of connections that have not sent a hello. Beyond it the oldest are dropped.
 const MAX_UNAUTHENTICATED: usize = 4096;
-/// How many connections are taken before the others get their turn.
+/// Connections accepted per listener before existing clients are served again.
 const ACCEPT_BATCH: usize = 64;
-/// How long no connection is taken when the system has none left.
+/// How long the listeners are ignored after the system ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a connection is to the coordinator.
+/// The state of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
-    /// It has not said hello yet.
+    /// No hello has arrived yet.
     Unauthenticated { until: Instant },
-    /// It is this rank's.
+    /// The connection belongs to this rank.
     Joined(Rank),
-    /// It has been told everything; `finished` once all of that is sent.
+    /// All frames for the client are queued; `finished` once all are sent.
     Closing { until: Instant, finished: bool },
 }
 
 #[derive(Debug)]
 struct Client {
-    connection: FramedStream,
+    stream: FramedStream,
     state: ClientState,
 }
 
 enum Phase {
     Rendezvous(Rendezvous),
     Monitoring(FailureDetector),
-    /// Only what was said must still be sent.
+    /// The world is over; only queued frames must still be sent.
     Finished,
 }
 
-/// Connections are numbered in the order in which they came.
+/// Identifies a connection. Ids count up in the order of acceptance.
 type ClientId = u64;
 
 /// The coordinator's thread.
@@ -65,10 +66,10 @@ pub(super) struct Server {
     accept_resumes: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
     by_rank: BTreeMap<Rank, ClientId>,
-    /// Connections that have ended, kept open until everybody was told.
-    closed: Vec<FramedStream>,
+    /// Connections that have ended. They stay open until all other clients are notified.
+    ended: Vec<FramedStream>,
     next_id: ClientId,
-    /// The ranks that know why there is no world, and since when there is none.
+    /// Ranks that received the rendezvous error, and when the rendezvous failed.
     notified: BTreeSet<Rank>,
     failed_at: Option<Instant>,
     phase: Phase,
@@ -89,7 +90,7 @@ impl Server {
             accept_resumes: None,
             clients: BTreeMap::new(),
             by_rank: BTreeMap::new(),
-            closed: Vec::new(),
+            ended: Vec::new(),
             next_id: 0,
             notified: BTreeSet::new(),
             failed_at: None,
@@ -97,7 +98,7 @@ impl Server {
         }
     }
 
-    /// Until nobody is left to serve.
+    /// Runs until there is no client left.
     pub(super) fn run(mut self) {
         while !(matches!(self.phase, Phase::Finished) && self.clients.is_empty()) {
             let (incoming, ready) = self.wait();
@@ -116,20 +117,18 @@ impl Server {
         log::debug!("the coordinator has served its world");
     }
 
-    /// Sleeps until something happens: whether somebody knocks, and whose connections are ready.
+    /// Sleeps until an event. Returns whether connections can be accepted, and which clients are ready.
     fn wait(&self) -> (bool, Vec<ClientId>) {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         let listening = if self.accept_resumes.is_none() { self.listeners.as_slice() } else { &[] };
         fds.extend(listening.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(
-            self.clients
-                .values()
-                .map(|client| PollFd::new(&client.connection, client.connection.poll_flags())),
+            self.clients.values().map(|client| PollFd::new(&client.stream, client.stream.poll_flags())),
         );
         let timeout =
             self.deadline().and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
-        // An interrupted wait is over early, and the next one makes up for it.
+        // An interrupted wait ends early, and the next one makes up for it.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return (false, Vec::new());
         }
@@ -153,7 +152,7 @@ impl Server {
         clients.chain(phase).chain(self.accept_resumes).min()
     }
 
-    /// Until when ranks that come late are told why there is no world.
+    /// Until when ranks that join late get the rendezvous error.
     fn late_join_deadline(&self, rendezvous: &Rendezvous) -> Option<Instant> {
         let failed_at = self.failed_at?;
         Some(rendezvous.deadline().unwrap_or(failed_at + LATE_JOIN_NOTICE))
@@ -168,7 +167,7 @@ impl Server {
         {
             rendezvous.cancel();
             if rendezvous.world().is_none() {
-                // Nobody has come, and nobody will be missed.
+                // No rank has joined, so no rank needs the error.
                 self.end();
             }
         }
@@ -182,7 +181,7 @@ impl Server {
                     Ok((stream, _)) => stream,
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {
-                        // Out of descriptors, mostly: the listener stays readable, so waiting on it would spin.
+                        // Mostly out of descriptors. The listener stays readable, so polling it would spin.
                         log::debug!("the coordinator cannot accept a connection: {cause}");
                         self.accept_resumes = Some(now + ACCEPT_PAUSE);
                         out_of_descriptors = true;
@@ -197,7 +196,7 @@ impl Server {
                     }
                 };
                 let state = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
-                self.clients.insert(self.next_id, Client { connection, state });
+                self.clients.insert(self.next_id, Client { stream: connection, state });
                 self.next_id += 1;
             }
         }
@@ -222,9 +221,9 @@ impl Server {
             ClientState::Unauthenticated { .. } => HELLO_LIMIT,
             ClientState::Joined(_) | ClientState::Closing { .. } => FRAME_LIMIT,
         };
-        let received = client.connection.receive(limit);
+        let received = client.stream.receive(limit);
         for frame in received.frames {
-            // The role may change from one frame to the next.
+            // The state may change from one frame to the next.
             match self.clients.get(&id).map(|client| client.state) {
                 Some(ClientState::Unauthenticated { .. }) => self.on_hello(id, &frame, now),
                 Some(ClientState::Joined(rank)) => self.on_frame(rank, &frame, now),
@@ -232,16 +231,16 @@ impl Server {
             }
         }
         if let Some(cause) = received.end
-            && let Some(Client { connection, state }) = self.clients.remove(&id)
+            && let Some(Client { stream, state }) = self.clients.remove(&id)
         {
-            self.closed.push(connection);
+            self.ended.push(stream);
             if let ClientState::Joined(rank) = state {
                 self.on_disconnect(rank, &cause);
             }
         }
     }
 
-    /// A stranger says hello.
+    /// Handles the first frame of an unauthenticated connection.
     fn on_hello(&mut self, id: ClientId, frame: &[u8], now: Instant) {
         let (Phase::Rendezvous(rendezvous), Some(hello)) = (&mut self.phase, Hello::decode(frame)) else {
             self.clients.remove(&id);
@@ -275,8 +274,8 @@ impl Server {
         }
     }
 
-    /// All have come. The doors are shut before the first of them hears of it, so that their next
-    /// communicator can meet at the same port.
+    /// All ranks have joined. Closes the listeners before the first rank is notified, so that the ranks' next
+    /// communicator can use the same port.
     fn start_monitoring(&mut self, now: Instant) {
         self.listeners.clear();
         let seated: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
@@ -287,7 +286,7 @@ impl Server {
         }
     }
 
-    /// A rank says something.
+    /// Handles a frame of a joined rank.
     fn on_frame(&mut self, rank: Rank, frame: &[u8], now: Instant) {
         let message = decode::<ToCoordinator>(frame);
         match (&mut self.phase, message) {
@@ -302,7 +301,7 @@ impl Server {
         }
     }
 
-    /// A rank's connection is gone.
+    /// Handles the end of a rank's connection.
     fn on_disconnect(&mut self, rank: Rank, cause: &str) {
         self.by_rank.remove(&rank);
         match &mut self.phase {
@@ -327,7 +326,7 @@ impl Server {
         }
     }
 
-    /// Does what the rendezvous or the watch have decided.
+    /// Carries out what the rendezvous or the failure detector decided.
     fn apply_decisions(&mut self, now: Instant) {
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => {
@@ -371,14 +370,14 @@ impl Server {
                 };
                 for id in self.by_rank.values() {
                     if let Some(client) = self.clients.get_mut(id) {
-                        client.connection.enqueue(bytes.clone());
+                        client.stream.enqueue(bytes.clone());
                     }
                 }
             }
             DetectorAction::Send(rank, frame) => {
                 if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(id))
-                    // Whoever does not read what it was told need not be told that it is heard.
-                    && !(frame == ToRank::HeartbeatAck && client.connection.has_unsent())
+                    // Do not queue heartbeat replies behind unsent data.
+                    && !(frame == ToRank::HeartbeatAck && client.stream.has_unsent())
                 {
                     send(client, &frame);
                 }
@@ -391,12 +390,12 @@ impl Server {
         }
     }
 
-    /// Sends what can be sent. Connections are closed only afterwards, so that whoever sees the end of its own
-    /// knows that the others have been told.
+    /// Sends as much as the sockets accept. Ended connections are closed only afterwards: a client that sees
+    /// the end of its connection can rely on the others having been notified.
     fn flush(&mut self, now: Instant) {
         let mut broken = Vec::new();
         for (id, client) in &mut self.clients {
-            if let Err(cause) = client.connection.flush() {
+            if let Err(cause) = client.stream.flush() {
                 broken.push((*id, cause));
             }
         }
@@ -409,16 +408,16 @@ impl Server {
         for client in self.clients.values_mut() {
             if let ClientState::Closing { finished, .. } = &mut client.state
                 && !*finished
-                && !client.connection.has_unsent()
+                && !client.stream.has_unsent()
             {
-                client.connection.shut_down_write();
+                client.stream.shut_down_write();
                 *finished = true;
             }
         }
-        self.closed.clear();
+        self.ended.clear();
     }
 
-    /// Nothing is left but to send what was said.
+    /// Ends the world: drops all clients without a hello; the others still receive their queued frames.
     fn end(&mut self) {
         self.phase = Phase::Finished;
         self.listeners.clear();
@@ -436,6 +435,6 @@ fn encode_or_log(frame: &ToRank) -> Option<Bytes> {
 
 fn send(client: &mut Client, frame: &ToRank) {
     if let Some(bytes) = encode_or_log(frame) {
-        client.connection.enqueue(bytes);
+        client.stream.enqueue(bytes);
     }
 }

@@ -1,7 +1,7 @@
-//! The unique id: 128 bytes that tell a rank where its world meets.
+//! The unique id: 128 bytes that identify a world and contain its coordinator's addresses.
 //!
-//! Owns their layout. A program carries them from the process that made them to all ranks by whatever means
-//! it has, so they may come back damaged, cut or from another version, and are checked.
+//! Owns their layout. Programs copy them from the process that created them to all ranks by any means, so
+//! they may arrive damaged, truncated or from another version, and are checked.
 
 use crate::error::{Error, Result};
 use std::fmt;
@@ -12,23 +12,24 @@ const MAGIC: [u8; 8] = *b"flexring";
 const VERSION: u8 = 1;
 const TOKEN_AT: usize = 10;
 const ADDRESSES_AT: usize = 26;
-/// Family, 16 bytes of address, two of port.
+/// Bytes per address: family, 16 bytes of address, two of port.
 const ADDRESS_SIZE: usize = 19;
 const CHECKSUM_AT: usize = UniqueId::SIZE - 8;
 
-/// Where a world meets and the token that opens the door, as 128 opaque bytes.
+/// Identifies a world and contains the addresses of its coordinator, as 128 opaque bytes.
 ///
-/// Layout: `flexring`, a version, the number of addresses, 16 random bytes, the addresses, zeros, and a checksum.
+/// Layout: `flexring`, a version, the number of addresses, 16 random bytes (the token), the addresses, zeros,
+/// and a checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; Self::SIZE]);
 
 impl UniqueId {
-    /// How many bytes an id has.
+    /// The length of an id in bytes.
     pub const SIZE: usize = 128;
-    /// How many addresses fit.
+    /// How many addresses an id can hold.
     pub(super) const MAX_ADDRESSES: usize = (CHECKSUM_AT - ADDRESSES_AT) / ADDRESS_SIZE;
 
-    /// An id of a coordinator that listens on `addresses`, of which the first four count.
+    /// The id of a coordinator that listens on `addresses`, of which the first four are kept.
     pub(super) fn new(token: u128, addresses: &[SocketAddr]) -> Self {
         let addresses = &addresses[..addresses.len().min(Self::MAX_ADDRESSES)];
         let mut bytes = [0; Self::SIZE];
@@ -55,24 +56,25 @@ impl UniqueId {
         Self(bytes)
     }
 
-    /// The bytes, to be carried to all ranks.
+    /// The bytes, for copying to all ranks.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::SIZE] {
         &self.0
     }
 
-    /// The id that these bytes are.
+    /// Parses the bytes of an id.
     ///
     /// # Errors
-    /// `InvalidArgument` if they are not what [`as_bytes`](Self::as_bytes) gave.
+    ///
+    /// `InvalidArgument` unless they come unchanged from [`as_bytes`](Self::as_bytes) of the same version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let refuse = |why: String| Err(Error::invalid_argument(format!("no unique id: {why}")));
+        let refuse = |why: String| Err(Error::invalid_argument(format!("invalid unique id: {why}")));
         let Ok(bytes) = <[u8; Self::SIZE]>::try_from(bytes) else {
             return refuse(format!("{} bytes instead of {}", bytes.len(), Self::SIZE));
         };
         if bytes[..8] != MAGIC {
             return refuse(
-                "its bytes were not made by flexring; every rank needs a copy of what one process created"
+                "its bytes were not made by flexring; give every rank a copy of the id that one process created"
                     .to_owned(),
             );
         }
@@ -83,14 +85,14 @@ impl UniqueId {
             ));
         }
         if bytes[CHECKSUM_AT..] != xxh3_64(&bytes[..CHECKSUM_AT]).to_le_bytes() {
-            return refuse("its bytes were damaged on their way".to_owned());
+            return refuse("its bytes were damaged in transit".to_owned());
         }
         let id = Self(bytes);
-        // The checksum holds, so only a forger can come here with less; it is checked all the same.
+        // The checksum is right, so only forged bytes can fail here.
         if !(1..=Self::MAX_ADDRESSES).contains(&usize::from(bytes[9]))
             || id.entries().any(|entry| decode(entry).is_none())
         {
-            return refuse("its addresses make no sense".to_owned());
+            return refuse("its addresses are invalid".to_owned());
         }
         Ok(id)
     }
@@ -101,10 +103,11 @@ impl UniqueId {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The id that this hexadecimal text is; blanks around it do not matter.
+    /// Parses the hexadecimal text of an id. Surrounding blanks are ignored.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is not what [`to_hex`](Self::to_hex) gave.
+    ///
+    /// `InvalidArgument` unless it comes from [`to_hex`](Self::to_hex).
     pub fn from_hex(text: &str) -> Result<Self> {
         let text = text.trim().as_bytes();
         let mut bytes = Vec::with_capacity(text.len() / 2);
@@ -115,7 +118,7 @@ impl UniqueId {
                 .and_then(|pair| u8::from_str_radix(pair, 16).ok());
             let Some(byte) = byte else {
                 return Err(Error::invalid_argument(format!(
-                    "no unique id: expected {} hexadecimal digits, not \"{}\"",
+                    "invalid unique id: expected {} hexadecimal digits, not \"{}\"",
                     2 * Self::SIZE,
                     String::from_utf8_lossy(&text[..text.len().min(2 * Self::SIZE)])
                 )));
@@ -125,14 +128,14 @@ impl UniqueId {
         Self::from_bytes(&bytes)
     }
 
-    /// What a rank shows at the door.
+    /// The token by which the ranks of this world identify themselves.
     pub(super) fn token(&self) -> u128 {
         let mut token = [0; 16];
         token.copy_from_slice(&self.0[TOKEN_AT..ADDRESSES_AT]);
         u128::from_le_bytes(token)
     }
 
-    /// Where the coordinator listens, best first.
+    /// The addresses that the coordinator listens on, preferred ones first.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.entries().filter_map(decode).collect()
     }
@@ -153,7 +156,7 @@ fn decode(entry: &[u8]) -> Option<SocketAddr> {
 }
 
 impl fmt::Debug for UniqueId {
-    /// Shows where the world meets and keeps the token to itself.
+    /// Shows the addresses and hides the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("UniqueId").field(&self.addresses()).finish()
     }
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_survives_bytes_and_hex() {
+    fn round_trips_through_bytes_and_hex() {
         let id = id();
         assert_eq!(UniqueId::from_bytes(id.as_bytes()), Ok(id));
         assert_eq!(UniqueId::from_hex(&format!(" {}\n", id.to_hex().to_uppercase())), Ok(id));
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_addresses_as_fit_are_kept() {
+    fn keeps_as_many_addresses_as_fit() {
         let many = vec!["10.0.0.1:1".parse().expect("an address"); 9];
         let id = UniqueId::new(1, &many);
         assert_eq!(id.addresses().len(), UniqueId::MAX_ADDRESSES);
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_id_is_refused_in_words() {
+    fn rejects_an_invalid_id_with_a_reason() {
         let flipped = |at: usize| {
             let mut bytes = *id().as_bytes();
             bytes[at] ^= 1;
@@ -200,7 +203,7 @@ mod tests {
         for at in 9..UniqueId::SIZE {
             assert!(flipped(at).contains("damaged"), "byte {at}");
         }
-        for (text, words) in [
+        for (text, expected) in [
             ("", "0 bytes instead of 128"),
             ("abc", "hexadecimal"),
             ("+1", "hexadecimal"),
@@ -208,16 +211,16 @@ mod tests {
             ("00", "1 bytes instead of 128"),
         ] {
             let error = UniqueId::from_hex(text).expect_err(text);
-            assert!(error.message().contains(words), "{error}");
+            assert!(error.message().contains(expected), "{error}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_and_no_text_make_the_parser_panic(bytes: Vec<u8>, text: String, at in 0..120usize, byte: u8) {
+        fn parsers_accept_any_input_without_panicking(bytes: Vec<u8>, text: String, at in 0..120usize, byte: u8) {
             let _ = UniqueId::from_bytes(&bytes);
             let _ = UniqueId::from_hex(&text);
-            // A forger who knows the checksum.
+            // Forged bytes with a correct checksum.
             let mut forged = *id().as_bytes();
             forged[at] = byte;
             let checksum = xxh3_64(&forged[..CHECKSUM_AT]).to_le_bytes();

@@ -225,7 +225,7 @@ fn split<T>(result: Result<T>) -> (Result<()>, Option<T>) {
 /// The addresses that this rank listens on for TCP links: the interface that other nodes reach, and loopback
 /// for its own node.
 pub(super) fn listen_addresses(config: &Config) -> Result<Vec<IpAddr>> {
-    let chosen = bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family)?;
+    let chosen = bootstrap::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
     let loopback: IpAddr = match chosen {
         IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),

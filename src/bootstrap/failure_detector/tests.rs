@@ -1,10 +1,10 @@
-//! Who is blamed for what, without a socket or a clock.
+//! Root causes for given events, without a socket or a clock.
 
 use super::super::call_state::example_call;
 use super::super::protocol::HelloParams;
 use super::*;
 
-const BEAT: Duration = Duration::from_millis(500);
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
 fn process(rank: Rank) -> Process {
     Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
@@ -24,7 +24,7 @@ impl World {
                     settings: Vec::new(),
                     join_timeout: Duration::from_secs(60),
                     exchange_timeout: Duration::from_secs(60),
-                    heartbeat: BEAT,
+                    heartbeat: HEARTBEAT,
                 },
             })
             .collect();
@@ -35,20 +35,20 @@ impl World {
         Self { detector, now }
     }
 
-    fn says(&mut self, rank: Rank, message: ToCoordinator) {
+    fn receive(&mut self, rank: Rank, message: ToCoordinator) {
         self.detector.on_message(rank, message, self.now);
     }
 
-    fn idles(&mut self, rank: Rank, finished: u64) {
-        self.says(rank, ToCoordinator::Heartbeat(CallState::Idle { finished }));
+    fn set_idle(&mut self, rank: Rank, finished: u64) {
+        self.receive(rank, ToCoordinator::Heartbeat(CallState::Idle { finished }));
     }
 
-    fn calls(&mut self, rank: Rank, call: Call) {
-        self.says(rank, ToCoordinator::Heartbeat(CallState::InCall(call)));
+    fn set_in_call(&mut self, rank: Rank, call: Call) {
+        self.receive(rank, ToCoordinator::Heartbeat(CallState::InCall(call)));
     }
 
-    fn reports(&mut self, rank: Rank, kind: ErrorKind, message: &str, suspect: Option<Rank>) {
-        self.says(
+    fn report(&mut self, rank: Rank, kind: ErrorKind, message: &str, suspect: Option<Rank>) {
+        self.receive(
             rank,
             ToCoordinator::Report {
                 error: Error::new(kind, message),
@@ -58,50 +58,50 @@ impl World {
         );
     }
 
-    fn passes(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         self.now += time;
         self.detector.on_tick(self.now);
     }
 
-    /// The one verdict among the actions so far, if there is any.
+    /// The root cause among the actions so far, if there is one.
     fn root_cause(&mut self) -> Option<Error> {
-        let mut verdicts = self.detector.actions().into_iter().filter_map(|action| match action {
+        let mut causes = self.detector.actions().into_iter().filter_map(|action| match action {
             DetectorAction::Broadcast(ToRank::RootCause(error)) => Some(error),
             _ => None,
         });
-        let root_cause = verdicts.next();
-        assert_eq!(verdicts.next(), None, "one root_cause at most");
+        let root_cause = causes.next();
+        assert_eq!(causes.next(), None, "at most one root cause");
         root_cause
     }
 
-    fn sentence(&mut self) -> String {
-        self.root_cause().expect("a root_cause").message().to_owned()
+    fn message(&mut self) -> String {
+        self.root_cause().expect("a root cause").message().to_owned()
     }
 }
 
 #[test]
-fn a_death_is_told_with_what_the_dead_was_doing() {
+fn a_death_is_reported_with_the_call_state() {
     let mut world = World::of(3);
-    world.calls(2, example_call(17));
+    world.set_in_call(2, example_call(17));
     world.detector.on_disconnect(2, "closed");
-    let root_cause = world.root_cause().expect("a root_cause");
+    let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::PeerLost);
     assert_eq!(
         root_cause.message(),
         "rank 2 (pid 102 on host h) died: its control connection closed while it was in all_reduce #17 (1024 x float, sum)"
     );
     world.detector.on_disconnect(1, "closed");
-    assert_eq!(world.root_cause(), None, "the first cause is the one");
+    assert_eq!(world.root_cause(), None, "the first root cause stays");
 }
 
 #[test]
-fn silence_for_twenty_heartbeats_is_a_death() {
+fn silence_for_twenty_heartbeats_counts_as_death() {
     let mut world = World::of(2);
     for _ in 0..30 {
-        world.passes(BEAT);
-        world.idles(0, 4);
+        world.advance(HEARTBEAT);
+        world.set_idle(0, 4);
     }
-    let root_cause = world.sentence();
+    let root_cause = world.message();
     assert!(
         root_cause.starts_with(
             "rank 1 (pid 101 on host h) has been silent for 10 s: stopped, swapped out, or its machine is gone"
@@ -111,13 +111,13 @@ fn silence_for_twenty_heartbeats_is_a_death() {
 }
 
 #[test]
-fn calls_of_one_number_must_agree() {
+fn calls_with_one_sequence_number_must_agree() {
     let mut world = World::of(3);
-    world.calls(0, example_call(17));
-    world.calls(1, Call { count: 9, ..example_call(18) });
-    assert_eq!(world.root_cause(), None, "another number is another call");
-    world.calls(2, Call { count: 9, ..example_call(17) });
-    let root_cause = world.root_cause().expect("a root_cause");
+    world.set_in_call(0, example_call(17));
+    world.set_in_call(1, Call { count: 9, ..example_call(18) });
+    assert_eq!(world.root_cause(), None, "different sequence numbers are different calls");
+    world.set_in_call(2, Call { count: 9, ..example_call(17) });
+    let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::Disagreement);
     assert_eq!(
         root_cause.message(),
@@ -126,51 +126,51 @@ fn calls_of_one_number_must_agree() {
 }
 
 #[test]
-fn a_failure_of_its_own_is_told_at_once() {
+fn a_failure_without_suspect_is_settled_at_once() {
     let mut world = World::of(2);
-    world.reports(1, ErrorKind::System, "out of memory", None);
-    let root_cause = world.root_cause().expect("a root_cause");
+    world.report(1, ErrorKind::System, "out of memory", None);
+    let root_cause = world.root_cause().expect("a root cause");
     assert_eq!((root_cause.kind(), root_cause.message()), (ErrorKind::System, "rank 1: out of memory"));
 }
 
 #[test]
-fn a_suspicion_waits_for_the_suspects_death_or_word() {
+fn a_suspicion_waits_for_the_suspects_death_or_report() {
     let mut world = World::of(3);
-    world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
+    world.report(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     assert_eq!(world.root_cause(), None);
     world.detector.on_disconnect(1, "closed");
-    assert!(world.sentence().starts_with("rank 1 (pid 101 on host h) died"));
+    assert!(world.message().starts_with("rank 1 (pid 101 on host h) died"));
 
     let mut world = World::of(3);
-    world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
-    world.reports(1, ErrorKind::PeerLost, "the link to rank 2 broke", Some(2));
+    world.report(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
+    world.report(1, ErrorKind::PeerLost, "the link to rank 2 broke", Some(2));
     assert_eq!(world.root_cause(), None);
-    world.reports(2, ErrorKind::System, "out of memory", None);
-    assert_eq!(world.sentence(), "rank 2: out of memory");
+    world.report(2, ErrorKind::System, "out of memory", None);
+    assert_eq!(world.message(), "rank 2: out of memory");
 }
 
 #[test]
-fn a_suspicion_that_nothing_confirms_is_told_as_it_is() {
+fn an_unconfirmed_suspicion_is_reported_as_it_is() {
     let mut world = World::of(2);
-    world.reports(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
-    world.reports(1, ErrorKind::PeerLost, "the link to rank 0 broke", Some(0));
-    world.passes(ROOT_CAUSE_WINDOW - Duration::from_millis(1));
+    world.report(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
+    world.report(1, ErrorKind::PeerLost, "the link to rank 0 broke", Some(0));
+    world.advance(ROOT_CAUSE_WINDOW - Duration::from_millis(1));
     assert_eq!(world.root_cause(), None);
-    world.passes(Duration::from_millis(1));
-    assert_eq!(world.sentence(), "rank 1: the link to rank 0 broke");
+    world.advance(Duration::from_millis(1));
+    assert_eq!(world.message(), "rank 1: the link to rank 0 broke");
 }
 
 #[test]
-fn a_timeout_names_who_has_not_called() {
+fn a_timeout_names_absent_ranks() {
     let mut world = World::of(6);
-    world.reports(0, ErrorKind::Timeout, "all_reduce #17 took longer than 300 s", Some(3));
-    world.calls(1, example_call(17));
-    world.idles(2, 17);
-    world.idles(3, 16);
-    world.idles(4, 16);
-    world.calls(5, example_call(12));
-    world.passes(ROOT_CAUSE_WINDOW);
-    let root_cause = world.root_cause().expect("a root_cause");
+    world.report(0, ErrorKind::Timeout, "all_reduce #17 took longer than 300 s", Some(3));
+    world.set_in_call(1, example_call(17));
+    world.set_idle(2, 17);
+    world.set_idle(3, 16);
+    world.set_idle(4, 16);
+    world.set_in_call(5, example_call(12));
+    world.advance(ROOT_CAUSE_WINDOW);
+    let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::Timeout);
     assert_eq!(
         root_cause.message(),
@@ -180,37 +180,37 @@ fn a_timeout_names_who_has_not_called() {
 }
 
 #[test]
-fn a_timeout_is_told_as_soon_as_everybody_has_answered() {
+fn a_timeout_is_settled_once_all_ranks_answered() {
     let mut world = World::of(2);
-    world.idles(1, 3);
+    world.set_idle(1, 3);
     world.detector.actions();
-    world.reports(0, ErrorKind::Timeout, "too slow", None);
+    world.report(0, ErrorKind::Timeout, "too slow", None);
     assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::RequestState)]);
-    world.calls(1, example_call(17));
-    assert_eq!(world.sentence(), "rank 0: too slow (every rank is in all_reduce #17)");
+    world.set_in_call(1, example_call(17));
+    assert_eq!(world.message(), "rank 0: too slow (every rank is in all_reduce #17)");
 }
 
 #[test]
-fn whoever_has_left_is_named_as_having_left() {
+fn a_suspect_that_left_is_named_as_having_left() {
     let mut world = World::of(3);
-    world.says(2, ToCoordinator::Goodbye(CallState::Idle { finished: 16 }));
+    world.receive(2, ToCoordinator::Goodbye(CallState::Idle { finished: 16 }));
     assert_eq!(world.detector.actions(), [DetectorAction::Close(2)]);
-    world.reports(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
-    assert_eq!(world.sentence(), "rank 0: rank 2 closed its link (rank 2 has left after call #16)");
+    world.report(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
+    assert_eq!(world.message(), "rank 0: rank 2 closed its link (rank 2 has left after call #16)");
 }
 
 #[test]
-fn the_hubs_process_says_when_it_may_end() {
+fn the_host_process_announces_that_it_may_end() {
     let mut world = World::of(2);
-    world.says(0, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    world.receive(0, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert_eq!(
         world.detector.actions(),
         [DetectorAction::Broadcast(ToRank::Closing), DetectorAction::Close(0)]
     );
     assert!(!world.detector.is_over());
-    world.says(1, ToCoordinator::Abort { reason: "why".to_owned() });
-    assert_eq!(world.sentence(), "rank 1: why");
-    world.says(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    world.receive(1, ToCoordinator::Abort { reason: "why".to_owned() });
+    assert_eq!(world.message(), "rank 1: why");
+    world.receive(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert!(world.detector.is_over());
 }
 
@@ -219,40 +219,40 @@ fn part(number: u64, label: &str) -> ToCoordinator {
 }
 
 #[test]
-fn an_exchange_ends_when_all_have_come() {
+fn an_exchange_completes_with_the_last_part() {
     let mut world = World::of(2);
     for number in 1..=3 {
-        world.says(1, part(number, "peer info"));
+        world.receive(1, part(number, "peer info"));
         assert_eq!(world.detector.actions(), []);
-        world.says(0, part(number, "peer info"));
+        world.receive(0, part(number, "peer info"));
         let parts = vec![vec![number as u8]; 2];
         assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::Gathered { number, parts })]);
     }
 }
 
 #[test]
-fn an_exchange_that_cannot_end_names_who_is_missing() {
+fn an_exchange_that_cannot_complete_names_the_missing_ranks() {
     let mut world = World::of(4);
-    world.says(1, part(1, "peer info"));
-    world.says(3, part(1, "peer info"));
+    world.receive(1, part(1, "peer info"));
+    world.receive(3, part(1, "peer info"));
     for _ in 0..120 {
         for rank in 0..4 {
-            world.idles(rank, 0);
+            world.set_idle(rank, 0);
         }
-        world.passes(BEAT);
+        world.advance(HEARTBEAT);
     }
     assert_eq!(
-        world.sentence(),
+        world.message(),
         "ranks 0 and 2 of 4 did not take part in the exchange of peer info within 60 s"
     );
 
     let mut world = World::of(2);
-    world.says(0, part(1, "peer info"));
-    world.says(1, part(1, "keys"));
-    assert!(world.sentence().contains("exchanges keys"));
+    world.receive(0, part(1, "peer info"));
+    world.receive(1, part(1, "keys"));
+    assert!(world.message().contains("exchanges keys"));
 
     let mut world = World::of(2);
-    world.says(0, part(1, "peer info"));
-    world.says(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
-    assert!(world.sentence().contains("rank 1 (pid 101 on host h) has left"));
+    world.receive(0, part(1, "peer info"));
+    world.receive(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    assert!(world.message().contains("rank 1 (pid 101 on host h) has left"));
 }

@@ -1,4 +1,4 @@
-//! What each launcher's environment means, as tables.
+//! Table-driven tests of each launcher's environment.
 
 use super::*;
 
@@ -37,7 +37,7 @@ const OMPI: &str =
 const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_JOB_ID=77 SLURM_STEP_ID=0";
 
 #[test]
-fn every_launcher_is_understood() {
+fn reads_every_launcher() {
     for (environment, expected) in [
         (
             "FLEXRING_RANK=1 FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=a FLEXRING_MASTER_PORT=7".to_owned(),
@@ -92,7 +92,7 @@ fn every_launcher_is_understood() {
 }
 
 #[test]
-fn launchers_number_the_ranks_of_a_node() {
+fn reads_the_local_rank() {
     for (environment, expected) in [
         ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1".to_owned(), Some(1)),
         ("RANK=3 WORLD_SIZE=4".to_owned(), None),
@@ -118,7 +118,7 @@ fn a_unique_id_replaces_the_address() {
 }
 
 #[test]
-fn jobs_are_told_apart_and_ranks_of_one_are_not() {
+fn token_is_equal_within_a_job_and_differs_between_jobs() {
     let token = |rank: usize, job: &str| {
         identify(&format!(
             "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE={job}"
@@ -134,8 +134,8 @@ fn jobs_are_told_apart_and_ranks_of_one_are_not() {
 }
 
 #[test]
-fn what_is_half_set_is_quoted() {
-    for (environment, words) in [
+fn quotes_incomplete_settings() {
+    for (environment, expected) in [
         ("RANK=1", vec!["RANK=\"1\"", "WORLD_SIZE is not"]),
         ("WORLD_SIZE=4", vec!["WORLD_SIZE=\"4\"", "RANK is not"]),
         ("RANK=one WORLD_SIZE=4", vec!["RANK=\"one\"", "whole number"]),
@@ -154,15 +154,15 @@ fn what_is_half_set_is_quoted() {
     ] {
         let error = identify(environment).expect_err(environment);
         assert_eq!(error.kind(), ErrorKind::InvalidSetting, "{environment}: {error}");
-        for word in words {
-            assert!(error.message().contains(word), "{environment}: {error}");
+        for text in expected {
+            assert!(error.message().contains(text), "{environment}: {error}");
         }
     }
 }
 
 #[test]
-fn what_is_missing_is_named() {
-    for (environment, words) in [
+fn names_missing_settings() {
+    for (environment, expected) in [
         ("", "FLEXRING_WORLD_SIZE"),
         ("SLURM_PROCID=0 SLURM_NTASKS=4", "batch script"),
         ("FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=2", "FLEXRING_MASTER_ADDR"),
@@ -175,18 +175,18 @@ fn what_is_missing_is_named() {
     ] {
         let error = identify(environment).expect_err(environment);
         assert_eq!(error.kind(), ErrorKind::Rendezvous, "{environment}: {error}");
-        assert!(error.message().contains(words), "{environment}: {error}");
+        assert!(error.message().contains(expected), "{environment}: {error}");
     }
 }
 
 #[test]
-fn settings_that_tell_all_silence_a_broken_launcher() {
+fn complete_settings_override_an_invalid_launcher() {
     let all = "FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=a FLEXRING_MASTER_PORT=1 RANK=x";
     assert!(identify(all).is_ok());
 }
 
 #[test]
-fn node_lists_begin_with_their_first_host() {
+fn takes_the_first_host_of_a_node_list() {
     for (list, host) in [
         ("node7", "node7"),
         ("node[03-07,9]", "node03"),

@@ -1,4 +1,4 @@
-//! What ranks that have met learn of each other's ends.
+//! Failures after the rendezvous, as all ranks see them.
 
 use super::super::CallState;
 use super::super::call_state::example_call;
@@ -6,13 +6,13 @@ use super::super::protocol::{ToCoordinator, ToRank, encode};
 use super::*;
 use crate::call::Call;
 
-fn send(connection: &mut FramedStream, said: &ToCoordinator) {
-    connection.enqueue(encode(said).expect("short"));
+fn send(connection: &mut FramedStream, message: &ToCoordinator) {
+    connection.enqueue(encode(message).expect("short"));
     connection.flush().expect("sent");
 }
 
 #[test]
-fn a_dead_member_is_named_to_all() {
+fn all_ranks_name_a_dead_rank() {
     watched(|| {
         let (members, mut fake_peer) = world_with_fake_peer(4);
         send(&mut fake_peer, &ToCoordinator::Heartbeat(CallState::InCall(example_call(17))));
@@ -28,7 +28,7 @@ fn a_dead_member_is_named_to_all() {
 }
 
 #[test]
-fn a_silent_member_is_named_to_all() {
+fn all_ranks_name_a_silent_rank() {
     watched(|| {
         let (members, fake_peer) = world_with_fake_peer(3);
         let error = common_fault(&members);
@@ -39,7 +39,7 @@ fn a_silent_member_is_named_to_all() {
 }
 
 #[test]
-fn a_member_that_talks_nonsense_counts_as_dead() {
+fn a_rank_that_sends_an_invalid_frame_counts_as_dead() {
     watched(|| {
         let (members, mut fake_peer) = world_with_fake_peer(2);
         fake_peer.enqueue([2, 0, 0, 0, 0xff, 0xff].as_slice().into());
@@ -49,7 +49,7 @@ fn a_member_that_talks_nonsense_counts_as_dead() {
 }
 
 #[test]
-fn calls_that_differ_end_the_world() {
+fn different_calls_fail_the_world() {
     watched(|| {
         let members = world(3);
         for (member, count) in members.iter().zip([1024, 1024, 9]) {
@@ -66,21 +66,21 @@ fn an_abort_from_any_rank_reaches_all() {
     watched(|| {
         for rank in 0..3 {
             let (members, others) = (world(3), world(2));
-            members[rank].control.abort("the user has had enough");
-            assert!(members[rank].fault.get().is_some(), "its own fault is raised at once");
+            members[rank].control.abort("the user gave up");
+            assert!(members[rank].fault.get().is_some(), "the own fault is raised at once");
             let error = common_fault(&members);
             assert_eq!(error.kind(), ErrorKind::Aborted);
-            assert_eq!(error.message(), format!("rank {rank}: the user has had enough"));
+            assert_eq!(error.message(), format!("rank {rank}: the user gave up"));
             for other in &others {
                 other.control.call_state().enter(&example_call(1));
-                assert!(other.fault.check().is_ok(), "another world does not care");
+                assert!(other.fault.check().is_ok(), "other worlds are not affected");
             }
         }
     });
 }
 
 #[test]
-fn a_report_becomes_one_verdict_for_all() {
+fn a_report_becomes_one_root_cause_for_all() {
     watched(|| {
         let members = world(3);
         let error = Error::system("out of memory");
@@ -88,7 +88,7 @@ fn a_report_becomes_one_verdict_for_all() {
         assert_eq!(root_cause.message(), "rank 1: out of memory");
         assert_eq!(common_fault(&members), root_cause);
         let late = members[2].control.report(Error::peer_lost("a consequence"), Some(1));
-        assert_eq!(late, root_cause, "later reports get the same root_cause");
+        assert_eq!(late, root_cause, "later reports get the same root cause");
         assert_eq!(
             members[0].control.all_gather("peer info", &[]).expect_err("the world has failed"),
             root_cause
@@ -97,7 +97,7 @@ fn a_report_becomes_one_verdict_for_all() {
 }
 
 #[test]
-fn a_suspicion_is_confirmed_by_the_suspects_death() {
+fn the_death_of_a_suspect_becomes_the_root_cause() {
     watched(|| {
         let (members, fake_peer) = world_with_fake_peer(3);
         thread::scope(|scope| {
@@ -107,7 +107,7 @@ fn a_suspicion_is_confirmed_by_the_suspects_death() {
             });
             thread::sleep(Duration::from_millis(50));
             drop(fake_peer);
-            let root_cause = root_cause.join().expect("a root_cause");
+            let root_cause = root_cause.join().expect("a root cause");
             assert!(
                 root_cause.message().starts_with("rank 2 (pid 4242 on host elsewhere) died"),
                 "{root_cause}"
@@ -118,7 +118,7 @@ fn a_suspicion_is_confirmed_by_the_suspects_death() {
 }
 
 #[test]
-fn a_suspicion_that_stays_one_is_told_as_it_is() {
+fn an_unconfirmed_suspicion_is_reported_as_it_is() {
     watched(|| {
         let members = world(2);
         let error = Error::peer_lost("the link to rank 1 broke");
@@ -129,7 +129,7 @@ fn a_suspicion_that_stays_one_is_told_as_it_is() {
 }
 
 #[test]
-fn a_timeout_names_who_has_not_called_and_who_has_left() {
+fn a_timeout_names_ranks_that_have_not_called_or_have_left() {
     watched(|| {
         let mut members = world(4);
         for member in &members {
@@ -153,7 +153,7 @@ fn a_timeout_names_who_has_not_called_and_who_has_left() {
 }
 
 #[test]
-fn the_hub_serves_on_when_its_rank_has_left() {
+fn the_coordinator_outlives_its_own_rank() {
     watched(|| {
         let mut members = world(3);
         members.remove(0).control.leave();
@@ -163,7 +163,7 @@ fn the_hub_serves_on_when_its_rank_has_left() {
 }
 
 #[test]
-fn an_exchange_names_who_did_not_come() {
+fn an_incomplete_exchange_names_the_missing_rank() {
     watched(|| {
         let config = Config { connect_timeout: Duration::from_secs(1), ..config() };
         let members = join_ranks(0..3, 3, &address_of(free_port()), &config);
@@ -182,7 +182,7 @@ fn an_exchange_names_who_did_not_come() {
     });
 }
 
-/// A rank 1 whose coordinator is played by the test, which has the other end of its connection.
+/// Rank 1, and the other end of its control connection: the test plays its coordinator.
 fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
     let port = free_port();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
@@ -200,7 +200,7 @@ fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
 }
 
 #[test]
-fn a_hub_that_is_lost_is_a_fault() {
+fn a_lost_coordinator_is_a_fault() {
     watched(|| {
         let (member, coordinator) = member_of_fake_coordinator();
         member.control.call_state().enter(&example_call(3));
@@ -216,7 +216,7 @@ fn a_hub_that_is_lost_is_a_fault() {
 }
 
 #[test]
-fn a_hub_that_is_silent_is_a_fault() {
+fn a_silent_coordinator_is_a_fault() {
     watched(|| {
         let (member, coordinator) = member_of_fake_coordinator();
         assert!(member.wait_for_fault().message().contains("has been silent for"));
@@ -225,12 +225,12 @@ fn a_hub_that_is_silent_is_a_fault() {
 }
 
 #[test]
-fn a_hub_that_said_it_may_go_is_not_missed() {
+fn a_closing_coordinator_is_not_a_fault() {
     watched(|| {
         let (member, mut coordinator) = member_of_fake_coordinator();
         coordinator.enqueue(encode(&ToRank::Closing).expect("short"));
         coordinator.flush().expect("sent");
-        // Whatever was heard before is answered before the coordinator is gone.
+        // Give the rank time to answer what it has received.
         thread::sleep(Duration::from_millis(50));
         coordinator.shut_down_write();
         drop(coordinator);
@@ -242,7 +242,7 @@ fn a_hub_that_said_it_may_go_is_not_missed() {
 }
 
 #[test]
-fn a_goodbye_to_a_mute_hub_is_bounded() {
+fn leaving_a_mute_coordinator_takes_bounded_time() {
     watched(|| {
         let (member, coordinator) = member_of_fake_coordinator();
         member.control.leave();

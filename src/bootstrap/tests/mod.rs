@@ -1,4 +1,4 @@
-//! The bootstrap as a whole: worlds of threads over real loopback sockets.
+//! Tests of the whole bootstrap: every rank is a thread, over loopback sockets.
 
 mod failures;
 mod rendezvous;
@@ -26,14 +26,14 @@ fn watched(test: impl FnOnce() + Send + 'static) {
         let _ = done.send(());
     });
     if ended.recv_timeout(Duration::from_secs(30)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("the test hangs");
+        panic!("the test timed out");
     }
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }
 }
 
-/// A port that nobody uses, from those that the system does not hand out by itself.
+/// A free port below the ephemeral range.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -84,14 +84,14 @@ fn join(
     ControlConnection::join(&identity(rank, world, rendezvous), config, fault())
 }
 
-/// A member of a world and the fault that its failure raises.
+/// A joined rank and its fault.
 struct TestRank {
     control: ControlConnection,
     fault: Arc<Fault>,
 }
 
 impl TestRank {
-    /// Waits for the world to fail, and says how.
+    /// Waits for the world to fail and returns the error.
     fn wait_for_fault(&self) -> Error {
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
@@ -100,11 +100,11 @@ impl TestRank {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        panic!("rank {} was never told", self.control.rank());
+        panic!("no fault was raised on rank {}", self.control.rank());
     }
 }
 
-/// Lets `ranks` join a world of `size`, each in a thread of its own.
+/// Joins `ranks` to a world of `size`, each on its own thread.
 fn join_ranks(
     ranks: impl Iterator<Item = Rank>,
     size: usize,
@@ -131,7 +131,7 @@ fn world(size: usize) -> Vec<TestRank> {
     join_ranks(0..size, size, &address_of(free_port()), &config())
 }
 
-/// Lets ranks join that will not succeed, and returns why, in their order.
+/// Joins ranks that must all fail, and returns their errors in order.
 fn join_errors(ranks: &[(Rank, usize, Config)], rendezvous: &RendezvousPoint) -> Vec<Error> {
     thread::scope(|scope| {
         let threads: Vec<_> = ranks
@@ -171,7 +171,7 @@ fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
     (header, params)
 }
 
-/// A world of `size` whose last rank is a mere connection, with a process of its own that does not live.
+/// A world of `size` whose last rank is a bare control connection with an invented process.
 fn world_with_fake_peer(size: usize) -> (Vec<TestRank>, FramedStream) {
     let rendezvous = address_of(free_port());
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! How ranks meet, or are told why they do not.
+//! The rendezvous: how it succeeds, and the error that every rank gets when it fails.
 
 use super::super::protocol::{FRAME_LIMIT, Hello, MAGIC, ToRank, decode};
 use super::super::{Coordinator, UniqueId, create_unique_id};
@@ -44,7 +44,7 @@ fn ranks_meet_and_exchange() {
 }
 
 #[test]
-fn ranks_meet_by_a_unique_id() {
+fn ranks_rendezvous_by_a_unique_id() {
     watched(|| {
         for size in [1, 4] {
             let id = create_unique_id(&config()).expect("an id");
@@ -71,17 +71,17 @@ fn exchanges_are_bounded() {
 }
 
 #[test]
-fn garbage_and_silence_delay_nobody() {
+fn garbage_and_silence_delay_no_rank() {
     watched(|| {
         let port = free_port();
-        // Less than the coordinator's patience with those who say nothing.
+        // Less than the coordinator's HELLO_TIMEOUT.
         let config = Config { connect_timeout: Duration::from_secs(4), ..config() };
         thread::scope(|scope| {
             let first = scope.spawn(|| join_ranks(0..1, 2, &address_of(port), &config));
             let mut connections = Vec::new();
             for number in 0..100 {
                 let mut stream = connect_to(port);
-                // A coordinator that refuses garbage may have hung up already.
+                // The coordinator may already have closed the connection.
                 let _ = match number % 4 {
                     0 => Ok(()),
                     1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"),
@@ -99,7 +99,7 @@ fn garbage_and_silence_delay_nobody() {
 }
 
 #[test]
-fn ranks_that_never_come_are_named() {
+fn missing_ranks_are_named() {
     watched(|| {
         let ranks: Vec<_> = [0, 1, 3, 4].into_iter().map(|rank| (rank, 6, short_timeout())).collect();
         let errors = join_errors(&ranks, &address_of(free_port()));
@@ -110,7 +110,7 @@ fn ranks_that_never_come_are_named() {
 }
 
 #[test]
-fn two_of_the_same_rank_are_refused_with_everybody() {
+fn a_duplicate_rank_fails_the_rendezvous_for_all() {
     watched(|| {
         let ranks: Vec<_> = [0, 1, 1, 2].into_iter().map(|rank| (rank, 4, config())).collect();
         let errors = join_errors(&ranks, &address_of(free_port()));
@@ -121,7 +121,7 @@ fn two_of_the_same_rank_are_refused_with_everybody() {
 }
 
 #[test]
-fn other_settings_and_other_worlds_are_refused_with_everybody() {
+fn different_settings_or_world_sizes_fail_the_rendezvous_for_all() {
     watched(|| {
         let odd = Config { subchunk: Size(1 << 20), ..config() };
         let ranks = [(0, 3, config()), (1, 3, config()), (2, 3, odd)];
@@ -140,7 +140,7 @@ fn other_settings_and_other_worlds_are_refused_with_everybody() {
 }
 
 #[test]
-fn another_release_is_refused_with_everybody() {
+fn another_release_fails_the_rendezvous_for_all() {
     watched(|| {
         let port = free_port();
         thread::scope(|scope| {
@@ -152,7 +152,7 @@ fn another_release_is_refused_with_everybody() {
             let mut answer = Vec::new();
             stream.read_to_end(&mut answer).expect("an answer");
             let Some(ToRank::RootCause(error)) = decode(&answer[4..]) else {
-                panic!("no verdict");
+                panic!("no root cause");
             };
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             assert!(
@@ -165,13 +165,13 @@ fn another_release_is_refused_with_everybody() {
 }
 
 #[test]
-fn a_foreign_job_is_refused_alone() {
+fn only_the_rank_of_another_job_is_rejected() {
     watched(|| {
         let rendezvous = address_of(free_port());
         thread::scope(|scope| {
             let first = scope.spawn(|| join_ranks(0..1, 2, &rendezvous, &config()));
-            let foreigner = Identity { token: 8, ..identity(1, 2, &rendezvous) };
-            let error = ControlConnection::join(&foreigner, &config(), fault()).expect_err("foreign");
+            let other_job = Identity { token: 8, ..identity(1, 2, &rendezvous) };
+            let error = ControlConnection::join(&other_job, &config(), fault()).expect_err("another job");
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
             assert!(error.message().contains("another job"), "{error}");
             let second = join_ranks(1..2, 2, &rendezvous, &config());
@@ -181,32 +181,32 @@ fn a_foreign_job_is_refused_alone() {
 }
 
 #[test]
-fn an_unreachable_master_is_named_with_its_port() {
+fn an_unreachable_coordinator_is_named_with_its_port() {
     watched(|| {
         let port = free_port();
-        let error = join(1, 2, &address_of(port), &short_timeout()).map(drop).expect_err("nobody there");
+        let error = join(1, 2, &address_of(port), &short_timeout()).map(drop).expect_err("no listener");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        for words in [&format!("127.0.0.1 port {port}"), "refused", "FLEXRING_MASTER_ADDR"] {
-            assert!(error.message().contains(words), "{error}");
+        for text in [&format!("127.0.0.1 port {port}"), "refused", "FLEXRING_MASTER_ADDR"] {
+            assert!(error.message().contains(text), "{error}");
         }
     });
 }
 
 #[test]
-fn a_port_in_use_is_told() {
+fn a_port_in_use_is_reported() {
     watched(|| {
         let port = free_port();
-        let _squatter = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+        let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
         let error = join(0, 2, &address_of(port), &config()).map(drop).expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        for words in [&port.to_string(), "in use", "FLEXRING_MASTER_PORT"] {
-            assert!(error.message().contains(words), "{error}");
+        for text in [&port.to_string(), "in use", "FLEXRING_MASTER_PORT"] {
+            assert!(error.message().contains(text), "{error}");
         }
     });
 }
 
 #[test]
-fn one_port_serves_one_communicator_after_the_other() {
+fn one_port_serves_consecutive_communicators() {
     watched(|| {
         let port = free_port();
         thread::scope(|scope| {
@@ -216,7 +216,7 @@ fn one_port_serves_one_communicator_after_the_other() {
                     for round in 0..20 {
                         let control =
                             join(rank, 4, &address_of(port), &config()).expect("another communicator");
-                        // Some live on beside the next, some do not.
+                        // Every other communicator stays open beside the next one.
                         if round % 2 == 0 {
                             kept.push(control);
                         }
@@ -228,7 +228,7 @@ fn one_port_serves_one_communicator_after_the_other() {
 }
 
 #[test]
-fn a_meeting_that_is_called_off_ends_for_all() {
+fn a_cancelled_rendezvous_fails_for_all() {
     watched(|| {
         let (coordinator, id) = Coordinator::create(&config()).expect("a coordinator");
         let rendezvous = RendezvousPoint::Id(id);
@@ -243,7 +243,7 @@ fn a_meeting_that_is_called_off_ends_for_all() {
 }
 
 #[test]
-fn a_rank_that_dies_on_the_way_ends_it_for_all() {
+fn a_rank_that_dies_during_the_rendezvous_fails_it_for_all() {
     watched(|| {
         let port = free_port();
         thread::scope(|scope| {
@@ -251,8 +251,8 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
             let (header, params) = hello_of(2, 4);
             let mut stream = connect_to(port);
             stream.write_all(&Hello::encode(&header, &params).expect("short")).expect("sent");
-            let mut heard = [0; 5];
-            stream.read_exact(&mut heard).expect("heard");
+            let mut ack = [0; 5];
+            stream.read_exact(&mut ack).expect("an acknowledgement");
             drop(stream);
             let errors = ours.join().expect("refused");
             let error = all_equal(&errors);
@@ -266,7 +266,7 @@ fn a_rank_that_dies_on_the_way_ends_it_for_all() {
 }
 
 #[test]
-fn whoever_waits_for_a_meeting_can_be_woken() {
+fn raising_the_fault_ends_a_waiting_join() {
     watched(|| {
         let rendezvous = address_of(free_port());
         let fault = fault();
@@ -275,9 +275,9 @@ fn whoever_waits_for_a_meeting_can_be_woken() {
                 ControlConnection::join(&identity(1, 2, &rendezvous), &config(), fault.clone()).map(drop)
             });
             thread::sleep(Duration::from_millis(50));
-            fault.raise(Error::aborted("never mind"));
+            fault.raise(Error::aborted("aborted by the test"));
             let error = waiting.join().expect("woken").expect_err("aborted");
-            assert_eq!(error.message(), "never mind");
+            assert_eq!(error.message(), "aborted by the test");
         });
     });
 }
