@@ -75,7 +75,6 @@ impl ControlConnection {
     /// runs the coordinator. `fault` is raised when this world fails.
     ///
     /// # Errors
-    ///
     /// `Rendezvous` if the ranks do not find each other within `connect_timeout`; `Disagreement` if they
     /// differ in release, world size or settings; `PeerLost` if a rank dies meanwhile; `System` if a socket
     /// or thread is unavailable.
@@ -159,7 +158,6 @@ impl ControlConnection {
     /// ranks must make these calls in the same order. With empty data it is a barrier.
     ///
     /// # Errors
-    ///
     /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the number of ranks; `Timeout`, naming the
     /// missing ranks, after `connect_timeout`; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -20,7 +20,6 @@ pub struct Interface {
 /// Lists the addresses of all interfaces, in the system's order.
 ///
 /// # Errors
-///
 /// `System` if the operating system refuses.
 pub fn list_interfaces() -> Result<Vec<Interface>> {
     let found =
@@ -43,7 +42,6 @@ pub fn list_interfaces() -> Result<Vec<Interface>> {
 /// if nothing else remains, and link-local addresses only after those.
 ///
 /// # Errors
-///
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
 pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
     choose_from(&list_interfaces()?, ifname, family)

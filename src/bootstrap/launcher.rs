@@ -39,7 +39,6 @@ impl Identity {
     /// The identity of rank `rank` of the `world` ranks that share `id`.
     ///
     /// # Errors
-    ///
     /// `InvalidArgument` unless `rank` is less than `world`.
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
         if rank >= world {
@@ -69,7 +68,6 @@ pub enum RendezvousPoint {
 /// set.
 ///
 /// # Errors
-///
 /// `InvalidSetting`, quoting the variables, if they are incomplete or contradict each other; `Rendezvous`,
 /// with what to set, if there are none or if the rendezvous point is unknown.
 pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<Identity> {
@@ -118,7 +116,6 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// Whether no launcher and no setting makes this process a rank of a world.
 ///
 /// # Errors
-///
 /// As for [`identity`], if the launcher's variables contradict each other.
 pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<bool> {
     let is_set = config.rank.is_some() || config.world_size.is_some();
@@ -128,7 +125,6 @@ pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// This process's number among the ranks of its node, if its launcher sets one.
 ///
 /// # Errors
-///
 /// As for [`identity`], if the launcher's variables contradict each other.
 pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let environment = Environment(&lookup);

@@ -126,7 +126,6 @@ pub(super) enum ToRank {
 /// Encodes a frame, with its length in front.
 ///
 /// # Errors
-///
 /// `Internal` if the frame is longer than [`FRAME_LIMIT`]; senders check their input against it.
 pub(super) fn encode(frame: &impl serde::Serialize) -> Result<Bytes> {
     let refuse = |why: String| Error::internal(format!("cannot encode a frame: {why}"));

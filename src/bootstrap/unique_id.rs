@@ -7,90 +7,103 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U16, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
 const MAGIC: [u8; 8] = *b"flexring";
 const VERSION: u8 = 1;
-const TOKEN_AT: usize = 10;
-const ADDRESSES_AT: usize = 26;
-/// Bytes per address: family, 16 bytes of address, two of port.
-const ADDRESS_SIZE: usize = 19;
-const CHECKSUM_AT: usize = UniqueId::SIZE - 8;
+const FAMILY_V4: u8 = 4;
+const FAMILY_V6: u8 = 6;
 
 /// Identifies a world and contains the addresses of its coordinator, as 128 opaque bytes.
-///
-/// Layout: `flexring`, a version, the number of addresses, 16 random bytes (the token), the addresses, zeros,
-/// and a checksum.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct UniqueId([u8; Self::SIZE]);
+pub struct UniqueId(Layout);
+
+/// The bytes of an id. Integers are little-endian.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct Layout {
+    magic: [u8; 8],
+    version: u8,
+    /// The number of addresses in use, at least 1.
+    address_count: u8,
+    /// Random; identifies the world.
+    token: U128,
+    addresses: [AddressEntry; UniqueId::MAX_ADDRESSES],
+    padding: [u8; 18],
+    /// XXH3 of all bytes before it.
+    checksum: U64,
+}
+
+/// One address of a coordinator.
+#[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+struct AddressEntry {
+    /// 4 or 6.
+    family: u8,
+    /// The octets of the address. An IPv4 address uses the first four.
+    ip: [u8; 16],
+    port: U16,
+}
 
 impl UniqueId {
     /// The length of an id in bytes.
-    pub const SIZE: usize = 128;
+    pub const SIZE: usize = size_of::<Layout>();
     /// How many addresses an id can hold.
-    pub(super) const MAX_ADDRESSES: usize = (CHECKSUM_AT - ADDRESSES_AT) / ADDRESS_SIZE;
+    pub(super) const MAX_ADDRESSES: usize = 4;
 
     /// The id of a coordinator that listens on `addresses`, of which the first four are kept.
     pub(super) fn new(token: u128, addresses: &[SocketAddr]) -> Self {
-        let addresses = &addresses[..addresses.len().min(Self::MAX_ADDRESSES)];
-        let mut bytes = [0; Self::SIZE];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8] = VERSION;
-        bytes[9] = addresses.len() as u8;
-        bytes[TOKEN_AT..ADDRESSES_AT].copy_from_slice(&token.to_le_bytes());
-        for (entry, address) in bytes[ADDRESSES_AT..CHECKSUM_AT].chunks_exact_mut(ADDRESS_SIZE).zip(addresses)
-        {
-            match address.ip() {
-                IpAddr::V4(ip) => {
-                    entry[0] = 4;
-                    entry[1..5].copy_from_slice(&ip.octets());
-                }
-                IpAddr::V6(ip) => {
-                    entry[0] = 6;
-                    entry[1..17].copy_from_slice(&ip.octets());
-                }
-            }
-            entry[17..].copy_from_slice(&address.port().to_le_bytes());
+        let mut layout = Layout {
+            magic: MAGIC,
+            version: VERSION,
+            address_count: addresses.len().min(Self::MAX_ADDRESSES) as u8,
+            token: token.into(),
+            addresses: Default::default(),
+            padding: [0; 18],
+            checksum: U64::ZERO,
+        };
+        for (entry, address) in layout.addresses.iter_mut().zip(addresses) {
+            *entry = AddressEntry::new(*address);
         }
-        let checksum = xxh3_64(&bytes[..CHECKSUM_AT]);
-        bytes[CHECKSUM_AT..].copy_from_slice(&checksum.to_le_bytes());
-        Self(bytes)
+        layout.checksum = layout.expected_checksum();
+        Self(layout)
     }
 
     /// The bytes, for copying to all ranks.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::SIZE] {
-        &self.0
+        zerocopy::transmute_ref!(&self.0)
     }
 
     /// Parses the bytes of an id.
     ///
     /// # Errors
-    ///
     /// `InvalidArgument` unless they come unchanged from [`as_bytes`](Self::as_bytes) of the same version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: String| Err(Error::invalid_argument(format!("invalid unique id: {why}")));
-        let Ok(bytes) = <[u8; Self::SIZE]>::try_from(bytes) else {
+        let Ok(layout) = Layout::read_from_bytes(bytes) else {
             return refuse(format!("{} bytes instead of {}", bytes.len(), Self::SIZE));
         };
-        if bytes[..8] != MAGIC {
+        if layout.magic != MAGIC {
             return refuse(
                 "its bytes were not made by flexring; give every rank a copy of the id that one process created"
                     .to_owned(),
             );
         }
-        if bytes[8] != VERSION {
+        if layout.version != VERSION {
             return refuse(format!(
                 "it has version {} and this flexring reads version {VERSION}: all ranks must run the same release",
-                bytes[8]
+                layout.version
             ));
         }
-        if bytes[CHECKSUM_AT..] != xxh3_64(&bytes[..CHECKSUM_AT]).to_le_bytes() {
+        if layout.checksum != layout.expected_checksum() {
             return refuse("its bytes were damaged in transit".to_owned());
         }
-        let id = Self(bytes);
+        let id = Self(layout);
         // The checksum is right, so only forged bytes can fail here.
-        if !(1..=Self::MAX_ADDRESSES).contains(&usize::from(bytes[9]))
-            || id.entries().any(|entry| decode(entry).is_none())
+        if !(1..=Self::MAX_ADDRESSES).contains(&usize::from(layout.address_count))
+            || id.entries().any(|entry| entry.decode().is_none())
         {
             return refuse("its addresses are invalid".to_owned());
         }
@@ -100,13 +113,12 @@ impl UniqueId {
     /// The bytes in hexadecimal, for environment variables and files.
     #[must_use]
     pub fn to_hex(&self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        self.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Parses the hexadecimal text of an id. Surrounding blanks are ignored.
     ///
     /// # Errors
-    ///
     /// `InvalidArgument` unless it comes from [`to_hex`](Self::to_hex).
     pub fn from_hex(text: &str) -> Result<Self> {
         let text = text.trim().as_bytes();
@@ -130,29 +142,52 @@ impl UniqueId {
 
     /// The token by which the ranks of this world identify themselves.
     pub(super) fn token(&self) -> u128 {
-        let mut token = [0; 16];
-        token.copy_from_slice(&self.0[TOKEN_AT..ADDRESSES_AT]);
-        u128::from_le_bytes(token)
+        self.0.token.get()
     }
 
     /// The addresses that the coordinator listens on, preferred ones first.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        self.entries().filter_map(decode).collect()
+        self.entries().filter_map(AddressEntry::decode).collect()
     }
 
-    fn entries(&self) -> impl Iterator<Item = &[u8]> {
-        self.0[ADDRESSES_AT..CHECKSUM_AT].chunks_exact(ADDRESS_SIZE).take(usize::from(self.0[9]))
+    fn entries(&self) -> impl Iterator<Item = &AddressEntry> {
+        self.0.addresses.iter().take(usize::from(self.0.address_count))
     }
 }
 
-fn decode(entry: &[u8]) -> Option<SocketAddr> {
-    let ip = match entry.first()? {
-        4 => IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(entry.get(1..5)?).ok()?)),
-        6 => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(entry.get(1..17)?).ok()?)),
-        _ => return None,
-    };
-    let port = u16::from_le_bytes(entry.get(17..19)?.try_into().ok()?);
-    (port != 0).then(|| SocketAddr::new(ip, port))
+impl Layout {
+    fn expected_checksum(&self) -> U64 {
+        let bytes = self.as_bytes();
+        xxh3_64(&bytes[..bytes.len() - size_of::<U64>()]).into()
+    }
+}
+
+impl AddressEntry {
+    fn new(address: SocketAddr) -> Self {
+        let mut entry = Self { port: address.port().into(), ..Self::default() };
+        match address.ip() {
+            IpAddr::V4(ip) => {
+                entry.family = FAMILY_V4;
+                entry.ip[..4].copy_from_slice(&ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                entry.family = FAMILY_V6;
+                entry.ip = ip.octets();
+            }
+        }
+        entry
+    }
+
+    /// `None` if the family is unknown or the port is 0.
+    fn decode(&self) -> Option<SocketAddr> {
+        let ip = match (self.family, self.ip) {
+            (FAMILY_V4, [a, b, c, d, ..]) => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+            (FAMILY_V6, octets) => IpAddr::V6(Ipv6Addr::from(octets)),
+            _ => return None,
+        };
+        let port = self.port.get();
+        (port != 0).then(|| SocketAddr::new(ip, port))
+    }
 }
 
 impl fmt::Debug for UniqueId {
@@ -189,6 +224,7 @@ mod tests {
         let id = UniqueId::new(1, &many);
         assert_eq!(id.addresses().len(), UniqueId::MAX_ADDRESSES);
         assert!(UniqueId::from_bytes(id.as_bytes()).is_ok());
+        assert_eq!(UniqueId::SIZE, 128, "the C ABI and NCCL's unique id have 128 bytes");
     }
 
     #[test]
@@ -223,8 +259,8 @@ mod tests {
             // Forged bytes with a correct checksum.
             let mut forged = *id().as_bytes();
             forged[at] = byte;
-            let checksum = xxh3_64(&forged[..CHECKSUM_AT]).to_le_bytes();
-            forged[CHECKSUM_AT..].copy_from_slice(&checksum);
+            let checksum = xxh3_64(&forged[..120]).to_le_bytes();
+            forged[120..].copy_from_slice(&checksum);
             if let Ok(id) = UniqueId::from_bytes(&forged) {
                 prop_assert!(!id.addresses().is_empty());
             }
