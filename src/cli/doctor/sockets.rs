@@ -33,11 +33,12 @@ impl SocketReport {
             up: interface.up,
         };
         let interfaces: Vec<InterfaceReport> =
-            bootstrap::list().unwrap_or_default().into_iter().map(report).collect();
-        let (chosen, why) = match bootstrap::choose(config.socket_ifname.as_deref(), config.socket_family) {
-            Ok(address) => (Some(address), Self::reason(config, address)),
-            Err(error) => (None, error.message().to_owned()),
-        };
+            bootstrap::list_interfaces().unwrap_or_default().into_iter().map(report).collect();
+        let (chosen, why) =
+            match bootstrap::choose_address(config.socket_ifname.as_deref(), config.socket_family) {
+                Ok(address) => (Some(address), Self::reason(config, address)),
+                Err(error) => (None, error.message().to_owned()),
+            };
         Self { interfaces, chosen, why }
     }
 
