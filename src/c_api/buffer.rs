@@ -4,7 +4,7 @@ use super::comm::{borrow, flexring_comm};
 use super::status::{flexring_result, guarded};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::memory::{Memory, Piece};
+use crate::memory::{MemorySpace, Piece};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
@@ -119,12 +119,12 @@ unsafe fn memory_range(
 ///
 /// # Safety
 /// As for [`Piece::new`], and the bytes are in `memory`.
-pub(super) unsafe fn piece_in(memory: Memory, start: NonNull<u8>, bytes: usize) -> Piece {
+pub(super) unsafe fn piece_in(memory: MemorySpace, start: NonNull<u8>, bytes: usize) -> Piece {
     // SAFETY: the caller's contract is the one of both constructors.
     unsafe {
         match memory {
-            Memory::Host => Piece::new(start, bytes),
-            Memory::Gpu(gpu) => Piece::on_gpu(start, bytes, gpu),
+            MemorySpace::Host => Piece::new(start, bytes),
+            MemorySpace::Gpu(gpu) => Piece::on_gpu(start, bytes, gpu),
         }
     }
 }

@@ -6,7 +6,7 @@
 use super::{Communicator, Registered};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::memory::{self, Buffer, Memory, Piece};
+use crate::memory::{self, Buffer, MemorySpace, Piece};
 use std::ptr::NonNull;
 
 impl Communicator {
@@ -56,9 +56,9 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if this process cannot access them.
-    pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<Memory> {
+    pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<MemorySpace> {
         if self.runner.user_memory.contains(start, len) {
-            return Ok(Memory::Host);
+            return Ok(MemorySpace::Host);
         }
         if let Some(memory) = self.runner.gpu_state.locate(start, len)? {
             return Ok(memory);
@@ -75,6 +75,6 @@ impl Communicator {
                 return Err(Error::invalid_argument(message));
             }
         }
-        Ok(Memory::Host)
+        Ok(MemorySpace::Host)
     }
 }

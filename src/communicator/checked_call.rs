@@ -5,7 +5,7 @@
 use crate::call::Collective;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::memory::{Memory, Piece};
+use crate::memory::{MemorySpace, Piece};
 use crate::rank::Rank;
 
 /// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
@@ -32,7 +32,7 @@ impl CheckedCall {
     }
 
     /// The memory that input and output are in.
-    pub(super) fn memory(&self) -> Memory {
+    pub(super) fn memory(&self) -> MemorySpace {
         if self.input.is_empty() { self.output.memory() } else { self.input.memory() }
     }
 

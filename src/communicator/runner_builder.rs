@@ -12,7 +12,7 @@ use super::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
-use crate::executor::{Executor, Parts};
+use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
 use crate::memory::{Arena, Registrar};
 use crate::rank::Rank;
@@ -63,7 +63,7 @@ impl CallRunnerBuilder<'_> {
         let host = Host::new(self.config.simd)?;
         let summary = self.summary(&host);
         let Self { config, me, world, arena, layout, registrar, fault, .. } = self;
-        let mut executor = Executor::new(Parts {
+        let mut executor = Executor::new(ExecutorParts {
             rank: me,
             world,
             transports: self.transports,

@@ -47,7 +47,7 @@ use std::time::Duration;
 use wait::Wait;
 
 /// What an executor is made of.
-pub struct Parts {
+pub struct ExecutorParts {
     /// This rank.
     pub rank: Rank,
     /// The number of ranks.
@@ -107,7 +107,7 @@ impl Drop for CallGuard<'_> {
 
 impl Executor {
     /// An executor without programs.
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: ExecutorParts) -> Self {
         let links = Links::new(parts.transports, parts.routes);
         Self {
             programs: ProgramPath::new(&links, parts.world),

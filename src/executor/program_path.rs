@@ -37,8 +37,8 @@ pub(super) struct ProgramPath {
     finished: Vec<u64>,
 }
 
-/// The call under way, and its layout.
-struct ActiveCall {
+/// A call with its layout.
+struct LaidOutCall {
     bound: BoundCall,
     layout: CallLayout,
 }
@@ -110,7 +110,7 @@ impl ProgramPath {
     }
 
     /// Lays the call out, and copies its input if it must be.
-    fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<ActiveCall> {
+    fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<LaidOutCall> {
         let mut bound = *bound;
         let call = &bound.call;
         let facts = CallFacts {
@@ -134,11 +134,11 @@ impl ProgramPath {
             bound.input = copy_input(resources, &bound)?;
             bound.in_place = false;
         }
-        Ok(ActiveCall { bound, layout })
+        Ok(LaidOutCall { bound, layout })
     }
 
     /// Starts the pipeline, and announces the call to all peers.
-    fn start(&mut self, resources: &mut Resources, active: &ActiveCall) -> Result<()> {
+    fn start(&mut self, resources: &mut Resources, active: &LaidOutCall) -> Result<()> {
         let links = &mut resources.links;
         let mut staging = [Staging::default(); Links::TRANSPORTS];
         for (staging, transport) in staging.iter_mut().zip(links.transports()) {
@@ -156,7 +156,7 @@ impl ProgramPath {
     }
 
     /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.
-    fn poll(&mut self, resources: &mut Resources, active: &ActiveCall) -> Result<bool> {
+    fn poll(&mut self, resources: &mut Resources, active: &LaidOutCall) -> Result<bool> {
         let mut busy = resources.links.poll(&mut self.events)?;
         while let Some(event) = self.events.pop_front() {
             self.handle(resources, active, event)?;
@@ -173,7 +173,7 @@ impl ProgramPath {
         Ok(busy)
     }
 
-    fn handle(&mut self, resources: &Resources, active: &ActiveCall, event: Event) -> Result<()> {
+    fn handle(&mut self, resources: &Resources, active: &LaidOutCall, event: Event) -> Result<()> {
         let own = &active.bound.call;
         match event {
             Event::PeerEntered { peer, call } => {
@@ -182,7 +182,7 @@ impl ProgramPath {
                     return Err(Error::disagreement(message));
                 }
                 if std::mem::replace(&mut self.entered[peer], true) {
-                    return Err(bug(Violation(format!("rank {peer} called twice"))));
+                    return Err(bug(Violation(format!("rank {peer} announced two calls"))));
                 }
                 // A peer whose call agrees has a link with this rank in the program, too.
                 self.missing = self.missing.saturating_sub(1);
@@ -196,9 +196,10 @@ impl ProgramPath {
                     .map(|elements| (elements.end - elements.start) as usize * own.dtype.size());
                 if expected != Some(view.len()) {
                     let message = format!(
-                        "rank {peer} sent {} bytes where rank {} expects {expected:?}",
+                        "rank {peer} sent {} bytes where rank {} expects {}: do all ranks run the same plan?",
                         view.len(),
-                        resources.rank
+                        resources.rank,
+                        expected.map_or_else(|| "no message".to_owned(), |bytes| format!("{bytes} bytes"))
                     );
                     return Err(Error::disagreement(message));
                 }
@@ -211,7 +212,7 @@ impl ProgramPath {
         Ok(())
     }
 
-    fn perform(&mut self, resources: &mut Resources, active: &ActiveCall, action: Action) -> Result<()> {
+    fn perform(&mut self, resources: &mut Resources, active: &LaidOutCall, action: Action) -> Result<()> {
         match action {
             Action::Release { peer } => resources.links.release(peer),
             Action::Send { peer, location, step, sub } => {
@@ -243,14 +244,14 @@ impl ProgramPath {
     fn combine(
         &mut self,
         resources: &mut Resources,
-        active: &ActiveCall,
+        active: &LaidOutCall,
         step: StepId,
         sub: u64,
     ) -> Result<()> {
         let bound = &active.bound;
         let program = Arc::clone(self.pipeline().program());
         let Body::Combine { operands, last } = &program.steps[step as usize].body else {
-            return Err(bug(Violation(format!("step {step} adds nothing"))));
+            return Err(bug(Violation(format!("step {step} has no operands to combine"))));
         };
         resources.operands.clear();
         let mut reads_views = false;
@@ -302,7 +303,7 @@ impl ProgramPath {
     fn choose_staging_memory(
         &self,
         resources: &mut Resources,
-        active: &ActiveCall,
+        active: &LaidOutCall,
         step: StepId,
         slot: usize,
     ) {
@@ -321,12 +322,12 @@ impl ProgramPath {
     fn piece(
         &self,
         resources: &Resources,
-        active: &ActiveCall,
+        active: &LaidOutCall,
         location: Location,
         step: StepId,
         sub: u64,
     ) -> Piece {
-        let ActiveCall { bound, layout } = active;
+        let LaidOutCall { bound, layout } = active;
         let elements = self.pipelines[self.current].elements(step, sub);
         let size = bound.call.dtype.size();
         let len = (elements.end - elements.start) as usize * size;
@@ -346,17 +347,18 @@ impl ProgramPath {
         }
     }
 
-    fn timed_out(&self, resources: &Resources, active: &ActiveCall) -> Error {
+    fn timed_out(&self, resources: &Resources, active: &LaidOutCall) -> Error {
         let missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
         let waiting = match missing[..] {
             [] if resources.devices.are_busy() => {
-                "for the GPU, which may be at work on something that waits for this call (more queues for its streams: CUDA_DEVICE_MAX_CONNECTIONS=32)".to_owned()
+                "for the GPU, whose queues may be blocked by work that waits for this call: set CUDA_DEVICE_MAX_CONNECTIONS=32"
+                    .to_owned()
             }
-            [] => "for messages of ranks that are in the same call".to_owned(),
+            [] => "for messages of ranks that have entered the call".to_owned(),
             _ => format!("for {} to make the same call", RankList::new(&missing)),
         };
         let timeout = resources.wait.timeout();
-        let message = format!("{}: nothing moved for {timeout:?}: waited {waiting}", active.bound.call);
+        let message = format!("{}: no progress for {timeout:?}: waited {waiting}", active.bound.call);
         let error = Error::timeout(message);
         match missing.first() {
             Some(rank) => error.with_suspect(*rank),
@@ -402,7 +404,7 @@ fn staging_of(transport: &AnyTransport, bound: &BoundCall) -> Staging {
 }
 
 /// Chooses the memory of a slot that a message of `peer` is received into.
-fn choose_recv_memory(resources: &mut Resources, active: &ActiveCall, peer: Rank, slot: usize) {
+fn choose_recv_memory(resources: &mut Resources, active: &LaidOutCall, peer: Rank, slot: usize) {
     let (Some(on_gpu), AnyTransport::Posted(transport)) =
         (resources.slots.on_gpu(slot), resources.links.to(peer))
     else {

@@ -6,13 +6,13 @@ use crate::memory::Piece;
 use crate::plan::call_layout::SlotMemory;
 
 /// Equal slots in one memory, and a spare one that the pipeline does not use.
-struct SlotPool {
+struct SlotSet {
     slots: Vec<Piece>,
     /// For calls without elements, and for short inputs that must be copied.
     spare: Option<Piece>,
 }
 
-impl SlotPool {
+impl SlotSet {
     /// A pool of these pieces, the last of which is the spare one.
     fn new(mut slots: Vec<Piece>) -> Self {
         let spare = slots.pop();
@@ -31,29 +31,29 @@ impl SlotPool {
 /// The slots of calls on a GPU. Each exists twice.
 struct GpuSlots {
     /// In pinned host memory.
-    host: SlotPool,
+    host: SlotSet,
     /// In the memory of the GPU.
-    gpu: SlotPool,
+    gpu: SlotSet,
     /// By slot, which of the two the message under way uses.
     memory: Vec<SlotMemory>,
 }
 
 /// All slots of a rank.
 pub(super) struct Slots {
-    host: SlotPool,
+    host: SlotSet,
     gpu: Option<GpuSlots>,
 }
 
 impl Slots {
     /// Slots for calls on the host: equal pieces, the last of which is not counted.
     pub(super) fn new(slots: Vec<Piece>) -> Self {
-        Self { host: SlotPool::new(slots), gpu: None }
+        Self { host: SlotSet::new(slots), gpu: None }
     }
 
     /// Adds slots for calls on a GPU, as many as for calls on the host: in pinned host memory, and in that of the GPU.
     pub(super) fn use_gpu(&mut self, host: Vec<Piece>, gpu: Vec<Piece>) {
         let memory = vec![SlotMemory::Host; gpu.len()];
-        self.gpu = Some(GpuSlots { host: SlotPool::new(host), gpu: SlotPool::new(gpu), memory });
+        self.gpu = Some(GpuSlots { host: SlotSet::new(host), gpu: SlotSet::new(gpu), memory });
     }
 
     /// Whether there are slots for calls on a GPU.

@@ -73,7 +73,9 @@ impl SmallPath {
                     return Err(Error::disagreement(message));
                 }
                 None => {
-                    let message = format!("what rank {rank} wrote to its mailbox is no call");
+                    let message = format!(
+                        "the mailbox of rank {rank} holds no valid call: do all ranks run the same build of flexring?"
+                    );
                     return Err(Error::disagreement(message));
                 }
             }

@@ -25,7 +25,7 @@ mod registrar;
 pub use arena::{Arena, PeerArena};
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
-pub use piece::{Memory, Piece};
+pub use piece::{MemorySpace, Piece};
 pub(crate) use piece::{lend, lend_in_place};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 /// The owner of memory: the host or a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Memory {
+pub enum MemorySpace {
     /// Host memory: this process may access it, and devices may once it is registered with them.
     Host,
     /// Memory of the GPU with this number among those that this process sees. Only GPUs access it, and devices that it is
@@ -12,7 +12,7 @@ pub enum Memory {
     Gpu(u32),
 }
 
-impl std::fmt::Display for Memory {
+impl std::fmt::Display for MemorySpace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Host => write!(f, "the host"),
@@ -31,7 +31,7 @@ impl std::fmt::Display for Memory {
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
-    memory: Memory,
+    memory: MemorySpace,
 }
 
 // SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which does not
@@ -40,7 +40,7 @@ unsafe impl Send for Piece {}
 
 impl Piece {
     /// A piece without bytes.
-    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, memory: Memory::Host };
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, memory: MemorySpace::Host };
 
     /// The `len` bytes of host memory at `start`.
     ///
@@ -49,7 +49,7 @@ impl Piece {
     /// a destination of it, and must not be written by anything else meanwhile.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len, memory: Memory::Host }
+        Self { start, len, memory: MemorySpace::Host }
     }
 
     /// The `len` bytes at `start` in the memory of a GPU.
@@ -58,19 +58,19 @@ impl Piece {
     /// As for [`new`](Self::new), with GPUs as readers and writers.
     #[must_use]
     pub unsafe fn on_gpu(start: NonNull<u8>, len: usize, gpu: u32) -> Self {
-        Self { start, len, memory: Memory::Gpu(gpu) }
+        Self { start, len, memory: MemorySpace::Gpu(gpu) }
     }
 
     /// The owner of the memory.
     #[must_use]
-    pub fn memory(self) -> Memory {
+    pub fn memory(self) -> MemorySpace {
         self.memory
     }
 
     /// Whether it is host memory.
     #[must_use]
     pub fn is_host(self) -> bool {
-        self.memory == Memory::Host
+        self.memory == MemorySpace::Host
     }
 
     /// The address of the first byte. The host must not dereference an address of GPU memory.

@@ -3,15 +3,15 @@
 //! Owns how such ranks share their arenas and wake-ups: by reference. Messages between them go over
 //! [`Shm`](super::shm::Shm).
 
-use super::Rank;
 use super::shm::{Neighbour, Neighbours};
 use crate::error::Result;
 use crate::memory::{Arena, PeerArena};
+use crate::rank::Rank;
 use crate::wake::WakeFd;
 use std::sync::Arc;
 
 /// For each rank, the neighbours that it sees. `arenas` lists the ranks' arenas in order of ranks; the first
-/// `fixed` bytes of each are made ready for reading.
+/// `fixed` bytes of each are prefaulted.
 ///
 /// # Errors
 /// `System` if the process has no descriptor left or an arena cannot be mapped.

@@ -4,7 +4,7 @@ use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::Executor;
 use crate::fault::Fault;
-use crate::memory::{Arena, Memory, Piece, Registrar};
+use crate::memory::{Arena, MemorySpace, Piece, Registrar};
 use crate::transport::shm::ArenaLayout;
 use std::sync::Arc;
 
@@ -38,7 +38,11 @@ impl GpuState {
         Self
     }
 
-    pub(in crate::communicator) fn locate(&self, _start: *const u8, _len: usize) -> Result<Option<Memory>> {
+    pub(in crate::communicator) fn locate(
+        &self,
+        _start: *const u8,
+        _len: usize,
+    ) -> Result<Option<MemorySpace>> {
         Ok(None)
     }
 
@@ -50,11 +54,11 @@ impl GpuState {
         Ok(())
     }
 
-    pub(in crate::communicator) fn serves(&self, _: Memory) -> Result<bool> {
+    pub(in crate::communicator) fn serves(&self, _: MemorySpace) -> Result<bool> {
         Ok(true)
     }
 
-    pub(in crate::communicator) fn prepare(&self, _: Memory, _: &mut Executor) -> Result<()> {
+    pub(in crate::communicator) fn prepare(&self, _: MemorySpace, _: &mut Executor) -> Result<()> {
         Ok(())
     }
 

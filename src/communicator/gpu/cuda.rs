@@ -4,7 +4,7 @@ use crate::device::CallerStream;
 use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, stream_order};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
-use crate::memory::{Arena, Memory, Piece, Registrar, Sharing};
+use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -50,7 +50,11 @@ impl GpuState {
     }
 
     /// Where an address is according to CUDA's driver; `None` if the driver does not know it.
-    pub(in crate::communicator) fn locate(&self, start: *const u8, len: usize) -> Result<Option<Memory>> {
+    pub(in crate::communicator) fn locate(
+        &self,
+        start: *const u8,
+        len: usize,
+    ) -> Result<Option<MemorySpace>> {
         cuda::pointer::locate(start, len)
     }
 
@@ -81,8 +85,8 @@ impl GpuState {
     ///
     /// # Errors
     /// `InvalidArgument` if it is memory of another GPU than the open one.
-    pub(in crate::communicator) fn serves(&self, memory: Memory) -> Result<bool> {
-        let Memory::Gpu(gpu) = memory else { return Ok(true) };
+    pub(in crate::communicator) fn serves(&self, memory: MemorySpace) -> Result<bool> {
+        let MemorySpace::Gpu(gpu) = memory else { return Ok(true) };
         let Some(opened) = self.opened.get() else { return Ok(false) };
         if gpu == opened.gpu.ordinal {
             return Ok(true);
@@ -95,9 +99,13 @@ impl GpuState {
     }
 
     /// Opens the GPU of this memory, if it is not open yet.
-    pub(in crate::communicator) fn prepare(&self, memory: Memory, executor: &mut Executor) -> Result<()> {
+    pub(in crate::communicator) fn prepare(
+        &self,
+        memory: MemorySpace,
+        executor: &mut Executor,
+    ) -> Result<()> {
         match memory {
-            Memory::Gpu(gpu) if !self.serves(memory)? => self.open(gpu, executor),
+            MemorySpace::Gpu(gpu) if !self.serves(memory)? => self.open(gpu, executor),
             _ => Ok(()),
         }
     }

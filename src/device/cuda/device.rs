@@ -14,7 +14,7 @@ use super::objects::{Gpu, GpuMemory, Kernel, Module, Pinned, Stream, StreamEvent
 use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Arena, Memory, Piece};
+use crate::memory::{Arena, MemorySpace, Piece};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -200,9 +200,9 @@ impl Cuda {
             && plain
         {
             let queue = match (only.piece.memory(), job.into.memory()) {
-                (Memory::Gpu(_), Memory::Gpu(_)) => None,
-                (Memory::Gpu(_), Memory::Host) => Some(&mut self.out),
-                (Memory::Host, _) => Some(&mut self.in_),
+                (MemorySpace::Gpu(_), MemorySpace::Gpu(_)) => None,
+                (MemorySpace::Gpu(_), MemorySpace::Host) => Some(&mut self.out),
+                (MemorySpace::Host, _) => Some(&mut self.in_),
             };
             if let Some(queue) = queue {
                 // SAFETY: the pieces are valid and apart until the job was reported, as for every job.

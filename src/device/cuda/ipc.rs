@@ -6,7 +6,7 @@ use super::objects::{Gpu, GpuMemory, address};
 use super::pointer;
 use crate::cuda_driver::{Address, IpcByValue};
 use crate::error::{Error, Result};
-use crate::memory::{Export, Memory, Piece, Sharing};
+use crate::memory::{Export, MemorySpace, Piece, Sharing};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -73,7 +73,7 @@ impl Sharing for Ipc {
         let start = if export.process == self.process {
             // A process cannot open its own allocation, and does not need to.
             let start = export.address as *const u8;
-            if pointer::locate(start, len)? != Some(Memory::Gpu(self.gpu.ordinal)) {
+            if pointer::locate(start, len)? != Some(MemorySpace::Gpu(self.gpu.ordinal)) {
                 return refuse(format!(
                     "it is memory of GPU {} in this process, not of {:?}",
                     export.gpu, self.gpu

@@ -4,7 +4,7 @@
 
 use crate::cuda_driver::{Address, DriverError, INVALID_VALUE, in_use};
 use crate::error::{Error, Result};
-use crate::memory::Memory;
+use crate::memory::MemorySpace;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
 use std::ffi::{c_int, c_uint};
 
@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_uint};
 /// # Errors
 /// `InvalidArgument` for managed memory, and for a range that reaches beyond its allocation; `System` if the driver
 /// fails.
-pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
+pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<MemorySpace>> {
     let Some(driver) = in_use() else { return Ok(None) };
     let at = start as Address;
     // SAFETY: the driver writes an enum as an unsigned integer.
@@ -31,7 +31,7 @@ pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
         return refuse("are managed memory, which moves between host and GPU: use memory of cudaMalloc");
     }
     if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
-        return Ok(Some(Memory::Host));
+        return Ok(Some(MemorySpace::Host));
     }
     // For memory that was mapped piece by piece, these describe the whole reservation, not the piece.
     // SAFETY: the driver writes an address and a length.
@@ -45,7 +45,7 @@ pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<Memory>> {
     // SAFETY: the driver writes a signed integer.
     let gpu = unsafe { driver.pointer::<c_int>(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at)? };
     match u32::try_from(gpu) {
-        Ok(gpu) => Ok(Some(Memory::Gpu(gpu))),
+        Ok(gpu) => Ok(Some(MemorySpace::Gpu(gpu))),
         Err(_) => refuse("are of no GPU"),
     }
 }

@@ -111,7 +111,7 @@ mod of_cust {
     use super::{CallerStream, Element, GpuVector, NonNull, Piece, Result, piece, sealed};
     use crate::device::cuda::pointer::locate;
     use crate::error::{Error, ErrorKind};
-    use crate::memory::Memory;
+    use crate::memory::MemorySpace;
     use cust::memory::{DeviceBuffer, DeviceCopy};
 
     impl<T: Element + DeviceCopy> sealed::Sealed for DeviceBuffer<T> {}
@@ -127,9 +127,9 @@ mod of_cust {
             let (start, bytes) = (self.as_device_ptr().as_raw(), self.len() * size_of::<T>());
             let memory = match NonNull::new(start as *mut u8).filter(|_| bytes > 0) {
                 Some(start) => locate(start.as_ptr(), bytes)?,
-                None => Some(Memory::Gpu(0)),
+                None => Some(MemorySpace::Gpu(0)),
             };
-            let Some(Memory::Gpu(gpu)) = memory else {
+            let Some(MemorySpace::Gpu(gpu)) = memory else {
                 let words =
                     format!("the {bytes} bytes at {start:#x} of a buffer of cust are memory of no GPU");
                 return Err(Error::invalid_argument(words));
