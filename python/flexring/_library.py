@@ -12,6 +12,8 @@ from pathlib import Path
 UNIQUE_ID_BYTES = 128
 
 _NAME = "libflexring.so"
+# The name with the major version of the ABI, under which the library is installed.
+_SONAME = "libflexring.so.0"
 
 
 class UniqueId(ctypes.Structure):
@@ -81,7 +83,7 @@ def _candidates():
     package = Path(__file__).resolve().parent
     places = [package / _NAME, package.parents[1] / "target" / "release" / _NAME]
     found = [str(place) for place in places if place.is_file()]
-    return found + [name for name in (ctypes.util.find_library("flexring"), _NAME) if name]
+    return found + [name for name in (ctypes.util.find_library("flexring"), _SONAME, _NAME) if name]
 
 
 def _load():

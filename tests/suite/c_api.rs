@@ -170,18 +170,40 @@ fn the_link_command_names_all_native_libraries() {
     }
 }
 
+/// The SONAME of the shared library: its name with the major version of the ABI.
+const SONAME: &str = concat!("libflexring.so.", env!("CARGO_PKG_VERSION_MAJOR"));
+
+/// Installs the shared library in `folder` as `make install` does: under its SONAME, with a link for the linker.
+fn install_shared(folder: &Path) {
+    std::fs::copy(libraries().shared, folder.join(SONAME)).expect("a file");
+    std::os::unix::fs::symlink(SONAME, folder.join("libflexring.so")).expect("a link");
+}
+
+#[test]
+fn the_shared_library_has_a_soname_with_the_major_version() {
+    if !present("readelf", "readelf") {
+        return;
+    }
+    let dynamic = succeed(program("readelf").args(["-d", "-W"]).arg(libraries().shared), LIMIT);
+    let soname = dynamic.lines().find(|line| line.contains("(SONAME)")).expect("a SONAME");
+    assert!(soname.ends_with(&format!("[{SONAME}]")), "{soname}");
+    let loader = std::fs::read_to_string(root().join("python/flexring/_library.py")).expect("the loader");
+    assert!(loader.contains(&format!("\"{SONAME}\"")), "Python looks for another name than {SONAME}");
+}
+
 #[test]
 fn the_shared_library_links_and_exports_only_the_c_abi() {
     if !can_compile() {
         return;
     }
     let shared = libraries().shared;
-    let folder = shared.parent().and_then(Path::to_str).expect("a library is in a folder");
-    let line =
-        format!("cc program.c -Iinclude -L{folder} -Wl,-rpath,{folder} -lflexring -lpthread -o program");
-    let programs = tempfile::tempdir().expect("a folder");
-    // The folder has both libraries. The linker prefers the shared one.
-    let path = compiled(&line, "tests/c/bad_input.c", programs.path());
+    let folder = tempfile::tempdir().expect("a folder");
+    install_shared(folder.path());
+    let installed = folder.path().to_str().expect("a path in UTF-8");
+    let line = format!(
+        "cc program.c -Iinclude -L{installed} -Wl,-rpath,{installed} -lflexring -lpthread -o program"
+    );
+    let path = compiled(&line, "tests/c/bad_input.c", folder.path());
     assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
 
     if present("nm", "nm") {
@@ -219,20 +241,20 @@ fn pkg_config_gives_the_compiler_and_linker_flags() {
     assert_eq!(query(&["--modversion"]).trim(), env!("CARGO_PKG_VERSION"));
     query(&["--validate"]);
 
-    // The program runs with either of the two libraries.
-    let libraries = libraries();
-    for (library, options) in [
-        (&libraries.shared, &["--cflags", "--libs"][..]),
-        (&libraries.archive, &["--static", "--cflags", "--libs"]),
-    ] {
-        let installed = at("lib").join(library.file_name().expect("a library has a name"));
-        std::fs::copy(library, &installed).expect("a file");
+    // The program runs with either library installed alone.
+    let runs = |options: &[&str]| {
         let line =
             format!("cc program.c {} -Wl,-rpath,{prefix_text}/lib -lpthread -o program", query(options));
         let path = compiled(&line, "tests/c/bad_input.c", prefix.path());
         assert_eq!(succeed(&mut program(path), LIMIT), "bad_input: ok\n");
-        std::fs::remove_file(installed).expect("a file");
+    };
+    install_shared(&at("lib"));
+    runs(&["--cflags", "--libs"]);
+    for name in [SONAME, "libflexring.so"] {
+        std::fs::remove_file(at("lib").join(name)).expect("a file");
     }
+    std::fs::copy(libraries().archive, at("lib/libflexring.a")).expect("a file");
+    runs(&["--static", "--cflags", "--libs"]);
 }
 
 #[test]

@@ -144,20 +144,33 @@ fn a_cache_that_cannot_be_written_is_no_failure() {
     compiled(&SMALL, Some(&wheels()), Some(Path::new("/dev/null/flexring")), 9, 0).expect("it compiles");
 }
 
+/// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was an nvcc, both at build time.
 #[test]
-fn what_is_embedded_serves_gpus_or_says_what_is_missing() {
+fn what_is_embedded_follows_from_the_build() {
     println!("{}", origin());
-    match (MACHINE_CODE, image(9, 0)) {
-        (Some(_), image) => {
-            let image = image.expect("it is there");
-            assert!(image.len() > 1 << 16 && image.as_ptr().addr().is_multiple_of(16));
-            assert!(origin().starts_with("machine code for sm_"));
-            assert!(ARCHITECTURES.contains(&90));
-        }
-        (None, Ok(image)) => assert!(image.starts_with(b"\x7fELF")),
-        (None, Err(error)) => {
-            assert!(error.message().contains("there is no NVRTC"), "{error}");
-            assert!(error.message().contains("build flexring where nvcc is"), "{error}");
-        }
+    let has_nvcc = env!("FLEXRING_BUILD_HAS_NVCC") == "true";
+    let (expects_machine_code, reason) = match env!("FLEXRING_BUILD_CUDA_KERNELS") {
+        "nvrtc" => (false, "FLEXRING_CUDA_KERNELS=nvrtc"),
+        "nvcc" => (true, ""),
+        "auto" => (has_nvcc, "there is no nvcc"),
+        other => panic!("build.rs accepts nvrtc, nvcc and auto, not {other}"),
+    };
+    assert_eq!(is_embedded(), expects_machine_code, "{}", origin());
+    let image = image(9, 0);
+    if expects_machine_code {
+        let image = image.expect("embedded machine code");
+        assert!(image.len() > 1 << 16 && image.as_ptr().addr().is_multiple_of(16));
+        assert!(origin().starts_with("machine code for sm_"));
+        assert!(ARCHITECTURES.contains(&90));
+        return;
+    }
+    assert!(ARCHITECTURES.is_empty());
+    assert!(COMPILER.contains(reason) && origin().contains(reason), "{}", origin());
+    if Nvrtc::find(None).is_ok() {
+        assert!(image.expect("NVRTC compiles the source").starts_with(b"\x7fELF"));
+    } else {
+        let error = image.expect_err("nothing to compile with");
+        assert!(error.message().contains("there is no NVRTC"), "{error}");
+        assert!(error.message().contains("build flexring where nvcc is"), "{error}");
     }
 }
