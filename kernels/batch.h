@@ -1,32 +1,32 @@
-// What one launch is told: a few tasks, each of which reduces its operands into one stretch of memory.
+// Kernel launch parameters: a few tasks, each of which reduces its operands into one range of memory.
 //
-// Handed to kernels by value, so it stays within the 4 KiB that every GPU takes as parameters. src/device/cuda/batch.rs
-// lays the same bytes out in Rust. Includes nothing: NVRTC has no headers.
+// Passed to kernels by value, so the size stays within the 4 KiB of parameters that every GPU accepts.
+// src/device/cuda/batch.rs has the same layout in Rust. Includes nothing, because NVRTC has no headers.
 #pragma once
 
 namespace flexring {
 
 constexpr int kTasks = 16;
 constexpr int kOperands = 128;
-// What a block may have at most.
+// The largest number of threads in a block.
 constexpr int kMaxThreads = 512;
 
 struct Operand {
-    // As long as the task's destination; GPU memory, a peer's GPU memory, or mapped host memory.
+    // As many elements as the destination has, in GPU memory, a peer's GPU memory, or mapped host memory.
     const void* at;
-    // What each element is multiplied with as it is read, if `scaled`.
+    // Each element is multiplied with this when it is read, if `scaled` is not 0.
     double factor;
     unsigned long long scaled;
 };
 
 struct Task {
     void* into;
-    // Elements.
+    // Number of elements; of bytes for a copy.
     unsigned long long count;
-    // Its operands are `operands[first]` to `operands[first + operands - 1]`, in their order of addition; at least one.
+    // The operands are `operands[first]` to `operands[first + operands - 1]` of the batch, in order of addition; at least one.
     unsigned int first;
     unsigned int operands;
-    // How many ranks the result is divided by; 0 and 1: it is kept.
+    // The number of ranks to divide the result by; 0 and 1 mean no division.
     unsigned int divide;
     unsigned int reserved;
 };
@@ -37,6 +37,6 @@ struct Batch {
     Operand operands[kOperands];
 };
 
-static_assert(sizeof(Batch) == 16 * 32 + 128 * 24, "the layout that the host fills in");
+static_assert(sizeof(Batch) == 16 * 32 + 128 * 24, "the size must match src/device/cuda/batch.rs");
 
 }  // namespace flexring

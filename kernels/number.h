@@ -1,8 +1,8 @@
-// The types of elements: how they are stored, what they are accumulated in, and the way there and back.
+// The element types: how they are stored, the type that they are accumulated in, and the conversions.
 //
-// Bits are those of src/device/host/{lane,number}.rs, but for the payload and sign of NaNs, which hardware chooses by
-// itself. Includes nothing: NVRTC has no headers. Where the architecture has an instruction it is used; the code beside
-// it is for older ones, and for the host, on which these kernels are tested.
+// Results have the same bits as those of src/device/host, except for the payload and sign of NaNs, which the hardware
+// chooses. Includes nothing, because NVRTC has no headers. Conversion instructions are used where the architecture has them;
+// the plain code beside them is for older architectures, and for the host, on which these kernels are tested.
 #pragma once
 
 namespace flexring {
@@ -12,7 +12,7 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Addition and multiplication by these names are never contracted into one instruction that rounds once.
+// These additions and multiplications are never contracted into a fused instruction that rounds once.
 __device__ __forceinline__ float sum(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ double sum(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
@@ -26,21 +26,21 @@ __device__ __forceinline__ double float_of(u64 bits) { return __longlong_as_doub
 template <class F>
 __device__ __forceinline__ F maximum(F a, F b) {
     const F larger = a > b ? a : b;
-    // Equal numbers have equal bits, but for zeros: there the sign is that of both or none.
+    // Equal numbers have equal bits, except for zeros: the result is -0 only if both are.
     const F value = a == b ? float_of(bits_of(a) & bits_of(b)) : larger;
-    // A NaN on the right has been chosen above, since nothing is greater than it.
+    // If b is NaN, the comparison above has chosen it.
     return a != a ? a : value;
 }
 
 template <class F>
 __device__ __forceinline__ F minimum(F a, F b) {
     const F smaller = a < b ? a : b;
-    // As above, but the sign is that of either.
+    // As above, but the result is -0 if either zero is.
     const F value = a == b ? float_of(bits_of(a) | bits_of(b)) : smaller;
     return a != a ? a : value;
 }
 
-// Integers are accumulated as they are and wrap, which unsigned arithmetic may.
+// Integers are accumulated in their own type and wrap around, which only unsigned arithmetic may do.
 template <class T, class Unsigned>
 struct Integer {
     using Stored = Unsigned;
@@ -64,16 +64,16 @@ struct Integer {
     static __device__ __forceinline__ T maximum(T a, T b) { return a > b ? a : b; }
     static __device__ __forceinline__ T minimum(T a, T b) { return a < b ? a : b; }
 
-    // A factor is a whole number that the type can hold.
+    // The factor is an integer in the range of the type.
     static __device__ __forceinline__ T factor(double factor) { return static_cast<T>(factor); }
 
     static __device__ __forceinline__ Divisor divisor(u32 ranks) {
-        // Whatever is divided by 256 or more gives 0.
+        // An 8-bit number divided by 256 or more is 0.
         return Divisor{ranks, 65536 / static_cast<int>(ranks < 256 ? ranks : 256) + 1};
     }
     static __device__ __forceinline__ T quotient(T value, Divisor divisor) {
         if constexpr (sizeof(T) == 1) {
-            // Below 0 the shift gives one less than the quotient.
+            // For negative numbers the shift gives the quotient minus 1.
             const int a = value;
             return static_cast<T>(((a * divisor.reciprocal) >> 16) - (a >> 31));
         } else {
@@ -93,7 +93,7 @@ using Uint32 = Integer<u32, u32>;
 using Int64 = Integer<long long, u64>;
 using Uint64 = Integer<u64, u64>;
 
-// What floats have in common, whatever they are stored as.
+// The arithmetic that all floats share.
 template <class F>
 struct Float {
     using Acc = F;
@@ -121,7 +121,7 @@ struct Double : Float<double> {
     static __device__ __forceinline__ u64 narrow(double value) { return bits_of(value); }
 };
 
-// Floats of 16 and 8 bits come and go in pairs, the first element of a pair in the lower bits.
+// Floats of 16 and 8 bits are converted in pairs, with the first element in the lower bits.
 
 struct Half : Float<float> {
     using Stored = u16;
@@ -133,9 +133,9 @@ struct Half : Float<float> {
         return value;
 #else
         const u32 magnitude = (bits & 0x7fff) << 13;
-        // A subnormal is m * 2^-24: as the fraction of a number with the exponent -14, it has a leading one too many.
+        // A subnormal is m * 2^-24. As the fraction of a number with exponent -14 it has a leading one too many.
         const float subnormal = float_of((113u << 23) + magnitude) - float_of(113u << 23);
-        // Infinities and NaNs have the largest exponent in both formats.
+        // Infinities and NaNs have the largest exponent of either format.
         const u32 normal = magnitude + (magnitude >= (31u << 23) ? 224u << 23 : 112u << 23);
         return float_of((bits & 0x8000) << 16 | (magnitude < (1u << 23) ? bits_of(subnormal) : normal));
 #endif
@@ -149,7 +149,7 @@ struct Half : Float<float> {
 #else
         const u32 bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
         if (magnitude >= 0x47800000) return sign | (value != value ? 0x7e00 : 0x7c00);
-        // The spacing of floats from a half on is that of subnormal halves: the addition rounds.
+        // Floats from 0.5 on are spaced like subnormal f16, so the addition rounds.
         if (magnitude < (113u << 23)) return sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
         return sign | (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
 #endif
@@ -192,12 +192,12 @@ struct Bfloat : Float<float> {
   private:
     static __device__ __forceinline__ u32 in_upper_half(float value) {
         const u32 bits = bits_of(value);
-        // Cut off, a NaN could become an infinity.
+        // Truncation could turn a NaN into an infinity.
         return value != value ? bits | 0x00400000 : bits + 0x7fff + (bits >> 16 & 1);
     }
 };
 
-// OCP's E4M3: no infinities, and one NaN for each sign. What would be rounded beyond 448 becomes NaN, as in PyTorch.
+// OCP E4M3: no infinities, and one NaN of each sign. Values that would round beyond 448 become NaN, as in PyTorch.
 struct E4m3 : Float<float> {
     using Stored = u8;
 
@@ -216,7 +216,7 @@ struct E4m3 : Float<float> {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
         u16 pair;
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-        // It ends at 448 instead, be it an infinity.
+        // The instruction saturates at 448, infinities included.
         return pair | (beyond(low) ? 0x7fu : 0u) | (beyond(high) ? 0x7f00u : 0u);
 #else
         return narrow(low) | narrow(high) << 8;
@@ -224,11 +224,11 @@ struct E4m3 : Float<float> {
     }
 
   private:
-    // Halfway between 448 and the next step, the tie goes to 448, which is even. False for NaN.
+    // Halfway between 448 and the next step; the tie goes to 448, which is even. False for NaN.
     static __device__ __forceinline__ bool beyond(float value) { return value > 464.0f || value < -464.0f; }
 
     static __device__ __forceinline__ float widen(u32 bits) {
-        // The exponents' biases differ by 120, in subnormals, too.
+        // The exponent biases differ by 120, for subnormals too.
         const float value = float_of((bits & 0x7f) << 20) * 0x1p120f;
         const u32 magnitude = (bits & 0x7f) == 0x7f ? 0x7fc00000 : bits_of(value);
         return float_of(magnitude | (bits & 0x80) << 24);
@@ -236,7 +236,7 @@ struct E4m3 : Float<float> {
 
     static __device__ __forceinline__ u32 narrow(float value) {
         const u32 bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-        // Floats from 2^14 on are spaced like subnormals here: the addition rounds.
+        // Floats from 2^14 on are spaced like subnormals of this type, so the addition rounds.
         const u32 subnormal = bits_of(sum(float_of(magnitude), 0x1p14f)) - (141u << 23);
         const u32 normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1) - (120u << 23)) >> 20;
         const u32 finite = magnitude < (121u << 23) ? subnormal : normal;
@@ -244,7 +244,7 @@ struct E4m3 : Float<float> {
     }
 };
 
-// OCP's E5M2: the upper half of an f16.
+// OCP E5M2: the upper half of an f16.
 struct E5m2 : Float<float> {
     using Stored = u8;
 
@@ -257,7 +257,7 @@ struct E5m2 : Float<float> {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
         u16 pair;
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-        // It ends at 57344 instead, be it an infinity.
+        // The instruction saturates at 57344, infinities included.
         return pair + (beyond(low) ? 1u : 0u) + (beyond(high) ? 0x100u : 0u);
 #else
         return narrow(low) | narrow(high) << 8;
@@ -265,12 +265,12 @@ struct E5m2 : Float<float> {
     }
 
   private:
-    // Halfway between 57344 and the next step, the tie goes to the latter, which is even. False for NaN.
+    // Halfway between 57344 and the next step; the tie goes to the latter, which is even. False for NaN.
     static __device__ __forceinline__ bool beyond(float value) { return value >= 61440.0f || value <= -61440.0f; }
 
     static __device__ __forceinline__ u32 narrow(float value) {
         const u32 bits = bits_of(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-        // Floats from 2^7 on are spaced like subnormals here: the addition rounds.
+        // Floats from 2^7 on are spaced like subnormals of this type, so the addition rounds.
         const u32 subnormal = bits_of(sum(float_of(magnitude), 0x1p7f)) - (134u << 23);
         const u32 normal = (magnitude + 0xfffff + (magnitude >> 21 & 1) - (112u << 23)) >> 21;
         const u32 finite = magnitude < (113u << 23) ? subnormal : normal;

@@ -1,16 +1,16 @@
-// The kernels: reductions of every type by every operation, and copies.
+// The kernels: reductions of every type with every operation, and copies.
 //
-// Each works on a Batch of tasks. What a task's destination is aligned to cuts it into granules: 16 bytes each, the
-// first and the last of which may be there in part only. Where all operands lie as the destination does, whole granules
-// are read and written as such, several at once by each thread, so that the memory always has enough to do. All other
-// granules are gathered element by element. A thread has read all operands of a granule before it writes it, so the
-// destination may be one of them.
+// A kernel works on a Batch of tasks. A task's destination is divided into granules: aligned blocks of 16 bytes, of which the
+// first and the last may be partial. If all operands have the same offset in a granule as the destination, whole granules are
+// read and written, several at a time by each thread, to keep enough memory accesses in flight. All other granules are
+// gathered element by element. A thread reads a granule of all operands before it writes it, so the destination may be one
+// of the operands.
 //
-// Launched with (x, tasks) blocks of at most kMaxThreads; any number of them does the whole work.
+// Launched with (x, tasks) blocks of at most kMaxThreads threads. Any number of blocks does the whole work.
 #include "batch.h"
 #include "number.h"
 
-// Read where the launch put it, without a copy for each thread.
+// Read from parameter memory, without a copy for each thread.
 #ifndef FLEXRING_PARAMETER
 #define FLEXRING_PARAMETER(type) const __grid_constant__ type
 #endif
@@ -24,7 +24,7 @@ struct alignas(16) Granule {
 template <class E>
 constexpr int kElements = 16 / static_cast<int>(sizeof(typename E::Stored));
 
-// How many granules of each operand a thread reads at once: accumulators take four registers or more for each.
+// Granules of each operand that a thread reads at a time. Each takes four registers or more for its accumulators.
 template <class E>
 constexpr int kAtOnce = sizeof(typename E::Stored) == 1 ? 2 : 4;
 
@@ -92,7 +92,7 @@ struct Min {
     static __device__ __forceinline__ A of(A a, A b) { return E::minimum(a, b); }
 };
 
-// Widens what was read of an operand, and multiplies it.
+// Widens the granules of an operand, and multiplies them with its factor.
 template <class E, int kGranules>
 __device__ __forceinline__ void take(const Operand& operand, const Granule (&read)[kGranules],
                                      typename E::Acc (&values)[kGranules][kElements<E>]) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void take(const Operand& operand, const Granule (&rea
     }
 }
 
-// The same, and combines it with what was taken before.
+// Widens and multiplies the granules of an operand, and combines them with `sums`.
 template <class E, class Op, int kGranules>
 __device__ __forceinline__ void add(const Operand& operand, const Granule (&read)[kGranules],
                                     typename E::Acc (&sums)[kGranules][kElements<E>]) {
@@ -121,8 +121,8 @@ __device__ __forceinline__ void add(const Operand& operand, const Granule (&read
     }
 }
 
-// The same for an operand and the one after it, if there is one: both are read before either is needed. (Reading one ahead
-// is no substitute: the compiler gives both the same registers, and waits.)
+// Adds an operand and the next one, if there is one. Both are read before either is used. (Reading one operand ahead does not
+// work: the compiler gives both the same registers, and waits.)
 template <class E, class Op, int kGranules, bool kFirst, class Load>
 __device__ __forceinline__ void add_two(const Operand* operands, u32 nth, u32 count, Load load,
                                         typename E::Acc (&sums)[kGranules][kElements<E>]) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void add_two(const Operand* operands, u32 nth, u32 co
     if (both) add<E, Op, kGranules>(two, second, sums);
 }
 
-// Reduces some granules: `load` reads the g-th of them from an operand, or zeros where that is null; `store` writes it to
+// Reduces kGranules granules: `load` reads the g-th one from an operand, or zeros if the operand is null; `store` writes it to
 // the destination.
 template <class E, class Op, int kGranules, class Load, class Store>
 __device__ __forceinline__ void combine(const Operand* operands, u32 count, u32 divide, Load load, Store store) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void combine(const Operand* operands, u32 count, u32 
     for (int g = 0; g < kGranules; ++g) store(g, narrow<E>(sums[g]));
 }
 
-// Where an address is within its granule.
+// The offset of an address in its granule.
 __device__ __forceinline__ u32 skew_of(const void* at) {
     return static_cast<u32>(reinterpret_cast<u64>(at)) % 16;
 }
@@ -223,15 +223,15 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
     const Operand* operands = &batch.operands[task.first];
     Stored* const into = static_cast<Stored*>(task.into);
     const u64 count = task.count;
-    const u32 many = task.operands, divide = task.divide;
+    const u32 operand_count = task.operands, divide = task.divide;
     if (count == 0) return;
 
-    // Elements that the first granule lacks; and granules, of which those from `begin` to `end` are whole.
+    // `skew`: elements missing from the first granule. Granules from `begin` to `end` are whole.
     const u32 skew = skew_of(into) / sizeof(Stored);
     const u64 granules = (skew + count + kCount - 1) / kCount;
     const u64 begin = skew ? 1 : 0, end = (skew + count) / kCount;
     u32 apart = 0;
-    for (u32 nth = 0; nth < many; ++nth) apart |= skew_of(operands[nth].at) ^ skew_of(into);
+    for (u32 nth = 0; nth < operand_count; ++nth) apart |= skew_of(operands[nth].at) ^ skew_of(into);
     const u64 thread = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const u64 threads = static_cast<u64>(gridDim.x) * blockDim.x;
 
@@ -241,7 +241,7 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
         for (u64 at = begin + blockIdx.x * step * kGranules + threadIdx.x; at < end; at += threads * kGranules) {
             const u64 first = at * kCount - skew;
             combine<E, Op, kGranules>(
-                operands, many, divide,
+                operands, operand_count, divide,
                 [=](const void* from, int g) {
                     const Stored* elements = static_cast<const Stored*>(from) + first;
                     const bool there = from != nullptr && at + g * step < end;
@@ -253,7 +253,7 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
         }
     }
 
-    // What is left: the ends, which thread 0 and 1 see to, or everything.
+    // The rest: the partial granules, done by threads 0 and 1, or, if operands differ in offset, everything.
     for (u64 nth = thread; nth < (apart ? granules : 2); nth += threads) {
         const u64 at = apart == 0 && nth == 1 ? granules - 1 : nth;
         const bool whole = at >= begin && at < end;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
         const int from = at == 0 ? static_cast<int>(skew) : 0;
         const int to = at < end ? kCount : static_cast<int>(skew + count - end * kCount);
         combine<E, Op, 1>(
-            operands, many, divide,
+            operands, operand_count, divide,
             [=](const void* operand, int) {
                 const Stored* elements = static_cast<const Stored*>(operand) + first;
                 const bool aligned = whole && skew_of(elements) == 0;
@@ -278,7 +278,7 @@ __device__ __forceinline__ void reduce(const Batch& batch) {
     }
 }
 
-// The count is in bytes, and nothing needs be aligned.
+// Copies bytes. Neither side needs to be aligned.
 __device__ __forceinline__ void copy(const Batch& batch) {
     constexpr int kGranules = 4;
     const Task& task = batch.tasks[blockIdx.y];
@@ -300,7 +300,7 @@ __device__ __forceinline__ void copy(const Batch& batch) {
             const u64 here = at + g * step;
             if (here >= end) continue;
             const void* source = from + (here * 16 - skew);
-            // As wide as both sides' alignment allows.
+            // Reads as wide as the alignment of both sides allows.
             if (apart == 0) {
                 read[g] = *static_cast<const Granule*>(source);
             } else if (apart % 8 == 0) {
@@ -320,7 +320,7 @@ __device__ __forceinline__ void copy(const Batch& batch) {
         }
     }
     for (u64 nth = thread; nth < 32; nth += threads) {
-        // The bytes of the first granule, and those of the last.
+        // The bytes of the first granule, and of the last one.
         const u64 at = nth < 16 ? 0 : granules - 1;
         const bool whole = at >= begin && at < end, again = nth >= 16 && at == 0;
         const u64 place = at * 16 + nth % 16;
@@ -330,7 +330,7 @@ __device__ __forceinline__ void copy(const Batch& batch) {
 
 }  // namespace flexring
 
-// Every type by its name in src/dtype.rs, with every operation by its name.
+// One kernel for each type, named as in src/dtype.rs, and each operation.
 #define FLEXRING_OPERATIONS(with, name, type) \
     with(sum, Sum, name, type) with(prod, Prod, name, type) with(max, Max, name, type) with(min, Min, name, type)
 #define FLEXRING_REDUCTIONS(with)                \

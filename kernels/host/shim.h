@@ -1,5 +1,5 @@
-// What CUDA brings along, for a host compiler: enough to run the kernels' very source on a processor, thread after
-// thread. Compile without contraction (-ffp-contract=off).
+// The part of CUDA that the kernels use, for a host compiler: runs the same source on a CPU, one thread after another.
+// Compile without contraction (-ffp-contract=off).
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(most)
-// A copy for each thread would be most of the work.
+// Passed by reference, because a copy for each thread would take most of the time.
 #define FLEXRING_PARAMETER(type) const type&
 
 struct Index {
@@ -19,7 +19,7 @@ inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
 template <class To, class From>
 inline To same_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From), "as large");
+    static_assert(sizeof(To) == sizeof(From), "both types have the same size");
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;

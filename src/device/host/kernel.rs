@@ -1,12 +1,13 @@
 //! The reduction itself, written once for all types, operations and instruction sets.
 //!
-//! Owns the order in which memory is touched: in one pass, a group of elements at a time, each group read from
-//! all operands, combined in registers, and written. That order makes it all the same whether the destination
-//! is one of the operands. Groups are plain arrays of a fixed length, all loops over which the compiler unrolls
-//! and turns into vectors. Must not know which instruction set it is compiled for.
+//! Owns the order of memory accesses: one pass, a group of elements at a time, each group read from all operands, combined
+//! in registers, and written. With this order the destination may be one of the operands. Groups are arrays of a fixed
+//! length; the compiler unrolls and vectorizes all loops over them. Must not know which instruction set it is compiled
+//! for.
 
+use super::conversion::GROUP;
 use super::instructions::{Instructions, LINE};
-use super::lane::{GROUP, Lane};
+use super::lane::Lane;
 use super::number::{Combine, Number};
 use crate::device::{Finish, Job, Operand};
 use std::ops::Range;
@@ -16,8 +17,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 /// Runs a job.
 ///
 /// # Safety
-/// The job's pieces are valid and of one length, a multiple of the size of `L`, and aligned to it. There is
-/// an operand. The destination is one of the operands or overlaps none. The processor has the instructions `I`.
+/// The job's pieces are valid, all of one length, which is a multiple of the size of `L`, and aligned to that size. There is at
+/// least one operand. The destination is one of the operands or overlaps none. The processor has the instructions `I`.
 #[inline(always)]
 pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine>(job: &Job<'_>) {
     let reduction = Reduction::<L> {
@@ -30,50 +31,50 @@ pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine>(job: &Job<'_>)
         },
     };
     let plain = reduction.divisor.is_none() && job.operands.iter().all(|operand| operand.factor.is_none());
-    // A line that was read is in the cache already: then writing past it saves nothing, and costs some.
-    // Measured in place with k=2, f32, 64 MiB each, Cascade Lake: 14 GB/s, but 11 GB/s past the cache.
+    // In place, the lines of the destination are in the cache already, so non-temporal stores only cost time.
+    // Measured in place with k=2, f32, 64 MiB each, Cascade Lake: 14 GB/s, and 11 GB/s with non-temporal stores.
     let streaming = job.streaming && !job.operands.iter().any(|operand| operand.piece == job.into);
-    // SAFETY: passed on to the caller; there are as many operands as each is told.
+    // SAFETY: the caller has the same obligations; the constant is the number of operands.
     unsafe {
         match job.operands.len() {
-            2 if plain => reduction.exactly::<I, C, 2>(streaming),
-            3 if plain => reduction.exactly::<I, C, 3>(streaming),
-            4 if plain => reduction.exactly::<I, C, 4>(streaming),
-            8 if plain => reduction.exactly::<I, C, 8>(streaming),
-            _ => reduction.any::<I, C>(streaming),
+            2 if plain => reduction.fixed::<I, C, 2>(streaming),
+            3 if plain => reduction.fixed::<I, C, 3>(streaming),
+            4 if plain => reduction.fixed::<I, C, 4>(streaming),
+            8 if plain => reduction.fixed::<I, C, 8>(streaming),
+            _ => reduction.general::<I, C>(streaming),
         }
     }
 }
 
-/// Copies bytes past the cache.
+/// Copies bytes with non-temporal stores.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes, `into` for writes; they do not overlap. The processor has the
 /// instructions `I`.
 #[inline(always)]
-pub(super) unsafe fn copy_past_cache<I: Instructions>(into: *mut u8, from: *const u8, len: usize) {
+pub(super) unsafe fn copy_non_temporal<I: Instructions>(into: *mut u8, from: *const u8, len: usize) {
     const STEP: usize = GROUP * size_of::<u64>();
     let head = to_line(into.addr()).min(len);
     let tail = head + (len - head) / STEP * STEP;
-    // SAFETY: 0 <= head <= tail <= len, for which the caller vouches; all groups in between begin with a line.
+    // SAFETY: 0 <= head <= tail <= len, which the caller guarantees; every group in between starts a cache line.
     unsafe {
         copy_nonoverlapping(from, into, head);
         for at in (head..tail).step_by(STEP) {
             let group = from.add(at).cast::<[u64; GROUP]>().read_unaligned();
-            I::store_past_cache(into.add(at).cast(), group);
+            I::store_non_temporal(into.add(at).cast(), group);
         }
         copy_nonoverlapping(from.add(tail), into.add(tail), len - tail);
     }
     I::fence();
 }
 
-/// How many bytes it is from an address to the next line.
+/// Bytes from an address to the next start of a cache line.
 #[inline(always)]
 fn to_line(address: usize) -> usize {
     address.wrapping_neg() % LINE
 }
 
-/// A job whose type is known.
+/// A job with its element type.
 struct Reduction<'a, L: Lane> {
     into: *mut L,
     count: usize,
@@ -81,16 +82,16 @@ struct Reduction<'a, L: Lane> {
     divisor: Option<<L::Acc as Number>::Divisor>,
 }
 
-// The safety of all of these is that of `reduce`.
+// The safety requirements of these methods are those of `reduce`.
 impl<L: Lane> Reduction<'_, L> {
-    /// `K` operands without factors, nothing to be divided: what a step of a chain and the root of a small group
-    /// do. A known number lets the compiler unroll. (Measured with k=4, f16, in
-    /// the cache: 26 GB/s, but 19 GB/s in `any`.)
+    /// `K` operands without factors, and no division: the case of a step in a chain and of the root of a small group. A
+    /// constant number lets the compiler unroll the loop. (Measured with k=4, f16, in the cache: 26 GB/s, and 19 GB/s in
+    /// `general`.)
     #[inline(always)]
-    unsafe fn exactly<I: Instructions, C: Combine, const K: usize>(&self, streaming: bool) {
+    unsafe fn fixed<I: Instructions, C: Combine, const K: usize>(&self, streaming: bool) {
         let from: [*const L; K] = std::array::from_fn(|nth| elements(&self.operands[nth]));
         let group = |at| {
-            // SAFETY: the walk asks for whole groups within the operands.
+            // SAFETY: `walk` passes only positions of whole groups within the operands.
             unsafe {
                 let mut values = L::load::<I>(from[0].add(at));
                 for source in &from[1..] {
@@ -99,15 +100,15 @@ impl<L: Lane> Reduction<'_, L> {
                 L::round::<I>(values)
             }
         };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller has the same obligations.
         unsafe { self.walk::<I, C>(streaming, group) }
     }
 
-    /// Any number of operands, with factors if need be.
+    /// Any number of operands, with factors and a division if the job has them.
     #[inline(always)]
-    unsafe fn any<I: Instructions, C: Combine>(&self, streaming: bool) {
+    unsafe fn general<I: Instructions, C: Combine>(&self, streaming: bool) {
         let load = |operand: &Operand, at| {
-            // SAFETY: the walk asks for whole groups within the operands.
+            // SAFETY: `walk` passes only positions of whole groups within the operands.
             let mut values = unsafe { L::load::<I>(elements::<L>(operand).add(at)) };
             if let Some(factor) = operand.factor {
                 let factor = L::Acc::factor(factor);
@@ -127,15 +128,15 @@ impl<L: Lane> Reduction<'_, L> {
                     *value = value.quotient(divisor);
                 }
             }
-            // SAFETY: the caller vouches for the instructions.
+            // SAFETY: the caller guarantees the instructions.
             unsafe { L::round::<I>(values) }
         };
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller has the same obligations.
         unsafe { self.walk::<I, C>(streaming, group) }
     }
 
-    /// Writes whole groups as `group` makes them, given their first element's number, and what is left over at the ends
-    /// element by element.
+    /// Writes whole groups, which `group` computes from the position of their first element, and the remaining elements at
+    /// both ends one by one.
     #[inline(always)]
     unsafe fn walk<I: Instructions, C: Combine>(&self, streaming: bool, group: impl Fn(usize) -> [L; GROUP]) {
         let head = if streaming { to_line(self.into.addr()) / size_of::<L>() } else { 0 };
@@ -143,15 +144,15 @@ impl<L: Lane> Reduction<'_, L> {
         let tail = head + (self.count - head) / GROUP * GROUP;
         for at in (head..tail).step_by(GROUP) {
             let values = group(at);
-            // Keeps the compiler from vectorising this loop, too, across groups, with all the shuffling that
-            // it takes. (Measured with k=2, f32, 64 MiB each: 3.4 GB/s without this, 10.5 GB/s with it.)
+            // Keeps the compiler from vectorizing across groups, which takes many shuffles. (Measured with k=2, f32,
+            // 64 MiB each: 3.4 GB/s without this, 10.5 GB/s with it.)
             compiler_fence(Ordering::SeqCst);
-            // SAFETY: at + GROUP <= tail <= count, for which the caller vouches. When streaming, the first of
-            // the groups begins with a line, so that all are aligned to their size or to a line.
+            // SAFETY: at + GROUP <= tail <= count, which the caller guarantees. When streaming, the first group
+            // starts a cache line, so all are aligned to their size or to a line.
             unsafe {
                 let into = self.into.add(at);
                 if streaming {
-                    I::store_past_cache(into, values);
+                    I::store_non_temporal(into, values);
                 } else {
                     into.cast::<[L; GROUP]>().write_unaligned(values);
                 }
@@ -160,20 +161,20 @@ impl<L: Lane> Reduction<'_, L> {
         if streaming {
             I::fence();
         }
-        // SAFETY: neither reaches beyond count, for which the caller vouches.
+        // SAFETY: both ranges end at or before count, which the caller guarantees.
         unsafe {
             self.one_by_one::<C>(0..head);
             self.one_by_one::<C>(tail..self.count);
         }
     }
 
-    /// Makes and writes these elements of the result. Compiled once for all instruction sets: it is for the few
-    /// that are no whole group.
+    /// Computes and writes the elements in `range`. Compiled once for all instruction sets, because it handles only the few
+    /// elements outside of whole groups.
     #[inline(never)]
     unsafe fn one_by_one<C: Combine>(&self, range: Range<usize>) {
         for at in range {
             let load = |operand: &Operand| {
-                // SAFETY: the caller vouches for all operands within the range.
+                // SAFETY: the caller guarantees all operands within the range.
                 let value = unsafe { *elements::<L>(operand).add(at) }.widen();
                 operand.factor.map_or(value, |factor| value.product(L::Acc::factor(factor)))
             };
@@ -181,13 +182,13 @@ impl<L: Lane> Reduction<'_, L> {
             let value =
                 self.operands[1..].iter().fold(first, |value, operand| C::combine(value, load(operand)));
             let value = self.divisor.map_or(value, |divisor| value.quotient(divisor));
-            // SAFETY: the caller vouches for the destination within the range.
+            // SAFETY: the caller guarantees the destination within the range.
             unsafe { *self.into.add(at) = L::narrow(value) };
         }
     }
 }
 
-/// Where an operand's elements are.
+/// The first element of an operand.
 #[inline(always)]
 fn elements<L>(operand: &Operand) -> *const L {
     operand.piece.as_ptr().cast_const().cast()

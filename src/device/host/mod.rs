@@ -1,8 +1,19 @@
 //! The host device: reductions and copies by the calling thread.
 //!
-//! Owns the choice of the instruction set, at run time, and the checks that make a job safe to run. A job is
-//! done when it is submitted. Must not know what the loops look like.
+//! Owns the choice of the instruction set at run time, and the checks that make a job safe to run. `submit` runs the job to
+//! completion. Must not know how the loops work.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `number` | the arithmetic of one accumulator |
+//! | `conversion` | conversions of 16-bit floats in plain code |
+//! | `instructions` | the intrinsics of each instruction set |
+//! | `lane` | how element types are stored, widened and rounded |
+//! | `kernel` | the reduction, generic over type, operation and instruction set |
+//! | `compiled` | the kernels compiled for each instruction set |
 
+mod compiled;
+mod conversion;
 mod instructions;
 mod kernel;
 mod lane;
@@ -14,31 +25,32 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::memory::Piece;
+use compiled::Compiled;
 use half::{bf16, f16};
-use instructions::Instructions;
 use lane::Lane;
 
+/// A kernel for one type, operation and instruction set.
 type Reduce = unsafe fn(&Job<'_>);
 
-/// What is compiled once per instruction set.
+/// The kernels of one instruction set.
 #[derive(Clone, Copy, Debug)]
 struct Kernels {
     reduce: fn(DType, Arithmetic) -> Reduce,
-    copy_past_cache: unsafe fn(*mut u8, *const u8, usize),
+    copy_non_temporal: unsafe fn(*mut u8, *const u8, usize),
 }
 
 impl Kernels {
-    fn of<I: Instructions>() -> Self {
-        Self { reduce: by_dtype::<I>, copy_past_cache: I::copy_past_cache }
+    fn of<I: Compiled>() -> Self {
+        Self { reduce: by_dtype::<I>, copy_non_temporal: I::copy_non_temporal }
     }
 
-    /// The kernels for `simd`, if they are compiled in and this processor can run them.
+    /// The kernels for `simd`, if this build has them and this processor can run them.
     fn find(simd: Simd) -> Option<Self> {
         match simd {
-            Simd::Scalar => Some(Self::of::<instructions::baseline::Here>()),
+            Simd::Scalar => Some(Self::of::<instructions::baseline::Baseline>()),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") => {
-                Some(Self::of::<instructions::avx2::Here>())
+                Some(Self::of::<instructions::avx2::Avx2>())
             }
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512
@@ -47,17 +59,17 @@ impl Kernels {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl") =>
             {
-                Some(Self::of::<instructions::avx512::Here>())
+                Some(Self::of::<instructions::avx512::Avx512>())
             }
-            // In the baseline of its architecture.
+            // NEON is in the baseline of its architecture.
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => Some(Self::of::<instructions::neon::Here>()),
+            Simd::Neon => Some(Self::of::<instructions::neon::Neon>()),
             _ => None,
         }
     }
 }
 
-fn by_dtype<I: Instructions>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
+fn by_dtype<I: Compiled>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
     let of = match dtype {
         DType::I8 => by_arithmetic::<I, i8>,
         DType::U8 => by_arithmetic::<I, u8>,
@@ -75,7 +87,7 @@ fn by_dtype<I: Instructions>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
     of(arithmetic)
 }
 
-fn by_arithmetic<I: Instructions, L: Lane>(arithmetic: Arithmetic) -> Reduce {
+fn by_arithmetic<I: Compiled, L: Lane>(arithmetic: Arithmetic) -> Reduce {
     match arithmetic {
         Arithmetic::Sum => I::reduce::<L, number::Sum>,
         Arithmetic::Prod => I::reduce::<L, number::Prod>,
@@ -84,7 +96,7 @@ fn by_arithmetic<I: Instructions, L: Lane>(arithmetic: Arithmetic) -> Reduce {
     }
 }
 
-/// Reduces and copies on the thread that submits.
+/// The host device: reduces and copies on the thread that submits a job.
 #[derive(Debug)]
 pub struct Host {
     simd: Simd,
@@ -103,8 +115,8 @@ impl Host {
         if simd == Simd::Auto { best() } else { find(simd) }.ok_or_else(|| {
             let best = best().map_or("scalar", |host| host.simd.name());
             Error::unsupported(format!(
-                "the instruction set {} is not to be had on this processor; the best one here is {best}, \
-                     which FLEXRING_SIMD=auto chooses",
+                "this processor lacks the instruction set {}; the best one it has is {best}, which FLEXRING_SIMD=auto \
+                     chooses",
                 simd.name()
             ))
         })
@@ -125,19 +137,19 @@ impl Device for Host {
         if let Some(from) = copied {
             let from = from.as_ptr();
             if from == into {
-                // It is there already.
+                // Nothing to copy.
             } else if job.streaming {
-                // SAFETY: both pieces have `len` bytes and do not overlap, as was checked. The kernels were
-                // found for this processor.
-                unsafe { (self.kernels.copy_past_cache)(into, from, len) }
+                // SAFETY: `check` verified that both pieces have `len` bytes and do not overlap. `find` verified that the
+                // processor runs the kernels.
+                unsafe { (self.kernels.copy_non_temporal)(into, from, len) }
             } else {
-                // SAFETY: both pieces have `len` bytes and do not overlap, as was checked.
+                // SAFETY: `check` verified that both pieces have `len` bytes and do not overlap.
                 unsafe { std::ptr::copy_nonoverlapping(from, into, len) }
             }
         } else if len > 0 {
             let reduce = (self.kernels.reduce)(job.dtype, job.arithmetic);
-            // SAFETY: lengths, alignment and overlap are as was checked, and of the job's own type. The kernels
-            // were found for this processor.
+            // SAFETY: `check` verified lengths, alignment and overlap for the job's type. `find` verified that the processor
+            // runs the kernels.
             unsafe { reduce(job) };
         }
         Ok(Submitted::Done)
@@ -150,7 +162,7 @@ impl Device for Host {
     fn give_up(&mut self) {}
 }
 
-/// What the job copies, if that is all it does.
+/// The source of a job that only copies.
 fn only_copied(job: &Job<'_>) -> Option<Piece> {
     match job.operands {
         [only] if only.factor.is_none() && matches!(job.finish, Finish::Keep | Finish::Divide(1)) => {
@@ -160,36 +172,36 @@ fn only_copied(job: &Job<'_>) -> Option<Piece> {
     }
 }
 
-/// Refuses a job that the kernels could not run without touching memory that is not theirs.
+/// Rejects a job that would have the kernels access memory outside of its pieces.
 fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
-    let refused = |why: String| {
-        Err(Error::internal(format!("the host device was given a job over {} that {why}", job.dtype.name())))
+    let refuse = |why: String| {
+        Err(Error::internal(format!("the host device received a job of {} that {why}", job.dtype.name())))
     };
     let (into, len, size) = (job.into, job.into.len(), job.dtype.size());
     if job.operands.is_empty() {
-        return refused("has no operand".to_owned());
+        return refuse("has no operand".to_owned());
     }
     if job.finish == Finish::Divide(0) {
-        return refused("divides by 0 ranks".to_owned());
+        return refuse("divides by 0 ranks".to_owned());
     }
     if !len.is_multiple_of(size) {
-        return refused(format!("ends within an element, after {len} bytes"));
+        return refuse(format!("ends within an element, after {len} bytes"));
     }
     for operand in job.operands {
         let piece = operand.piece;
         if piece.len() != len {
-            return refused(format!("has an operand of {} bytes for {len}", piece.len()));
+            return refuse(format!("has an operand of {} bytes for {len}", piece.len()));
         }
         let distance = piece.as_ptr().addr().abs_diff(into.as_ptr().addr());
         if distance != 0 && distance < len {
-            return refused(format!("has an operand that overlaps the destination but for {distance} bytes"));
+            return refuse(format!("has an operand that overlaps the destination but for {distance} bytes"));
         }
     }
-    // An empty piece may point anywhere.
+    // An empty piece may have any address.
     if !only_copied && len > 0 {
         let aligned = |piece: Piece| piece.as_ptr().addr().is_multiple_of(size);
         if !aligned(into) || !job.operands.iter().all(|operand| aligned(operand.piece)) {
-            return refused(format!("is not aligned to {size} bytes"));
+            return refuse(format!("is not aligned to {size} bytes"));
         }
     }
     Ok(())

@@ -1,12 +1,11 @@
 //! The arithmetic of one accumulator.
 //!
-//! Owns what addition, maximum, factor and division mean for each type that values are accumulated in. All of
-//! it is free of branches, so that the compiler can turn a loop over it into vector instructions. Must not
-//! know how values are stored nor where.
+//! Owns addition, multiplication, maximum, minimum, factors and division for each accumulator type. All of it is free of
+//! branches, so that the compiler can vectorize loops over it. Must not know how or where values are stored.
 
-/// A type that values are accumulated in.
+/// An accumulator type.
 pub(super) trait Number: Copy {
-    /// A number of ranks, made ready to divide by.
+    /// A number of ranks, prepared for division.
     type Divisor: Copy;
 
     fn sum(self, other: Self) -> Self;
@@ -14,15 +13,15 @@ pub(super) trait Number: Copy {
     fn maximum(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
 
-    /// The factor as a number of this type.
+    /// `factor` converted to this type.
     fn factor(factor: f64) -> Self;
 
-    /// `ranks` is at least 2.
+    /// Prepares a division by `ranks`, at least 2.
     fn divisor(ranks: u32) -> Self::Divisor;
     fn quotient(self, divisor: Self::Divisor) -> Self;
 }
 
-/// One of the four operations, as a type, so that each has a loop of its own.
+/// One of the four operations as a type, so that the compiler generates a loop for each.
 pub(super) trait Combine {
     fn combine<N: Number>(left: N, right: N) -> N;
 }
@@ -59,17 +58,17 @@ macro_rules! float {
             #[inline(always)]
             fn maximum(self, other: Self) -> Self {
                 let larger = if self > other { self } else { other };
-                // Equal numbers have equal bits, but for zeros: there the sign is that of both or none.
+                // Equal numbers have equal bits, except for zeros: the result is -0 only if both are.
                 let tie = Self::from_bits(self.to_bits() & other.to_bits());
                 let value = if self == other { tie } else { larger };
-                // A NaN on the right has been chosen above, since nothing is greater than it.
+                // If `other` is NaN, the comparison above has chosen it.
                 if self.is_nan() { self } else { value }
             }
 
             #[inline(always)]
             fn minimum(self, other: Self) -> Self {
                 let smaller = if self < other { self } else { other };
-                // As above, but the sign is that of either.
+                // As above, but the result is -0 if either zero is.
                 let tie = Self::from_bits(self.to_bits() | other.to_bits());
                 let value = if self == other { tie } else { smaller };
                 if self.is_nan() { self } else { value }
@@ -138,16 +137,16 @@ macro_rules! integer {
     )*};
 }
 
-// No processor divides vectors of integers, so all multiply by a reciprocal or divide as floats.
+// Processors have no vector division of integers, so these multiply by a reciprocal or divide as floats.
 integer! {
     i8: i32, reciprocal_8, |a: i8, n: i32| {
-        // The product is a little too far from 0, so below it the shift gives one less than the quotient.
+        // The product is slightly too large in magnitude, so for negative numbers the shift gives the quotient minus 1.
         let a = i32::from(a);
         (((a * n) >> 16) - (a >> 31)) as i8
     };
     u8: i32, reciprocal_8, |a: u8, n: i32| ((i32::from(a) * n) >> 16) as u8;
-    // The quotient of a 32-bit a and n that is no whole number is at least 1/n away from one, which is more
-    // than the rounding error of an f64, so that truncating the float gives the truncated quotient.
+    // A quotient a / n of 32-bit numbers that is not an integer differs from every integer by at least 1/n, which is more
+    // than the rounding error of an f64. So truncating the float gives the truncated quotient.
     i32: f64, f64::from, |a: i32, n: f64| {
         // SAFETY: n >= 2, so the quotient is finite and fits.
         unsafe { (f64::from(a) / n).to_int_unchecked::<i32>() }
@@ -163,19 +162,17 @@ integer! {
     u64: Reciprocal, Reciprocal::of, |a, n: Reciprocal| n.times(a);
 }
 
-/// The least whole number above 2^16 / n, which is exact enough for 8-bit numbers, as [`Reciprocal`] explains for
-/// 64-bit ones.
+/// The least integer above 2^16 / n. It is precise enough for 8-bit numbers; [`Reciprocal`] explains why.
 #[inline(always)]
 fn reciprocal_8(ranks: u32) -> i32 {
-    // Whatever is divided by 256 or more gives 0.
+    // An 8-bit number divided by 256 or more is 0.
     (1 << 16) / ranks.min(256) as i32 + 1
 }
 
 /// 2^128 / n, rounded up, for an n from 2 to 2^32.
 ///
-/// It exceeds the true reciprocal by less than 2^-128, so the product with a 64-bit a is too large by less
-/// than 2^-64, which is less than the 1/n that would be needed to reach the next whole number. Two
-/// multiplications take the place of a division of some 40 to 90 cycles.
+/// It exceeds the true reciprocal by less than 2^-128, so the product with a 64-bit a is too large by less than 2^-64, which
+/// is less than the 1/n that would reach the next integer. Two multiplications replace a division of 40 to 90 cycles.
 #[derive(Clone, Copy)]
 pub(super) struct Reciprocal {
     high: u64,
@@ -189,7 +186,7 @@ impl Reciprocal {
         Self { high: (value >> 64) as u64, low: value as u64 }
     }
 
-    /// The whole part of `a / n`.
+    /// `a / n`, rounded down.
     #[inline(always)]
     fn times(self, a: u64) -> u64 {
         let low = (u128::from(self.low) * u128::from(a)) >> 64;
