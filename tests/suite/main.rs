@@ -18,6 +18,7 @@ mod collectives;
 mod descriptions;
 mod failures;
 mod header;
+mod imports;
 mod lives;
 mod pipeline;
 mod planners;
