@@ -26,35 +26,9 @@ pub(super) fn piece(bytes: &mut [u8]) -> Piece {
     unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }
 
-/// A seeded source of random numbers (splitmix64).
-#[derive(Clone, Copy)]
-pub(super) struct Random(pub u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// `len` random bytes.
-    pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        for word in bytes.chunks_mut(8) {
-            word.copy_from_slice(&self.next().to_le_bytes()[..word.len()]);
-        }
-        bytes
-    }
-
-    /// True with a probability of 1 in `times`.
-    #[cfg(feature = "verbs")]
-    pub(super) fn once_in(&mut self, times: usize) -> bool {
-        self.below(times) == 0
-    }
+/// `len` random bytes.
+pub(super) fn random_bytes(random: &mut fastrand::Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes);
+    bytes
 }

@@ -4,7 +4,7 @@ use super::*;
 
 use crate::error::ErrorKind;
 use crate::transport::Event;
-use crate::transport::fixtures::{Random, call, piece};
+use crate::transport::fixtures::{call, piece, random_bytes};
 use rustix::event::{PollFd, PollFlags};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::mpsc;
@@ -99,13 +99,13 @@ fn expect_no_event(tcp: &mut Tcp) {
 
 /// The messages from one rank to another in one call: 1 byte to 2 MiB each, small ones as often as large ones.
 fn messages(from: Rank, to: Rank, sequence: u64, seed: u64) -> Vec<Vec<u8>> {
-    let mut random = Random(seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24);
-    let count = random.below(40);
+    let mut random = fastrand::Rng::with_seed(seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24);
+    let count = random.usize(..40);
     (0..count)
         .map(|_| {
-            let scale = random.below(22);
-            let len = 1 + random.below(1 << scale);
-            random.bytes(len)
+            let scale = random.usize(..22);
+            let len = 1 + random.usize(..1 << scale);
+            random_bytes(&mut random, len)
         })
         .collect()
 }

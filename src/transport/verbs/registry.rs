@@ -109,7 +109,7 @@ impl RegisteredMemory {
 /// Memory that the user has registered.
 struct RegistryEntry {
     region: Arc<RegisteredMemory>,
-    /// How many times.
+    /// Registrations that are not reverted yet, at least 1.
     count: usize,
 }
 

@@ -192,7 +192,7 @@ impl Verbs {
         self.peers[index].schedule(&mut self.run_queue);
     }
 
-    /// Handles all completions.
+    /// Polls all completion queues until they are empty.
     fn poll_completions(&mut self) -> Result<()> {
         let Self { devices, peers, run_queue, .. } = self;
         let mut any = false;

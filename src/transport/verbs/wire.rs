@@ -24,7 +24,7 @@ pub(super) const MAX_EAGER_BYTES: usize = 4096;
 /// RDMA ports that a rank uses at most.
 pub(super) const MAX_RAILS: usize = 8;
 
-/// An encoded [`crate::call::Call`].
+/// A [`Call`](crate::call::Call) as five little-endian words.
 pub(super) type CallEntry = [U64; 5];
 
 /// Bytes of an encoded call.
@@ -73,7 +73,7 @@ pub(super) struct ImmData {
 }
 
 impl ImmData {
-    /// The 32 bits.
+    /// Encodes the immediate data in 32 bits.
     pub(super) fn pack(self) -> u32 {
         let (kind, number) = match self.kind {
             ImmKind::Call => (0, 0),
@@ -88,7 +88,7 @@ impl ImmData {
         kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
     }
 
-    /// What the 32 bits mean. Every value means something.
+    /// Decodes 32 bits. Every value is valid.
     pub(super) fn unpack(bits: u32) -> Self {
         let number = u64::from(bits) % MESSAGE_NUMBERS;
         let kind = match bits >> 29 {
@@ -136,15 +136,15 @@ impl ClearToSend {
 pub(super) struct DeliveryReport {
     /// Not 0 if the peer's call has arrived.
     pub call_received: U64,
-    /// CTS entries have arrived for all messages below this number,
+    /// CTS entries have arrived for all messages below this number.
     pub cts_base: U64,
-    /// and for those from `cts_base` on whose bit is set.
+    /// Later CTS entries that have arrived: bit i stands for message `cts_base + i`.
     pub cts_bits: U64,
     /// Eager messages that have arrived, by bit.
     pub eager_bits: U64,
-    /// All messages below this number have arrived,
+    /// All messages below this number have arrived.
     pub received_base: U64,
-    /// and those from `received_base` on whose bit is set.
+    /// Later messages that have arrived: bit i stands for message `received_base + i`.
     pub received_bits: U64,
 }
 
@@ -181,7 +181,7 @@ fn contains(number: u64, base: U64, bits: U64) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct RecoveryState {
-    /// The current epoch.
+    /// The epoch that the reporting rank is in.
     pub epoch: U64,
     /// By parity of the epoch.
     pub reports: [DeliveryReport; 2],

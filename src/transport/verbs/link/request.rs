@@ -34,7 +34,7 @@ impl RequestKind {
 /// The bytes that a request writes, and their destination.
 #[derive(Clone, Debug)]
 pub(in super::super) enum Payload {
-    /// No bytes.
+    /// A write of no bytes, for its immediate data or its completion.
     Empty,
     /// This range of the local side of the control buffer, to the same range of the peer's remote side.
     Control(EntryRange),

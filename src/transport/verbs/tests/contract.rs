@@ -65,7 +65,7 @@ fn messages_are_sent_from_and_received_into_gpu_memory_and_flushed() {
         let setup = LinkSetup { on_gpu: true, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
             rank.verbs.set_gpus(GpuRegistrar::with_fake_driver());
-            let mut pool = SlotPool::on_gpu(2 * WINDOW);
+            let mut pool = MessagePool::on_gpu(2 * WINDOW);
             assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
             rank.registrar.register(pool.whole)?;
             (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut pool))?;
@@ -84,7 +84,7 @@ fn registered_memory_is_used_in_place_and_other_memory_is_staged() {
         let setup = LinkSetup { registration: Registration::Stage, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
             assert!(rank.verbs.stages_host_memory());
-            let mut pool = SlotPool::new(2 * WINDOW);
+            let mut pool = MessagePool::new(2 * WINDOW);
             assert!(!rank.verbs.can_send_from(pool.whole) && !rank.verbs.can_recv_into(pool.whole));
             rank.registrar.register(pool.whole)?;
             (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut pool))?;

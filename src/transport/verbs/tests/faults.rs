@@ -22,7 +22,7 @@ fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
     with_timeout(LIMIT, move || {
         let act = |rank: &mut ConnectedRank| {
             // The pool outlives the links on every path.
-            let mut pool = SlotPool::new(4 * LENS.len());
+            let mut pool = MessagePool::new(4 * LENS.len());
             let outcome = (1..3).try_for_each(|sequence| rank.exchange(sequence, &LENS, &mut pool));
             if outcome.is_err() {
                 rank.verbs.abort();

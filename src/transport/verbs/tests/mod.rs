@@ -136,7 +136,7 @@ impl LinkSetup {
     }
 }
 
-/// One connected rank.
+/// One rank of a test, connected to all others.
 struct ConnectedRank {
     me: Rank,
     ranks: usize,
@@ -285,7 +285,7 @@ impl PeerExchange {
     }
 }
 
-/// Memory for messages.
+/// Where the messages of a test are sent from and received into.
 trait MessageMemory {
     fn take(&mut self, len: usize) -> Piece;
     fn release(&mut self, piece: Piece);
@@ -305,13 +305,13 @@ impl MessageMemory for HeapMemory {
 }
 
 /// Slots of one sub-chunk each, reused.
-struct SlotPool {
+struct MessagePool {
     slots: Vec<Piece>,
     whole: Piece,
     _bytes: Vec<u8>,
 }
 
-impl SlotPool {
+impl MessagePool {
     fn new(slots: usize) -> Self {
         let mut bytes = vec![0; slots * SUBCHUNK];
         let whole = piece(&mut bytes);
@@ -333,7 +333,7 @@ impl SlotPool {
     }
 }
 
-impl MessageMemory for SlotPool {
+impl MessageMemory for MessagePool {
     fn take(&mut self, len: usize) -> Piece {
         self.slots.pop().expect("enough slots").narrow(0, len)
     }

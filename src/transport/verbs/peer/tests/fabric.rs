@@ -7,9 +7,9 @@
 //! arrive at the other end. An unsignalled write completes only if it fails.
 
 use super::super::wr_id;
-use crate::transport::fixtures::Random;
 use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
+use fastrand::Rng;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ struct SimulatedQp {
     delivered: usize,
     /// Writes that were on the wire when this end broke.
     on_the_wire: VecDeque<InFlightWrite>,
-    /// Receives posted.
+    /// Receives posted and not completed.
     receives: usize,
     broken: bool,
     rail: usize,
@@ -94,7 +94,7 @@ impl Fabric {
     }
 
     /// Executes the calls that a queue pair of this rank recorded.
-    pub(super) fn execute(&mut self, rank: usize, qp: usize, recorded: RecordedCalls, random: &mut Random) {
+    pub(super) fn execute(&mut self, rank: usize, qp: usize, recorded: RecordedCalls, random: &mut Rng) {
         if recorded.in_error {
             self.break_end(rank, qp, FLUSHED, random);
         }
@@ -113,7 +113,7 @@ impl Fabric {
                 continue;
             }
             let mut write = InFlightWrite { request, bytes: None };
-            if random.once_in(2) {
+            if random.usize(..2) == 0 {
                 write.read();
             }
             end.in_flight.push_back(write);
@@ -163,7 +163,7 @@ impl Fabric {
     }
 
     /// Breaks this end if the other end is broken and a write of this end waits for an acknowledgement.
-    pub(super) fn time_out(&mut self, rank: usize, qp: usize, random: &mut Random) {
+    pub(super) fn time_out(&mut self, rank: usize, qp: usize, random: &mut Rng) {
         let ends = &self.qps[qp];
         if ends[1 - rank].broken && !ends[rank].in_flight.is_empty() {
             self.break_end(rank, qp, RETRY_EXCEEDED, random);
@@ -171,16 +171,16 @@ impl Fabric {
     }
 
     /// Breaks one end. Everything in flight there fails, the oldest with this status; some of it may be on the wire.
-    pub(super) fn break_end(&mut self, rank: usize, qp: usize, first: WcStatus, random: &mut Random) {
+    pub(super) fn break_end(&mut self, rank: usize, qp: usize, first: WcStatus, random: &mut Rng) {
         let end = &mut self.qps[qp][rank];
         if std::mem::replace(&mut end.broken, true) {
             return;
         }
         let queue = &mut self.queues[rank][end.rail];
-        let on_the_wire = random.below(end.in_flight.len() - end.delivered + 1);
+        let on_the_wire = random.usize(..end.in_flight.len() - end.delivered + 1);
         let mut status = first;
         for (number, mut write) in end.in_flight.drain(..).enumerate() {
-            while end.receives > 0 && random.once_in(4) {
+            while end.receives > 0 && random.usize(..4) == 0 {
                 queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
                 end.receives -= 1;
             }
@@ -198,7 +198,7 @@ impl Fabric {
     }
 
     /// Destroys the queue pairs of a rank.
-    pub(super) fn destroy(&mut self, rank: usize, random: &mut Random) {
+    pub(super) fn destroy(&mut self, rank: usize, random: &mut Rng) {
         for qp in 0..self.qps.len() {
             self.break_end(rank, qp, FLUSHED, random);
         }

@@ -8,10 +8,11 @@ use super::{Peer, wr_id};
 use crate::error::{Error, ErrorKind};
 use crate::test_effort::cases;
 use crate::transport::Events;
-use crate::transport::fixtures::{Random, call};
+use crate::transport::fixtures::call;
 use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{Completion, RecordedCalls, Shim, Verb, WcStatus};
 use crate::transport::verbs::wire::{ImmData, ImmKind, WINDOW};
+use fastrand::Rng;
 use rustix::io::Errno;
 use scenario::{Scenario, ScenarioCall};
 use simulation::Simulation;
@@ -73,13 +74,13 @@ fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
     let seeds = cases(4_000);
     let Summary { failed, .. } = run_all(seeds, |seed| {
         let scenario = Scenario::new(seed, 3);
-        let random = &mut Random(seed ^ 1 << 32);
+        let random = &mut Rng::with_seed(seed ^ 1 << 32);
         let connecting = RECV_DEPTH * scenario.rails.len();
         let shims = [(), ()].map(|()| {
-            let (verb, k) = match random.below(4) {
-                0 => (Verb::PostSend, scenario.rails.len() + random.below(40)),
-                1 => (Verb::PostRecv, connecting + random.below(40)),
-                2 => (Verb::ModifyQpToErr, random.below(3)),
+            let (verb, k) = match random.usize(..4) {
+                0 => (Verb::PostSend, scenario.rails.len() + random.usize(..40)),
+                1 => (Verb::PostRecv, connecting + random.usize(..40)),
+                2 => (Verb::ModifyQpToErr, random.usize(..3)),
                 _ => return Shim::none(),
             };
             Shim::failing(verb, k as u64, Errno::IO.raw_os_error())

@@ -1,8 +1,9 @@
 //! Scenarios of the simulation: which calls two ranks make, with which messages, and which faults occur.
 
-use crate::transport::fixtures::Random;
+use crate::transport::fixtures::random_bytes;
 use crate::transport::verbs::objects::Shim;
 use crate::transport::verbs::wire::MAX_EAGER_BYTES;
+use fastrand::Rng;
 
 /// Bytes of the longest message.
 pub(super) const LONGEST: usize = 20 << 10;
@@ -34,16 +35,16 @@ pub(super) struct ScenarioCall {
 impl Scenario {
     /// The scenario of a seed, with up to this many breaks.
     pub(super) fn new(seed: u64, breaks: usize) -> Self {
-        let mut random = Random(seed);
-        let qps = 1 + random.below(4);
-        let (mine, theirs) = (1 + random.below(qps), 1 + random.below(qps));
-        let calls = 1 + random.below(4);
+        let mut random = Rng::with_seed(seed);
+        let qps = 1 + random.usize(..4);
+        let (mine, theirs) = (1 + random.usize(..qps), 1 + random.usize(..qps));
+        let calls = 1 + random.usize(..4);
         Self {
             seed,
             rails: (0..qps).map(|qp| (qp % mine, qp % theirs)).collect(),
             calls: (0..calls).map(|_| ScenarioCall::random(&mut random)).collect(),
-            breaks: if breaks == 0 { 0 } else { random.below(breaks + 1) },
-            unbroken: (!random.once_in(4)).then(|| random.below(qps)),
+            breaks: if breaks == 0 { 0 } else { random.usize(..breaks + 1) },
+            unbroken: (random.usize(..4) != 0).then(|| random.usize(..qps)),
             shims: [Shim::none(), Shim::none()],
             stepwise: false,
         }
@@ -51,25 +52,26 @@ impl Scenario {
 }
 
 impl ScenarioCall {
-    fn random(random: &mut Random) -> Self {
-        let lens = |random: &mut Random| {
-            let most = [1, 3, 8, 100][random.below(4)];
-            (0..random.below(most + 1)).map(|_| message_len(random)).collect()
+    fn random(random: &mut Rng) -> Self {
+        let lens = |random: &mut Rng| {
+            let most = [1, 3, 8, 100][random.usize(..4)];
+            (0..random.usize(..most + 1)).map(|_| message_len(random)).collect()
         };
-        Self { uses_link: !random.once_in(6), lens: [lens(random), lens(random)] }
+        Self { uses_link: random.usize(..6) != 0, lens: [lens(random), lens(random)] }
     }
 }
 
-fn message_len(random: &mut Random) -> usize {
-    match random.below(8) {
-        0..=3 => 1 + random.below(64),
-        4 | 5 => MAX_EAGER_BYTES - 2 + random.below(5),
-        6 => 1 + random.below(MAX_EAGER_BYTES),
-        _ => 1 + random.below(LONGEST),
+fn message_len(random: &mut Rng) -> usize {
+    match random.usize(..8) {
+        0..=3 => 1 + random.usize(..64),
+        4 | 5 => MAX_EAGER_BYTES - 2 + random.usize(..5),
+        6 => 1 + random.usize(..MAX_EAGER_BYTES),
+        _ => 1 + random.usize(..LONGEST),
     }
 }
 
 /// The bytes of a message, unique to it.
 pub(super) fn content(seed: u64, from: usize, sequence: u64, number: usize, len: usize) -> Vec<u8> {
-    Random(seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20).bytes(len)
+    let seed = seed ^ (from as u64) << 60 ^ sequence << 40 ^ (number as u64) << 20;
+    random_bytes(&mut Rng::with_seed(seed), len)
 }

@@ -6,7 +6,7 @@ use super::fabric::{Fabric, RETRY_EXCEEDED};
 use super::scenario::{LONGEST, Scenario, content};
 use crate::error::{Error, ErrorKind};
 use crate::memory::Piece;
-use crate::transport::fixtures::{Random, call, piece};
+use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::control_buffer::ControlBuffer;
 use crate::transport::verbs::link::{Link, RECV_DEPTH, SEND_DEPTH};
 use crate::transport::verbs::objects::{
@@ -15,6 +15,7 @@ use crate::transport::verbs::objects::{
 use crate::transport::verbs::registry::{MemoryRegistry, RegisteredMemory};
 use crate::transport::verbs::wire::{ControlLayout, ImmData, ImmKind, MAX_RAILS, WINDOW};
 use crate::transport::{Event, Events};
+use fastrand::Rng;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -80,7 +81,7 @@ struct SimulatedRank {
 
 pub(super) struct Simulation {
     scenario: Scenario,
-    random: Random,
+    random: Rng,
     fabric: Fabric,
     ranks: [SimulatedRank; 2],
     breaks: usize,
@@ -181,7 +182,7 @@ impl Simulation {
         let controls = remote.each_mut().map(|remote| piece(remote));
         let [one, other] = remote;
         let mut fabric = Fabric::new(&scenario.rails);
-        let mut random = Random(!scenario.seed);
+        let mut random = Rng::with_seed(!scenario.seed);
         let mut ranks = [
             SimulatedRank::new(0, &scenario, &controls, vec![one]),
             SimulatedRank::new(1, &scenario, &controls, vec![other]),
@@ -213,16 +214,20 @@ impl Simulation {
             if self.ranks.iter().all(|rank| rank.destroyed) {
                 return self.finish();
             }
-            if self.random.once_in(if self.scenario.stepwise { 3_000 } else { 80 }) {
+            let pace = if self.scenario.stepwise { 3_000 } else { 80 };
+            if self.random.usize(..pace) == 0 {
                 // A rank computes or sleeps for a while.
-                self.ranks.iter_mut().for_each(|rank| rank.awake = !self.random.once_in(3));
+                self.ranks.iter_mut().for_each(|rank| rank.awake = self.random.usize(..3) != 0);
             }
-            let (me, qp) = (self.random.below(2), self.random.below(self.scenario.rails.len()));
-            match self.random.below(12) {
+            let (me, qp) = (self.random.usize(..2), self.random.usize(..self.scenario.rails.len()));
+            match self.random.usize(..12) {
                 0..=3 => self.fabric.deliver(me, qp, |request| self.ranks[1 - me].allow(request)),
                 4..=6 => self.fabric.acknowledge(me, qp),
-                7 if self.random.once_in(8) => self.fabric.time_out(me, qp, &mut self.random),
-                7 if self.breaks > 0 && self.scenario.unbroken != Some(qp) && self.random.once_in(16) => {
+                7 if self.random.usize(..8) == 0 => self.fabric.time_out(me, qp, &mut self.random),
+                7 if self.breaks > 0
+                    && self.scenario.unbroken != Some(qp)
+                    && self.random.usize(..16) == 0 =>
+                {
                     self.breaks -= 1;
                     self.fabric.break_end(me, qp, RETRY_EXCEEDED, &mut self.random);
                 }
@@ -279,7 +284,7 @@ impl Simulation {
             return;
         };
         let Some(current) = &mut rank.current else {
-            if random.once_in(4) {
+            if random.usize(..4) == 0 {
                 assert!(!rank.peer.link.is_busy(), "nothing is in flight between calls");
                 rank.peer.link.begin(sequence);
                 rank.current = Some(SimulatedCall::default());
@@ -293,15 +298,15 @@ impl Simulation {
         };
         if !call_plan.uses_link {
             // The call completes over other links.
-            if random.once_in(4) {
+            if random.usize(..4) == 0 {
                 (rank.current, rank.done) = (None, rank.done + 1);
             }
             return;
         }
         let (sends, recvs) = (&call_plan.lens[me], &call_plan.lens[1 - me]);
         let mut outcome = Ok(());
-        for _ in 0..if scenario.stepwise { 1 } else { 1 + random.below(5) } {
-            if random.once_in(2) {
+        for _ in 0..if scenario.stepwise { 1 } else { 1 + random.usize(..5) } {
+            if random.usize(..2) == 0 {
                 if current.posted < sends.len() && current.sources.len() < WINDOW {
                     let len = sends[current.posted];
                     rank.memory.push(content(scenario.seed, me, sequence, current.posted, len));
@@ -346,15 +351,15 @@ impl Simulation {
         let mut outcome = Ok(());
         for rail in 0..fabric.rails(me) {
             // Once the peer has left, completions are no longer delayed.
-            let all = rank.peer.link.has_left() || random.once_in(2);
-            let most = if all { usize::MAX } else { random.below(40) };
+            let all = rank.peer.link.has_left() || random.usize(..2) == 0;
+            let most = if all { usize::MAX } else { random.usize(..40) };
             for _ in 0..most {
                 let Some(completion) = fabric.completion(me, rail) else { break };
                 outcome = outcome.and_then(|()| rank.peer.handle_completion(&completion));
                 execute(fabric, me, rank, random);
             }
         }
-        if random.once_in(8) {
+        if random.usize(..8) == 0 {
             for qp in 0..rank.peer.qp_count() {
                 if let Ok(Some(probe)) = rank.peer.link.probe(qp) {
                     outcome = outcome.and_then(|()| rank.peer.post_now(&probe));
@@ -430,7 +435,7 @@ impl Simulation {
 }
 
 /// Makes the fabric execute what a rank's queue pairs recorded.
-fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Random) {
+fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Rng) {
     for (number, qp) in rank.peer.qps.iter_mut().enumerate() {
         fabric.execute(me, number, qp.recorded_calls(), random);
     }
