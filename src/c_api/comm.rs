@@ -87,7 +87,7 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
 /// `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_rank(comm: *const flexring_comm, out: *mut c_int) -> flexring_result {
-    // SAFETY: the caller's contract is the one of `tell`.
+    // SAFETY: the caller's contract is the one of `write_number`.
     guarded(|| unsafe { write_number(comm, out, "flexring_comm_rank", Communicator::rank) })
 }
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn flexring_comm_rank(comm: *const flexring_comm, out: *mu
 /// `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_size(comm: *const flexring_comm, out: *mut c_int) -> flexring_result {
-    // SAFETY: the caller's contract is the one of `tell`.
+    // SAFETY: the caller's contract is the one of `write_number`.
     guarded(|| unsafe { write_number(comm, out, "flexring_comm_size", Communicator::world_size) })
 }
 

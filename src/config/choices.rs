@@ -3,9 +3,18 @@
 //! Owns the names, and what each of them means. Must not know which settings use them.
 
 use super::values::SettingValue;
+use std::borrow::Cow;
+
+/// `a, b or c`.
+fn list(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        names => names.concat(),
+    }
+}
 
 macro_rules! choices {
-    ($(#[$doc:meta])* $name:ident: $expected:literal { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name { $($(#[$vdoc])* $variant),* }
@@ -25,16 +34,22 @@ macro_rules! choices {
             }
         }
         impl SettingValue for $name {
-            const EXPECTED: &'static str = $expected;
-            fn parse(text: &str) -> Option<Self> { Self::parse(text) }
-            fn show(&self) -> String { self.name().to_owned() }
+            fn expected() -> Cow<'static, str> {
+                list(&Self::ALL.iter().map(|choice| choice.name()).collect::<Vec<_>>()).into()
+            }
+            fn parse(text: &str) -> Option<Self> {
+                Self::parse(text)
+            }
+            fn show(&self) -> String {
+                self.name().to_owned()
+            }
         }
     };
 }
 
 choices! {
     /// The planner that makes the schedule.
-    Algorithm: "auto, ring, rabenseifner, hierarchical, blueconnect, flexreduce, weighted, tree, star, local-master or parameter-server" {
+    Algorithm {
         /// Selected by size and topology.
         Auto = "auto",
         /// One level, a group per rank.
@@ -61,7 +76,7 @@ choices! {
 }
 choices! {
     /// How the groups of a schedule become transfers.
-    Lowering: "auto, chain or direct" {
+    Lowering {
         /// Direct if all ranks share a node or each has its own, else a chain.
         Auto = "auto",
         /// Each participant adds its own part and sends the sum to the next one.
@@ -72,7 +87,7 @@ choices! {
 }
 choices! {
     /// The transport between ranks.
-    TransportChoice: "auto, shm, tcp or verbs" {
+    TransportChoice {
         /// Shared memory within a node; between nodes RDMA if all ranks can use it, else TCP.
         Auto = "auto",
         /// Shared memory only. An error if the ranks do not share one node.
@@ -85,7 +100,7 @@ choices! {
 }
 choices! {
     /// IP version of an address.
-    Family: "auto, ipv4 or ipv6" {
+    Family {
         /// IPv4 if there is such an address, else IPv6.
         Auto = "auto",
         /// IPv4 only.
@@ -96,7 +111,7 @@ choices! {
 }
 choices! {
     /// Instruction set of reductions on the host.
-    Simd: "auto, scalar, avx2, avx512 or neon" {
+    Simd {
         /// The widest that this processor supports.
         Auto = "auto",
         /// The baseline instruction set of the target; the compiler may vectorize.
@@ -111,7 +126,7 @@ choices! {
 }
 choices! {
     /// Level of detail of messages on standard error.
-    LogLevel: "off, error, warn, info, debug or trace" {
+    LogLevel {
         /// No messages.
         Off = "off",
         /// Errors that made a call fail.
@@ -128,7 +143,7 @@ choices! {
 }
 choices! {
     /// How an RDMA device reaches memory that is not registered.
-    Registration: "auto, subchunk or stage" {
+    Registration {
         /// The faster of the two, measured when the communicator is created.
         Auto = "auto",
         /// Each sub-chunk's memory is registered, as a stage of the pipeline.
@@ -139,7 +154,7 @@ choices! {
 }
 choices! {
     /// How RDMA devices may reach the memory of a GPU.
-    GpuDirect: "auto, dmabuf, peer or off" {
+    GpuDirect {
         /// DMA-BUF, else peer memory, else pinned host memory.
         Auto = "auto",
         /// Through a DMA-BUF that the GPU's driver exports.

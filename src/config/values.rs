@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A type that a setting's value can have.
 pub(super) trait SettingValue: Sized {
     /// The accepted values, as a phrase that completes "expected ..." in an error message.
-    const EXPECTED: &'static str;
+    fn expected() -> Cow<'static, str>;
     fn parse(text: &str) -> Option<Self>;
     /// The value as a user would write it; `unset` if it is absent.
     fn show(&self) -> String;
@@ -32,7 +32,7 @@ impl<T: SettingValue> ValueCheck<T> for AnyValue {
         true
     }
     fn expected(&self) -> Cow<'static, str> {
-        T::EXPECTED.into()
+        T::expected()
     }
 }
 
@@ -110,7 +110,9 @@ impl fmt::Display for Size {
 }
 
 impl SettingValue for Size {
-    const EXPECTED: &'static str = "a number of bytes such as 4096, 512K or 1M";
+    fn expected() -> Cow<'static, str> {
+        "a number of bytes such as 4096, 512K or 1M".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         Self::parse(text)
     }
@@ -120,7 +122,9 @@ impl SettingValue for Size {
 }
 
 impl SettingValue for usize {
-    const EXPECTED: &'static str = "a whole number";
+    fn expected() -> Cow<'static, str> {
+        "a whole number".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok()
     }
@@ -130,7 +134,9 @@ impl SettingValue for usize {
 }
 
 impl SettingValue for Option<usize> {
-    const EXPECTED: &'static str = "a whole number";
+    fn expected() -> Cow<'static, str> {
+        "a whole number".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().map(Some)
     }
@@ -140,7 +146,9 @@ impl SettingValue for Option<usize> {
 }
 
 impl SettingValue for Option<u16> {
-    const EXPECTED: &'static str = "a port number from 1 to 65535";
+    fn expected() -> Cow<'static, str> {
+        "a port number from 1 to 65535".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().filter(|port| *port != 0).map(Some)
     }
@@ -154,7 +162,9 @@ impl SettingValue for Option<u16> {
 pub struct Switch(pub bool);
 
 impl SettingValue for Switch {
-    const EXPECTED: &'static str = "0 or 1";
+    fn expected() -> Cow<'static, str> {
+        "0 or 1".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         match text.trim() {
             "0" => Some(Self(false)),
@@ -172,7 +182,9 @@ impl SettingValue for Switch {
 pub struct Dimensions(pub Vec<usize>);
 
 impl SettingValue for Option<Dimensions> {
-    const EXPECTED: &'static str = "whole numbers from 1 joined by x, such as 4x2";
+    fn expected() -> Cow<'static, str> {
+        "whole numbers from 1 joined by x, such as 4x2".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         let numbers = text.trim().split(['x', 'X']).map(|part| part.trim().parse().ok().filter(|n| *n > 0));
         numbers.collect::<Option<Vec<usize>>>().map(|numbers| Some(Dimensions(numbers)))
@@ -189,7 +201,9 @@ impl SettingValue for Option<Dimensions> {
 pub struct Servers(pub Vec<usize>);
 
 impl SettingValue for Option<Servers> {
-    const EXPECTED: &'static str = "ranks joined by commas, such as 0,4";
+    fn expected() -> Cow<'static, str> {
+        "ranks joined by commas, such as 0,4".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         let ranks = text.trim().split(',').map(|part| part.trim().parse().ok());
         ranks.collect::<Option<Vec<usize>>>().map(|ranks| Some(Servers(ranks)))
@@ -201,7 +215,9 @@ impl SettingValue for Option<Servers> {
 }
 
 impl SettingValue for Option<String> {
-    const EXPECTED: &'static str = "non-empty text";
+    fn expected() -> Cow<'static, str> {
+        "non-empty text".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         (!text.trim().is_empty()).then(|| Some(text.trim().to_owned()))
     }
@@ -212,7 +228,9 @@ impl SettingValue for Option<String> {
 
 /// A duration is a number of milliseconds in the environment.
 impl SettingValue for Duration {
-    const EXPECTED: &'static str = "a number of milliseconds, at least 1";
+    fn expected() -> Cow<'static, str> {
+        "a number of milliseconds, at least 1".into()
+    }
     fn parse(text: &str) -> Option<Self> {
         text.trim().parse().ok().filter(|ms| *ms > 0).map(Self::from_millis)
     }
