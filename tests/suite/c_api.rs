@@ -140,7 +140,7 @@ fn the_tested_link_command_is_the_documented_one() {
     for line in
         readme.lines().map(str::trim).filter(|line| line.starts_with("cc ") && line.contains("libflexring.a"))
     {
-        assert_eq!(line, LINK_LINE, "README.md and tests/c_api.rs differ");
+        assert_eq!(line, LINK_LINE, "README.md and tests/suite/c_api.rs differ");
     }
 }
 
