@@ -2,7 +2,7 @@
 //!
 //! Owns the text. Must not know how algorithms are selected or loads are counted.
 
-use super::Planned;
+use super::planned::Planned;
 use flexring::config::Size;
 use flexring::plan::captions::captions;
 use flexring::plan::lowering::{Plan, ProgramSpec};

@@ -2,7 +2,7 @@
 //!
 //! Owns the text. Must not know how plans are verified.
 
-use super::Planned;
+use super::planned::Planned;
 use crate::error::CommandError;
 use flexring::plan::verifier::VerifiedPlan;
 

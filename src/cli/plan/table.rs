@@ -2,7 +2,7 @@
 //!
 //! Owns the layout. Must not know where the plan comes from.
 
-use super::Planned;
+use super::planned::Planned;
 use crate::output::counted;
 use flexring::plan::Rank;
 use flexring::plan::captions::captions;

@@ -5,7 +5,8 @@
 
 use super::super::Rank;
 use super::super::topology::{Topology, TopologyBuilder, Uplink};
-use super::{FileContext, MAX_DEPTH};
+use super::file_context::FileContext;
+use super::limits::MAX_DEPTH;
 use crate::error::{Error, Result};
 
 pub(super) type DraftId = usize;
@@ -169,7 +170,7 @@ impl Draft {
 
 #[cfg(test)]
 mod tests {
-    use super::super::MAX_RANKS;
+    use super::super::limits::MAX_RANKS;
     use super::*;
 
     const SOURCE: FileContext<'static> = FileContext { name: "file" };

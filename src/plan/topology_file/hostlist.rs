@@ -2,7 +2,7 @@
 //!
 //! Owns their grammar and expansion. Must not know whether the names are of nodes or switches.
 
-use super::MAX_RANKS;
+use super::limits::MAX_RANKS;
 
 /// Most bytes of a name. Host names have at most 253.
 const MAX_NAME: usize = 255;

@@ -5,7 +5,8 @@
 
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};
-use super::{FileContext, MAX_RANKS};
+use super::file_context::FileContext;
+use super::limits::MAX_RANKS;
 use crate::error::Result;
 use std::collections::HashMap;
 

@@ -11,6 +11,7 @@
 //! | `draft` | switches and nodes before they form a tree |
 //! | `hosts` | which rank is on which node |
 //! | `units` | bandwidths and latencies |
+//! | `file_context`, `limits` | errors with file and line; the largest sizes |
 //!
 //! In all formats, links without a bandwidth or latency have the defaults
 //! [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
@@ -18,22 +19,18 @@
 //! of its children's bandwidths, so that a switch is a bottleneck only if the description says so.
 
 mod draft;
+mod file_context;
 mod hostlist;
 mod hosts;
+mod limits;
 mod short_form;
 mod slurm;
 mod toml_format;
 mod units;
 
 use super::topology::Topology;
-use crate::error::{Error, Result};
-
-/// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small enough to keep in
-/// memory.
-const MAX_RANKS: usize = 1_000_000;
-
-/// Most nested switches, the root not counted.
-const MAX_DEPTH: usize = 64;
+use crate::error::Result;
+use file_context::FileContext;
 
 /// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
 /// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without
@@ -62,24 +59,9 @@ pub fn parse_short(text: &str) -> Option<Result<Topology>> {
     short_form::is_recognized(text).then(|| short_form::read(text))
 }
 
-/// The name of the file that is parsed, for errors.
-#[derive(Clone, Copy, Debug)]
-struct FileContext<'a> {
-    name: &'a str,
-}
-
-impl FileContext<'_> {
-    fn refuse(self, line: usize, message: impl std::fmt::Display) -> Error {
-        Error::invalid_setting(format!("{}:{line}: {message}", self.name))
-    }
-
-    fn refuse_all(self, message: impl std::fmt::Display) -> Error {
-        Error::invalid_setting(format!("{}: {message}", self.name))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::limits::MAX_RANKS;
     use super::*;
     use crate::error::ErrorKind;
     use proptest::prelude::*;

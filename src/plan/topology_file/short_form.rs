@@ -9,7 +9,9 @@
 
 use super::super::topology::Topology;
 use super::draft::{Draft, DraftId, DraftVertex};
-use super::{FileContext, MAX_DEPTH, MAX_RANKS, units};
+use super::file_context::FileContext;
+use super::limits::{MAX_DEPTH, MAX_RANKS};
+use super::units;
 use crate::error::{Error, Result};
 
 /// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or an extension,

@@ -6,7 +6,9 @@
 //! at one more switch, because all ranks of a world must reach each other.
 
 use super::draft::{Draft, DraftId, DraftVertex};
-use super::{FileContext, MAX_RANKS, hostlist, units};
+use super::file_context::FileContext;
+use super::limits::MAX_RANKS;
+use super::{hostlist, units};
 use crate::error::Result;
 use std::collections::HashMap;
 

@@ -5,7 +5,8 @@
 use super::super::Rank;
 use super::super::topology::Uplink;
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
-use super::{FileContext, units};
+use super::file_context::FileContext;
+use super::units;
 use crate::error::Result;
 use serde::de::{Deserializer, Unexpected, Visitor};
 use std::collections::HashMap;

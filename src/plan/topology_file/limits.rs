@@ -1,0 +1,10 @@
+//! The largest descriptions that are accepted.
+//!
+//! Owns the limits that bound memory and recursion. Must not know the formats.
+
+/// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small enough to keep in
+/// memory.
+pub(super) const MAX_RANKS: usize = 1_000_000;
+
+/// Most nested switches, the root not counted.
+pub(super) const MAX_DEPTH: usize = 64;
