@@ -1,19 +1,20 @@
-//! A collective call as ranks tell it to each other, so that they can agree before they use each other's data.
+//! Collective calls, as ranks describe them to each other before they use each other's data.
 //!
-//! Owns the words of that agreement. Must not know how they travel.
+//! Owns [`Call`] and its packed form, and the comparison of two ranks' calls. Must not know how calls are
+//! sent.
 
 use crate::dtype::{DType, ReduceOp};
 use std::fmt;
 
-/// Which collective is called.
+/// The collective operation of a call. The numbers are packed into [`CallWords`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u8)]
 pub enum Collective {
     /// Every rank ends with the reduction of all ranks' vectors.
     AllReduce = 1,
-    /// Rank r ends with the r-th of equal parts of the reduction of all ranks' vectors.
+    /// The reduction is split into equal parts, and rank r ends with part r.
     ReduceScatter = 2,
-    /// Every rank ends with all ranks' vectors, one after the other.
+    /// Every rank ends with the concatenation of all ranks' vectors, in rank order.
     AllGather = 3,
     /// Every rank ends with the root's vector.
     Broadcast = 4,
@@ -22,11 +23,11 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// All of them.
+    /// All collectives, in the order of their numbers.
     pub const ALL: [Self; 5] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast, Self::Reduce];
 
-    /// Its name, as in `MPI` and `NCCL` but for the case.
+    /// The name as in MPI and NCCL, in snake case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,13 +39,13 @@ impl Collective {
         }
     }
 
-    /// Whether elements are added, so that the operation matters.
+    /// Whether elements are reduced, so that the reduction operation matters.
     #[must_use]
     pub fn reduces(self) -> bool {
         !matches!(self, Self::AllGather | Self::Broadcast)
     }
 
-    /// Whether one rank is unlike the others.
+    /// Whether one rank is the root.
     #[must_use]
     pub fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce)
@@ -55,30 +56,31 @@ impl Collective {
     }
 }
 
-/// One rank's view of one collective call.
+/// One rank's description of one collective call.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
-    /// The how-manieth call of this communicator, from 1.
+    /// Sequence number of the call, from 1.
     pub sequence: u64,
-    /// Which collective.
+    /// The collective operation.
     pub collective: Collective,
     /// The element type.
     pub dtype: DType,
-    /// The operation, as [`ReduceOp::code`] numbers it.
+    /// The reduction operation, numbered as by [`ReduceOp::code`].
     pub op: u8,
-    /// Where a broadcast begins or a reduce ends; else 0.
+    /// The root of a broadcast or reduce; else 0.
     pub root: u32,
-    /// Elements of the whole vector that ranks reduce or gather together.
+    /// Number of elements of the whole vector that the ranks reduce or gather.
     pub count: u64,
-    /// A digest of the program that will run: schedule, lowering and sub-chunk size.
+    /// Digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
-    /// Whether the vectors are on GPUs: those who read each other's memory must know how.
+    /// Whether the vectors are in GPU memory. It must be equal on all ranks, because ranks read each other's
+    /// memory.
     pub on_gpu: bool,
-    /// What this rank's own elements are multiplied with. Ranks may differ in it.
+    /// The factor that this rank's own elements are multiplied by. It may differ between ranks.
     pub factor: f64,
 }
 
-/// A [`Call`] packed into words, as it lies in shared memory and in frames.
+/// A [`Call`] packed into 64-bit words, for shared memory and frames.
 pub type CallWords = [u64; 5];
 
 impl Call {
@@ -93,7 +95,7 @@ impl Call {
         [self.sequence, kinds, self.count, self.program, self.factor.to_bits()]
     }
 
-    /// Unpacks a call, or `None` if the words are no call.
+    /// Unpacks a call. `None` if a field is out of range.
     #[must_use]
     pub fn from_words(words: CallWords) -> Option<Self> {
         let [sequence, kinds, count, program, factor] = words;
@@ -113,13 +115,13 @@ impl Call {
         })
     }
 
-    /// Whether two ranks mean the same call: everything but the factor must be equal.
+    /// Whether two ranks describe the same call. All fields but the factor must be equal.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         (Self { factor: 0.0, ..*self }) == (Self { factor: 0.0, ..*other })
     }
 
-    /// Says in which way `theirs`, made by rank `them`, differs from this call, made by rank `me`.
+    /// Describes how `theirs`, the call of rank `them`, differs from this call of rank `me`.
     #[must_use]
     pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
         if (Self { program: 0, factor: 0.0, ..*self }) == (Self { program: 0, factor: 0.0, ..*theirs }) {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_packing() {
+    fn round_trips_through_words() {
         for collective in Collective::ALL {
             let call = Call { collective, root: u32::MAX, on_gpu: collective.reduces(), ..call() };
             assert_eq!(Call::from_words(call.to_words()), Some(call));
@@ -177,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn factors_may_differ_and_nothing_else() {
+    fn only_factors_may_differ() {
         assert!(call().agrees_with(&Call { factor: -2.0, ..call() }));
         assert!(!call().agrees_with(&Call { count: 3, ..call() }));
         assert!(!call().agrees_with(&Call { on_gpu: true, ..call() }));
-        let words = call().difference(0, &Call { count: 3, ..call() }, 2);
+        let message = call().difference(0, &Call { count: 3, ..call() }, 2);
         assert_eq!(
-            words,
+            message,
             "rank 0 called all_reduce #7 (1099511627776 x bfloat16, avg) and rank 2 called all_reduce #7 (3 x bfloat16, avg)"
         );
         assert!(call().difference(0, &Call { program: 1, ..call() }, 2).contains("different programs"));

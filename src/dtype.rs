@@ -1,4 +1,7 @@
-//! The element types and the operations, and nothing of how they are computed.
+//! Element types and reduction operations: names, numbers and sizes.
+//!
+//! Owns [`DType`], [`ReduceOp`] and [`Element`]. Must not know how elements are reduced, which is the
+//! devices' task.
 
 use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
@@ -26,11 +29,11 @@ pub enum DType {
     F32 = 7,
     /// IEEE 754 binary64.
     F64 = 8,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper half of a binary32.
     BF16 = 9,
-    /// OCP 8-bit float with four bits of exponent, finite: [`F8E4M3`].
+    /// OCP 8-bit float with four exponent bits and no infinities: [`F8E4M3`].
     F8E4M3 = 10,
-    /// OCP 8-bit float with five bits of exponent: [`F8E5M2`].
+    /// OCP 8-bit float with five exponent bits: [`F8E5M2`].
     F8E5M2 = 11,
 }
 
@@ -57,7 +60,7 @@ impl DType {
         Self::ALL.get(usize::from(code)).copied()
     }
 
-    /// Bytes per element; also its alignment.
+    /// Size of one element in bytes, which is also its alignment.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -68,13 +71,13 @@ impl DType {
         }
     }
 
-    /// Whether its arithmetic rounds.
+    /// Whether this is a floating-point type, so that arithmetic rounds.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64 | Self::F8E4M3 | Self::F8E5M2)
     }
 
-    /// Its name in tables, messages and flags.
+    /// The name in tables, messages and flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -94,11 +97,11 @@ impl DType {
     }
 }
 
-/// How elements of the ranks are combined.
+/// A reduction operation.
 ///
 /// Integer arithmetic wraps. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
-/// any rank gives NaN, and -0 is less than +0. Floats of 16 and 8 bits accumulate in f32 within a pass and are
-/// rounded once per pass.
+/// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats accumulate in f32 within a pass and
+/// are rounded once per pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// The sum over all ranks.
@@ -109,15 +112,15 @@ pub enum ReduceOp {
     Max,
     /// The smallest element.
     Min,
-    /// The sum divided by the number of ranks (integers truncate toward zero).
+    /// The sum divided by the number of ranks. Integers truncate toward zero.
     Avg,
-    /// The sum of each rank's elements times that rank's own factor; ranks may give different factors.
-    /// For integer types the factor must be a whole number that the type can hold.
+    /// The sum of each rank's elements times that rank's factor, which may differ between ranks. For integer
+    /// types the factor must be an integer that the type can represent.
     PreMulSum(f64),
 }
 
 impl ReduceOp {
-    /// The number of this operation in the C ABI (and of NCCL, whose pre-multiplied sums are numbered from 5).
+    /// The number of this operation in the C ABI (and in NCCL, which numbers pre-multiplied sums from 5).
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -130,28 +133,28 @@ impl ReduceOp {
         }
     }
 
-    /// Its name in tables, messages and flags.
+    /// The name in tables, messages and flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::name_of(self.code())
     }
 
-    /// The name of the operation with this number.
+    /// The name of the operation with this number; `unknown` if there is none.
     #[must_use]
     pub fn name_of(code: u8) -> &'static str {
         ["sum", "prod", "max", "min", "avg", "premulsum"].get(usize::from(code)).copied().unwrap_or("unknown")
     }
 
-    /// The factor that this rank's own elements are multiplied with; 1 for all but `PreMulSum`.
+    /// The factor that this rank's own elements are multiplied by; 1 for all operations but `PreMulSum`.
     #[must_use]
     pub fn factor(self) -> f64 {
         if let Self::PreMulSum(factor) = self { factor } else { 1.0 }
     }
 
-    /// Checks that this operation makes sense for `dtype`.
+    /// Checks that this operation is defined for `dtype`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a factor that an integer type cannot hold exactly.
+    /// `InvalidArgument` for a factor that an integer type cannot represent exactly.
     pub fn check(self, dtype: DType) -> Result<()> {
         let Self::PreMulSum(factor) = self else {
             return Ok(());
@@ -161,7 +164,7 @@ impl ReduceOp {
             DType::U8 => (0.0, f64::from(u8::MAX)),
             DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
             DType::U32 => (0.0, f64::from(u32::MAX)),
-            // Whole numbers are exact in f64 up to 2^53, so that is as far as a factor can be trusted.
+            // Integers are exact in f64 up to 2^53 only, so larger factors are rejected.
             DType::I64 => (-9_007_199_254_740_992.0, 9_007_199_254_740_992.0),
             DType::U64 => (0.0, 9_007_199_254_740_992.0),
             DType::F16 | DType::F32 | DType::F64 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
@@ -172,7 +175,7 @@ impl ReduceOp {
             return Ok(());
         }
         Err(Error::invalid_argument(format!(
-            "a pre-multiplied sum over {} takes a whole factor from {low} to {high}, not {factor}",
+            "a pre-multiplied sum over {} takes an integer factor from {low} to {high}, not {factor}",
             dtype.name()
         )))
     }
@@ -182,9 +185,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that flexring can reduce. Sealed: the kernels know these twelve and no others.
+/// A Rust type that flexring can reduce. Sealed: the kernels exist for these twelve types only.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
-    /// The element type's name in the rest of the crate.
+    /// The element type's number and name.
     const DTYPE: DType;
 }
 
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_types_name_each_other() {
+    fn codes_and_types_correspond() {
         for (code, dtype) in (0u8..).zip(DType::ALL) {
             assert_eq!(dtype as u8, code);
             assert_eq!(DType::from_code(code), Some(dtype));
@@ -216,13 +219,13 @@ mod tests {
     }
 
     #[test]
-    fn integer_factors_must_be_whole_and_fit() {
+    fn integer_types_take_representable_integer_factors() {
         assert!(ReduceOp::PreMulSum(2.0).check(DType::I8).is_ok());
         assert!(ReduceOp::PreMulSum(0.5).check(DType::F32).is_ok());
         for (factor, dtype) in
             [(0.5, DType::I32), (200.0, DType::I8), (-1.0, DType::U64), (f64::NAN, DType::I64)]
         {
-            let error = ReduceOp::PreMulSum(factor).check(dtype).expect_err("must be refused");
+            let error = ReduceOp::PreMulSum(factor).check(dtype).expect_err("must be rejected");
             assert!(error.message().contains(dtype.name()), "{error}");
         }
     }

@@ -1,14 +1,14 @@
-//! The fault of a communicator: its first error, which ends every wait.
+//! The first failure of a communicator, shared with every thread that waits for it.
 //!
-//! Owns one write-once error, and the descriptor that wakes sleeping threads when it is set. Must not know who raises it
-//! or what a waiting thread does about it.
+//! Owns one write-once error and the descriptor that wakes sleeping threads when it is set. Must not know who
+//! raises the error or how waiting threads react.
 
 use crate::error::{Error, Result};
 use crate::wake::WakeFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 
-/// A write-once error. Checking it is cheap, and threads can sleep until it is raised.
+/// A write-once error that is cheap to poll and that threads can sleep on.
 #[derive(Debug)]
 pub struct Fault {
     error: OnceLock<Error>,
@@ -16,37 +16,38 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault that is not raised.
+    /// A fault without an error.
     ///
     /// # Errors
-    /// `System` if the process or the system has no descriptor left.
+    /// `System` if no descriptor is available.
     pub fn new() -> Result<Self> {
         Ok(Self { error: OnceLock::new(), wake: WakeFd::new()? })
     }
 
-    /// Raises the fault with `error` unless it is raised already, wakes all sleeping threads, and returns the first error.
+    /// Raises `error` unless an error was raised before, wakes every sleeping thread, and returns the first
+    /// error.
     pub fn raise(&self, error: Error) -> Error {
         let first = self.error.get_or_init(|| error).clone();
-        // Never drained, so it stays readable.
+        // The descriptor is never drained, so it stays readable.
         self.wake.notify();
         first
     }
 
-    /// The error, if the fault is raised.
+    /// The error, if one was raised.
     #[must_use]
     pub fn get(&self) -> Option<&Error> {
         self.error.get()
     }
 
-    /// Fails if the fault is raised.
+    /// `Ok` until an error is raised.
     ///
     /// # Errors
-    /// The error that it was raised with.
+    /// The error that was raised.
     pub fn check(&self) -> Result<()> {
         self.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// A descriptor that becomes readable when the fault is raised, and stays readable.
+    /// A descriptor that becomes readable when the fault is raised, and stays so.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()

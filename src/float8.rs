@@ -1,18 +1,21 @@
-//! Floats of eight bits, as the Open Compute Project defines them and PyTorch computes with them.
+//! 8-bit floats as the Open Compute Project defines them and PyTorch rounds them.
 //!
-//! Owns their bits and conversions, which are free of branches so that loops over them become vector instructions. There
-//! is no arithmetic: whoever reduces them accumulates in f32.
+//! Owns their bits and conversions, which are free of branches so that loops over them vectorise. There is no
+//! arithmetic: reductions accumulate in f32.
+//!
+//! We keep our own types instead of a crate: conversions must round exactly like the GPU kernels, overflow to
+//! NaN in E4M3, and vectorise.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-/// Four bits of exponent and three of mantissa. There are no infinities: what would be rounded beyond 448, the largest,
-/// becomes NaN.
+/// Four exponent bits and three mantissa bits. There are no infinities: values that round beyond 448, the
+/// largest number, become NaN.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F8E4M3(u8);
 
-/// Five bits of exponent and two of mantissa: the upper half of an f16, infinities and all.
+/// Five exponent bits and two mantissa bits: the upper half of an f16, including infinities.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F8E5M2(u8);
@@ -21,24 +24,24 @@ impl F8E4M3 {
     /// The largest number, 448.
     pub const MAX: Self = Self(0x7e);
 
-    /// Not a number.
+    /// A quiet NaN.
     pub const NAN: Self = Self(0x7f);
 
-    /// The number nearest to `value`; of two as near, the even one.
+    /// Rounds `value` to the nearest number, ties to even.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
         let (sign, magnitude) = parts(value);
-        // Floats from 2^14 on are spaced like subnormals here: the addition rounds.
+        // f32 values from 2^14 on are spaced like this type's subnormals, so the addition rounds.
         let subnormal = (f32::from_bits(magnitude) + 16384.0).to_bits().wrapping_sub(141 << 23);
         let normal = magnitude.wrapping_add(0x7ffff + (magnitude >> 20 & 1)).wrapping_sub(120 << 23) >> 20;
         let finite = if magnitude < 121 << 23 { subnormal } else { normal };
-        // Halfway between 448 and the next step, the tie goes to 448, which is even.
+        // The tie between 448 and the next step rounds to 448, which is even.
         let bits = if magnitude > 464f32.to_bits() { 0x7f } else { finite };
         Self((sign | bits) as u8)
     }
 
-    /// Its value, exactly.
+    /// Converts to f32, exactly.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
@@ -47,7 +50,7 @@ impl F8E4M3 {
         f32::from_bits(bits)
     }
 
-    /// Whether it is NaN.
+    /// Whether this is a NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f == 0x7f
@@ -58,18 +61,18 @@ impl F8E5M2 {
     /// The largest finite number, 57344.
     pub const MAX: Self = Self(0x7b);
 
-    /// Infinity.
+    /// Positive infinity.
     pub const INFINITY: Self = Self(0x7c);
 
-    /// Not a number.
+    /// A quiet NaN.
     pub const NAN: Self = Self(0x7e);
 
-    /// The number nearest to `value`; of two as near, the even one.
+    /// Rounds `value` to the nearest number, ties to even.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
         let (sign, magnitude) = parts(value);
-        // Floats from 2^7 on are spaced like subnormals here: the addition rounds.
+        // f32 values from 2^7 on are spaced like this type's subnormals, so the addition rounds.
         let subnormal = (f32::from_bits(magnitude) + 128.0).to_bits().wrapping_sub(134 << 23);
         let normal = magnitude.wrapping_add(0xfffff + (magnitude >> 21 & 1)).wrapping_sub(112 << 23) >> 21;
         let finite = if magnitude < 113 << 23 { subnormal } else { normal };
@@ -78,7 +81,7 @@ impl F8E5M2 {
         Self((sign | bits) as u8)
     }
 
-    /// Its value, exactly.
+    /// Converts to f32, exactly.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
@@ -88,21 +91,22 @@ impl F8E5M2 {
         f32::from_bits(bits)
     }
 
-    /// Whether it is NaN.
+    /// Whether this is a NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f > 0x7c
     }
 }
 
-/// The sign of a float as that of eight bits, and the other bits.
+/// Splits a float into its sign, moved to bit 7, and its other bits.
 #[inline(always)]
 const fn parts(value: f32) -> (u32, u32) {
     (value.to_bits() >> 24 & 0x80, value.to_bits() & 0x7fff_ffff)
 }
 
-/// What eight bits with a mantissa that ends `shift` bits from the right of an f32's stand for, if `bias` is what their
-/// exponent lacks to be one of f32. Not made by multiplying a subnormal f32, which takes processors long.
+/// The f32 value of an 8-bit float whose mantissa ends `shift` bits from the right of f32's, and whose
+/// exponent bias is `bias` less than f32's. Does not multiply a subnormal f32, which is slow on many
+/// processors.
 #[inline(always)]
 const fn widened(bits: u8, shift: u32, bias: u32) -> f32 {
     const ONE: u32 = 1 << 23;
@@ -125,7 +129,7 @@ macro_rules! common {
                 Self(bits)
             }
 
-            /// Its bits.
+            /// The bits of this number.
             #[inline(always)]
             #[must_use]
             pub const fn to_bits(self) -> u8 {
@@ -172,7 +176,7 @@ mod tests {
     use super::*;
     use half::f16;
 
-    /// What the bits stand for, by the definition.
+    /// The value of the bits by definition.
     fn value(bits: u8, mantissa: u32, bias: i32) -> f64 {
         let (exponent, fraction) = (i32::from(bits & 0x7f) >> mantissa, bits & ((1 << mantissa) - 1));
         let fraction = f64::from(fraction) / f64::from(1 << mantissa);
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_what_the_definition_says() {
+    fn all_values_match_the_definition() {
         for bits in 0..=u8::MAX {
             let (e4m3, e5m2) = (F8E4M3::from_bits(bits), F8E5M2::from_bits(bits));
             if bits & 0x7f == 0x7f {
@@ -207,8 +211,9 @@ mod tests {
         assert_eq!(F8E5M2::MAX.to_f32(), 57344.0);
     }
 
-    /// Tries what lies between two neighbours: each half goes to the nearer, and the middle to the even one.
-    fn rounds(low: f32, high: f32, even: u8, odd: u8, narrow: fn(f32) -> u8, even_is_low: bool) {
+    /// Checks the values between two neighbours: each half rounds to the nearer one, and the middle to the
+    /// even one.
+    fn check_rounding(low: f32, high: f32, even: u8, odd: u8, narrow: fn(f32) -> u8, even_is_low: bool) {
         let middle = (low + high) / 2.0;
         let (below, above) = (f32::from_bits(middle.to_bits() - 1), f32::from_bits(middle.to_bits() + 1));
         let (first, second) = if even_is_low { (even, odd) } else { (odd, even) };
@@ -221,19 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn floats_go_to_the_nearest_number_and_ties_to_the_even_one() {
+    fn rounds_to_nearest_with_ties_to_even() {
         for bits in 0..0x7e_u8 {
             let narrow = |value| F8E4M3::from_f32(value).to_bits();
             let (low, high) = (F8E4M3(bits).to_f32(), F8E4M3(bits + 1).to_f32());
             let even = bits + (bits & 1);
-            rounds(low, high, even, bits + 1 - (bits & 1), narrow, bits & 1 == 0);
+            check_rounding(low, high, even, bits + 1 - (bits & 1), narrow, bits & 1 == 0);
         }
         for bits in 0..0x7c_u8 {
             let narrow = |value| F8E5M2::from_f32(value).to_bits();
             let (low, high) = (F8E5M2(bits).to_f32(), F8E5M2(bits + 1).to_f32());
-            // Infinity is where the next number would be.
+            // Infinity takes the place of the next number.
             let high = if high.is_finite() { high } else { 65536.0 };
-            rounds(low, high, bits + (bits & 1), bits + 1 - (bits & 1), narrow, bits & 1 == 0);
+            check_rounding(low, high, bits + (bits & 1), bits + 1 - (bits & 1), narrow, bits & 1 == 0);
         }
         for (value, expected) in [(464.0, 0x7e), (464.1, 0x7f), (480.0, 0x7f), (1e30, 0x7f)] {
             assert_eq!(F8E4M3::from_f32(value).to_bits(), expected, "{value}");

@@ -1,14 +1,14 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `call`, `fault`, `wake`, `cuda_driver`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
+//! `float8`, `rank`, `call`, `fault`, `wake`, `logging`, `cuda_driver`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
 //! (5) `communicator`; (6) `c_api` and the `flexring` command.
 
-// A library speaks through `log`. A test that is skipped says so.
+// The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod bootstrap;
-#[allow(unsafe_code, reason = "C callers hand over pointers")]
+#[allow(unsafe_code, reason = "C callers pass pointers")]
 pub mod c_api;
 pub mod call;
 pub mod communicator;
@@ -17,7 +17,7 @@ pub mod config;
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
 pub(crate) mod cuda_driver;
 pub mod description;
-#[allow(unsafe_code, reason = "the working wing touches memory")]
+#[allow(unsafe_code, reason = "owns raw memory")]
 pub mod device;
 pub mod dtype;
 pub mod error;
@@ -25,13 +25,13 @@ pub mod executor;
 pub mod fault;
 pub mod float8;
 pub mod logging;
-#[allow(unsafe_code, reason = "the working wing touches memory")]
+#[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
 pub mod plan;
 pub mod rank;
 #[cfg(test)]
 mod test_effort;
-#[allow(unsafe_code, reason = "the working wing touches memory")]
+#[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;
 pub mod wake;
 

@@ -1,12 +1,12 @@
-//! What flexring says while it runs.
+//! Log output.
 //!
-//! The library speaks through the `log` crate, so a program that has a logger of its own hears everything
-//! there. In programs without one, which includes all that are written in C or Python, this module puts one on
-//! standard error.
+//! The library logs through the `log` crate, so the records go to the program's own logger if it has one. For
+//! programs without a logger, which includes all C and Python programs, this module installs one that writes
+//! to standard error.
 
 use crate::config::LogLevel;
 
-/// Installs a logger on standard error that says as much as `level`, unless the program has one.
+/// Installs a logger on standard error with this level, unless the program has a logger.
 pub fn init(level: LogLevel) {
     let filter = match level {
         LogLevel::Off => log::LevelFilter::Off,
@@ -16,6 +16,6 @@ pub fn init(level: LogLevel) {
         LogLevel::Debug => log::LevelFilter::Debug,
         LogLevel::Trace => log::LevelFilter::Trace,
     };
-    // A second communicator finds the logger of the first.
+    // Fails if a logger is installed already, for example by an earlier communicator.
     let _ = env_logger::Builder::new().filter_module("flexring", filter).format_target(false).try_init();
 }

@@ -30,7 +30,7 @@ pub(super) enum DetectorAction {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Membership {
+enum RankStatus {
     Active,
     Left,
     Lost,
@@ -41,7 +41,7 @@ struct Member {
     process: Process,
     timeout: Duration,
     heartbeat: Duration,
-    membership: Membership,
+    status: RankStatus,
     monitor: HeartbeatMonitor,
     state: CallState,
     /// Whether the call state is newer than the last [`ToRank::RequestState`].
@@ -92,7 +92,7 @@ impl FailureDetector {
                 process: peer.process,
                 timeout: peer.params.exchange_timeout,
                 heartbeat: peer.params.heartbeat,
-                membership: Membership::Active,
+                status: RankStatus::Active,
                 monitor: HeartbeatMonitor::new(peer.params.heartbeat),
                 state: CallState::Idle { finished: 0 },
                 fresh: false,
@@ -122,7 +122,7 @@ impl FailureDetector {
 
     /// Whether no rank is active any more.
     pub(super) fn is_over(&self) -> bool {
-        self.members.iter().all(|member| member.membership != Membership::Active)
+        self.members.iter().all(|member| member.status != RankStatus::Active)
     }
 
     /// The next time to call [`on_tick`](Self::on_tick).
@@ -138,7 +138,7 @@ impl FailureDetector {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.membership != Membership::Active {
+        if member.status != RankStatus::Active {
             return;
         }
         member.monitor.reset();
@@ -168,10 +168,10 @@ impl FailureDetector {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        if member.membership != Membership::Active {
+        if member.status != RankStatus::Active {
             return;
         }
-        member.membership = Membership::Lost;
+        member.status = RankStatus::Lost;
         let message =
             format!("rank {rank} ({}) died: its control connection {cause} {}", member.process, member.state);
         self.fail(Error::peer_lost(message));
@@ -187,10 +187,10 @@ impl FailureDetector {
             let Some(silent) = member.monitor.expired() else {
                 continue;
             };
-            if member.membership != Membership::Active {
+            if member.status != RankStatus::Active {
                 continue;
             }
-            member.membership = Membership::Lost;
+            member.status = RankStatus::Lost;
             let message = format!(
                 "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; its last message came {}",
                 member.process,
@@ -215,7 +215,7 @@ impl FailureDetector {
     }
 
     fn active(&self) -> impl Iterator<Item = (Rank, &Member)> {
-        self.members.iter().enumerate().filter(|(_, member)| member.membership == Membership::Active)
+        self.members.iter().enumerate().filter(|(_, member)| member.status == RankStatus::Active)
     }
 
     /// Settles on the root cause, unless there is one already.
@@ -293,9 +293,10 @@ impl FailureDetector {
         let Some(gather) = &self.gather else {
             return;
         };
-        let leaver = self.members.iter().enumerate().find(|(rank, member)| {
-            member.membership != Membership::Active && !gather.parts.contains_key(rank)
-        });
+        let leaver =
+            self.members.iter().enumerate().find(|(rank, member)| {
+                member.status != RankStatus::Active && !gather.parts.contains_key(rank)
+            });
         if let Some((rank, member)) = leaver {
             let message = format!(
                 "rank {rank} ({}) has left while other ranks exchange {}",
@@ -306,7 +307,7 @@ impl FailureDetector {
     }
 
     fn on_goodbye(&mut self, rank: Rank, now: Instant) {
-        self.members[rank].membership = Membership::Left;
+        self.members[rank].status = RankStatus::Left;
         let in_host_process = |member: &Member| member.process == self.host_process;
         // The host process may end as soon as its last rank has left, and the coordinator with it.
         if !self.closing
@@ -364,7 +365,7 @@ impl FailureDetector {
             return;
         };
         let is_final = match report.suspect {
-            Some(suspect) => self.members[suspect].membership != Membership::Active,
+            Some(suspect) => self.members[suspect].status != RankStatus::Active,
             // A rank's own failure needs no further cause. A time-out needs the call states of the other
             // ranks.
             None => {
@@ -379,7 +380,7 @@ impl FailureDetector {
             if report.error.kind() == ErrorKind::Timeout {
                 message = format!("{message} ({})", self.describe_absent(call));
             } else if let Some(suspect) = report.suspect
-                && self.members[suspect].membership == Membership::Left
+                && self.members[suspect].status == RankStatus::Left
             {
                 message =
                     format!("{message} ({})", describe_absence(&self.members[suspect], call, &[suspect]));
@@ -394,14 +395,14 @@ impl FailureDetector {
         // Ranks in equal states share one clause.
         let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
         for (rank, member) in self.members.iter().enumerate() {
-            if member.membership == Membership::Active
+            if member.status == RankStatus::Active
                 && member.state.call().map(|c| c.sequence) == Some(call.sequence)
             {
                 continue;
             }
             match absent
                 .iter_mut()
-                .find(|(other, _)| other.membership == member.membership && other.state == member.state)
+                .find(|(other, _)| other.status == member.status && other.state == member.state)
             {
                 Some((_, ranks)) => ranks.push(rank),
                 None => absent.push((member, vec![rank])),
@@ -421,7 +422,7 @@ fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
     let who = RankList::new(ranks);
     let (has, it, is) = if ranks.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
     let call_name = call_name(call);
-    if member.membership == Membership::Left {
+    if member.status == RankStatus::Left {
         return match member.state {
             CallState::Idle { finished } if finished > 0 => {
                 format!("{who} {has} left after call #{finished}")

@@ -22,7 +22,7 @@ pub(super) struct FramedStream {
 
 /// The result of one read.
 #[derive(Debug, Default)]
-pub(super) struct Received {
+pub(super) struct ReceivedFrames {
     /// Whether any bytes arrived.
     pub(super) any: bool,
     /// Complete frames, in order.
@@ -41,8 +41,8 @@ impl FramedStream {
 
     /// Reads once, at most 16 KiB, so that no peer can keep the thread from the others. Frames longer than
     /// `limit` bytes end the connection.
-    pub(super) fn receive(&mut self, limit: usize) -> Received {
-        let mut received = Received::default();
+    pub(super) fn receive(&mut self, limit: usize) -> ReceivedFrames {
+        let mut received = ReceivedFrames::default();
         let mut chunk = [0; 16 << 10];
         match self.stream.read(&mut chunk) {
             Ok(0) => received.end = Some("closed".to_owned()),

@@ -1,5 +1,5 @@
-//! What happens when something goes wrong: every rank gets an error that names who and what, soon, and what
-//! remains can be freed.
+//! Failures: every rank soon gets an error that names the rank and the cause, and the communicator can still
+//! be dropped.
 
 use crate::harness::{
     Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name, with_watchdog,
@@ -14,24 +14,24 @@ use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// The error of a call that must fail.
-fn failing(comm: &Rank, count: usize, op: ReduceOp) -> Error {
+/// Makes a call that must fail, and returns its error.
+fn failed_call(comm: &Rank, count: usize, op: ReduceOp) -> Error {
     comm.all_reduce(&mut vec![1f32; count], op).expect_err("the call must fail")
 }
 
 #[test]
-fn ranks_that_call_differently_are_all_told_who_and_what() {
-    // Small against small, large against large, small against large, and nothing against something.
+fn different_calls_are_disagreements_that_name_the_rank() {
+    // Small and small, large and large, small and large, empty and not empty.
     for &world in World::enabled() {
         for (usual, other) in [(3, 4), (5000, 5001), (3, 50_000), (0, 7000), (0, 1)] {
             let setup = Setup::new(world, 4);
-            // A disagreement ends the communicator, so nobody may be in the first call any more when it comes.
+            // A disagreement ends the communicator, so all ranks must have left the first call by then.
             let all = Barrier::new(setup.ranks);
             let errors = spawn(&setup, |comm| {
-                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first call is like everybody's");
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the first call is equal on all ranks");
                 all.wait();
                 let begun = Instant::now();
-                let error = failing(&comm, if comm.rank() == 2 { other } else { usual }, ReduceOp::Sum);
+                let error = failed_call(&comm, if comm.rank() == 2 { other } else { usual }, ReduceOp::Sum);
                 assert!(
                     begun.elapsed() < Duration::from_secs(10),
                     "{world:?}: it took {:?}",
@@ -49,13 +49,13 @@ fn ranks_that_call_differently_are_all_told_who_and_what() {
 }
 
 #[test]
-fn other_operations_and_types_are_disagreements_too() {
+fn different_operations_or_types_are_disagreements() {
     for &world in World::enabled() {
         let errors = spawn(&Setup::new(world, 3), |comm| {
             if comm.rank() == 1 {
-                failing(&comm, 1000, ReduceOp::Max)
+                failed_call(&comm, 1000, ReduceOp::Max)
             } else {
-                failing(&comm, 1000, ReduceOp::Sum)
+                failed_call(&comm, 1000, ReduceOp::Sum)
             }
         });
         for error in &errors {
@@ -65,7 +65,7 @@ fn other_operations_and_types_are_disagreements_too() {
             if comm.rank() == 1 {
                 comm.all_reduce(&mut vec![1i32; 1000], ReduceOp::Sum).expect_err("the call must fail")
             } else {
-                failing(&comm, 1000, ReduceOp::Sum)
+                failed_call(&comm, 1000, ReduceOp::Sum)
             }
         });
         for error in &errors {
@@ -75,7 +75,7 @@ fn other_operations_and_types_are_disagreements_too() {
 }
 
 #[test]
-fn ranks_that_use_different_plans_are_told_so() {
+fn different_plans_are_disagreements() {
     for &world in World::enabled() {
         for count in [3, 5000] {
             let all = Barrier::new(4);
@@ -85,7 +85,7 @@ fn ranks_that_use_different_plans_are_told_so() {
                 let plan = Plan::on(schedule, &topology, Lowering::Direct);
                 comm.use_plan(&VerifiedPlan::new(plan).expect("a good plan")).expect("for four ranks");
                 all.wait();
-                failing(&comm, count, ReduceOp::Sum)
+                failed_call(&comm, count, ReduceOp::Sum)
             });
             for error in &errors {
                 assert_eq!(error.kind(), ErrorKind::Disagreement, "{world:?}: {error}");
@@ -96,14 +96,14 @@ fn ranks_that_use_different_plans_are_told_so() {
 }
 
 #[test]
-fn a_failed_communicator_refuses_work_and_can_be_dropped() {
+fn a_failed_communicator_rejects_calls_and_can_be_dropped() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {
-            let first = failing(&comm, if comm.rank() == 0 { 10 } else { 11 }, ReduceOp::Sum);
+            let first = failed_call(&comm, if comm.rank() == 0 { 10 } else { 11 }, ReduceOp::Sum);
             for _ in 0..3 {
-                let again = failing(&comm, 10, ReduceOp::Sum);
+                let again = failed_call(&comm, 10, ReduceOp::Sum);
                 assert_eq!(again.kind(), ErrorKind::Aborted);
-                assert!(again.message().contains(first.message()), "{again} does not tell why");
+                assert!(again.message().contains(first.message()), "{again} does not give the cause");
             }
             let request = comm.all_reduce_async(vec![1f32; 10], ReduceOp::Sum).expect("a request");
             assert!(request.wait().is_err());
@@ -118,15 +118,15 @@ fn abort_from_another_thread_ends_every_call_at_once() {
             spawn(&Setup::new(world, 3), |comm| {
                 std::thread::scope(|scope| {
                     if comm.rank() == 2 {
-                        // This rank never calls; it gives up for everybody.
+                        // This rank makes no call; it aborts the world.
                         std::thread::sleep(Duration::from_millis(50));
                         let begun = Instant::now();
                         comm.abort();
                         assert!(begun.elapsed() < Duration::from_secs(1));
-                        // The others hear of it before the rank is gone.
+                        // The other ranks must receive the abort before this rank leaves.
                         std::thread::sleep(Duration::from_millis(300));
                     } else {
-                        let caller = scope.spawn(|| failing(&comm, count, ReduceOp::Sum));
+                        let caller = scope.spawn(|| failed_call(&comm, count, ReduceOp::Sum));
                         let error = caller.join().expect("no panic");
                         assert_eq!(error.kind(), ErrorKind::Aborted, "{world:?}: {error}");
                         assert!(error.message().contains("rank 2"), "{error}");
@@ -149,7 +149,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
                     std::thread::sleep(Duration::from_millis(1500));
                     return None;
                 }
-                Some(failing(&comm, count, ReduceOp::Sum))
+                Some(failed_call(&comm, count, ReduceOp::Sum))
             });
             for error in errors.iter().flatten() {
                 assert_eq!(error.kind(), ErrorKind::Timeout, "{world:?}: {error}");
@@ -166,7 +166,7 @@ fn a_rank_that_leaves_is_named() {
         setup.config.timeout = Duration::from_secs(2);
         let errors = spawn(&setup, |comm| {
             comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
-            if comm.rank() == 1 { None } else { Some(failing(&comm, 100_000, ReduceOp::Sum)) }
+            if comm.rank() == 1 { None } else { Some(failed_call(&comm, 100_000, ReduceOp::Sum)) }
         });
         for error in errors.iter().flatten() {
             assert!(error.message().contains("rank 1"), "{world:?}: {error}");
@@ -174,13 +174,13 @@ fn a_rank_that_leaves_is_named() {
     }
 }
 
-/// Three processes reduce for ever; rank 1 is killed, and the others must end with an error that names it.
+/// Three processes reduce until rank 1 is killed; the others must end with an error that names it.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_enabled() {
         return;
     }
     let name = test_name(module_path!(), test);
-    let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
+    let outputs = spawn_processes(&name, &Setup::new(world, 3), |comm| {
         comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
         if comm.rank() == 1 {
             kill_self_soon();
@@ -193,9 +193,9 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().contains("rank 1 (pid"), "{error}");
     });
-    for (rank, output) in ended.iter().enumerate() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");
+    for (rank, output) in outputs.iter().enumerate() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {stderr}");
     }
 }
 
@@ -225,7 +225,7 @@ fn processes_on_gpus_that_use_tcp_name_a_killed_rank() {
 }
 
 #[test]
-fn ranks_with_other_settings_do_not_meet() {
+fn different_settings_fail_the_rendezvous() {
     with_watchdog(Duration::from_secs(30), || {
         let setup = Setup::new(World::Shm, 3);
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
@@ -237,7 +237,7 @@ fn ranks_with_other_settings_do_not_meet() {
                     if rank == 2 {
                         config.subchunk = Size(8192);
                     }
-                    scope.spawn(move || join(&config, &identity).expect_err("they must not meet"))
+                    scope.spawn(move || join(&config, &identity).expect_err("the rendezvous must fail"))
                 })
                 .collect();
             for rank in ranks {
@@ -253,16 +253,16 @@ fn ranks_with_other_settings_do_not_meet() {
 }
 
 #[test]
-fn absurd_requests_are_refused_in_words() {
+fn invalid_requests_are_rejected_with_a_reason() {
     spawn(&Setup::new(World::Local, 1), |comm| {
-        let error = comm.alloc::<f64>(usize::MAX / 4).expect_err("no machine has that much");
+        let error = comm.alloc::<f64>(usize::MAX / 4).expect_err("no machine has that much memory");
         assert!(error.message().contains("elements") || error.message().contains("bytes"), "{error}");
         let error =
             comm.all_reduce_into(&[1f32; 3], &mut [1f32; 4], ReduceOp::Sum).expect_err("lengths differ");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        let error = comm.all_reduce(&mut [1i8], ReduceOp::PreMulSum(0.5)).expect_err("not a whole factor");
+        let error = comm.all_reduce(&mut [1i8], ReduceOp::PreMulSum(0.5)).expect_err("not an integer factor");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        comm.all_reduce(&mut [1i8], ReduceOp::Sum).expect("a refused call does no harm");
+        comm.all_reduce(&mut [1i8], ReduceOp::Sum).expect("the communicator works after a rejected call");
     });
     assert_eq!(Communicator::local(0).expect_err("no ranks").kind(), ErrorKind::InvalidArgument);
 }

@@ -19,11 +19,11 @@ mod descriptions;
 mod failures;
 mod header;
 mod imports;
-mod lives;
 mod pipeline;
 mod planners;
 mod python;
 mod reproducible;
+mod resource_leaks;
 
 #[cfg(feature = "cuda")]
 mod cuda;

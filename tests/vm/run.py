@@ -35,7 +35,7 @@ BINARIES = [
     ("suite", "reproducible::"),
     ("suite", "failures::"),
     ("suite", "allocations::"),
-    ("suite", "lives::"),
+    ("suite", "resource_leaks::"),
 ]
 # Those of --short: the transport contract, a fault of every kind, GPU memory, all-reduce, and a killed rank.
 SHORT_BINARIES = [

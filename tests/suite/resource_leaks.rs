@@ -1,4 +1,4 @@
-//! Communicators come and go, and leave nothing behind: no descriptor, no thread, nothing of a device.
+//! Dropped communicators leak no descriptor, no thread and no device resource.
 
 use crate::harness::{Setup, World, spawn, test_name, with_watchdog};
 use crate::programs::succeed;
@@ -6,19 +6,19 @@ use flexring::ReduceOp;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What this process holds.
+/// Resources of this process.
 #[derive(Debug, PartialEq)]
-struct Held {
+struct Resources {
     descriptors: usize,
     threads: usize,
-    /// What the kernel says of RDMA devices, if there are any.
+    /// RDMA objects as `rdma resource` counts them; empty without devices.
     devices: String,
 }
 
-fn held() -> Held {
+fn current_resources() -> Resources {
     let entries = |folder: &str| std::fs::read_dir(folder).map(Iterator::count).unwrap_or(0);
     let devices = Command::new("rdma").arg("resource").output();
-    Held {
+    Resources {
         descriptors: entries("/proc/self/fd"),
         threads: entries("/proc/self/task"),
         devices: devices
@@ -28,11 +28,11 @@ fn held() -> Held {
 }
 
 #[test]
-fn many_communicators_leave_nothing_behind() {
-    // Descriptors and threads of other tests must not count, so the test runs in a process of its own.
+fn dropped_communicators_leak_nothing() {
+    // Descriptors and threads of other tests must not count, so the test runs in its own process.
     const ALONE: &str = "TEST_RUNS_ALONE";
     if std::env::var_os(ALONE).is_none() {
-        let name = test_name(module_path!(), "many_communicators_leave_nothing_behind");
+        let name = test_name(module_path!(), "dropped_communicators_leak_nothing");
         let mut alone = Command::new(std::env::current_exe().expect("this binary"));
         alone.args([&name, "--exact", "--nocapture"]).env(ALONE, "1");
         let text = succeed(&mut alone, Duration::from_secs(240));
@@ -40,8 +40,8 @@ fn many_communicators_leave_nothing_behind() {
         return;
     }
     let worlds = World::enabled();
-    // Two ranks each; worlds by turns, and fewer where a processor is emulated.
-    let lives = if worlds[0].is_verbs() { 60 } else { 500 };
+    // Two ranks each, cycling through the worlds; fewer where the device is emulated.
+    let rounds = if worlds[0].is_verbs() { 60 } else { 500 };
     with_watchdog(Duration::from_secs(200), || {
         let one = |number: usize| {
             spawn(&Setup::new(World::any(number), 2), |comm| {
@@ -51,15 +51,15 @@ fn many_communicators_leave_nothing_behind() {
                 assert!(vector.iter().all(|element| *element == 1));
             });
         };
-        // What is opened once is opened now.
+        // The first round opens what a process opens once.
         (0..worlds.len()).for_each(one);
-        let before = held();
-        (0..lives).for_each(one);
-        // Threads that were told to end may need a moment.
-        let patience = Instant::now() + Duration::from_secs(10);
-        while held() != before && Instant::now() < patience {
+        let before = current_resources();
+        (0..rounds).for_each(one);
+        // Ending threads may need a moment.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while current_resources() != before && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(held(), before);
+        assert_eq!(current_resources(), before);
     });
 }
