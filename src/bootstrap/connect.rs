@@ -240,16 +240,16 @@ fn try_all(
         .addresses(target)
         .map_err(|cause| ConnectError::Retry(format!("the name cannot be resolved ({cause})")))?;
     let mut causes = Vec::new();
-    let mut foreign = Vec::new();
+    let mut wrong_jobs = Vec::new();
     for address in addresses {
         match try_address(*address, header, params, deadline, fault) {
             Ok(welcome) => return Ok(welcome),
             Err(ConnectError::Retry(cause)) => causes.push(cause),
-            Err(ConnectError::WrongJob(error)) => foreign.push(error),
+            Err(ConnectError::WrongJob(error)) => wrong_jobs.push(error),
             Err(last @ ConnectError::Fatal(_)) => return Err(last),
         }
     }
-    match foreign.into_iter().next() {
+    match wrong_jobs.into_iter().next() {
         // A unique id contains loopback addresses, which lead to other coordinators on other nodes. The id is
         // wrong only if all addresses do.
         Some(error) if causes.is_empty() => Err(ConnectError::WrongJob(error)),
@@ -278,7 +278,7 @@ fn try_address(
     let params = HelloParams { join_timeout: deadline.saturating_duration_since(now), ..params.clone() };
     connection.enqueue(Hello::encode(header, &params).map_err(ConnectError::Fatal)?);
     let mut until = (now + HELLO_ACK_TIMEOUT).min(deadline + GRACE);
-    let mut heard = false;
+    let mut is_acknowledged = false;
     loop {
         fault.check().map_err(ConnectError::Fatal)?;
         let end = match connection.flush() {
@@ -287,7 +287,7 @@ fn try_address(
                 for frame in &received.frames {
                     match decode::<ToRank>(frame) {
                         Some(ToRank::HelloAck) => {
-                            heard = true;
+                            is_acknowledged = true;
                             until = deadline + GRACE;
                         }
                         Some(ToRank::Welcome { host }) => return Ok((connection, host)),
@@ -307,7 +307,7 @@ fn try_address(
         match end {
             // A coordinator that acknowledged a hello sends a reason before it closes, unless its process
             // dies.
-            Some(cause) if heard => {
+            Some(cause) if is_acknowledged => {
                 return Err(ConnectError::Fatal(Error::peer_lost(format!(
                     "the coordinator's process at {address} died before all ranks joined: the control \
                          connection to it {cause}"

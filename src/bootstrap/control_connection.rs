@@ -104,7 +104,7 @@ impl ControlConnection {
             exchange_timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
         };
-        let (connection, host_process) = connect::join(&target, &header, &params, deadline, &fault)?;
+        let (stream, host_process) = connect::join(&target, &header, &params, deadline, &fault)?;
         let shared = Arc::new(Shared {
             fault,
             call_state: Arc::default(),
@@ -114,14 +114,14 @@ impl ControlConnection {
         });
         let control_thread = ControlThread {
             shared: shared.clone(),
-            connection,
+            stream,
             host_process,
             heartbeat: config.heartbeat,
             state: CallState::Idle { finished: 0 },
             closing: false,
         };
         let thread = std::thread::Builder::new()
-            .name("flexring-control".to_owned())
+            .name("flexring-ctrl".to_owned())
             .spawn(move || control_thread.run())
             .map_err(|cause| Error::io("cannot start the control connection's thread", cause))?;
         Ok(Self {
@@ -269,7 +269,7 @@ impl Shared {
 /// The thread that serves the control connection.
 struct ControlThread {
     shared: Arc<Shared>,
-    connection: FramedStream,
+    stream: FramedStream,
     /// Description of the coordinator's process.
     host_process: String,
     heartbeat: Duration,
@@ -309,7 +309,7 @@ impl ControlThread {
             }
             // Skip the heartbeat while writes are pending; the time-out detects a stuck coordinator.
             if now >= next_heartbeat {
-                if !self.connection.has_unsent() {
+                if !self.stream.has_unsent() {
                     self.send_heartbeat();
                 }
                 next_heartbeat = now + self.heartbeat;
@@ -339,7 +339,7 @@ impl ControlThread {
 
     fn enqueue(&mut self, message: &ToCoordinator) {
         match encode(message) {
-            Ok(bytes) => self.connection.enqueue(bytes),
+            Ok(bytes) => self.stream.enqueue(bytes),
             Err(error) => log::error!("cannot encode a message to the coordinator: {error}"),
         }
     }
@@ -358,14 +358,14 @@ impl ControlThread {
     }
 
     fn flush(&mut self) -> std::result::Result<(), ConnectionLost> {
-        self.connection.flush().map_err(|cause| ConnectionLost(format!("broke ({cause})")))
+        self.stream.flush().map_err(|cause| ConnectionLost(format!("broke ({cause})")))
     }
 
     fn wait(&self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let mut fds = [
             PollFd::new(&self.shared.wake, PollFlags::IN),
-            PollFd::new(&self.connection, self.connection.poll_flags()),
+            PollFd::new(&self.stream, self.stream.poll_flags()),
         ];
         // An interrupted wait ends early; the next one makes up for it.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
@@ -374,7 +374,7 @@ impl ControlThread {
 
     /// Handles received messages. Whether any bytes arrived.
     fn receive(&mut self) -> std::result::Result<bool, ConnectionLost> {
-        let received = self.connection.receive(FRAME_LIMIT);
+        let received = self.stream.receive(FRAME_LIMIT);
         for frame in &received.frames {
             let Some(message) = decode::<ToRank>(frame) else {
                 return Err(ConnectionLost("carried an invalid frame".to_owned()));
@@ -432,9 +432,9 @@ impl ControlThread {
             if self.flush().is_err() {
                 return;
             }
-            if !finished && !self.connection.has_unsent() {
+            if !finished && !self.stream.has_unsent() {
                 // Closing at once could discard the goodbye if received data is still unread.
-                self.connection.shut_down_write();
+                self.stream.shut_down_write();
                 finished = true;
             }
             self.wait(until);

@@ -66,7 +66,7 @@ struct FailureReport {
     deadline: Instant,
     /// Ranks whose reports have been adopted. Each counts once, so that two ranks that blame each other do
     /// not alternate for ever.
-    heard: Vec<Rank>,
+    adopted: Vec<Rank>,
 }
 
 /// The state of one world.
@@ -127,10 +127,11 @@ impl FailureDetector {
 
     /// The next time to call [`on_tick`](Self::on_tick).
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let beat = self.active().map(|(_, member)| member.heartbeat).min().map(|beat| self.last_tick + beat);
+        let next_heartbeat =
+            self.active().map(|(_, member)| member.heartbeat).min().map(|interval| self.last_tick + interval);
         let gather = self.gather.as_ref().map(|gather| gather.deadline);
         let report = self.report.as_ref().map(|report| report.deadline);
-        beat.into_iter().chain(gather).chain(report).min()
+        next_heartbeat.into_iter().chain(gather).chain(report).min()
     }
 
     /// Handles a message of a rank.
@@ -257,12 +258,12 @@ impl FailureDetector {
         if self.root_cause.is_some() {
             return;
         }
-        let patience = self.members[rank].timeout;
+        let timeout = self.members[rank].timeout;
         let gather = self.gather.get_or_insert_with(|| PendingGather {
             label: label.clone(),
             parts: BTreeMap::new(),
-            deadline: now + patience,
-            timeout: patience,
+            deadline: now + timeout,
+            timeout,
         });
         if number != self.gathered + 1 || label != gather.label || gather.parts.contains_key(&rank) {
             let message = format!(
@@ -273,9 +274,9 @@ impl FailureDetector {
             self.fail(Error::disagreement(message));
             return;
         }
-        if now + patience < gather.deadline {
-            gather.deadline = now + patience;
-            gather.timeout = patience;
+        if now + timeout < gather.deadline {
+            gather.deadline = now + timeout;
+            gather.timeout = timeout;
         }
         gather.parts.insert(rank, part);
         if gather.parts.len() == self.members.len() {
@@ -335,7 +336,7 @@ impl FailureDetector {
                     error,
                     suspect,
                     deadline: now + ROOT_CAUSE_WINDOW,
-                    heard: vec![reporter],
+                    adopted: vec![reporter],
                 });
                 for member in &mut self.members {
                     member.fresh = false;
@@ -347,12 +348,12 @@ impl FailureDetector {
             // rank.
             Some(report)
                 if is_root_cause
-                    || (report.suspect == Some(reporter) && !report.heard.contains(&reporter)) =>
+                    || (report.suspect == Some(reporter) && !report.adopted.contains(&reporter)) =>
             {
                 report.reporter = reporter;
                 report.error = error;
                 report.suspect = suspect;
-                report.heard.push(reporter);
+                report.adopted.push(reporter);
             }
             Some(_) => {}
         }

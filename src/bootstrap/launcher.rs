@@ -77,11 +77,11 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
         && (environment.text(UNIQUE_ID).is_some()
             || (config.master_addr.is_some() && config.master_port.is_some()));
     // If every value of the launcher is overridden, its variables may be invalid.
-    let launched = if complete { None } else { detect_launcher(&environment)? };
-    let (rank, world) = rank_and_world(config, launched.as_ref())?;
+    let launcher_info = if complete { None } else { detect_launcher(&environment)? };
+    let (rank, world) = rank_and_world(config, launcher_info.as_ref())?;
     check(&rank, &world)?;
 
-    let launcher = launched.as_ref().map_or("FLEXRING_RANK", |launched| launched.launcher);
+    let launcher = launcher_info.as_ref().map_or("FLEXRING_RANK", |launcher_info| launcher_info.launcher);
     let (rank, world) = (rank.value, world.value);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
         let id = UniqueId::from_hex(&text)
@@ -94,7 +94,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
             launcher,
         });
     }
-    let token = launched.as_ref().map_or(0, LauncherInfo::token);
+    let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
     let rendezvous = if world == 1 {
         // No other rank has to connect.
         RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 }
@@ -102,11 +102,11 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
         let host = config
             .master_addr
             .clone()
-            .or_else(|| launched.as_ref().and_then(|launched| launched.host.clone()))
-            .ok_or_else(|| no_address(launched.as_ref()))?;
+            .or_else(|| launcher_info.as_ref().and_then(|launcher_info| launcher_info.host.clone()))
+            .ok_or_else(|| no_address(launcher_info.as_ref()))?;
         let port = config
             .master_port
-            .or_else(|| launched.as_ref().and_then(|launched| launched.port))
+            .or_else(|| launcher_info.as_ref().and_then(|launcher_info| launcher_info.port))
             .unwrap_or_else(|| derived_port(token));
         RendezvousPoint::Address { host, port }
     };
@@ -128,8 +128,8 @@ pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// As for [`identity`], if the launcher's variables contradict each other.
 pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let environment = Environment(&lookup);
-    let Some(launched) = detect_launcher(&environment)? else { return Ok(None) };
-    Ok(environment.number(launched.local)?.map(|local| local.value))
+    let Some(launcher_info) = detect_launcher(&environment)? else { return Ok(None) };
+    Ok(environment.number(launcher_info.local)?.map(|local| local.value))
 }
 
 const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
@@ -229,8 +229,8 @@ fn invalid(message: String) -> Error {
 /// The launcher that started this process, if it is a known one.
 fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     for launcher in [torchrun, open_mpi, mpich, slurm] {
-        if let Some(launched) = launcher(environment)? {
-            return Ok(Some(launched));
+        if let Some(launcher_info) = launcher(environment)? {
+            return Ok(Some(launcher_info));
         }
     }
     Ok(None)
@@ -384,11 +384,12 @@ fn first_host(list: &str) -> Option<String> {
 
 fn rank_and_world(
     config: &Config,
-    launched: Option<&LauncherInfo>,
+    launcher_info: Option<&LauncherInfo>,
 ) -> Result<(NumericVariable, NumericVariable)> {
     let own = |name, value: Option<usize>| value.map(|value| NumericVariable { name, value });
-    let rank = own("FLEXRING_RANK", config.rank).or(launched.map(|launched| launched.rank));
-    let world = own("FLEXRING_WORLD_SIZE", config.world_size).or(launched.map(|launched| launched.world));
+    let rank = own("FLEXRING_RANK", config.rank).or(launcher_info.map(|launcher_info| launcher_info.rank));
+    let world = own("FLEXRING_WORLD_SIZE", config.world_size)
+        .or(launcher_info.map(|launcher_info| launcher_info.world));
     match (rank, world) {
         (Some(rank), Some(world)) => Ok((rank, world)),
         (None, None) => Err(Error::rendezvous(
@@ -414,12 +415,12 @@ fn check(rank: &NumericVariable, world: &NumericVariable) -> Result<()> {
     )))
 }
 
-fn no_address(launched: Option<&LauncherInfo>) -> Error {
-    let message = match launched {
-        Some(launched) => format!(
+fn no_address(launcher_info: Option<&LauncherInfo>) -> Error {
+    let message = match launcher_info {
+        Some(launcher_info) => format!(
             "{} does not give the address of rank 0, and the ranks are on several nodes: set FLEXRING_MASTER_ADDR to the host \
              name or address of rank 0 on all ranks, for example with {}",
-            launched.launcher, launched.export
+            launcher_info.launcher, launcher_info.export
         ),
         None => "the address of rank 0 is unknown: set FLEXRING_MASTER_ADDR to the host name or address of rank 0 on all \
                  ranks (127.0.0.1 if all are on this node)"

@@ -120,7 +120,7 @@ impl Rendezvous {
 
     /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
-        let Some((_, patience)) = self.deadline.filter(|(at, _)| now >= *at) else {
+        let Some((_, timeout)) = self.deadline.filter(|(at, _)| now >= *at) else {
             return;
         };
         let (None, Some(world)) = (&self.root_cause, self.world) else {
@@ -132,7 +132,7 @@ impl Rendezvous {
             format!(
                 "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there)",
                 RankList::new(&missing),
-                seconds(patience),
+                seconds(timeout),
                 self.location
             ),
         );
@@ -156,7 +156,7 @@ impl Rendezvous {
     fn wrong_job(&self, header: &HelloHeader) -> Error {
         Error::rendezvous(format!(
             "the rendezvous at {} belongs to another job than rank {} ({}): give each job a port of its own with \
-                 FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
+             FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
             self.location, header.rank, header.process
         ))
     }
@@ -176,7 +176,7 @@ impl Rendezvous {
         }
         if rank >= world || *world > MAX_WORLD {
             return disagree(format!(
-                "{process} calls itself rank {rank} of a world of {world}: ranks are numbered from 0, and a world has at \
+                "{process} claims rank {rank} of a world of {world}: ranks are numbered from 0, and a world has at \
                  most {MAX_WORLD}"
             ));
         }
@@ -190,15 +190,14 @@ impl Rendezvous {
         }
         if let Some(other) = self.peers.get(rank) {
             return Some(Error::rendezvous(format!(
-                "two processes call themselves rank {rank}: {} and {process}; every process needs a rank of its own",
+                "two processes claim rank {rank}: {} and {process}; every process needs a rank of its own",
                 other.process
             )));
         }
         difference(&first.params.settings, &params?.settings).map(|(name, theirs, value)| {
             Error::disagreement(format!(
-                    "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it alike on all ranks"
-                ),
-            )
+                "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it to one value on all ranks"
+            ))
         })
     }
 }
@@ -277,7 +276,7 @@ mod tests {
         });
         assert_eq!(
             root_cause.message(),
-            "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it alike on all ranks"
+            "rank 3 (pid 103 on host h) has FLEXRING_SUBCHUNK=1M, rank 0 has 512K: set it to one value on all ranks"
         );
         let root_cause = root_cause_with_third(|hello| hello.header.world = 5);
         assert_eq!(
@@ -298,7 +297,7 @@ mod tests {
         let root_cause = root_cause_with_third(|hello| hello.header.rank = 2);
         assert_eq!(
             root_cause.message(),
-            "two processes call themselves rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
+            "two processes claim rank 2: pid 102 on host h and pid 103 on host h; every process needs a rank \
              of its own"
         );
     }

@@ -188,15 +188,15 @@ impl Server {
                         break;
                     }
                 };
-                let connection = match FramedStream::new(stream, true) {
-                    Ok(connection) => connection,
+                let stream = match FramedStream::new(stream, true) {
+                    Ok(stream) => stream,
                     Err(cause) => {
                         log::debug!("the coordinator cannot use a connection: {cause}");
                         continue;
                     }
                 };
                 let state = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
-                self.clients.insert(self.next_id, Client { stream: connection, state });
+                self.clients.insert(self.next_id, Client { stream, state });
                 self.next_id += 1;
             }
         }
@@ -248,9 +248,9 @@ impl Server {
         };
         let rank = hello.header.rank;
         let (state, answer) = match rendezvous.join(hello, now) {
-            arrival @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
+            outcome @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
                 self.by_rank.insert(rank, id);
-                if arrival == JoinOutcome::Complete {
+                if outcome == JoinOutcome::Complete {
                     self.start_monitoring(now);
                 }
                 (ClientState::Joined(rank), ToRank::HelloAck)
@@ -278,8 +278,8 @@ impl Server {
     /// communicator can use the same port.
     fn start_monitoring(&mut self, now: Instant) {
         self.listeners.clear();
-        let seated: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
-        self.clients.retain(|id, _| seated.contains(id));
+        let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
+        self.clients.retain(|id, _| joined.contains(id));
         if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) {
             let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
             self.phase = Phase::Monitoring(detector);

@@ -116,7 +116,7 @@ fn a_duplicate_rank_fails_the_rendezvous_for_all() {
         let errors = join_errors(&ranks, &address_of(free_port()));
         let error = all_equal(&errors);
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        assert!(error.message().contains("two processes call themselves rank 1"), "{error}");
+        assert!(error.message().contains("two processes claim rank 1"), "{error}");
     });
 }
 
