@@ -313,7 +313,7 @@ impl Transport for Verbs {
 
     fn begin(&mut self, sequence: u64) {
         if self.peers.iter().any(|peer| peer.link.is_busy()) {
-            log::error!("verbs: call {sequence} begins while messages of the last one are under way");
+            log::error!("verbs: call {sequence} begins while messages of the previous call are in flight");
             self.abort();
         }
         for index in 0..self.peers.len() {
@@ -475,7 +475,7 @@ impl Drop for Verbs {
             && self.fault.get().is_none()
             && let Err(error) = self.leave()
         {
-            log::debug!("verbs: while leaving: {}", error.message());
+            log::debug!("verbs: closing the links failed: {}", error.message());
         }
         destroy_deferred(std::mem::take(&mut self.peers));
     }
