@@ -1,9 +1,10 @@
-//! CUDA's driver: its library, opened when the program runs, and its functions with their failures in words.
+//! The CUDA driver: its library, loaded at run time, its functions, and the text of their errors.
 //!
-//! Owns the table of functions that flexring calls, and what their codes mean. Must not know what they are called for.
+//! Owns the table of functions that flexring calls, and the meaning of their error codes. Must not know what they are
+//! called for.
 //!
-//! `cudarc` finds the library and names its constants. Its functions are not called: they panic where a driver is too
-//! old to have them, and results that are newer than their list are undefined behaviour there.
+//! `cudarc` locates the library and declares the constants. Its functions are not used: they panic where a driver is too
+//! old to have them, and error codes newer than its enum are undefined behaviour there.
 
 use crate::error::{Error, ErrorKind};
 use cudarc::driver::sys::{culib, is_culib_present};
@@ -13,36 +14,36 @@ use std::ptr::null;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What every function of the driver returns: 0 if all is well.
+/// The return value of every driver function: `CUresult`, 0 for success.
 type DriverCode = c_uint;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub(crate) const INVALID_VALUE: DriverCode = 1;
-/// `CUDA_ERROR_NOT_READY`: what was asked about is still under way.
+/// `CUDA_ERROR_NOT_READY`: the queried work is still under way.
 pub(crate) const NOT_READY: DriverCode = 600;
 
-/// What the driver calls a context, a stream, an event, a module or a function: an address that only it follows.
+/// A context, stream, event, module or function: an opaque pointer that only the driver dereferences.
 pub(crate) type DriverHandle = *mut c_void;
 
-/// An address that a GPU follows.
+/// An address in the memory of a GPU: `CUdeviceptr`.
 pub(crate) type Address = c_ulonglong;
 
-/// What another process opens an allocation by.
+/// The handle by which another process opens an allocation: the bytes of `CUipcMemHandle`.
 pub(crate) type IpcHandle = [u8; 64];
 
-/// A handle as the driver takes it: by value, as `CUipcMemHandle`.
+/// An IPC handle with the layout of `CUipcMemHandle`, which the driver takes by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct IpcByValue(pub IpcHandle);
 
-/// What the driver calls back on a thread of its own.
+/// A function that the driver calls on a thread of its own.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// A function that failed, or that the driver lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DriverError {
     pub function: &'static str,
-    /// None if the driver has no such function.
+    /// The error code; `None` if the driver has no such function.
     pub code: Option<DriverCode>,
 }
 
@@ -66,12 +67,12 @@ impl From<DriverError> for Error {
     }
 }
 
-/// What a function of the driver told.
+/// The result of a driver function.
 pub(crate) type DriverResult = Result<(), DriverError>;
 
 macro_rules! functions {
     ($($function:ident = $symbol:literal ($($argument:ident: $ty:ty),*);)*) => {
-        /// CUDA's driver.
+        /// The functions of the CUDA driver.
         #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         pub(crate) struct Driver {
             $($function: Option<unsafe extern "C" fn($($ty),*) -> DriverCode>,)*
@@ -79,14 +80,14 @@ macro_rules! functions {
 
         #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         impl Driver {
-            /// Looks every function up. Drivers may be too old to have all of them.
+            /// Looks up all functions. Old drivers lack some of them.
             ///
             /// # Safety
-            /// The driver's library is there.
+            /// The driver's library must be present.
             unsafe fn find() -> Self {
-                // SAFETY: the library is there, so this does not panic; it stays open for ever.
+                // SAFETY: the library is present, so this does not panic. It is never closed.
                 let library = unsafe { culib() };
-                // SAFETY: the types are those of cuda.h, with enums as the integers that they are.
+                // SAFETY: the types are those of cuda.h, with enums as integers.
                 unsafe { Self { $($function: library.get($symbol.as_bytes()).ok().map(|symbol| *symbol),)* } }
             }
 
@@ -94,13 +95,13 @@ macro_rules! functions {
                 #[doc = concat!("`", $symbol, "`, as cuda.h documents it.")]
                 ///
                 /// # Safety
-                /// Handles are live, places may be written, and memory is as long as is said.
+                /// Handles are live, output pointers are valid for writes, and memory has the stated length.
                 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
                 pub(crate) unsafe fn $function(&self, $($argument: $ty),*) -> DriverResult {
                     let Some(function) = self.$function else {
                         return Err(DriverError { function: $symbol, code: None });
                     };
-                    // SAFETY: the caller vouches for the arguments.
+                    // SAFETY: the caller guarantees valid arguments.
                     match unsafe { function($($argument),*) } {
                         0 => Ok(()),
                         code => Err(DriverError { function: $symbol, code: Some(code) }),
@@ -167,37 +168,37 @@ functions! {
 }
 
 impl Driver {
-    /// What a code means, if the driver knows it.
+    /// The driver's text for an error code; `None` if the driver does not define the code.
     fn words(&self, code: DriverCode) -> Option<String> {
         let mut words: *const c_char = null();
-        // SAFETY: the place may be written.
+        // SAFETY: the output pointer is valid for writes.
         unsafe { self.error_string(code, &raw mut words) }.ok()?;
-        // SAFETY: what the driver wrote is null or the address of a text of its own, which lives for ever.
+        // SAFETY: the driver wrote null, or the address of a static string.
         (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
     }
 
-    /// Whether it exports memory for other devices, as drivers do since CUDA 11.7.
+    /// Whether the driver exports memory to other devices, as drivers do since CUDA 11.7.
     #[cfg(feature = "verbs")]
     pub(crate) fn has_memory_export(&self) -> bool {
         self.memory_export.is_some()
     }
 
-    /// How many GPUs this process sees.
+    /// The number of GPUs that this process sees.
     pub(crate) fn count(&self) -> Result<usize, DriverError> {
         let mut count = 0;
-        // SAFETY: the place may be written.
+        // SAFETY: the output pointer is valid for writes.
         unsafe { self.device_count(&raw mut count)? };
         Ok(usize::try_from(count).unwrap_or_default())
     }
 
-    /// An attribute of a GPU, by cudarc's name for it.
+    /// An attribute of a GPU.
     pub(crate) fn attribute(
         &self,
         gpu: usize,
         attribute: cudarc::driver::sys::CUdevice_attribute,
     ) -> Result<i32, DriverError> {
         let (mut device, mut value) = (0, 0);
-        // SAFETY: the places may be written. A number that no GPU has is refused by the driver.
+        // SAFETY: the output pointers are valid for writes. The driver rejects numbers of GPUs that do not exist.
         unsafe {
             self.device_get(&raw mut device, c_int::try_from(gpu).unwrap_or(c_int::MAX))?;
             self.device_attribute(&raw mut value, attribute as c_uint, device)?;
@@ -205,17 +206,17 @@ impl Driver {
         Ok(value)
     }
 
-    /// An attribute of the memory at an address, of the type that the driver writes for it.
+    /// An attribute of the memory at an address, as the type that the driver writes.
     ///
     /// # Safety
-    /// `T` is what cuda.h says of the attribute, or longer, and all bits are valid for it.
+    /// `T` must be at least as long as the type that cuda.h documents for the attribute, and valid for all bit patterns.
     pub(crate) unsafe fn pointer<T: Default>(
         &self,
         attribute: cudarc::driver::sys::CUpointer_attribute,
         address: Address,
     ) -> Result<T, DriverError> {
         let mut value = T::default();
-        // SAFETY: the driver writes a `T`, as the caller vouches. The address is only looked up.
+        // SAFETY: the caller guarantees that `T` has room for what the driver writes. The address is only looked up.
         unsafe { self.pointer_attribute((&raw mut value).cast(), attribute as c_uint, address)? };
         Ok(value)
     }
@@ -223,19 +224,19 @@ impl Driver {
 
 static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
 
-/// The driver, if this process uses it already: else there is nothing of a GPU in it. Opens nothing, which takes long where
-/// there are GPUs that nobody asked for.
+/// The driver, if its library is loaded already; otherwise the process has no GPU memory. Loads nothing, because
+/// initialising the driver takes long on machines with GPUs, even if the process does not use them.
 pub(crate) fn in_use() -> Option<&'static Driver> {
     if let Some(opened) = DRIVER.get() {
         return opened.as_ref().ok();
     }
-    // Every call on the host's memory asks this, and looking for a library takes 11 microseconds, and this 0.01.
+    // Every call on host memory asks this. Searching for the library takes 11 microseconds, comparing the count 0.01.
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     let added = libraries_added();
     if LOOKED.load(Ordering::Relaxed) == added {
         return None;
     }
-    // SAFETY: nothing is loaded by this; what is there already is counted once more, and given back.
+    // SAFETY: RTLD_NOLOAD loads nothing. A library that is loaded gets one more reference, which is dropped here.
     let loaded = unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         !library.is_null() && libc::dlclose(library) == 0
@@ -247,29 +248,29 @@ pub(crate) fn in_use() -> Option<&'static Driver> {
     None
 }
 
-/// How often a library was loaded into this process so far.
+/// How many libraries this process has loaded so far, including those that it closed.
 fn libraries_added() -> u64 {
     extern "C" fn first(library: *mut libc::dl_phdr_info, _len: usize, added: *mut c_void) -> c_int {
-        // SAFETY: both are what `dl_iterate_phdr` hands over: a library, which knows the number, and the place below.
+        // SAFETY: `dl_iterate_phdr` passes a library's description, which has the count, and the pointer given below.
         unsafe { *added.cast::<u64>() = (*library).dlpi_adds };
         1
     }
     let mut added = 0u64;
-    // SAFETY: the function takes what it is handed, and the place may be written.
+    // SAFETY: the callback accepts the arguments, and the pointer is valid for writes.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut added).cast()) };
     added
 }
 
-/// The driver, initialised, or why there is none.
+/// The driver, initialised. The error says why it cannot be used.
 pub(crate) fn driver() -> Result<&'static Driver, String> {
     let open = || {
-        // SAFETY: opening the driver's library runs its initialisers, which any program may do at any time.
+        // SAFETY: loading the library runs its initialisers, which may run at any time.
         if !unsafe { is_culib_present() } {
             return Err("there is no CUDA driver: libcuda.so.1 is not found".to_owned());
         }
-        // SAFETY: the library is there.
+        // SAFETY: the library is present, as was just checked.
         let driver = unsafe { Driver::find() };
-        // SAFETY: the driver may be initialised at any time, and more than once.
+        // SAFETY: cuInit may be called at any time, and more than once.
         match unsafe { driver.init(0) } {
             Ok(()) => Ok(driver),
             Err(DriverError { function, code: Some(code) }) => {
