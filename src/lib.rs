@@ -1,8 +1,8 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `wake`, `logging`, `cuda_driver`; (2) `plan`, `description`; (3) `memory`, `device`, `transport`; (4) `bootstrap`, `executor`;
-//! (5) `communicator`; (6) `c_api` and the `flexring` command.
+//! `float8`, `rank`, `call`, `fault`, `wake`, `logging`; (2) `plan`, `description`; (3) `cuda_driver`, `memory`, `device`, `transport`;
+//! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

@@ -12,7 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Modules of one layer that must not import each other: the first does not import the others.
-const WITHIN_LAYER: [(&str, &[&str]); 2] = [("memory", &["device", "transport"]), ("transport", &["device"])];
+const WITHIN_LAYER: [(&str, &[&str]); 3] = [
+    ("cuda_driver", &["memory", "device", "transport"]),
+    ("memory", &["device", "transport"]),
+    ("transport", &["device"]),
+];
 
 /// Types that share a name because they have the same role in sibling modules.
 const SIBLING_TYPES: &[(&str, &str)] = &[
