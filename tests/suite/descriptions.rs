@@ -1,5 +1,5 @@
-//! Topologies and plans that users describe: good ones are used, and of bad ones every rank is told the same
-//! sentence before any data moves.
+//! Topologies and plans from users: valid ones are used, and invalid ones fail on every rank with the same message before
+//! any data is sent.
 
 use crate::harness::{Setup, World, join, spawn, with_watchdog};
 use flexring::bootstrap::{Coordinator, Identity};
@@ -11,7 +11,7 @@ use flexring::{Error, ErrorKind, ReduceOp};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A file that is gone when the test is over.
+/// A temporary file.
 struct File {
     path: PathBuf,
     _folder: tempfile::TempDir,
@@ -30,7 +30,7 @@ impl File {
     }
 }
 
-/// What each of three ranks is told when they join with settings that `change` makes bad on some of them.
+/// The errors of three ranks that join after `change` has made the settings of some of them invalid.
 fn refused(change: impl Fn(usize, &mut Config) + Sync) -> Vec<Error> {
     with_watchdog(Duration::from_secs(60), || {
         let setup = Setup::new(World::Shm, 3);
@@ -42,49 +42,49 @@ fn refused(change: impl Fn(usize, &mut Config) + Sync) -> Vec<Error> {
                     let mut config = setup.config_of(rank);
                     change(rank, &mut config);
                     let identity = Identity::from_unique_id(setup.ranks, id, rank).expect("an identity");
-                    join(&config, &identity).expect_err("nobody can join")
+                    join(&config, &identity).expect_err("no rank can join")
                 })
             };
             let ranks: Vec<_> = (0..setup.ranks).map(rank).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("an error is no panic")).collect()
+            ranks.into_iter().map(|rank| rank.join().expect("the rank returns its error")).collect()
         })
     })
 }
 
-/// All ranks are told `words`.
-fn told(errors: &[Error], kind: ErrorKind, words: &[&str]) {
+/// Checks that the errors of all ranks have this kind and contain all `texts`.
+fn all_contain(errors: &[Error], kind: ErrorKind, texts: &[&str]) {
     for error in errors {
         assert_eq!(error.kind(), kind, "{error}");
-        for words in words {
-            assert!(error.message().contains(words), "{error} does not say {words}");
+        for text in texts {
+            assert!(error.message().contains(text), "{error} does not contain {text}");
         }
     }
 }
 
 #[test]
-fn a_topology_that_does_not_fit_the_ranks_names_the_culprit_on_every_rank() {
+fn a_topology_that_does_not_match_the_ranks_is_refused_on_every_rank() {
     let short = |text: &'static str| refused(move |_, config| config.topology = Some(text.to_owned()));
-    told(&short("1+1"), ErrorKind::InvalidSetting, &["FLEXRING_TOPOLOGY=1+1", "leaves out rank 2"]);
-    told(
+    all_contain(&short("1+1"), ErrorKind::InvalidSetting, &["FLEXRING_TOPOLOGY=1+1", "leaves out rank 2"]);
+    all_contain(
         &short("2+2"),
         ErrorKind::InvalidSetting,
         &["FLEXRING_TOPOLOGY=2+2", "names rank 3, but there are 3 ranks"],
     );
-    told(&short("1+1+1@0G"), ErrorKind::InvalidSetting, &["1+1+1@0G", "\"0G\" is too low"]);
-    told(&short("/nowhere/at.all"), ErrorKind::InvalidSetting, &["/nowhere/at.all", "cannot be read"]);
-    for (first, second, words) in
+    all_contain(&short("1+1+1@0G"), ErrorKind::InvalidSetting, &["1+1+1@0G", "\"0G\" is too low"]);
+    all_contain(&short("/nowhere/at.all"), ErrorKind::InvalidSetting, &["/nowhere/at.all", "cannot be read"]);
+    for (first, second, texts) in
         [("[0, 1]", "[1, 2]", "rank 1"), ("[0]", "[1]", "rank 2"), ("[0, 1]", "[3]", "rank 3")]
     {
         let text =
             format!("[[node]]\nname = \"a\"\nranks = {first}\n[[node]]\nname = \"b\"\nranks = {second}\n");
         let file = file("topology.toml", &text);
         let errors = refused(|_, config| config.topology = Some(file.name()));
-        told(&errors, ErrorKind::InvalidSetting, &["topology.toml", words]);
+        all_contain(&errors, ErrorKind::InvalidSetting, &["topology.toml", texts]);
     }
 }
 
 #[test]
-fn a_plan_that_loses_or_doubles_a_contribution_is_not_run() {
+fn a_plan_that_loses_or_duplicates_a_contribution_is_refused() {
     let plan = plan_file::write(&ring::plan(&Topology::from_names(&["a", "a", "a"])), None);
     let lossy = plan.replacen(
         "\"participants\": [\n            1,\n            2,\n            0",
@@ -95,7 +95,7 @@ fn a_plan_that_loses_or_doubles_a_contribution_is_not_run() {
     let loses = file("loses.json", &lossy);
     let name = loses.name();
     let errors = refused(|_, config| config.plan_file = Some(name.clone()));
-    told(
+    all_contain(
         &errors,
         ErrorKind::InvalidSetting,
         &["loses.json", "the contribution of rank 1 to [0, 1/3) is missing"],
@@ -107,43 +107,43 @@ fn a_plan_that_loses_or_doubles_a_contribution_is_not_run() {
     let doubles = file("doubles.json", &doubles);
     let name = doubles.name();
     let errors = refused(|_, config| config.plan_file = Some(name.clone()));
-    told(&errors, ErrorKind::InvalidSetting, &["doubles.json", "is counted more than once"]);
+    all_contain(&errors, ErrorKind::InvalidSetting, &["doubles.json", "is counted more than once"]);
 }
 
 #[test]
-fn dimensions_servers_and_shapes_that_do_not_fit_are_told() {
+fn dimensions_servers_and_shapes_that_do_not_match_are_refused() {
     let errors = refused(|_, config| {
         config.algo = Algorithm::Hierarchical;
         config.dimensions = Some(Dimensions(vec![2, 2]));
     });
-    told(&errors, ErrorKind::InvalidSetting, &["dimensions 2x2 have 4 points, but there are 3 ranks"]);
+    all_contain(&errors, ErrorKind::InvalidSetting, &["dimensions 2x2 have 4 points, but there are 3 ranks"]);
     let errors = refused(|_, config| {
         config.algo = Algorithm::ParameterServer;
         config.servers = Some(Servers(vec![0, 7]));
     });
-    told(&errors, ErrorKind::InvalidSetting, &["server 7 is not a rank: there are 3, from 0"]);
+    all_contain(&errors, ErrorKind::InvalidSetting, &["server 7 is not a rank: there are 3, from 0"]);
     let errors = refused(|_, config| {
         config.algo = Algorithm::Blueconnect;
         config.topology = Some("2+1".to_owned());
     });
-    told(&errors, ErrorKind::InvalidSetting, &["BlueConnect needs a symmetric topology"]);
+    all_contain(&errors, ErrorKind::InvalidSetting, &["BlueConnect needs a symmetric topology"]);
 }
 
 #[test]
-fn ranks_that_read_different_topologies_do_not_start() {
+fn ranks_with_different_topologies_do_not_start() {
     let errors = refused(|rank, config| {
         config.topology = Some(if rank == 2 { "1+2" } else { "2+1" }.to_owned());
     });
-    told(&errors, ErrorKind::Disagreement, &["ranks 0 and 2 made different plans"]);
-    // One rank alone has a bad file, and all are told.
+    all_contain(&errors, ErrorKind::Disagreement, &["ranks 0 and 2 made different plans"]);
+    // Only one rank has an invalid topology, and all ranks get the error.
     let errors = refused(|rank, config| {
         config.topology = Some(if rank == 1 { "1+1" } else { "2+1" }.to_owned());
     });
-    told(&errors, ErrorKind::InvalidSetting, &["leaves out rank 2"]);
+    all_contain(&errors, ErrorKind::InvalidSetting, &["leaves out rank 2"]);
 }
 
 #[test]
-fn described_topologies_and_plans_are_used() {
+fn valid_topologies_and_plans_are_used() {
     let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
     let plan = file("plan.json", &plan_file::write(&flexreduce::plan(&topology).expect("small"), Some(60)));
     let short = |config: &mut Config| config.topology = Some("2+3".to_owned());

@@ -1,17 +1,17 @@
-//! `flexring plan`, run as its users run it.
+//! `flexring plan` as a process.
 
 use crate::command::run;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the command prints with flags that are fine.
+/// The output of the command with valid flags.
 fn printed(flags: &str) -> String {
     let (code, out, err) = run(&format!("plan {flags}"), &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{flags}: {out}");
     out
 }
 
-/// What is wrong with flags that are not, and the exit code.
+/// The exit code and the error output of the command with invalid flags.
 fn refused(flags: &str) -> (Option<i32>, String) {
     let (code, out, err) = run(&format!("plan {flags}"), &[]);
     assert_eq!(out, "", "{flags}");
@@ -19,10 +19,10 @@ fn refused(flags: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn the_papers_figure_2() {
+fn the_plan_for_2_and_3_ranks_is_figure_2_of_the_paper() {
     let plan: Value =
         serde_json::from_str(&printed("--topology 2+3 --algo flexreduce --count 12 --json")).expect("JSON");
-    // D and E of the paper are ranks 0 and 1, F to H are ranks 2 to 4.
+    // Ranks 0 and 1 are D and E in the paper, ranks 2 to 4 are F to H.
     let rows = |level: usize| -> Vec<Value> {
         let groups = plan["levels"][level]["groups"].as_array().expect("groups");
         let row = |group: &Value| {
@@ -79,7 +79,7 @@ fn the_table_has_spans_participants_and_roots() {
 }
 
 #[test]
-fn settings_count_where_flags_are_missing() {
+fn settings_apply_where_flags_are_missing() {
     let variables = [("FLEXRING_TOPOLOGY", "2+2"), ("FLEXRING_ALGO", "ring")];
     let (code, out, _) = run("plan", &variables);
     assert_eq!(code, Some(0));
@@ -89,7 +89,7 @@ fn settings_count_where_flags_are_missing() {
 }
 
 #[test]
-fn details_of_algorithms_are_flags_too() {
+fn inputs_of_algorithms_are_flags() {
     assert!(printed("--topology 8 --dims 4x2").starts_with("hierarchical on 8: "));
     let servers = printed("--topology 2+3 --algo parameter-server --servers 0,3");
     assert!(servers.contains("\n  [1/2, 1)  4 0-3         3\n"), "{servers}");
@@ -98,7 +98,7 @@ fn details_of_algorithms_are_flags_too() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_said() {
+fn invalid_flags_exit_with_an_error() {
     for (flags, words) in [
         ("", "give --topology, such as --topology 2+3"),
         ("--topology 2+x", "\"2+x\", at character 3: expected a number of ranks"),
@@ -125,7 +125,7 @@ fn what_cannot_be_planned_is_said() {
 }
 
 #[test]
-fn a_plan_is_written_read_and_proved() {
+fn a_written_plan_can_be_read_and_verified() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("plan.json");
     let name = path.to_str().expect("a name in Unicode");
@@ -153,12 +153,12 @@ fn a_plan_is_written_read_and_proved() {
 }
 
 #[test]
-fn a_broken_plan_fails_with_a_sentence_that_names_the_rank() {
+fn the_error_of_an_incorrect_plan_names_the_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("broken.json");
     let mut plan: Value =
         serde_json::from_str(&printed("--topology 2+3 --algo flexreduce --json")).expect("JSON");
-    // Rank 4 is left out of its node's second part.
+    // Rank 4 is missing in its node's second part.
     plan["levels"][0]["groups"][3]["participants"] = json!([2, 3]);
     std::fs::write(&path, plan.to_string()).expect("a file");
     let (code, err) = refused(&format!("--plan-file {} --topology 2+3 --verify", path.display()));
@@ -173,7 +173,7 @@ fn a_broken_plan_fails_with_a_sentence_that_names_the_rank() {
 }
 
 #[test]
-fn every_algorithm_is_proved() {
+fn every_algorithm_is_verified() {
     for algorithm in
         ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]
     {
@@ -183,7 +183,7 @@ fn every_algorithm_is_proved() {
 }
 
 #[test]
-fn an_explanation_tells_why_and_what_links_carry() {
+fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     let text = printed("--topology 2+3 --explain --count 16M");
     for line in [
         "the topology is not symmetric: node 0 has 2 ranks and node 1 has 3 ranks",
@@ -233,18 +233,18 @@ fn drawings_are_well_formed() {
 }
 
 #[test]
-fn the_readmes_picture_is_current() {
+fn the_drawing_in_the_readme_is_current() {
     let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flexreduce-2+3.svg");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("new.svg");
     printed(&format!("--topology 2+3 --algo flexreduce --svg {}", path.display()));
     let new = std::fs::read_to_string(&path).expect("it was drawn");
     if std::env::var_os("FLEXRING_BLESS").is_some() {
-        std::fs::write(&committed, &new).expect("the picture can be written");
+        std::fs::write(&committed, &new).expect("the drawing can be written");
     }
     let old = std::fs::read_to_string(&committed).unwrap_or_default();
     assert!(
         old == new,
-        "docs/flexreduce-2+3.svg is out of date; FLEXRING_BLESS=1 cargo test --test plan_command rewrites it"
+        "docs/flexreduce-2+3.svg is out of date; FLEXRING_BLESS=1 cargo test --test suite plan_command rewrites it"
     );
 }

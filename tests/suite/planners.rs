@@ -1,8 +1,9 @@
-//! Every planner on random trees: what it plans is proved by the verifier, and sums real vectors.
+//! Every planner on random trees: the verifier proves each plan, and real ranks run it.
 
 use crate::effort::cases;
 use crate::harness::with_watchdog;
-use crate::trees::{self, Random};
+use crate::trees;
+use fastrand::Rng;
 use flexring::config::{Algorithm, Config, Lowering};
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::flexreduce;
@@ -11,10 +12,10 @@ use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp};
 use std::time::Duration;
 
-/// The tree of a seed: up to 64 leaves, but most have fewer, and up to 4 levels deep.
-fn tree(seed: u64) -> (Random, Topology) {
-    let mut random = Random::new(seed);
-    let most = match random.below(20) {
+/// The tree of a seed, with up to 4 levels. Most have up to 8 leaves, some 24, a few 64.
+fn tree(seed: u64) -> (Rng, Topology) {
+    let mut random = Rng::with_seed(seed);
+    let most = match random.usize(..20) {
         0 => 64,
         1..4 => 24,
         _ => 8,
@@ -23,10 +24,10 @@ fn tree(seed: u64) -> (Random, Topology) {
     (random, topology)
 }
 
-/// A plan of each algorithm for the tree of a seed, lowered in some way.
+/// A plan of each algorithm for the tree of a seed, with a random lowering.
 fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
     let (mut random, topology) = tree(seed);
-    let lowering = [Lowering::Auto, Lowering::Auto, Lowering::Chain, Lowering::Direct][random.below(4)];
+    let lowering = [Lowering::Auto, Lowering::Auto, Lowering::Chain, Lowering::Direct][random.usize(..4)];
     let plan = |algorithm| {
         let schedule = trees::plan(&mut random, algorithm, &topology)?;
         Some((algorithm, Plan::on(schedule, &topology, lowering)))
@@ -34,7 +35,7 @@ fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
     trees::algorithms().filter_map(plan).collect()
 }
 
-/// The plans for the tree of a seed, each with its proof; for every fiftieth tree of all collectives.
+/// The verified plans for the tree of a seed. For every fiftieth tree, all collectives are verified.
 fn proven(seed: u64) -> Vec<(u64, Algorithm, VerifiedPlan)> {
     let prove = |(algorithm, plan): (Algorithm, Plan)| {
         let proven =
@@ -45,7 +46,7 @@ fn proven(seed: u64) -> Vec<(u64, Algorithm, VerifiedPlan)> {
     plans(seed).into_iter().map(prove).collect()
 }
 
-/// Proves the plans of all seeds, on all cores.
+/// The verified plans of all seeds, computed on all cores.
 fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
@@ -53,12 +54,15 @@ fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> {
             move || seeds.iter().skip(thread).step_by(threads).flat_map(|seed| proven(*seed)).collect()
         };
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(share(thread))).collect();
-        threads.into_iter().flat_map(|thread| -> Vec<_> { thread.join().expect("all is proved") }).collect()
+        threads
+            .into_iter()
+            .flat_map(|thread| -> Vec<_> { thread.join().expect("all plans are verified") })
+            .collect()
     })
 }
 
-/// What rank `rank` gives for element `at`: from a wrong sum one can tell which rank was lost or doubled, as far as
-/// 64 ranks allow, and what was misplaced.
+/// The contribution of `rank` to element `at`. A wrong sum shows which rank is missing or counted twice (up to ambiguity
+/// between 64 ranks), and what was misplaced.
 fn contribution(rank: usize, at: usize) -> i64 {
     (1 << (rank % 60)) + (rank as i64 + 1) * (at as i64 % 1009)
 }
@@ -88,9 +92,10 @@ fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
 fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, VerifiedPlan)]) {
     let (rank, world) = (comm.rank(), comm.world_size());
     for (seed, algorithm, plan) in plans {
-        let mut random = Random::new(seed ^ 77);
-        // Now and then long enough for shards of several sub-chunks.
-        let count = if random.below(16) == 0 { world * 600 + random.below(2000) } else { random.below(200) };
+        let mut random = Rng::with_seed(seed ^ 77);
+        // One in 16 is long enough for shards of several sub-chunks.
+        let count =
+            if random.usize(..16) == 0 { world * 600 + random.usize(..2000) } else { random.usize(..200) };
         comm.use_plan(plan).expect("a plan for this world");
         let mut vector: Vec<i64> = (0..count).map(|at| contribution(rank, at)).collect();
         comm.all_reduce(&mut vector, ReduceOp::Sum)
@@ -105,11 +110,11 @@ fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, VerifiedPlan)]) {
 }
 
 #[test]
-fn a_hundred_thousand_leaves_have_a_plan() {
+fn a_hundred_thousand_ranks_can_be_planned() {
     let topology = trees::cluster(100_000);
     let schedule = flexreduce::plan(&topology).expect("regular enough");
     assert_eq!(schedule.shards().len(), topology.world());
-    // Whoever is not asked is not looked at: a rank's groups are few in a level of hundreds of thousands.
+    // groups_of returns a few groups from a level of hundreds of thousands.
     let top = schedule.levels().last().expect("levels");
     assert!(top.groups().len() >= topology.world());
     assert!(top.groups_of(4711).len() < top.groups().len() / 1000);

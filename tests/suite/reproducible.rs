@@ -2,7 +2,8 @@
 //! order, for every transport, algorithm and sub-chunk size.
 
 use crate::harness::{Setup, World, spawn};
-use crate::trees::{self, Random};
+use crate::trees;
+use fastrand::Rng;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Element, ReduceOp};
@@ -10,11 +11,11 @@ use half::{bf16, f16};
 
 /// Contributions of all magnitudes, so that every other order of additions gives other bits.
 fn contributions(rank: usize, count: usize) -> Vec<f64> {
-    let mut random = Random::new(rank as u64 + 1);
+    let mut random = Rng::with_seed(rank as u64 + 1);
     let mut number = || {
-        let sign = if random.coin() { 1.0 } else { -1.0 };
-        sign * (1.0 + random.below(1 << 20) as f64 / f64::from(1 << 20))
-            * 2f64.powi(random.below(12) as i32 - 6)
+        let sign = if random.bool() { 1.0 } else { -1.0 };
+        sign * (1.0 + random.usize(..1 << 20) as f64 / f64::from(1 << 20))
+            * 2f64.powi(random.usize(..12) as i32 - 6)
     };
     (0..count).map(|_| number()).collect()
 }

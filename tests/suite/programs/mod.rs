@@ -1,5 +1,5 @@
-//! Programs that a test runs: where flexring's libraries are, and how to run something without ever hanging or
-//! leaving anything behind.
+//! Programs that tests run: the paths of flexring's libraries, and processes with a time limit that leave no children
+//! behind.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsStr;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The checkout.
+/// The root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What other languages link.
+/// The libraries that programs in other languages link.
 #[derive(Debug)]
 pub struct Libraries {
     /// `libflexring.a`
@@ -23,10 +23,10 @@ pub struct Libraries {
     pub shared: PathBuf,
 }
 
-/// The libraries that cargo built together with this test: it makes all kinds of a library at once, and puts
-/// them where it puts the tests.
+/// The libraries that cargo built together with this test. Cargo builds all crate types at once, in the folder of the
+/// tests.
 pub fn libraries() -> Libraries {
-    let test = std::env::current_exe().expect("a test knows where it is");
+    let test = std::env::current_exe().expect("the path of the test binary is known");
     let named = |name: &str| {
         let file = test.with_file_name(name);
         assert!(file.is_file(), "cargo should have built {}", file.display());
@@ -35,15 +35,16 @@ pub fn libraries() -> Libraries {
     Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
 }
 
-/// The folder of a CUDA driver that needs no GPU, for `LD_LIBRARY_PATH`; says that something is skipped if it cannot be built,
-/// or would not be served: NVRTC asks drivers for what nobody has documented, and ends with the process beside this one.
+/// The folder of the simulated CUDA driver, for `LD_LIBRARY_PATH`. `None`, with a message that the test is skipped, if it
+/// cannot be built, or if this build has no machine code for GPUs: NVRTC uses undocumented driver functions, which the
+/// simulated driver does not have, and would abort the process.
 pub fn simulated_cuda() -> Option<PathBuf> {
     #[cfg(feature = "cuda")]
     let embedded = flexring::device::cuda::image::is_embedded();
     #[cfg(not(feature = "cuda"))]
     let embedded = false;
     if !embedded {
-        eprintln!("skipped: no machine code for GPUs is in this build (make setup-cuda brings an nvcc)");
+        eprintln!("skipped: no machine code for GPUs is in this build (make setup-cuda installs an nvcc)");
         return None;
     }
     if !present("g++", "C++ compiler for the simulated CUDA driver") {
@@ -54,16 +55,17 @@ pub fn simulated_cuda() -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Runs the body of the test called `name` where there is a CUDA driver, with these settings of it: CUDA's own where WORLDS is
-/// `gpu`, in this process if it has no settings, else the simulated one in a process of its own.
+/// Runs the body of the test `name` with a CUDA driver and with `settings` in its environment. With `WORLDS=gpu` that is
+/// CUDA's own driver, in this process if all its settings are already set. Otherwise it is the simulated driver, in a
+/// process of its own.
 pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
     let gpus = is("WORLDS", "gpu");
-    // What CUDA's own driver reads must be there when the process begins.
+    // CUDA's own driver reads its variables when the process starts.
     if gpus && settings.iter().all(|(name, value)| !name.starts_with("CUDA_") || is(name, value)) {
         return body();
     }
-    let mut again = program(std::env::current_exe().expect("a test knows where it is"));
+    let mut again = program(std::env::current_exe().expect("the path of the test binary is known"));
     again.args([name, "--exact", "--nocapture"]).envs([("WORLDS", "gpu"), ("RUST_TEST_THREADS", "1")]);
     again.envs(settings.iter().copied());
     if !gpus {
@@ -74,14 +76,14 @@ pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// How a program ended and what it wrote to standard output and standard error, in the order in which it did.
+/// Exit status and output of a program. Standard output and standard error are interleaved in the order of writing.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
     pub text: String,
 }
 
-/// A program that sees no setting of flexring that the test was started with, and meets on loopback.
+/// A program without the flexring settings of the test's environment, which uses the loopback interface.
 pub fn program(path: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
@@ -93,14 +95,14 @@ pub fn program(path: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs a program in a process group of its own, and ends that group if it takes longer than `limit`.
+/// Runs a program in a process group of its own, and kills that group if it takes longer than `limit`.
 pub fn run(command: &mut Command, limit: Duration) -> Ended {
     let output = tempfile::NamedTempFile::new().expect("a temporary file");
     let reopen = || -> File { output.as_file().try_clone().expect("a second handle") };
     command.stdin(Stdio::null()).stdout(reopen()).stderr(reopen()).process_group(0);
     let mut child = command.spawn().unwrap_or_else(|cause| panic!("cannot run {command:?}: {cause}"));
     let status = wait(&mut child, limit);
-    // Launchers end what they started when they are asked to; the rest is in this group.
+    // Launchers end their children on SIGTERM. Other processes are in this group.
     let group = Pid::from_child(&child);
     if status.is_none() {
         let _ = kill_process_group(group, Signal::TERM);
@@ -115,14 +117,14 @@ pub fn run(command: &mut Command, limit: Duration) -> Ended {
     Ended { status, text }
 }
 
-/// How long a program that took too long may take to end.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Waits for a child, but no longer than `limit`.
 fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begun = Instant::now();
     while begun.elapsed() < limit {
-        let status = child.try_wait().expect("a child can be waited for");
+        let status = child.try_wait().expect("waitpid of a child succeeds");
         if status.is_some() {
             return status;
         }
@@ -131,14 +133,14 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     None
 }
 
-/// Runs a program that must succeed, and returns what it wrote.
+/// Runs a program that must succeed, and returns its output.
 pub fn succeed(command: &mut Command, limit: Duration) -> String {
     let ended = run(command, limit);
     assert!(ended.status.success(), "{command:?} ended with {}:\n{}", ended.status, ended.text);
     ended.text
 }
 
-/// Whether there is such a program; says that something is skipped if there is not.
+/// Whether a program exists. Prints that the test is skipped if it does not.
 pub fn present(program: &str, name: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {

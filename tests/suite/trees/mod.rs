@@ -1,80 +1,64 @@
-//! Random numbers, and random trees for tests that plan on them.
+//! Random topologies and random plans for tests, and large clusters for tests and benchmarks.
 
 #![allow(dead_code, reason = "`bench/planning.rs` uses a part of it")]
 
+use fastrand::Rng;
 use flexring::config::Algorithm;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
 use flexring::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
 
-/// xorshift64*: a stream of numbers for a seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound
-    }
-    pub fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-}
-
-/// A tree of at most `leaves` ranks, in any order, and at most `depth` levels of switches and nodes, with random
+/// A tree of 1 to `leaves` ranks in random order, and at most `depth` levels of switches and nodes, with random
 /// bandwidths.
-pub fn tree(random: &mut Random, leaves: usize, depth: usize) -> Topology {
-    let wanted = 1 + random.below(leaves);
+pub fn tree(random: &mut Rng, leaves: usize, depth: usize) -> Topology {
+    let wanted = 1 + random.usize(..leaves);
     let mut ranks: Vec<usize> = (0..wanted).collect();
     for last in (1..wanted).rev() {
-        ranks.swap(last, random.below(last + 1));
+        ranks.swap(last, random.usize(..last + 1));
     }
-    // In half of the trees all links of a level are alike.
-    let alike = random.coin();
+    // In half of the trees, all nodes' links are equal, and all ranks' links.
+    let equal_links = random.bool();
     let mut builder = TopologyBuilder::new("top");
-    grow(random, &mut builder, 0, &ranks, depth.saturating_sub(1), alike);
+    grow(random, &mut builder, 0, &ranks, depth.saturating_sub(1), equal_links);
     builder.finish().expect("every rank is on the tree once")
 }
 
-fn link(random: &mut Random, alike: bool) -> Uplink {
-    let bandwidth = if alike { Uplink::NODE_DEFAULT.bandwidth } else { 1 + random.below(1000) as u64 };
-    Uplink { bandwidth, latency: random.below(1000) as u64 }
+fn link(random: &mut Rng, equal_links: bool) -> Uplink {
+    let bandwidth =
+        if equal_links { Uplink::NODE_DEFAULT.bandwidth } else { 1 + random.usize(..1000) as u64 };
+    Uplink { bandwidth, latency: random.usize(..1000) as u64 }
 }
 
 fn grow(
-    random: &mut Random,
+    random: &mut Rng,
     builder: &mut TopologyBuilder,
     parent: VertexId,
     ranks: &[usize],
     depth: usize,
-    alike: bool,
+    equal_links: bool,
 ) {
-    let branches = 1 + random.below(ranks.len().min(5));
+    let branches = 1 + random.usize(..ranks.len().min(5));
     let mut rest = ranks;
     for branch in 0..branches {
         let left = branches - branch - 1;
-        let take = if left == 0 { rest.len() } else { 1 + random.below(rest.len() - left) };
+        let take = if left == 0 { rest.len() } else { 1 + random.usize(..rest.len() - left) };
         let (mine, others) = rest.split_at(take);
         rest = others;
-        let link = link(random, alike);
-        if depth > 1 && mine.len() > 1 && random.coin() {
+        let link = link(random, equal_links);
+        if depth > 1 && mine.len() > 1 && random.bool() {
             let switch = builder.switch(parent, "switch", link);
-            grow(random, builder, switch, mine, depth - 1, alike);
+            grow(random, builder, switch, mine, depth - 1, equal_links);
         } else {
             let node = builder.node(parent, "node", link);
             for rank in mine {
-                let link = if alike { Uplink::RANK_DEFAULT } else { self::link(random, false) };
+                let link = if equal_links { Uplink::RANK_DEFAULT } else { self::link(random, false) };
                 builder.rank(node, *rank, link);
             }
         }
     }
 }
 
-/// Pods, racks and nodes whose fan-outs differ, with at least so many ranks.
+/// Pods, racks and nodes with different fan-outs, and at least `ranks` ranks.
 pub fn cluster(ranks: usize) -> Topology {
     let mut builder = TopologyBuilder::new("top");
     let (mut rank, mut pod) = (0, 0);
@@ -92,7 +76,7 @@ pub fn cluster(ranks: usize) -> Topology {
         }
         pod += 1;
     }
-    builder.finish().expect("a tree")
+    builder.finish().expect("every rank is on one node")
 }
 
 /// Every algorithm but `auto`.
@@ -100,23 +84,23 @@ pub fn algorithms() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Auto)
 }
 
-/// Plans by `algorithm`, with details that fit: random dimensions, random servers. None where the algorithm
-/// cannot be had on this topology, and says so.
-pub fn plan(random: &mut Random, algorithm: Algorithm, topology: &Topology) -> Option<Schedule> {
+/// The schedule of `algorithm`, with random dimensions or servers that fit the topology; `None` if the algorithm does not
+/// support the topology and its error says so.
+pub fn plan(random: &mut Rng, algorithm: Algorithm, topology: &Topology) -> Option<Schedule> {
     let world = topology.world();
     let mut details = Details::default();
     if algorithm == Algorithm::Hierarchical {
         let mut rest = world;
         while rest > 1 {
             let divisors: Vec<usize> = (2..=rest).filter(|divisor| rest.is_multiple_of(*divisor)).collect();
-            let dimension = divisors[random.below(divisors.len())];
+            let dimension = divisors[random.usize(..divisors.len())];
             details.dimensions.push(dimension);
             rest /= dimension;
         }
         details.dimensions.extend((world == 1).then_some(1));
     }
-    if algorithm == Algorithm::ParameterServer && random.coin() {
-        details.servers = (0..world).filter(|_| random.coin()).collect();
+    if algorithm == Algorithm::ParameterServer && random.bool() {
+        details.servers = (0..world).filter(|_| random.bool()).collect();
     }
     match planner::plan(algorithm, topology, &details) {
         Ok(schedule) => Some(schedule),
