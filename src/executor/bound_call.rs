@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::device::Arithmetic;
 use crate::memory::Piece;
 
-/// One call, checked.
+/// A validated call with its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundCall {
     /// The call, as this rank announces it to its peers.

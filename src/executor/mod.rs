@@ -48,7 +48,7 @@ use wait::Wait;
 
 /// What an executor is made of.
 pub struct ExecutorParts {
-    /// This rank.
+    /// The number of this rank.
     pub rank: Rank,
     /// The number of ranks.
     pub world: usize,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(super) struct ProgramPath {
     /// One for each program that was installed.
     pipelines: Vec<Pipeline>,
-    /// Which of them runs.
+    /// The index of the pipeline that runs.
     current: usize,
     /// The peers that exchange messages with this rank in the program that runs.
     peers: Vec<Rank>,

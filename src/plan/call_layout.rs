@@ -24,7 +24,7 @@ const STREAMING_BYTES: usize = 16 << 20;
 /// What a call's layout depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct CallFacts {
-    /// The collective.
+    /// The collective that is called.
     pub collective: Collective,
     /// Elements of the whole vector; may be 0.
     pub count: u64,
@@ -135,10 +135,10 @@ pub fn staging(
 /// The memory of a slot in a call. In calls on a GPU each slot exists twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SlotMemory {
-    /// The host's.
+    /// Pinned host memory.
     #[default]
     Host,
-    /// The GPU's.
+    /// Memory of the GPU.
     Gpu,
 }
 
