@@ -79,9 +79,9 @@ struct Prefix {
     call: [U64; CALL / 8],
 }
 
-/// What was received in place of an expected frame.
+/// How far an expected frame was received.
 #[derive(Debug)]
-pub(super) enum Received {
+pub(super) enum FrameProgress {
     /// Not all of it yet.
     Partial,
     /// A call; `None` if its words are invalid.
@@ -189,9 +189,9 @@ impl Frame {
     ///
     /// # Errors
     /// The received header and the expected header, as soon as all of it is received, if they differ.
-    pub fn received(&self) -> Result<Received, (FrameHeader, FrameHeader)> {
+    pub fn received(&self) -> Result<FrameProgress, (FrameHeader, FrameHeader)> {
         if self.done < HEADER {
-            return Ok(Received::Partial);
+            return Ok(FrameProgress::Partial);
         }
         let received = self.prefix.header;
         let sequence = received.sequence.get();
@@ -200,9 +200,9 @@ impl Frame {
             return Err((received, self.header));
         }
         if !self.is_complete() {
-            return Ok(Received::Partial);
+            return Ok(FrameProgress::Partial);
         }
-        Ok(if self.is_data() { Received::Data } else { Received::Call(self.call(sequence)) })
+        Ok(if self.is_data() { FrameProgress::Data } else { FrameProgress::Call(self.call(sequence)) })
     }
 
     fn call(&self, sequence: u64) -> Option<Call> {

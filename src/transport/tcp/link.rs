@@ -3,7 +3,7 @@
 //! Owns the order of a link's messages, and the decision whether a lost connection fails the running call. Must not know
 //! other links, nor how readiness is detected.
 
-use super::frame::{Frame, FrameHeader, Received};
+use super::frame::{Frame, FrameHeader, FrameProgress};
 use super::stream::{FrameStream, ReadOutcome};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
@@ -166,12 +166,12 @@ impl Link {
             let received =
                 frame.received().map_err(|(header, expected)| self.mismatch(&header, &expected))?;
             match received {
-                Received::Partial => break,
-                Received::Data => self.streams[at].received += 1,
-                Received::Call(None) => {
+                FrameProgress::Partial => break,
+                FrameProgress::Data => self.streams[at].received += 1,
+                FrameProgress::Call(None) => {
                     return Err(self.disagree("made a call that this version of flexring does not support"));
                 }
-                Received::Call(Some(call)) => {
+                FrameProgress::Call(Some(call)) => {
                     // A call that is ahead of this rank's stays queued until this rank begins it. But if this call
                     // still expects a message, the peer will never send it, so the later call is reported.
                     if call.sequence > self.sequence && self.recvs_posted == self.received {

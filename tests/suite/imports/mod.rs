@@ -113,20 +113,17 @@ fn assert_none(violations: &[String], kind: &str) {
 }
 
 #[test]
-#[ignore = "until all of src follows it"]
 fn imports_follow_the_layers() {
     let wrong = against_the_order(&Source::parse(&root()), &layers());
     assert_none(&Vec::from_iter(wrong), "imports against the order of layers");
 }
 
 #[test]
-#[ignore = "until all of src follows it"]
 fn modules_form_no_cycles() {
     assert_none(&cycles(&Source::parse(&root())), "cycles");
 }
 
 #[test]
-#[ignore = "until all of src follows it"]
 fn types_of_different_meaning_have_different_names() {
     let source = Source::parse(&root());
     let mut definitions: BTreeMap<&str, BTreeMap<String, usize>> = BTreeMap::new();
