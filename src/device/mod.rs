@@ -1,7 +1,7 @@
 //! Devices: where additions and copies happen.
 //!
-//! Owns the arithmetic. Must not know ranks, links, schedules or why two pieces are added: a [`Job`] says
-//! which bytes go where, and that is all a device sees.
+//! Owns the arithmetic. Must not know ranks, links or schedules: a [`Job`] names the memory, the type and the operation, and
+//! nothing else.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -13,7 +13,7 @@ use crate::memory::Piece;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// The arithmetic of a reduction; averages and factors are said apart, in [`Finish`] and [`Operand`].
+/// The arithmetic of a reduction. Averages and factors are separate: see [`Finish`] and [`Operand`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
     /// `a + b`; integers wrap.
@@ -27,36 +27,36 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// All of them.
+    /// All four operations.
     pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Max, Self::Min];
 }
 
 /// One input of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
-    /// Where its elements are; as long as the destination.
+    /// The elements; as long as the destination.
     pub piece: Piece,
-    /// What each element is multiplied with as it is read (in f32 for floats of 16 and 8 bits), if anything.
+    /// Each element is multiplied with this when it is read (in f32 for floats of 16 and 8 bits), if given.
     pub factor: Option<f64>,
 }
 
-/// What happens to the reduced value before it is written.
+/// The last step before the reduced value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// Nothing.
+    /// The value is written unchanged.
     Keep,
-    /// It is divided by this many ranks (in f32 for floats of 16 and 8 bits; integers truncate toward zero).
+    /// The value is divided by a number of ranks (in f32 for floats of 16 and 8 bits; integers truncate toward zero).
     Divide(u32),
 }
 
-/// Reduce the operands, in their order, into `into`: `into = finish(((o0 · o1) · o2) · …)`.
+/// A reduction of the operands, in their order, into `into`: `into = finish(((o0 · o1) · o2) · …)`.
 ///
 /// With one operand this is a copy. `into` may be the very same piece as one of the operands and must not
 /// overlap any of them otherwise. Floats of 16 and 8 bits are widened to f32, accumulated there, and rounded
 /// once.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// The element type. Pieces are aligned to its size unless they are copied only.
+    /// The element type. Pieces are aligned to its size, except in a job that only copies.
     pub dtype: DType,
     /// The arithmetic.
     pub arithmetic: Arithmetic,
@@ -66,16 +66,16 @@ pub struct Job<'a> {
     pub operands: &'a [Operand],
     /// The last step.
     pub finish: Finish,
-    /// Whether the destination is too large to be read again from a cache, so that it is best written past it.
+    /// Whether the destination exceeds the cache, so that non-temporal stores are faster.
     pub streaming: bool,
 }
 
-/// A caller's stream on a GPU, as CUDA's driver and runtime hand it out. Whoever makes one promises that it is live until it
-/// has passed what is put in it.
+/// A caller's stream on a GPU, as a handle of CUDA's driver or runtime. The creator of a `CallerStream` guarantees that the
+/// stream is live until it has completed everything that is enqueued in it.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerStream(*mut c_void);
 
-// SAFETY: it is an address that only CUDA's driver follows, on any thread.
+// SAFETY: it is a handle that only CUDA's driver dereferences, on any thread.
 unsafe impl Send for CallerStream {}
 
 impl CallerStream {
@@ -85,43 +85,43 @@ impl CallerStream {
     /// The stream with this handle; NULL is the default one.
     ///
     /// # Safety
-    /// The stream is live, or NULL, until it has passed all that is put in it.
+    /// The stream is NULL, or live until it has completed everything that is enqueued in it.
     #[must_use]
     pub unsafe fn new(handle: *mut c_void) -> Self {
         Self(handle)
     }
 
-    /// Its handle.
+    /// The handle for CUDA's driver.
     #[must_use]
     pub fn handle(self) -> *mut c_void {
         self.0
     }
 }
 
-/// Whether a job was done at once.
+/// Whether a submitted job is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// It is done.
+    /// The job is complete.
     Done,
-    /// It will be reported by [`Device::poll`] under its ticket.
+    /// [`Device::poll`] will report its ticket.
     InFlight,
 }
 
-/// Something that runs jobs. Those that are under way at the same time do not depend on each other.
+/// Runs jobs. Jobs that are in flight at the same time do not depend on each other.
 pub trait Device: Send {
     /// Starts a job.
     ///
     /// # Errors
-    /// `Unsupported` for a dtype or arithmetic that the device lacks; `System` if it failed.
+    /// `Unsupported` for a type or operation that the device lacks; `System` if the device failed.
     fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted>;
 
-    /// Reports the tickets of jobs that have become done since the last poll; those that are alike in where their
-    /// pieces are in the order in which they were submitted. Jobs may wait for a poll to be started.
+    /// Reports the tickets of jobs that completed since the last poll. Jobs whose pieces are in the same kinds of memory are
+    /// reported in the order of submission. A device may start jobs only in a poll.
     ///
     /// # Errors
     /// `System` if the device failed.
     fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()>;
 
-    /// Gives all jobs up: afterwards none touches memory any more, whatever its outcome, and none is reported.
+    /// Aborts all jobs: afterwards none of them accesses memory, and none is reported.
     fn give_up(&mut self);
 }

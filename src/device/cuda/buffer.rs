@@ -1,4 +1,4 @@
-//! Vectors that users keep on a GPU, and parts of them.
+//! Users' buffers on a GPU, and slices of them.
 
 use super::objects::{Gpu, GpuMemory, Stream};
 use crate::dtype::Element;
@@ -7,17 +7,17 @@ use crate::memory::{Piece, lend, lend_in_place};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A vector on a GPU, with a stream of its own in which everything that is done with it takes effect. Its memory is such
-/// that other processes of the node can read it.
+/// A vector on a GPU. It has its own stream, which orders all operations on it. Other processes of the node can read its
+/// memory by CUDA IPC.
 pub struct GpuBuffer<T: Element> {
-    // The stream goes first: it waits for what still uses the memory.
+    // Dropped first: it waits for the operations that still use the memory.
     stream: Stream,
     memory: GpuMemory,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> GpuBuffer<T> {
-    /// A vector of `len` elements on the GPU with this number among those that the process sees, whatever they are.
+    /// An uninitialized vector of `len` elements on a GPU, given by its index among the GPUs that the process sees.
     ///
     /// # Errors
     /// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if it has too little memory.
@@ -30,19 +30,19 @@ impl<T: Element> GpuBuffer<T> {
         Ok(Self { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)?, elements: PhantomData })
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.piece().len() / size_of::<T>()
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes the elements, as many as there are, and waits until they are there.
+    /// Copies `elements`, as many as the vector has, to the GPU, and waits for the copy.
     ///
     /// # Errors
     /// `InvalidArgument` if the lengths differ; `System` if the GPU fails.
@@ -50,7 +50,7 @@ impl<T: Element> GpuBuffer<T> {
         self.write_to(self.piece(), from)
     }
 
-    /// Reads the elements, as they are when everything that was done with the vector is done.
+    /// Copies the vector to `elements` after all earlier operations on it, and waits for the copy.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -58,7 +58,7 @@ impl<T: Element> GpuBuffer<T> {
         self.read_from(self.piece(), into)
     }
 
-    /// Copies another vector of the same GPU, of the same length, and waits until that is done.
+    /// Copies another vector of the same length on the same GPU, and waits for the copy.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -68,10 +68,10 @@ impl<T: Element> GpuBuffer<T> {
         self.copy(self.piece(), from.piece())
     }
 
-    /// A part of the vector, for calls and copies on it alone. It has the vector's stream.
+    /// A part of the vector for calls and copies. It uses the vector's stream.
     ///
     /// # Panics
-    /// As slices do, if it reaches beyond the vector.
+    /// If the range exceeds the vector.
     pub fn slice_mut(&mut self, range: Range<usize>) -> GpuSlice<'_, T> {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} elements", self.len());
         let size = size_of::<T>();
@@ -82,7 +82,7 @@ impl<T: Element> GpuBuffer<T> {
         GpuSlice { piece, whole: self }
     }
 
-    /// Waits until everything that was done with the vector is done.
+    /// Waits for all operations on the vector.
     ///
     /// # Errors
     /// `System` if the GPU fails.
@@ -93,7 +93,7 @@ impl<T: Element> GpuBuffer<T> {
 
     fn write_to(&self, part: Piece, from: &[T]) -> Result<()> {
         check::<T>(part, from.len())?;
-        // Nobody writes to what is only lent as a source.
+        // The piece is only read: it is the source of the copy.
         lend(from, &mut [], |from, _| self.copy(part, from))
     }
 
@@ -107,7 +107,7 @@ impl<T: Element> GpuBuffer<T> {
             return Ok(());
         }
         let _entered = self.memory.gpu().enter()?;
-        // SAFETY: both are as long, and borrowed until the copy is over, for which this waits.
+        // SAFETY: both have the same length and are borrowed until the copy completes, which this waits for.
         unsafe { self.stream.copy(into, from)? };
         Ok(self.stream.synchronize()?)
     }
@@ -143,19 +143,19 @@ pub struct GpuSlice<'a, T: Element> {
 }
 
 impl<T: Element> GpuSlice<'_, T> {
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.piece.len() / size_of::<T>()
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.piece.is_empty()
     }
 
-    /// Writes the elements, as many as there are, and waits until they are there.
+    /// Copies `elements`, as many as the vector has, to the GPU, and waits for the copy.
     ///
     /// # Errors
     /// As for [`GpuBuffer::write`].
@@ -163,7 +163,7 @@ impl<T: Element> GpuSlice<'_, T> {
         self.whole.write_to(self.piece, from)
     }
 
-    /// Reads the elements, as they are when everything that was done with the vector is done.
+    /// Copies the vector to `elements` after all earlier operations on it, and waits for the copy.
     ///
     /// # Errors
     /// As for [`GpuBuffer::write`].

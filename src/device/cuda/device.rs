@@ -1,12 +1,12 @@
-//! The device that adds and copies on a GPU.
+//! The device that reduces and copies on a GPU.
 //!
-//! Owns three streams, one for each way that bytes take: out to the host, in from it, and through the kernels, so that
-//! all three are busy at once; the memory on the GPU that what comes from the host waits in; and which jobs share a
-//! launch. Must not know what jobs belong to.
+//! Owns three streams, so that all three directions work concurrently: copies to the host, copies from the host, and
+//! kernels. Also owns the GPU memory that stages host operands, and the choice of the jobs that share a launch. Must not know
+//! what jobs belong to.
 //!
-//! Nothing waits here: jobs go into streams, events say when they are done, and what a kernel needs from another stream
-//! it waits for there. Jobs on which others depend are never under way at once, as whoever submits them waits for the
-//! first to be reported; so streams need not wait for each other but for that.
+//! Nothing blocks: jobs are enqueued in streams, and events tell when they are complete. A kernel whose operands come from
+//! another stream waits for that stream by an event. A job that depends on another one is submitted only after the other one
+//! was reported, so streams need no further synchronization.
 
 use super::batch::{self, BatchBuilder, OPERANDS};
 use super::image;
@@ -20,26 +20,26 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes that one thread handles at a time: 16, four times over.
+/// Bytes that one thread handles at a time: four granules of 16.
 const BYTES_PER_THREAD: usize = 64;
 
-/// What CUDA cuts allocations from. Those that others may open are whole blocks, as others open the whole of a block.
+/// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a whole block.
 const BLOCK: usize = 2 << 20;
 
-/// One stream and what is under way in it.
+/// One stream and the jobs in it.
 struct StreamQueue {
     stream: Stream,
-    /// Put in the stream since its last event, with what they hold.
+    /// Jobs enqueued since the last event, and the slots that they hold.
     open: JobGroup,
-    /// Behind an event each, oldest first.
+    /// Groups of jobs with the event behind each, oldest first.
     under_way: VecDeque<(StreamEvent, JobGroup)>,
 }
 
-/// Jobs that are done together.
+/// Jobs that complete with the same event.
 #[derive(Default)]
 struct JobGroup {
     tickets: Vec<u64>,
-    /// Slots that are free when they are.
+    /// Slots to free when the jobs complete.
     slots: Vec<Piece>,
 }
 
@@ -49,7 +49,7 @@ impl StreamQueue {
     }
 }
 
-/// What a launch adds, which all its tasks have in common.
+/// The type and operation of a launch, which all its tasks share.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ReductionKind {
     dtype: DType,
@@ -62,46 +62,46 @@ pub struct Cuda {
     out: StreamQueue,
     in_: StreamQueue,
     reduction: StreamQueue,
-    /// The launch that is being put together.
+    /// The launch that is being built.
     batch: BatchBuilder,
-    /// Bytes that its longest task writes.
+    /// Bytes that the longest task of the launch writes.
     longest: usize,
     kind: Option<ReductionKind>,
-    /// Whether it needs what is still on its way in.
+    /// Whether the launch reads slots that copies from the host still fill.
     needs_in: bool,
     arrived: StreamEvent,
-    /// By type and arithmetic, and the one that copies.
+    /// The reduction kernels, by type and arithmetic, and the copy kernel.
     kernels: Vec<Kernel>,
     copier: Kernel,
     free: Vec<Piece>,
-    /// Slots of the task that is being put together. They go to its launch's group and to no earlier one, though waiting
-    /// for the next of them may launch what there is.
+    /// Slots of the task that is being built. They belong to the group of its own launch: waiting for a further slot may
+    /// launch earlier tasks.
     taken: Vec<Piece>,
-    /// Events and groups that have been used before.
+    /// Events and groups to reuse.
     spare: Vec<(StreamEvent, JobGroup)>,
     failed: Option<Error>,
     landing: Arc<GpuMemory>,
-    /// These go last, and in this order.
+    /// Dropped last, in this order.
     _pinned: Vec<Pinned>,
     _arena: Arc<Arena>,
     _slots: GpuMemory,
     _module: Module,
 }
 
-/// The host's side of a device.
+/// The host memory that a device works with.
 pub(crate) struct HostSide<'a> {
-    /// Slots of the pool for calls on GPUs, and bytes of each.
+    /// Number of slots in the pool for calls on GPUs, and bytes of each.
     pub slots: (usize, usize),
-    /// That pool, and the arena that it lies in.
+    /// The memory of that pool, and its arena.
     pub pool: Piece,
     pub arena: &'a Arc<Arena>,
-    /// Where neighbours have what they send; mapped for as long as the device is used.
+    /// The pools of neighbours; mapped for as long as the device is used.
     pub viewed: &'a [Piece],
 }
 
 impl Cuda {
-    /// A GPU's device, with memory on the GPU in the place of every slot of the pool, once for what it copies in itself and once
-    /// for what others write there.
+    /// The device of a GPU. Allocates GPU memory for every slot of the pool twice: once for staged host operands, and once as
+    /// the landing memory that peers read and write.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory; `Unsupported` if it cannot run the kernels.
@@ -117,8 +117,8 @@ impl Cuda {
         let copier = module.kernel(image::COPY)?;
         let pool = |bytes: usize| {
             let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
-            let words = || format!("a GPU needs twice {slots} slots of {slot} bytes, as {names} say");
-            GpuMemory::new(gpu, bytes).map_err(|error| error.context(words()))
+            let message = || format!("a GPU needs twice {slots} slots of {slot} bytes, set by {names}");
+            GpuMemory::new(gpu, bytes).map_err(|error| error.context(message()))
         };
         let memory = pool(slots * slot)?;
         let landing = Arc::new(pool((slots * slot).next_multiple_of(BLOCK))?);
@@ -126,7 +126,7 @@ impl Cuda {
         for (piece, read_only) in
             std::iter::once((host.pool, false)).chain(host.viewed.iter().map(|piece| (*piece, true)))
         {
-            // SAFETY: the device holds the arena, and the executor its neighbours' for longer than the device.
+            // SAFETY: the device holds the arena, and the executor holds the neighbours' arenas for longer than the device lives.
             match unsafe { Pinned::new(gpu, piece, read_only) } {
                 Ok(pin) => pinned.push(pin),
                 Err(error) => log::warn!(
@@ -161,30 +161,29 @@ impl Cuda {
         })
     }
 
-    /// Memory on the GPU in the place of every slot of the pool, one after the other and then nothing of use, for what
-    /// others read or write.
+    /// GPU memory that peers read and write: one part for every slot of the pool, in order, then padding.
     pub(crate) fn landing(&self) -> &Arc<GpuMemory> {
         &self.landing
     }
 
-    /// A slot for `len` bytes for the task that is being put together, when there is one again.
+    /// A slot for `len` bytes for the task that is being built. Waits until one is free.
     fn slot(&mut self, len: usize) -> Result<Piece> {
         loop {
             if let Some(slot) = self.free.pop() {
                 if slot.len() < len {
-                    let words = format!("{len} bytes do not fit a slot of {} on the GPU", slot.len());
+                    let message = format!("{len} bytes do not fit a slot of {} on the GPU", slot.len());
                     self.free.push(slot);
-                    return Err(Error::internal(words));
+                    return Err(Error::internal(message));
                 }
                 self.taken.push(slot);
                 return Ok(slot.narrow(0, len));
             }
             self.launch()?;
-            // Their jobs are reported at the next poll; here only the slots matter.
+            // The jobs are reported by the next poll; only the slots are needed here.
             let Some((event, group)) =
                 self.reduction.under_way.iter_mut().find(|(_, group)| !group.slots.is_empty())
             else {
-                return Err(Error::internal("the GPU's slots are all taken by nothing"));
+                return Err(Error::internal("no slot on the GPU is free, and no job holds one"));
             };
             while !event.is_over()? {
                 std::thread::yield_now();
@@ -205,7 +204,7 @@ impl Cuda {
                 (MemorySpace::Host, _) => Some(&mut self.in_),
             };
             if let Some(queue) = queue {
-                // SAFETY: the pieces are valid and apart until the job was reported, as for every job.
+                // SAFETY: as for every job, the pieces are valid and do not overlap until the job is reported.
                 unsafe { queue.stream.copy(job.into, only.piece)? };
                 queue.open.tickets.push(ticket);
                 return Ok(());
@@ -214,11 +213,11 @@ impl Cuda {
         }
         let kind = Some(ReductionKind { dtype: job.dtype, arithmetic: job.arithmetic });
         if job.into.is_host() {
-            // Made on the GPU and handed out in the same stream, so that it comes after.
+            // Reduced on the GPU and copied to the host in the same stream, which orders the two.
             let slot = self.slot(job.into.len())?;
             self.add(job, kind, slot)?;
             self.launch_batch()?;
-            // SAFETY: as above; the slot is held until the group is done.
+            // SAFETY: as above; the slot is held until the group completes.
             unsafe { self.reduction.stream.copy(job.into, slot)? };
             self.reduction.open.tickets.push(ticket);
             return Ok(());
@@ -232,8 +231,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Adds a task to the launch that is being put together. What has more operands than a launch can say is added in
-    /// several passes, each of which rounds.
+    /// Adds a task to the launch that is being built. A task with more operands than a launch has room for takes several
+    /// passes, each of which rounds.
     fn add(&mut self, job: &Job<'_>, kind: Option<ReductionKind>, into: Piece) -> Result<()> {
         if self.kind != kind {
             self.launch_batch()?;
@@ -249,7 +248,7 @@ impl Cuda {
             if later.is_empty() {
                 return Ok(());
             }
-            // The next pass reads what this one writes, so it is a launch of its own.
+            // The next pass reads what this one writes, so it needs a launch of its own.
             self.launch_batch()?;
             self.kind = kind;
             operands = later;
@@ -275,13 +274,13 @@ impl Cuda {
             Finish::Keep => None,
             Finish::Divide(ranks) => NonZeroU32::new(ranks),
         };
-        // Slots are taken before the task is begun: waiting for one may launch what there is.
+        // Slots are taken before the task is added, because waiting for one may launch the batch.
         let mut staged = [Piece::EMPTY; OPERANDS];
         for (place, operand) in staged.iter_mut().zip(operands) {
             *place = operand.piece;
             if operand.piece.is_host() {
                 *place = self.slot(operand.piece.len())?;
-                // SAFETY: the operand is valid until the job was reported, and the slot is the job's own until then.
+                // SAFETY: the operand is valid, and the slot belongs to the job, until the job is reported.
                 unsafe { self.in_.stream.copy(*place, operand.piece)? };
                 self.needs_in = true;
             }
@@ -291,12 +290,12 @@ impl Cuda {
         let staged =
             staged.iter().zip(operands).map(|(place, operand)| Operand { piece: *place, ..*operand });
         let mut all = [batch::KernelOperand::default(); OPERANDS];
-        let mut many = 0;
+        let mut count_of_operands = 0;
         for (place, Operand { piece, factor }) in all.iter_mut().zip(first.chain(staged)) {
             *place = batch::KernelOperand::new(address(piece), factor);
-            many += 1;
+            count_of_operands += 1;
         }
-        if !self.batch.push(address(into), count as u64, all[..many].iter().copied(), divide) {
+        if !self.batch.push(address(into), count as u64, all[..count_of_operands].iter().copied(), divide) {
             return Err(Error::internal("a task does not fit an empty launch"));
         }
         self.longest = self.longest.max(into.len());
@@ -304,7 +303,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Launches what was put together, without an event behind it.
+    /// Launches the batch, without an event behind it.
     fn launch_batch(&mut self) -> Result<()> {
         if self.batch.tasks() == 0 {
             return Ok(());
@@ -322,13 +321,13 @@ impl Cuda {
         let tasks = self.batch.tasks() as u32;
         let enough = std::mem::take(&mut self.longest).div_ceil(BYTES_PER_THREAD * kernel.threads as usize);
         let blocks = (kernel.blocks / tasks).clamp(1, u32::try_from(enough).unwrap_or(u32::MAX).max(1));
-        // SAFETY: the kernel takes a batch. What it says is valid until its jobs were reported, or is a slot.
+        // SAFETY: the kernel takes a batch. Its memory is valid until its jobs are reported, or is a slot.
         unsafe { kernel.launch(&self.reduction.stream, (blocks, tasks), self.batch.batch())? };
         self.batch.clear();
         Ok(())
     }
 
-    /// Launches what was put together, and has everything that is open reported when it is done.
+    /// Launches the batch, and records an event behind the open jobs of each stream.
     fn launch(&mut self) -> Result<()> {
         self.launch_batch()?;
         let Self { out, in_, reduction, spare, gpu, .. } = self;
@@ -362,7 +361,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Has `act` use the GPU. After a failure nothing is tried any more: what the driver says then is about that.
+    /// Runs `act` with the GPU's context current. After a failure nothing is tried any more, because later errors of the driver
+    /// only repeat the first one.
     fn within<R>(&mut self, act: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -413,7 +413,7 @@ impl Device for Cuda {
                 log::debug!("{:?}: {failure}", self.gpu);
             }
         }
-        let error = || Error::aborted("the GPU's work was given up");
+        let error = || Error::aborted("the GPU's work was aborted");
         self.failed.get_or_insert_with(error);
     }
 }

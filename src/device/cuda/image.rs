@@ -1,7 +1,7 @@
-//! The kernels as a GPU's driver takes them.
+//! The kernels' image: machine code or PTX for the driver to load.
 //!
-//! Owns what `build.rs` embedded, machine code or else the source alone, and what NVRTC makes of the source, which is kept
-//! on disk. Must not know the driver, nor how kernels are launched.
+//! Owns what `build.rs` embedded, machine code or only the source, and the on-disk cache of what NVRTC compiles from the
+//! source. Must not know the driver, nor how kernels are launched.
 
 use super::nvrtc::{FIX, KernelSource, Nvrtc};
 use crate::device::Arithmetic;
@@ -12,7 +12,7 @@ use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-// MACHINE_CODE, if there is any; the ARCHITECTURES that it is for; and the COMPILER that made it, or why there is none.
+// Defines MACHINE_CODE (an Option), its ARCHITECTURES, and COMPILER: the compiler's name, or why there is no machine code.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 macro_rules! text {
@@ -20,7 +20,7 @@ macro_rules! text {
         const TEXT: &str = concat!(include_str!(concat!("../../../kernels/", $path)), "\0");
         match CStr::from_bytes_with_nul(TEXT.as_bytes()) {
             Ok(text) => text,
-            Err(_) => panic!("a source has no zeros"),
+            Err(_) => panic!("a source contains no NUL"),
         }
     }};
 }
@@ -31,12 +31,12 @@ const SOURCE: KernelSource<'static> = KernelSource {
     headers: &[(c"number.h", text!("number.h")), (c"batch.h", text!("batch.h"))],
 };
 
-/// The same numbers as on the host, whatever NVRTC's defaults are.
+/// Options that give the same results as the host device.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
-/// What `cuModuleLoadData` is given for a GPU of this compute capability.
+/// The image to load on a GPU of this compute capability.
 ///
-/// Where no machine code is embedded this compiles, once on each machine, which takes some seconds.
+/// Without embedded machine code this compiles the source, once per machine, which takes some seconds.
 ///
 /// # Errors
 /// `Unsupported` if the GPU is too old or there is no NVRTC; `Internal` if the source cannot be compiled.
@@ -47,8 +47,8 @@ pub fn image(major: u32, minor: u32) -> Result<Cow<'static, [u8]>> {
     }
 }
 
-/// What NVRTC makes of the source for such a GPU, whatever is embedded: for a driver that refuses machine code because it
-/// is older than the toolkit that made it.
+/// The image that NVRTC compiles from the source, even if machine code is embedded: for a driver that is older than the
+/// toolkit that compiled the machine code and rejects it.
 ///
 /// # Errors
 /// As for [`image`].
@@ -56,13 +56,13 @@ pub fn from_source(major: u32, minor: u32) -> Result<Vec<u8>> {
     compiled(&SOURCE, None, cache().as_deref(), major, minor)
 }
 
-/// Whether there is machine code that needs no compiler.
+/// Whether machine code is embedded, so that no compiler is needed at run time.
 #[must_use]
 pub fn is_embedded() -> bool {
     MACHINE_CODE.is_some()
 }
 
-/// Where the kernels come from and why from there, in words.
+/// A description of where the kernels come from, and why.
 #[must_use]
 pub fn origin() -> String {
     match MACHINE_CODE {
@@ -81,7 +81,7 @@ pub fn origin() -> String {
     }
 }
 
-/// What the kernel for a reduction is called.
+/// The name of the kernel for a reduction.
 #[must_use]
 pub fn symbol(dtype: DType, arithmetic: Arithmetic) -> &'static CStr {
     macro_rules! names {
@@ -106,17 +106,17 @@ pub fn symbol(dtype: DType, arithmetic: Arithmetic) -> &'static CStr {
         Arithmetic::Max => names[2],
         Arithmetic::Min => names[3],
     };
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("each ends with its only zero")
+    CStr::from_bytes_with_nul(name.as_bytes()).expect("each name ends with its only NUL")
 }
 
-/// What the kernel that copies bytes is called.
+/// The name of the kernel that copies bytes.
 pub const COPY: &CStr = c"flexring_copy";
 
-fn refused<T>(kind: ErrorKind, words: String) -> Result<T> {
-    Err(Error::new(kind, words))
+fn refused<T>(kind: ErrorKind, message: String) -> Result<T> {
+    Err(Error::new(kind, message))
 }
 
-/// That a GPU is older than the oldest that anything is compiled for.
+/// The error for a GPU that is older than every supported architecture.
 fn too_old<T>(major: u32, minor: u32, oldest: u32, compiler: &str) -> Result<T> {
     let oldest = format!("{}.{}", oldest / 10, oldest % 10);
     refused(
@@ -128,31 +128,31 @@ fn too_old<T>(major: u32, minor: u32, oldest: u32, compiler: &str) -> Result<T> 
     )
 }
 
-/// The embedded machine code, if it serves such a GPU.
+/// The embedded machine code, if a GPU of this compute capability can run it.
 fn embedded(code: &'static [u8], architectures: &[u32], major: u32, minor: u32) -> Result<&'static [u8]> {
     match architectures.first() {
-        // Those in between are served by the PTX, too.
+        // Architectures without machine code run the embedded PTX.
         Some(oldest) if *oldest <= major * 10 + minor => Ok(code),
         oldest => too_old(major, minor, oldest.copied().unwrap_or_default(), COMPILER),
     }
 }
 
-/// What NVRTC is told to compile for: the GPU itself, an older one of its generation, or PTX for the newest that it knows,
-/// which the driver compiles further.
+/// The target for NVRTC: the GPU itself, an older architecture of its generation, or PTX for the newest architecture that
+/// NVRTC supports, which the driver compiles further.
 fn target(known: &[u32], major: u32, minor: u32) -> Option<String> {
     let wanted = major * 10 + minor;
     let not_newer = known.iter().copied().filter(|number| *number <= wanted).max()?;
     Some(if not_newer / 10 == major { format!("sm_{not_newer}") } else { format!("compute_{not_newer}") })
 }
 
-/// The folder for what is compiled, if this user has one.
+/// The cache folder, if the user has one.
 fn cache() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
     let root = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     Some(root.or_else(|| named("HOME").map(|home| home.join(".cache")))?.join("flexring"))
 }
 
-/// The image that NVRTC makes, or made earlier.
+/// The image that NVRTC compiles, or the cached one.
 fn compiled(
     source: &KernelSource<'_>,
     folder: Option<&Path>,
@@ -187,27 +187,27 @@ fn compiled(
     if let Some(entry) = entry
         && let Err(cause) = write(&entry, &image)
     {
-        log::info!("the compiled GPU kernels cannot be kept as {}: {cause}", entry.display());
+        log::info!("cannot cache the compiled GPU kernels as {}: {cause}", entry.display());
     }
     Ok(image)
 }
 
-/// An entry of the cache ends with its digest.
+/// Length of the digest at the end of a cache entry.
 const DIGEST: usize = size_of::<u128>();
 
-/// What an entry holds, if it is there and whole.
+/// The image in a cache entry, if the entry exists and its digest is right.
 fn read(entry: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(entry).ok()?;
     let len = bytes.len().checked_sub(DIGEST)?;
     let digest = bytes.split_off(len);
     let whole = digest == xxh3_128(&bytes).to_le_bytes();
     if !whole {
-        log::info!("{} is damaged, and made anew", entry.display());
+        log::info!("{} is damaged and will be replaced", entry.display());
     }
     whole.then_some(bytes)
 }
 
-/// Writes an entry in one step: other processes find nothing, an old one, or a whole one.
+/// Writes an entry atomically: other processes see no entry, an old one, or the complete new one.
 fn write(entry: &Path, image: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(entry.parent().unwrap_or(entry))?;
     let unfinished = entry.with_extension(format!("{}", std::process::id()));

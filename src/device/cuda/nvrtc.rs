@@ -1,6 +1,6 @@
-//! CUDA's compiler as a library.
+//! NVRTC, CUDA's run-time compiler.
 //!
-//! Owns NVRTC's library, opened when it is needed: where there is none the answer is no, in words. Must not know what is
+//! Owns the library, opened when it is first needed; without it, compiling fails with an explanation. Must not know what is
 //! compiled.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
@@ -8,13 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 
-/// What every function returns: 0 if all is well.
+/// The result of every function: 0 for success.
 type NvrtcCode = c_int;
 
-/// What the library may be called, the newest first. It never changes behind such a name.
+/// File names of the library, the newest first. The version behind each name is fixed.
 const NAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"];
 
-/// What it takes to have one.
+/// The next step for a user without NVRTC.
 pub(super) const FIX: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package, PyPI's nvidia-cuda-nvrtc, or a toolkit \
      that CUDA_HOME names), or build flexring where nvcc is";
 
@@ -22,7 +22,7 @@ pub(super) const FIX: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package,
 pub(super) struct KernelSource<'a> {
     pub(super) name: &'a CStr,
     pub(super) text: &'a CStr,
-    /// Names and texts.
+    /// Name and text of each header.
     pub(super) headers: &'a [(&'a CStr, &'a CStr)],
 }
 
@@ -30,7 +30,7 @@ pub(super) struct KernelSource<'a> {
 #[derive(Debug)]
 pub(super) struct Nvrtc {
     version: (c_int, c_int),
-    /// Such as 90 for compute capability 9.0; ascending.
+    /// Supported architectures, ascending; 90 is compute capability 9.0.
     architectures: Vec<u32>,
     functions: Functions,
 }
@@ -59,26 +59,26 @@ struct Functions {
 /// A function of an open library.
 ///
 /// # Safety
-/// `F` is the type of a function pointer, and what the library calls `name` is such a function.
+/// `F` is the function pointer type of the library's function `name`.
 unsafe fn function<F: Copy>(library: NonNull<c_void>, name: &CStr) -> Result<F, String> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
-    // SAFETY: the library is open, and stays so.
+    // SAFETY: the library is open and is never closed.
     let symbol = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
     if symbol.is_null() {
         return Err(format!("NVRTC is too old: it has no {}", name.to_string_lossy()));
     }
-    // SAFETY: the caller vouches for the type, which is as large.
+    // SAFETY: the caller guarantees the type, which has the size of a pointer.
     Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
 }
 
-/// Opens a library for as long as the process lives.
+/// Opens a library and never closes it.
 fn open(name: &Path) -> Option<NonNull<c_void>> {
     let name = CString::new(name.as_os_str().as_bytes()).ok()?;
-    // SAFETY: opening CUDA's libraries runs their initialisers, which any program may do at any time.
+    // SAFETY: opening CUDA's libraries runs their initializers, which is allowed at any time.
     NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
 }
 
-/// Opens the library of one of these folders, in which NVRTC would not look for its other half.
+/// Opens the library in `folder`, together with its built-ins, which NVRTC does not look for there by itself.
 fn open_in(folder: &Path) -> Option<NonNull<c_void>> {
     let found = NAMES.into_iter().map(|name| folder.join(name)).find(|path| path.exists())?;
     for entry in std::fs::read_dir(folder).ok()?.flatten() {
@@ -89,7 +89,7 @@ fn open_in(folder: &Path) -> Option<NonNull<c_void>> {
     open(&found)
 }
 
-/// Where toolkits and wheels put libraries.
+/// Library folders of CUDA toolkits.
 fn folders() -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
@@ -97,14 +97,14 @@ fn folders() -> Vec<PathBuf> {
 }
 
 impl Nvrtc {
-    /// The first of: the one in `folder`, if one is given; the one that the loader finds; the one of a toolkit.
+    /// Looks in `folder` if it is given, then on the loader's path, then in toolkits.
     pub(super) fn find(folder: Option<&Path>) -> Result<Self, String> {
         let library = folder
             .and_then(open_in)
             .or_else(|| NAMES.into_iter().find_map(|name| open(OsStr::new(name).as_ref())))
             .or_else(|| folders().iter().find_map(|folder| open_in(folder)));
         let library = library.ok_or_else(|| "there is no NVRTC: libnvrtc.so is not found".to_owned())?;
-        // SAFETY: the types are those of nvrtc.h, with enums as the integers that they are.
+        // SAFETY: the types are those of nvrtc.h, with enums as integers.
         unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcCode =
                 function(library, c"nvrtcVersion")?;
@@ -124,10 +124,10 @@ impl Nvrtc {
                 ptx_size: function(library, c"nvrtcGetPTXSize")?,
                 ptx: function(library, c"nvrtcGetPTX")?,
             };
-            let (mut major, mut minor, mut many) = (0, 0, 0);
+            let (mut major, mut minor, mut count_of_architectures) = (0, 0, 0);
             functions.check("nvrtcVersion", version(&raw mut major, &raw mut minor))?;
-            functions.check("nvrtcGetNumSupportedArchs", count(&raw mut many))?;
-            let mut architectures = vec![0; usize::try_from(many).unwrap_or(0)];
+            functions.check("nvrtcGetNumSupportedArchs", count(&raw mut count_of_architectures))?;
+            let mut architectures = vec![0; usize::try_from(count_of_architectures).unwrap_or(0)];
             functions.check("nvrtcGetSupportedArchs", list(architectures.as_mut_ptr()))?;
             let mut architectures: Vec<u32> =
                 architectures.into_iter().filter_map(|number: c_int| number.try_into().ok()).collect();
@@ -136,17 +136,17 @@ impl Nvrtc {
         }
     }
 
-    /// Such as `13.0`.
+    /// The version, such as `13.0`.
     pub(super) fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// What it compiles for, such as 90 for compute capability 9.0; ascending.
+    /// Supported architectures, ascending; 90 is compute capability 9.0.
     pub(super) fn architectures(&self) -> &[u32] {
         &self.architectures
     }
 
-    /// Compiles to machine code for `sm_…`, or to PTX for `compute_…`; says why it cannot.
+    /// Compiles to machine code for `sm_…`, or to PTX for `compute_…`. The error contains the compiler's log.
     pub(super) fn compile(
         &self,
         source: &KernelSource<'_>,
@@ -156,7 +156,7 @@ impl Nvrtc {
         let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();
         let texts: Vec<*const c_char> = source.headers.iter().map(|(_, text)| text.as_ptr()).collect();
         let mut program = NvrtcProgram { handle: null_mut(), functions: &self.functions };
-        // SAFETY: all texts end with a zero and outlive the call, which copies them; there are as many of each.
+        // SAFETY: all texts are NUL-terminated and outlive the call, which copies them; both arrays have the same length.
         let code = unsafe {
             (self.functions.create)(
                 &raw mut program.handle,
@@ -169,11 +169,11 @@ impl Nvrtc {
         };
         self.functions.check("nvrtcCreateProgram", code)?;
 
-        let words = more.iter().map(|word| (*word).to_owned());
-        let words = words.chain([format!("--gpu-architecture={architecture}")]);
-        let words: Vec<CString> = words.filter_map(|word| CString::new(word).ok()).collect();
-        let pointers: Vec<*const c_char> = words.iter().map(|word| word.as_ptr()).collect();
-        // SAFETY: the program is there, and the words end with a zero and outlive the call.
+        let options = more.iter().map(|word| (*word).to_owned());
+        let options = options.chain([format!("--gpu-architecture={architecture}")]);
+        let options: Vec<CString> = options.filter_map(|word| CString::new(word).ok()).collect();
+        let pointers: Vec<*const c_char> = options.iter().map(|word| word.as_ptr()).collect();
+        // SAFETY: the program exists, and the options are NUL-terminated and outlive the call.
         let code =
             unsafe { (self.functions.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr()) };
         if let Err(failed) = self.functions.check("nvrtcCompileProgram", code) {
@@ -190,41 +190,41 @@ impl Nvrtc {
 }
 
 impl Functions {
-    /// What a function returned, in words if it failed.
+    /// Converts a result code to an error message.
     fn check(&self, function: &str, code: NvrtcCode) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: any code may be asked for.
-        let words = unsafe { (self.error_string)(code) };
-        if words.is_null() {
+        // SAFETY: the function accepts any code.
+        let message = unsafe { (self.error_string)(code) };
+        if message.is_null() {
             return Err(format!("{function} failed ({code})"));
         }
-        // SAFETY: it is a text of the library's, which lives for ever.
-        let words = unsafe { CStr::from_ptr(words) };
-        Err(format!("{function} failed: {} ({code})", words.to_string_lossy()))
+        // SAFETY: it is a string of the library, which is never freed.
+        let message = unsafe { CStr::from_ptr(message) };
+        Err(format!("{function} failed: {} ({code})", message.to_string_lossy()))
     }
 }
 
-/// What is being compiled.
+/// A program that is being compiled.
 struct NvrtcProgram<'a> {
-    /// Null before it is created.
+    /// Null until created.
     handle: *mut c_void,
     functions: &'a Functions,
 }
 
 impl NvrtcProgram<'_> {
-    /// What one function writes, as large as the other says.
+    /// The output that `write` produces; `size` returns its length.
     fn read(
         &self,
         size: unsafe extern "C" fn(*mut c_void, *mut usize) -> NvrtcCode,
         write: unsafe extern "C" fn(*mut c_void, *mut c_char) -> NvrtcCode,
     ) -> Result<Vec<u8>, String> {
         let mut len = 0;
-        // SAFETY: the program is there, and the size may be written.
+        // SAFETY: the program exists, and the out-parameter is writable.
         self.functions.check("NVRTC", unsafe { size(self.handle, &raw mut len) })?;
         let mut bytes = vec![0u8; len];
-        // SAFETY: there is room for what the library said that it would write.
+        // SAFETY: the buffer has the length that the library asked for.
         self.functions.check("NVRTC", unsafe { write(self.handle, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -233,7 +233,7 @@ impl NvrtcProgram<'_> {
 impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: it was created, and nobody else has it.
+            // SAFETY: it was created and has no other owner.
             unsafe { (self.functions.destroy)(&raw mut self.handle) };
         }
     }

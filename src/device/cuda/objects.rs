@@ -1,7 +1,7 @@
-//! What the driver makes, each with its owner: GPU, stream, event, memory, module.
+//! RAII types for the driver's handles: GPU, stream, event, memory, module.
 //!
-//! Owns the order of destruction: each holds its GPU, whose context outlives it. Freeing logs and never panics. Must not
-//! know what is computed or moved.
+//! Owns the order of destruction: each object holds its GPU, whose context outlives it. Drop logs errors and never panics.
+//! Must not know what is computed or moved.
 
 use super::inventory::{GpuInfo, gpu_info};
 use crate::cuda_driver::{
@@ -19,10 +19,10 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// Says what could not be given back.
-fn log_failure(told: DriverResult) {
-    if let Err(failure) = told {
-        // After an error that sticks to the context everything fails, and the context's end frees it all.
+/// Logs a failure to release a handle.
+fn log_failure(released: DriverResult) {
+    if let Err(failure) = released {
+        // After a sticky error of the context every call fails, and the end of the context frees everything.
         log::debug!("{failure}");
     }
 }
@@ -30,12 +30,12 @@ fn log_failure(told: DriverResult) {
 /// A GPU and this process's context on it, the one that CUDA's runtime uses too.
 pub(crate) struct Gpu {
     driver: &'static Driver,
-    /// Its number among the GPUs that this process sees.
+    /// Its index among the GPUs that this process sees.
     pub ordinal: u32,
     device: c_int,
     context: DriverHandle,
     pub name: String,
-    /// The numbers of its compute capability.
+    /// Compute capability: major and minor.
     pub capability: (u32, u32),
 }
 
@@ -45,7 +45,7 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// The GPU with this number.
+    /// The GPU with this index.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
@@ -53,7 +53,7 @@ impl Gpu {
         let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
         let driver = driver().map_err(|why| Error::unsupported(why))?;
         let (mut device, mut context) = (0, null_mut());
-        // SAFETY: the places may be written.
+        // SAFETY: the out-parameters are writable.
         unsafe {
             driver.device_get(&raw mut device, ordinal as c_int)?;
             driver.primary_retain(&raw mut context, device)?;
@@ -61,19 +61,19 @@ impl Gpu {
         Ok(Arc::new(Self { driver, ordinal, device, context, name, capability }))
     }
 
-    /// The number of the GPU whose context is current on this thread, if one is.
+    /// The index of the GPU whose context is current on this thread, if there is one.
     pub(crate) fn current() -> Option<u32> {
         let driver = in_use()?;
         let (mut context, mut device) = (null_mut(), 0);
-        // SAFETY: the places may be written.
+        // SAFETY: the out-parameters are writable.
         unsafe { driver.context_current(&raw mut context) }.ok().filter(|()| !context.is_null())?;
         // SAFETY: as above.
         unsafe { driver.context_device(&raw mut device) }.ok()?;
-        // The driver's numbers of devices are their ordinals.
+        // A device handle of the driver is its ordinal.
         u32::try_from(device).ok()
     }
 
-    /// The NUMA node that the GPU with this number is nearest to, as far as driver and kernel know.
+    /// The NUMA node nearest to the GPU with this index, if the driver and the kernel report it.
     pub(crate) fn node(ordinal: u32) -> Option<u32> {
         let address = gpu_info(ordinal as usize).ok()?.address;
         let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
@@ -87,21 +87,21 @@ impl Gpu {
     /// Makes its context current on this thread until the guard is dropped.
     ///
     /// # Errors
-    /// `System` if the context is no more.
+    /// `System` if the context no longer exists.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
         Ok(CurrentContext { gpu: self, thread: PhantomData })
     }
 
-    /// Whether a stream is of this GPU's context. NULL is the default stream of whichever is current.
+    /// Whether a stream belongs to this GPU's context. NULL is the default stream of the current context.
     ///
     /// # Safety
     /// The stream is live, or NULL.
     pub(crate) unsafe fn has_stream(&self, stream: DriverHandle) -> std::result::Result<bool, DriverError> {
         let _entered = self.enter()?;
         let mut context = null_mut();
-        // SAFETY: the caller vouches for the stream, and the place may be written.
+        // SAFETY: the caller guarantees the stream, and the out-parameter is writable.
         unsafe { self.driver.stream_context(stream, &raw mut context)? };
         Ok(context == self.context)
     }
@@ -109,7 +109,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: the context was retained once, and everything made in it is gone, as all of it holds `self`.
+        // SAFETY: the context was retained once, and every object in it is gone, because each holds `self`.
         log_failure(unsafe { self.driver.primary_release(self.device) });
     }
 }
@@ -123,19 +123,19 @@ impl std::fmt::Debug for Gpu {
 /// A thread on which a GPU's context is current.
 pub(crate) struct CurrentContext<'a> {
     gpu: &'a Gpu,
-    /// It must be left on the thread that entered.
+    /// Not `Send`: the context must be popped on the thread that pushed it.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         let mut context = null_mut();
-        // SAFETY: the place may be written; what was pushed on this thread is popped from it.
+        // SAFETY: the out-parameter is writable; what was pushed on this thread is popped from it.
         log_failure(unsafe { self.gpu.driver.context_pop(&raw mut context) });
     }
 }
 
-/// A queue of work that waits for no other stream by itself.
+/// A stream that does not synchronize with the default stream.
 pub(crate) struct Stream {
     gpu: Arc<Gpu>,
     raw: DriverHandle,
@@ -147,18 +147,18 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream like others.
+    /// A stream of default priority.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::of(gpu, 0)
     }
 
-    /// A stream of the highest priority. A GPU has few queues for all streams, and one that waits for a value holds up
-    /// whatever was put in the same queue later. The driver's documentation warns of that and names no remedy; a queue is
-    /// of one priority, so one of another has, in all likelihood, another queue.
+    /// A stream of the highest priority. A GPU has few hardware queues for all streams, and a stream that waits for a value
+    /// blocks later work in the same queue. The driver's documentation warns of this but gives no remedy. A queue has one
+    /// priority, so streams of different priorities most likely have different queues.
     pub(crate) fn urgent(gpu: &Arc<Gpu>) -> Result<Self> {
         let (mut least, mut greatest) = (0, 0);
         let _entered = gpu.enter()?;
-        // SAFETY: the places may be written.
+        // SAFETY: the out-parameters are writable.
         unsafe { gpu.driver.context_priorities(&raw mut least, &raw mut greatest)? };
         Self::of(gpu, greatest)
     }
@@ -167,7 +167,7 @@ impl Stream {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: the place may be written.
+        // SAFETY: the out-parameter is writable.
         unsafe { gpu.driver.stream_create(&raw mut raw, flags, priority)? };
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
@@ -176,23 +176,23 @@ impl Stream {
         self.raw
     }
 
-    /// What comes after this in the stream waits for what the event has recorded.
+    /// Has later work of the stream wait for the event's last record.
     pub(crate) fn wait(&self, event: &StreamEvent) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { event.wait_in(self.raw) }
     }
 
-    /// Copies between any two places, on the host or a GPU, after what was put in the stream before.
+    /// Copies between any two places, on the host or a GPU, after the earlier work of the stream.
     ///
     /// # Safety
-    /// Both are valid, and apart, until the copy is over.
+    /// Both are valid and do not overlap until the copy completes.
     pub(crate) unsafe fn copy(&self, into: Piece, from: Piece) -> DriverResult {
         let (into, from, len) = (address(into), address(from), into.len().min(from.len()));
-        // SAFETY: the caller vouches for the memory; the stream is live.
+        // SAFETY: the caller guarantees the memory; the stream is live.
         unsafe { self.gpu.driver.memory_copy(into, from, len, self.raw) }
     }
 
-    /// Waits until everything in the stream is done.
+    /// Waits until all work in the stream completes.
     pub(crate) fn synchronize(&self) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { self.gpu.driver.stream_synchronize(self.raw) }
@@ -202,7 +202,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the stream is live, and nobody uses it any more. What is in it is carried out.
+            // SAFETY: the stream is live, and nothing uses it any more. The driver completes the work in it.
             log_failure(unsafe { self.gpu.driver.stream_destroy(self.raw) });
         }
     }
@@ -223,36 +223,36 @@ impl StreamEvent {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
-        // SAFETY: the place may be written.
+        // SAFETY: the out-parameter is writable.
         unsafe { gpu.driver.event_create(&raw mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint)? };
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 
-    /// Stands for what is in the stream now, and no longer for what it stood for.
+    /// Records the current work of the stream, in place of what was recorded before.
     pub(crate) fn record(&self, stream: &Stream) -> DriverResult {
         // SAFETY: the stream is live.
         unsafe { self.record_in(stream.raw) }
     }
 
-    /// The same with somebody else's stream.
+    /// Records the current work of a caller's stream.
     ///
     /// # Safety
     /// The stream is live, or NULL.
     pub(crate) unsafe fn record_in(&self, stream: DriverHandle) -> DriverResult {
-        // SAFETY: the caller vouches for the stream; the event is live.
+        // SAFETY: the caller guarantees the stream; the event is live.
         unsafe { self.gpu.driver.event_record(self.raw, stream) }
     }
 
-    /// What comes later in somebody else's stream waits for what it stands for.
+    /// Has later work of a caller's stream wait for the recorded work.
     ///
     /// # Safety
     /// The stream is live, or NULL.
     pub(crate) unsafe fn wait_in(&self, stream: DriverHandle) -> DriverResult {
-        // SAFETY: the caller vouches for the stream; the event is live.
+        // SAFETY: the caller guarantees the stream; the event is live.
         unsafe { self.gpu.driver.stream_wait_event(stream, self.raw, 0) }
     }
 
-    /// Whether all that it stands for is done.
+    /// Whether all recorded work has completed.
     pub(crate) fn is_over(&self) -> std::result::Result<bool, DriverError> {
         // SAFETY: the event is live.
         match unsafe { self.gpu.driver.event_query(self.raw) } {
@@ -266,7 +266,7 @@ impl StreamEvent {
 impl Drop for StreamEvent {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the event is live, and nobody uses it any more.
+            // SAFETY: the event is live, and nothing uses it any more.
             log_failure(unsafe { self.gpu.driver.event_destroy(self.raw) });
         }
     }
@@ -278,41 +278,41 @@ pub(crate) struct GpuMemory {
     piece: Piece,
 }
 
-// SAFETY: it is an address with a length, and nothing is read or written through it here.
+// SAFETY: it is an address and a length; nothing is read or written through them here.
 unsafe impl Sync for GpuMemory {}
 
 impl GpuMemory {
-    /// `bytes` bytes, whatever they hold.
+    /// Allocates `bytes` bytes, uninitialized.
     ///
     /// # Errors
-    /// `System` if there is not that much.
+    /// `System` if the GPU has too little memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Ok(Self { gpu: Arc::clone(gpu), piece: Piece::EMPTY });
         }
         let _entered = gpu.enter()?;
         let mut start = 0;
-        // SAFETY: the place may be written.
-        let told = unsafe { gpu.driver.memory_allocate(&raw mut start, bytes) };
-        told.map_err(|failure| {
+        // SAFETY: the out-parameter is writable.
+        let result = unsafe { gpu.driver.memory_allocate(&raw mut start, bytes) };
+        result.map_err(|failure| {
             let (mut free, mut total) = (0, 0);
-            // SAFETY: the places may be written.
+            // SAFETY: the out-parameters are writable.
             let known = unsafe { gpu.driver.memory_info(&raw mut free, &raw mut total) }.is_ok();
             let left = if known { format!("; {free} of {total} are free") } else { String::new() };
             Error::from(failure).context(format_args!("{bytes} bytes on {gpu:?}{left}"))
         })?;
         let start = NonNull::new(start as *mut u8)
             .ok_or_else(|| Error::internal("cuMemAlloc_v2 returned nothing"))?;
-        // SAFETY: the allocation is this long and lives as long as `self`, to which all that use it hold.
+        // SAFETY: the allocation has this length and lives as long as `self`, which all users hold.
         Ok(Self { gpu: Arc::clone(gpu), piece: unsafe { Piece::on_gpu(start, bytes, gpu.ordinal) } })
     }
 
-    /// All of it. The piece must not outlive this.
+    /// The whole allocation. The piece must not outlive this object.
     pub(crate) fn piece(&self) -> Piece {
         self.piece
     }
 
-    /// Where it is.
+    /// The GPU that it is on.
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -324,23 +324,23 @@ impl Drop for GpuMemory {
             return;
         }
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was allocated so. Freeing it waits for the GPU.
+            // SAFETY: the memory was allocated by `memory_allocate`. Freeing it waits for the GPU.
             log_failure(unsafe { self.gpu.driver.memory_free(address(self.piece)) });
         }
     }
 }
 
-/// Memory of the host that the GPU copies from and to by itself, for as long as this lives.
+/// Host memory that is page-locked for DMA of the GPU, for as long as this lives.
 pub(crate) struct Pinned {
     gpu: Arc<Gpu>,
     piece: Piece,
 }
 
 impl Pinned {
-    /// Pins memory.
+    /// Pins `piece`.
     ///
     /// # Errors
-    /// `System` if it cannot be locked, or is mapped in a way that the GPU does not take.
+    /// `System` if it cannot be locked, or its mapping is not supported.
     ///
     /// # Safety
     /// The memory stays mapped for as long as this lives.
@@ -350,9 +350,9 @@ impl Pinned {
         if read_only {
             flags |= CU_MEMHOSTREGISTER_READ_ONLY;
         }
-        // SAFETY: the caller vouches for the memory.
-        let told = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
-        told.map_err(|failure| {
+        // SAFETY: the caller guarantees the memory.
+        let result = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
+        result.map_err(|failure| {
             Error::from(failure).context(format_args!("{} bytes of the host", piece.len()))
         })?;
         Ok(Self { gpu: Arc::clone(gpu), piece })
@@ -362,13 +362,13 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was registered so.
+            // SAFETY: the memory was registered by `host_register`.
             log_failure(unsafe { self.gpu.driver.host_unregister(self.piece.as_ptr().cast()) });
         }
     }
 }
 
-/// PinnedWords in the host's memory that both it and the streams of a GPU read and write.
+/// 32-bit words in pinned host memory, read and written by the host and by streams of a GPU.
 pub(crate) struct PinnedWords {
     gpu: Arc<Gpu>,
     start: NonNull<AtomicU32>,
@@ -387,7 +387,7 @@ impl PinnedWords {
         let _entered = gpu.enter()?;
         let bytes = len * size_of::<AtomicU32>();
         let (mut start, mut address): (*mut c_void, Address) = (null_mut(), 0);
-        // SAFETY: the places may be written, and what is asked about is what was just allocated.
+        // SAFETY: the out-parameters are writable, and `start` was just allocated.
         unsafe {
             gpu.driver.host_allocate(
                 &raw mut start,
@@ -401,7 +401,7 @@ impl PinnedWords {
         }
         let start = NonNull::new(start.cast::<AtomicU32>())
             .ok_or_else(|| Error::internal("cuMemHostAlloc returned nothing"))?;
-        // SAFETY: the allocation is this long, and nobody else has it.
+        // SAFETY: the allocation has this length and no other owner.
         unsafe { start.as_ptr().write_bytes(0, len) };
         Ok(Self { gpu: Arc::clone(gpu), start, len, address })
     }
@@ -412,7 +412,7 @@ impl PinnedWords {
         unsafe { self.start.add(index).as_ref() }
     }
 
-    /// Where the GPU finds a word.
+    /// The address of a word on the GPU.
     pub(crate) fn address(&self, index: usize) -> Address {
         self.address + (index * size_of::<AtomicU32>()) as Address
     }
@@ -421,19 +421,19 @@ impl PinnedWords {
 impl Drop for PinnedWords {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was allocated so, and no stream waits at it, as its owner made sure.
+            // SAFETY: the memory was allocated by `host_allocate`, and its owner ensures that no stream accesses it.
             log_failure(unsafe { self.gpu.driver.host_free(self.start.as_ptr().cast()) });
         }
     }
 }
 
-/// Code that a GPU runs.
+/// A module: code loaded on a GPU.
 pub(crate) struct Module {
     gpu: Arc<Gpu>,
     raw: DriverHandle,
 }
 
-/// A kernel of a module, and how it is launched so that it fills the GPU.
+/// A kernel of a module, and the launch dimensions that fill the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     raw: DriverHandle,
@@ -452,49 +452,50 @@ impl Module {
     /// Loads an image: machine code, PTX, or several of them.
     ///
     /// # Errors
-    /// `Unsupported` if the driver finds nothing in it that this GPU runs.
+    /// `Unsupported` if the image has no code that this GPU can run.
     pub(crate) fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
-        // SAFETY: the place may be written; an image says itself how long it is.
-        let told = unsafe { gpu.driver.module_load(&raw mut raw, image.as_ptr().cast()) };
-        told.map_err(|failure| {
+        // SAFETY: the out-parameter is writable; an image contains its own length.
+        let result = unsafe { gpu.driver.module_load(&raw mut raw, image.as_ptr().cast()) };
+        result.map_err(|failure| {
             let (major, minor) = gpu.capability;
-            let words = format!(
+            let message = format!(
                 "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
             );
-            Error::unsupported(words)
+            Error::unsupported(message)
         })?;
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 
-    /// A kernel, by name. It must not be used when the module is gone.
+    /// The kernel with this name. It must not outlive the module.
     ///
     /// # Errors
-    /// `Internal` if there is none of that name.
+    /// `Internal` if the module has no such kernel.
     pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel> {
         let _entered = self.gpu.enter()?;
         let (mut raw, mut blocks, mut threads) = (null_mut(), 0, 0);
         let driver = self.gpu.driver;
-        // SAFETY: the places may be written, the module is live, and the kernel needs no dynamic memory.
-        let told = unsafe {
+        // SAFETY: the out-parameters are writable, the module is live, and the kernel needs no dynamic memory.
+        let result = unsafe {
             driver.module_function(&raw mut raw, self.raw, name.as_ptr()).and_then(|()| {
                 driver.occupancy(&raw mut blocks, &raw mut threads, raw, std::ptr::null(), 0, 0)
             })
         };
-        told.map_err(|failure| Error::internal(format!("{}: {failure}", name.to_string_lossy())))?;
+        result.map_err(|failure| Error::internal(format!("{}: {failure}", name.to_string_lossy())))?;
         Ok(Kernel { raw, blocks: blocks.unsigned_abs().max(1), threads: threads.unsigned_abs().max(1) })
     }
 }
 
 impl Kernel {
-    /// Puts a launch of a grid of `(x, y)` blocks in a stream, with one argument, which is copied.
+    /// Enqueues a launch of a grid of `(x, y)` blocks with one argument, which is copied.
     ///
     /// # Safety
-    /// The kernel takes an `A` and is of the stream's GPU; all memory that it says is valid until the launch is over.
+    /// The kernel takes an `A` and is loaded on the stream's GPU; all memory that the argument refers to is valid until the
+    /// launch completes.
     pub(crate) unsafe fn launch<A>(&self, stream: &Stream, (x, y): (u32, u32), argument: &A) -> DriverResult {
         let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller vouches for the argument; the stream and the module are live.
+        // SAFETY: the caller guarantees the argument; the stream and the module are live.
         unsafe {
             stream.gpu.driver.launch(
                 self.raw,
@@ -516,13 +517,13 @@ impl Kernel {
 impl Drop for Module {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the module is live, and nothing of it runs any more, as its owner made sure.
+            // SAFETY: the module is live, and its owner ensures that none of its kernels runs.
             log_failure(unsafe { self.gpu.driver.module_unload(self.raw) });
         }
     }
 }
 
-/// A piece's address, as GPUs know it: the host's memory has one address everywhere.
+/// The address of a piece on the GPU: with unified addressing, host memory has the same address there.
 pub(crate) fn address(piece: Piece) -> Address {
     piece.as_ptr() as Address
 }

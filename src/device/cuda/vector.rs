@@ -1,7 +1,7 @@
-//! Vectors on a GPU that calls take from Rust.
+//! The vector types on a GPU that calls accept.
 //!
-//! Owns how each of them lends its memory and its stream. A call takes effect in that stream; it may go on when it has
-//! returned, so a vector whose memory is not given back in the order of that stream has calls waited for.
+//! Owns how each type lends its memory and its stream. A call is ordered in that stream and may still run when it has
+//! returned. If a type does not free its memory in stream order, calls on it wait for completion.
 
 use super::buffer::{GpuBuffer, GpuSlice};
 use crate::device::CallerStream;
@@ -18,18 +18,18 @@ mod sealed {
 /// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the
 /// feature `cust`, cust's `DeviceBuffer`.
 pub trait GpuVector: sealed::Sealed {
-    /// What it is a vector of.
+    /// The element type.
     type Item: Element;
 
-    /// Whether calls must be over when they return.
+    /// Whether calls must be complete when they return.
     #[doc(hidden)]
     const WAITS: bool = false;
 
-    /// Lends the memory, and the stream in which calls on it take effect.
+    /// Lends the memory, and the stream that orders calls on it.
     #[doc(hidden)]
     fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R>;
 
-    /// Lends it for reading only.
+    /// Lends the memory for reading only.
     #[doc(hidden)]
     fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R>;
 }
@@ -38,7 +38,7 @@ pub trait GpuVector: sealed::Sealed {
 /// The memory is valid in the order of its stream.
 unsafe fn piece(start: u64, bytes: usize, gpu: usize) -> Piece {
     match NonNull::new(start as *mut u8).filter(|_| bytes > 0) {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees the memory.
         Some(start) => unsafe { Piece::on_gpu(start, bytes, gpu as u32) },
         None => Piece::EMPTY,
     }
@@ -53,7 +53,7 @@ impl<T: Element> GpuVector for GpuBuffer<T> {
     }
 
     fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
-        // SAFETY: the buffer waits for its stream before it goes.
+        // SAFETY: the buffer waits for its stream before its memory is freed.
         call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
     }
 }
@@ -67,7 +67,7 @@ impl<T: Element> GpuVector for GpuSlice<'_, T> {
     }
 
     fn lend_for_reading<R>(&self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
-        // SAFETY: the buffer that it is a part of waits for its stream before it goes.
+        // SAFETY: the whole buffer waits for its stream before its memory is freed.
         call(self.piece(), unsafe { CallerStream::new(self.stream().raw()) })
     }
 }
@@ -80,9 +80,9 @@ macro_rules! cudarc_vector {
 
             fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
                 let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
-                // Makes the stream wait for others that use the memory, and when it is dropped others wait for this one.
+                // The guard makes the stream wait for other users of the memory, and, when dropped, makes others wait for it.
                 let (start, _order) = self.device_ptr_mut(&stream);
-                // SAFETY: the memory is freed in the order of its stream, and the stream is destroyed when it is done.
+                // SAFETY: the memory is freed in stream order, and the stream is destroyed after its work completes.
                 unsafe {
                     let vector = piece(start, bytes, stream.context().ordinal());
                     call(vector, CallerStream::new(stream.cu_stream().cast()))
@@ -104,8 +104,8 @@ macro_rules! cudarc_vector {
 
 cudarc_vector!(CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// cust's buffers, which are freed without a stream, while a call may still be on its way. So calls on them are waited for.
-/// They take effect in the default stream, for which cust has no name but whose order all its streams keep.
+/// cust's buffers, which are freed without stream order while a call may still run. So calls on them wait for completion. They
+/// are ordered in the default stream, with which all streams of cust synchronize.
 #[cfg(feature = "cust")]
 mod of_cust {
     use super::{CallerStream, Element, GpuVector, NonNull, Piece, Result, piece, sealed};
@@ -132,9 +132,9 @@ mod of_cust {
             let Some(MemorySpace::Gpu(gpu)) = memory else {
                 let words =
                     format!("the {bytes} bytes at {start:#x} of a buffer of cust are memory of no GPU");
-                return Err(Error::invalid_argument(words));
+                return Err(Error::invalid_argument(message));
             };
-            // SAFETY: calls on it are waited for, so that it is valid until they are over.
+            // SAFETY: calls wait for completion, so the memory is valid until they are over.
             call(unsafe { piece(start, bytes, gpu as usize) }, CallerStream::DEFAULT)
         }
     }

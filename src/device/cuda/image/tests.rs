@@ -1,4 +1,4 @@
-//! Both ways to an image. Neither needs a GPU: what they make is looked into.
+//! Both sources of an image, checked without a GPU by inspecting the images.
 
 use super::*;
 use std::time::Instant;
@@ -8,7 +8,7 @@ fn wheels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-toolkit/nvidia/cu13/lib")
 }
 
-/// NVRTC, or `None` with a word about it.
+/// NVRTC; if it is missing, `None` and a line that says so.
 fn nvrtc() -> Option<Nvrtc> {
     match Nvrtc::find(Some(&wheels())) {
         Ok(nvrtc) => Some(nvrtc),
@@ -19,7 +19,7 @@ fn nvrtc() -> Option<Nvrtc> {
     }
 }
 
-/// What is compiled in no time.
+/// A small source that compiles fast.
 const SMALL: KernelSource<'static> = KernelSource {
     name: c"small.cu",
     text: c"#include \"name.h\"\nextern \"C\" __global__ void NAME(int* at) { *at = 1; }",
@@ -46,18 +46,22 @@ fn kernels_are_named_by_operation_and_type() {
 }
 
 #[test]
-fn what_is_compiled_for_suits_the_gpu() {
+fn the_compile_target_suits_the_gpu() {
     let known = [75, 80, 86, 90, 100, 120];
     let target = |major, minor| target(&known, major, minor);
     assert_eq!(target(9, 0).as_deref(), Some("sm_90"));
-    assert_eq!(target(8, 9).as_deref(), Some("sm_86"), "older ones of the generation run");
+    assert_eq!(
+        target(8, 9).as_deref(),
+        Some("sm_86"),
+        "machine code of an older architecture of the generation"
+    );
     assert_eq!(target(11, 0).as_deref(), Some("compute_100"), "the driver compiles PTX further");
     assert_eq!(target(13, 2).as_deref(), Some("compute_120"));
     assert_eq!(target(7, 0), None);
 }
 
 #[test]
-fn gpus_that_are_too_old_are_refused_in_words() {
+fn gpus_that_are_too_old_are_refused() {
     assert!(embedded(b"code", &[75, 90], 7, 5).is_ok());
     assert!(embedded(b"code", &[75, 90], 12, 1).is_ok());
     let error = embedded(b"code", &[75, 90], 6, 1).expect_err("too old");
@@ -74,7 +78,7 @@ fn gpus_that_are_too_old_are_refused_in_words() {
 #[test]
 fn every_kernel_is_compiled_by_nvrtc() {
     let Some(nvrtc) = nvrtc() else { return };
-    // Without and with the conversions that newer ones have; build.rs compiles for all of them.
+    // Architectures without and with conversion instructions; build.rs compiles for all of them.
     let tried = [75, 80, 90];
     let known = nvrtc.architectures();
     for number in tried.into_iter().filter(|number| known.contains(number)) {
@@ -86,16 +90,16 @@ fn every_kernel_is_compiled_by_nvrtc() {
             assert!(holds(&image, name), "sm_{number} lacks {}", name.to_string_lossy());
         }
     }
-    // What is newer than NVRTC gets PTX.
+    // A GPU that is newer than NVRTC gets PTX.
     let image = compiled(&SOURCE, Some(&wheels()), None, 99, 9).expect("it compiles");
     let text = String::from_utf8_lossy(&image);
     assert!(text.contains(".version ") && text.contains(".entry flexring_sum_float8e4m3("));
-    assert!(!text.contains("fma.rn."), "nothing is contracted");
-    assert!(!text.contains(".ftz"), "nothing is flushed to zero");
+    assert!(!text.contains("fma.rn."), "no contraction to FMA");
+    assert!(!text.contains(".ftz"), "no flush to zero");
 }
 
 #[test]
-fn what_is_compiled_is_kept() {
+fn compiled_images_are_cached() {
     if nvrtc().is_none() {
         return;
     }
@@ -107,24 +111,24 @@ fn what_is_compiled_is_kept() {
         let entries = std::fs::read_dir(&cache).expect("the cache");
         entries.map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>()
     };
-    let [entry] = &entries()[..] else { panic!("one entry, and nothing unfinished: {:?}", entries()) };
+    let [entry] = &entries()[..] else { panic!("one entry and no temporary file: {:?}", entries()) };
     let begin = Instant::now();
     assert!(image() == first);
     println!("from the cache in {:?}", begin.elapsed());
 
-    // The entry is read: another image, with its digest, comes back.
+    // The entry is used: a different image with a valid digest is returned.
     write(entry, b"another image").expect("an entry");
     assert!(image() == b"another image");
     for damaged in [&b""[..], b"short", &first[..]] {
         std::fs::write(entry, damaged).expect("an entry");
         assert!(read(entry).is_none());
     }
-    assert!(image() == first, "made anew");
+    assert!(image() == first, "compiled again");
     assert!(read(entry).is_some_and(|image| image == first));
 }
 
 #[test]
-fn a_source_that_is_wrong_is_refused_in_its_compilers_words() {
+fn a_wrong_source_fails_with_the_compilers_message() {
     if nvrtc().is_none() {
         return;
     }
@@ -136,11 +140,11 @@ fn a_source_that_is_wrong_is_refused_in_its_compilers_words() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_no_failure() {
+fn a_cache_that_cannot_be_written_is_not_an_error() {
     if nvrtc().is_none() {
         return;
     }
-    // Nobody, not even root, makes folders there.
+    // Not even root can create folders there.
     compiled(&SMALL, Some(&wheels()), Some(Path::new("/dev/null/flexring")), 9, 0).expect("it compiles");
 }
 
