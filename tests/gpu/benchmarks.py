@@ -1,7 +1,7 @@
-"""What is measured on a GPU, and how it reads.
+"""The benchmarks on a GPU, and their reports.
 
-Each benchmark takes the place of the programs and the processes that run them, and returns plain data; with a "skipped" that
-says why, where it cannot run.
+Each benchmark gets the place of the programs and an object that runs processes, and returns plain data. If it cannot run, the
+data is a "skipped" with the reason.
 """
 
 import concurrent.futures
@@ -16,18 +16,18 @@ ROOT = HERE.parent.parent
 
 MIB = 1 << 20
 LARGE = 256 * MIB
-# Bytes of sub-chunks that are tried.
+# Sub-chunk sizes to measure.
 GRAINS = ["128K", "256K", "512K", "1M", "2M", "4M"]
 # From 1 KiB to 256 MiB.
 SIZES = [1 << power for power in range(10, 29, 2)]
 
 
 class Failed(Exception):
-    """A program that was to be measured did not do its work."""
+    """A measured program failed."""
 
 
 def lines_of(place, processes, command, limit, env=None):
-    """The lines of JSON that a program prints."""
+    """Runs a program and returns its lines of JSON."""
     status, out, err = processes.run(command, limit, {**place.env, **(env or {})})
     if status != 0:
         why = f"was ended after {limit} s" if status is None else f"ended with status {status}"
@@ -36,11 +36,11 @@ def lines_of(place, processes, command, limit, env=None):
 
 
 def perf(place, processes, flags, limit, env=None):
-    """The rows of `flexring perf`."""
+    """Runs `flexring perf` and returns its JSON report."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        words = [place.programs["flexring"], "perf", *flags.split(), "--json", path]
-        status, out, err = processes.run(words, limit, {**place.env, **(env or {})})
+        command = [place.programs["flexring"], "perf", *flags.split(), "--json", path]
+        status, out, err = processes.run(command, limit, {**place.env, **(env or {})})
         if status != 0:
             why = f"was ended after {limit} s" if status is None else f"ended with status {status}"
             raise Failed(f"flexring perf {flags} {why}: {(err or out).strip()[-2000:]}")
@@ -48,12 +48,12 @@ def perf(place, processes, flags, limit, env=None):
 
 
 def reduce(place, processes):
-    """The kernels' bandwidth beside that of a copy."""
+    """Bandwidth of the kernels beside that of a copy."""
     return {"rows": lines_of(place, processes, [place.programs["gpu_reduce"], LARGE // MIB], 180)}
 
 
 def stages(place, processes):
-    """Two ranks of one GPU over pinned slots beside each stage alone. All bytes of both ranks cross the bus once each way."""
+    """Two ranks on one GPU over pinned slots, beside each stage alone. All bytes of both ranks cross the bus once each way."""
     flags = f"--ranks 2 -b {LARGE} -e {LARGE} -n 10 -w 3 -d float --transport shm"
     pinned = {"FLEXRING_GPU_IPC": "0"}
     whole = perf(place, processes, f"{flags} --device cuda", 180, pinned)
@@ -82,7 +82,7 @@ def stages(place, processes):
 
 
 def nccl(place, processes):
-    """flexring over TCP beside NCCL over sockets: two ranks of one GPU, one after the other in one run."""
+    """flexring over TCP beside NCCL over sockets: two ranks on one GPU, one library after the other."""
     status, out, _ = processes.run([sys.executable, "-c", "import torch; print(torch.cuda.is_available())"], 120)
     if status != 0 or out.strip() != "True":
         return {"skipped": "no PyTorch with CUDA"}
@@ -112,17 +112,17 @@ def nccl_rows(place, processes, dtype, iterations, sizes):
     port = str(20000 + os.getpid() % 10000)
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
-    words = [sys.executable, ROOT / "bench/peers/nccl_allreduce.py", dtype, iterations, 5, *sizes]
+    command = [sys.executable, ROOT / "bench/peers/nccl_allreduce.py", dtype, iterations, 5, *sizes]
 
     def rank(number):
-        return lines_of(place, processes, words, 300, {**env, "RANK": str(number), "NCCL_HOSTID": f"machine{number}"})
+        return lines_of(place, processes, command, 300, {**env, "RANK": str(number), "NCCL_HOSTID": f"machine{number}"})
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return list(pool.map(rank, range(2)))[0]
 
 
 def words(name, result):
-    """A benchmark's result in lines."""
+    """The lines of text that report a benchmark's result."""
     if "skipped" in result:
         return [f"skipped: {result['skipped']}"]
     if name == "reduce":

@@ -1,4 +1,4 @@
-"""What the C ABI says of pointers on a GPU: those that are whole, freed, too short, or of the host beside a stream."""
+"""Pointers through the C ABI on a GPU: valid ones, freed ones, too short ones, and host memory with a stream."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ FLOAT32, SUM, INVALID_ARGUMENT = 7, 0, 1
 
 
 class Driver:
-    """The few functions of CUDA's driver that a program needs to have memory and a stream."""
+    """The functions of CUDA's driver that a program needs to allocate memory and create a stream."""
 
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -42,7 +42,7 @@ class Driver:
 
     def write(self, address, data):
         self.call("cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(ctypes.sizeof(data)))
-        # What comes from memory that is not pinned need not have arrived yet.
+        # A copy from pageable memory may still be in flight.
         self.call("cuCtxSynchronize")
 
     def read(self, address, data, stream):
@@ -51,7 +51,7 @@ class Driver:
 
 
 class Pointers(unittest.TestCase):
-    """One rank, whose sums are its own vectors, on which every check is made that there is."""
+    """One rank: its sums are its own vectors, and every check of arguments is made."""
 
     @classmethod
     def setUpClass(cls):
@@ -65,15 +65,15 @@ class Pointers(unittest.TestCase):
 
     def setUp(self):
         self.comm = c_void_p()
-        self.assertEqual(self.library.flexring_comm_init_from_env(byref(self.comm)), 0, self.words())
+        self.assertEqual(self.library.flexring_comm_init_from_env(byref(self.comm)), 0, self.last_error())
         self.stream = self.driver.stream()
 
     def tearDown(self):
         self.library.flexring_comm_free(self.comm)
 
-    def words(self):
-        words = self.library.flexring_last_error()
-        return words.decode() if words else ""
+    def last_error(self):
+        message = self.library.flexring_last_error()
+        return message.decode() if message else ""
 
     def all_reduce(self, send, receive, count, stream):
         return self.library.flexring_all_reduce(
@@ -84,21 +84,21 @@ class Pointers(unittest.TestCase):
         given = (ctypes.c_float * 5000)(*range(5000))
         send, receive = self.driver.allocate(20000), self.driver.allocate(20000)
         self.driver.write(send, given)
-        self.assertEqual(self.all_reduce(send, receive, 5000, self.stream), 0, self.words())
+        self.assertEqual(self.all_reduce(send, receive, 5000, self.stream), 0, self.last_error())
         got = (ctypes.c_float * 5000)()
         self.driver.read(receive, got, self.stream)
         self.assertTrue(list(got) == list(given), list(got)[:4])
         # In place, at an address within the allocation.
-        self.assertEqual(self.all_reduce(receive + 400, receive + 400, 100, self.stream), 0, self.words())
+        self.assertEqual(self.all_reduce(receive + 400, receive + 400, 100, self.stream), 0, self.last_error())
         self.driver.read(receive, got, self.stream)
         self.assertTrue(list(got) == list(given), list(got)[:4])
         self.driver.free(send)
         self.driver.free(receive)
 
-    def refused(self, send, receive, count, stream, words):
-        self.assertEqual(self.all_reduce(send, receive, count, stream), INVALID_ARGUMENT, self.words())
-        self.assertRegex(self.words(), words)
-        # What was refused harms nothing.
+    def refused(self, send, receive, count, stream, message):
+        self.assertEqual(self.all_reduce(send, receive, count, stream), INVALID_ARGUMENT, self.last_error())
+        self.assertRegex(self.last_error(), message)
+        # The communicator still works afterwards.
         self.test_memory_of_the_gpu_is_reduced_in_the_stream()
 
     def test_freed_memory_is_refused(self):

@@ -1,4 +1,4 @@
-"""Times copies between a GPU and pinned memory of the host, one line of JSON: copies.py BYTES [REPEATS]."""
+"""Times copies between a GPU and pinned host memory, and prints a line of JSON: copies.py BYTES [REPEATS]."""
 
 import ctypes
 import json

@@ -1,6 +1,6 @@
-// The part of cuda.h that the simulated driver answers: types, numbers and handles as CUDA 12.4 has them.
+// The part of cuda.h that the simulated driver implements: types, constants and handles of CUDA 12.4.
 //
-// Written down here because NVIDIA's header is not where the tests run. Knows nothing of the simulation.
+// Declared here because the test machines do not have NVIDIA's header. Must not know the simulation.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ enum : unsigned {
     CU_MEMORYTYPE_DEVICE = 2,
 };
 
-// Of a stream: the legacy default stream by another name, and the one of each thread.
+// Special stream handles: the legacy default stream, and the per-thread default stream.
 inline const CUstream CU_STREAM_LEGACY = reinterpret_cast<CUstream>(1);
 inline const CUstream CU_STREAM_PER_THREAD = reinterpret_cast<CUstream>(2);
 

@@ -1,5 +1,5 @@
-// Functions that allocate and free: GPU memory at once and in a stream's order, managed memory, pinned host memory; and
-// those that register the program's own.
+// Functions that allocate and free GPU memory (also stream-ordered), managed memory and pinned host memory, and that register
+// the program's own memory.
 
 #include <cstring>
 
@@ -10,8 +10,8 @@ using namespace sim;
 
 namespace {
 
-// The driver may wait for the whole GPU in functions like these, so a program that holds a stream back until such a
-// call has returned may hang; SIMCUDA_IMPLICIT_SYNC=1 makes it so.
+// CUDA may wait for the whole GPU in these functions, so a program that blocks a stream until such a call returns may
+// hang. SIMCUDA_IMPLICIT_SYNC=1 enables this.
 void perhaps_drain(Context& context, Lock& lock, const char* name) {
     if (settings().implicit_sync) context.drain(lock, name);
 }
@@ -36,7 +36,7 @@ CUresult allocate_host(const char* name, size_t bytes, unsigned flags, void** ou
     return code;
 }
 
-// The range that begins at an address.
+// The range that starts at an address.
 RangeRef beginning_at(CUdeviceptr address) {
     RangeRef range = world().memory->find(address);
     return range && range->base == address ? range : nullptr;
@@ -61,7 +61,7 @@ SIMCUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
         RangeRef range = beginning_at(address);
         const bool freed_here = range && !range->on_host() && range->kind != Kind::Imported;
         if (!freed_here || range->freeing) return CUDA_ERROR_INVALID_VALUE;
-        // Marked before the wait, so that of two threads only one frees it.
+        // Marked before the wait, so that only one of two threads frees it.
         range->freeing = true;
         Context& owner = *range->context;
         owner.drain(lock, "cuMemFree_v2");
@@ -115,7 +115,7 @@ SIMCUDA_EXPORT CUresult cuMemFreeHost(void* at) {
     return in_context(__func__, [&](Context&, Lock&) {
         RangeRef range = beginning_at(reinterpret_cast<CUdeviceptr>(at));
         if (!range || range->kind != Kind::HostAllocated) return CUDA_ERROR_INVALID_VALUE;
-        // It need not wait for work that uses the memory, so it does not.
+        // CUDA does not have to wait for work that uses the memory, so this does not.
         world().memory->forget(range);
         return CUDA_SUCCESS;
     });
@@ -161,7 +161,7 @@ SIMCUDA_EXPORT CUresult cuMemHostGetFlags(unsigned* flags, void* at) {
     return in_context(__func__, [&](Context&, Lock&) {
         const RangeRef range = world().memory->find(reinterpret_cast<CUdeviceptr>(at));
         if (!flags || !range || range->kind != Kind::HostAllocated) return CUDA_ERROR_INVALID_VALUE;
-        // With unified addressing all of it is mapped.
+        // With unified addressing all registered memory is mapped.
         *flags = range->flags | CU_MEMHOSTREGISTER_DEVICEMAP;
         return CUDA_SUCCESS;
     });

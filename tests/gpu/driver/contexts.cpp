@@ -1,5 +1,4 @@
-// Functions about primary contexts and which of them is current. Contexts that a program creates itself do not exist
-// here.
+// Functions for primary contexts and the current context. Contexts that a program creates itself are not supported.
 
 #include "world.h"
 

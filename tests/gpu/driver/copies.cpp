@@ -1,7 +1,7 @@
-// Functions that copy and fill memory, at once and in streams.
+// Functions that copy and fill memory, synchronously and in streams.
 //
-// Owns when such a call returns. CUDA lets it return early in more cases than programs expect; it returns here as early
-// as the documentation allows, and bytes move in pieces with pauses between them.
+// Owns the time of return. CUDA returns early in more cases than programs expect. This driver returns as early as the
+// documentation allows, and moves bytes in pieces with pauses between them.
 
 #include <algorithm>
 #include <cstring>
@@ -21,11 +21,11 @@ Place place_of(const Context& context, CUdeviceptr at, size_t bytes) {
     const RangeRef range = memory.find(at);
     if (!range) return memory.is_device_space(at) || at == 0 ? Place::Wrong : Place::Pageable;
     if (bytes > range->bytes - (at - range->base)) {
-        // A host buffer may go on behind what is registered; then it is not all pinned.
+        // A host buffer may extend beyond the registered range; then it is not fully pinned.
         return range->kind == Kind::HostRegistered ? Place::Pageable : Place::Wrong;
     }
     if (range->kind == Kind::Managed) return Place::Managed;
-    // What another context registered for itself alone is pinned for that one only.
+    // Memory that another context registered without PORTABLE is pinned for that context only.
     const bool shared = range->context == &context || range->flags & CU_MEMHOSTREGISTER_PORTABLE;
     if (range->kind == Kind::HostRegistered && !shared) return Place::Pageable;
     return range->on_host() ? Place::Pinned : Place::Device;
@@ -33,7 +33,7 @@ Place place_of(const Context& context, CUdeviceptr at, size_t bytes) {
 
 bool fits(Place place, Side side) {
     if (place == Place::Wrong) return false;
-    // A pinned buffer has a device address too, and so it may be where GPU memory is asked for.
+    // A pinned buffer has a device address too, so it is valid where GPU memory is expected.
     if (side == Side::Device) return place != Place::Pageable;
     return side == Side::Any || place != Place::Device;
 }
@@ -56,7 +56,7 @@ void check_still_there(const View& view, const char* name) {
     if (view.range && view.range->gone) die(name, "memory was freed or unregistered while the copy used it");
 }
 
-// The bytes at one end of a copy, which may be pageable memory, of which the driver knows nothing.
+// The bytes at one end of a copy. Pageable memory is unknown to the driver.
 CUresult reach_end(Stream& stream, const char* name, CUdeviceptr at, size_t bytes, Access access, bool pageable,
                    View& view) {
     if (pageable) {
@@ -78,7 +78,7 @@ CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side
     const bool from_device = from_place == Place::Device || from_place == Place::Managed;
     const bool to_pageable = to_place == Place::Pageable, from_pageable = from_place == Place::Pageable;
 
-    // What comes from pageable memory is taken into a staging buffer at once, and may come to the GPU after the return.
+    // Pageable memory is copied to a staging buffer at once, and may reach the GPU after the return.
     std::shared_ptr<std::vector<char>> staged;
     if (from_pageable && to_device) {
         if (when == When::Now) await(lock, stream.last, name);
@@ -132,7 +132,7 @@ CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsi
         check_still_there(target, name);
         return CUDA_SUCCESS;
     });
-    // Even the form without a stream is asynchronous, unless the host can see the memory.
+    // Even the form without a stream is asynchronous, unless the host can access the memory.
     const bool visible = when == When::Now && !range->on_device();
     if (!visible && !range->sync_memops) return CUDA_SUCCESS;
     await(lock, done, name);

@@ -1,4 +1,4 @@
-// What the driver says of itself and of the GPUs. Changes nothing but cuInit, which makes the world.
+// Queries of the driver and of the GPUs. Only cuInit, which creates the world, changes anything.
 
 #include <cstdio>
 #include <cstring>
@@ -191,7 +191,7 @@ SIMCUDA_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice d
         const Context* found = gpu(device);
         if (!found) return CUDA_ERROR_INVALID_DEVICE;
         if (!settings().pools) return CUDA_ERROR_NOT_SUPPORTED;
-        // The one pool of each GPU needs no more than a name.
+        // The only pool of a GPU needs no state, only a handle.
         *pool = reinterpret_cast<CUmemoryPool>(reinterpret_cast<char*>(found->handle) + 1);
         return CUDA_SUCCESS;
     });

@@ -1,4 +1,4 @@
-// Names and sentences of error codes.
+// Names and descriptions of error codes.
 
 #include "world.h"
 
@@ -6,13 +6,13 @@ using namespace sim;
 
 namespace {
 
-struct Words {
+struct ErrorText {
     CUresult code;
     const char* name;
     const char* sentence;
 };
 
-constexpr Words table[] = {
+constexpr ErrorText table[] = {
     {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -53,12 +53,12 @@ constexpr Words table[] = {
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-CUresult tell(const char* name, CUresult code, const char** out, const char* Words::*which) {
+CUresult text_of(const char* name, CUresult code, const char** out, const char* ErrorText::*which) {
     return always(name, [&](Lock&) {
         if (!out) return CUDA_ERROR_INVALID_VALUE;
         *out = nullptr;
-        for (const Words& words : table) {
-            if (words.code == code) *out = words.*which;
+        for (const ErrorText& text : table) {
+            if (text.code == code) *out = text.*which;
         }
         return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     });
@@ -67,9 +67,9 @@ CUresult tell(const char* name, CUresult code, const char** out, const char* Wor
 }  // namespace
 
 SIMCUDA_EXPORT CUresult cuGetErrorName(CUresult code, const char** out) {
-    return tell(__func__, code, out, &Words::name);
+    return text_of(__func__, code, out, &ErrorText::name);
 }
 
 SIMCUDA_EXPORT CUresult cuGetErrorString(CUresult code, const char** out) {
-    return tell(__func__, code, out, &Words::sentence);
+    return text_of(__func__, code, out, &ErrorText::sentence);
 }

@@ -1,5 +1,5 @@
-// IPC handles: a process, a descriptor of its memory, and a number that tells it from what the descriptor may name
-// later.
+// IPC handles: a process, a descriptor of its memory, and a number that distinguishes it from later memory with the same
+// descriptor.
 
 #include "ipc.h"
 
@@ -27,13 +27,13 @@ struct Handle {
     int32_t descriptor;
     uint64_t bytes;
     uint64_t nonce;
-    // The GPU's number in the machine.
+    // The GPU's index in the machine.
     int32_t gpu;
     char rest[28];
 };
 static_assert(sizeof(Handle) == sizeof(CUipcMemHandle));
 
-// Whether it runs; one that is dead and not yet waited for does not.
+// Whether a process runs. A zombie does not.
 bool lives(pid_t process) {
     FILE* file = std::fopen(("/proc/" + std::to_string(process) + "/stat").c_str(), "r");
     if (!file) return false;
@@ -45,12 +45,12 @@ bool lives(pid_t process) {
 
 void sign_on(Range& imported) {
     for (auto& opener : imported.control->openers) {
-        pid_t nobody = 0;
-        if (opener.compare_exchange_strong(nobody, getpid())) return;
+        pid_t unused = 0;
+        if (opener.compare_exchange_strong(unused, getpid())) return;
     }
 }
 
-// Maps what a handle names, with its control page behind it; null where it is not there any more.
+// Maps the memory of a handle, with its control page behind it; null if it no longer exists.
 char* map_handle(const Handle& handle, int& descriptor) {
     const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
     descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -103,7 +103,7 @@ void sign_off(Range& imported) {
 SIMCUDA_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr address) {
     return in_context(__func__, [&](Context& context, Lock&) {
         const RangeRef range = world().memory->find(address);
-        // The documentation speaks of the base of an allocation of cuMemAlloc, and of nothing else.
+        // The documentation allows only the base of an allocation of cuMemAlloc.
         if (!out || !range || range->kind != Kind::Device || range->base != address) return CUDA_ERROR_INVALID_VALUE;
         if (range->context != &context) return CUDA_ERROR_INVALID_CONTEXT;
         Handle handle{kMagic, getpid(), range->descriptor, range->bytes, range->control->nonce, context.number, {}};
@@ -144,7 +144,7 @@ SIMCUDA_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
         const RangeRef range = world().memory->find(address);
         if (!range || range->kind != Kind::Imported || range->base != address) return CUDA_ERROR_INVALID_VALUE;
         if (range->context != &context) return CUDA_ERROR_INVALID_CONTEXT;
-        // It does not wait for work: whatever still uses the memory ends in an error.
+        // Does not wait for work: later accesses to the memory are errors.
         if (--range->opens == 0) world().memory->forget(range);
         return CUDA_SUCCESS;
     });

@@ -1,16 +1,16 @@
-// Memory of one process in another.
+// Memory of one process, opened by another.
 //
-// Owns the form of a handle, and what the owner of memory and those who opened it know of each other.
+// Owns the format of a handle, and the shared state of the owner and the processes that opened it.
 #pragma once
 
 #include "memory.h"
 
 namespace sim {
 
-// Ends the process where memory is freed that a living process still has open, which CUDA leaves undefined.
+// Ends the process if it frees memory that a live process still has open, which is undefined in CUDA.
 void check_not_open(const Range& range, const char* function);
 
-// This process has it open no longer.
+// This process has closed it.
 void sign_off(Range& imported);
 
 }  // namespace sim

@@ -1,8 +1,8 @@
-// Modules, functions and launches: flexring's kernels, run by the same source compiled for the processor.
+// Modules, functions and launches: flexring's kernels, from the same source compiled for the CPU.
 //
-// Owns what a kernel may touch. A batch is copied when it is launched, as a GPU takes parameters by value; its
-// addresses are looked up when the stream comes to it; its tasks run in any order, with pauses between them; and what
-// would be a race between blocks of one launch ends the process.
+// Owns what a kernel may access. A batch is copied when it is launched, as a GPU takes parameters by value. Its addresses
+// are looked up when the stream reaches it. Its tasks run in any order, with pauses between them. A race between blocks of
+// one launch ends the process.
 
 #include <algorithm>
 #include <array>
@@ -19,9 +19,9 @@ using namespace sim;
 
 namespace {
 
-// Bytes of an element of a kernel; 0 where the name is none.
+// Bytes of an element of a kernel; 0 if there is no such kernel.
 size_t element_of(const std::string& name) {
-    // Never destroyed: threads may launch while the process exits.
+    // Never destroyed, because threads may launch while the process exits.
     static const auto& sizes = *new std::map<std::string, size_t>{
         {"int8", 1},  {"uint8", 1}, {"int32", 4},  {"uint32", 4},   {"int64", 8},       {"uint64", 8},
         {"half", 2},  {"float", 4}, {"double", 8}, {"bfloat16", 2}, {"float8e4m3", 1}, {"float8e5m2", 1},
@@ -33,7 +33,7 @@ size_t element_of(const std::string& name) {
 }
 
 bool exists(const std::string& name) {
-    // A task without elements runs no further than to its kernel.
+    // A kernel returns at once for a task without elements.
     flexring::Batch nothing{};
     return element_of(name) != 0 && flexring_host_launch(name.c_str(), 1, 1, 1, &nothing) == 0;
 }
@@ -46,8 +46,8 @@ struct Piece {
 
 CUdeviceptr address(const void* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
-// Blocks run in any order and at once, so no task may write what another one reads or writes, nor what it reads itself
-// unless it is the very same elements.
+// Blocks run concurrently in any order, so a task must not write what another one reads or writes, nor what it reads itself
+// except for exactly the same elements.
 void check_for_races(const char* kernel, const flexring::Batch& batch, unsigned tasks, size_t element) {
     for (unsigned writer = 0; writer < tasks; ++writer) {
         const flexring::Task& task = batch.tasks[writer];
@@ -98,7 +98,7 @@ struct Launch {
         return world().memory->reach(context, kernel.c_str(), at, bytes, access, By::Kernel, views.back());
     }
 
-    // Puts the addresses at which the simulation finds the bytes in place of those of the GPU.
+    // Replaces the GPU's addresses by those at which the simulation accesses the bytes.
     CUresult translate(const Context& context, flexring::Batch& there, std::vector<View>& views) const {
         Lock lock(world().mutex);
         for (unsigned i = 0; i < grid_y; ++i) {
@@ -109,7 +109,7 @@ struct Launch {
             if (code != CUDA_SUCCESS) return code;
             task.into = views.back().at;
             for (unsigned j = task.first; j < task.first + task.operands; ++j) {
-                // Tasks may share an operand, so what is looked up is what was launched.
+                // Tasks may share an operand, so the launched addresses are looked up, not the replaced ones.
                 code = reach(context, address(batch.operands[j].at), bytes, Access::Read, views);
                 if (code != CUDA_SUCCESS) return code;
                 there.operands[j].at = views.back().at;
@@ -243,7 +243,7 @@ SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, uns
         constexpr unsigned most = flexring::kMaxThreads;
         if (grid_x == 0 || grid_x > 2147483647u || grid_y == 0 || grid_y > 65535u) return CUDA_ERROR_INVALID_VALUE;
         if (block_x == 0 || block_x > most || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
-        // flexring's kernels count neither in z nor in a block's y.
+        // flexring's kernels use neither z nor a block's y.
         if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
         if (extra) return CUDA_ERROR_NOT_SUPPORTED;
         if (!parameters || !parameters[0]) return CUDA_ERROR_INVALID_VALUE;

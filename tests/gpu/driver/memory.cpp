@@ -1,4 +1,4 @@
-// Allocations, their addresses and who may touch them; see memory.h.
+// Allocations, their addresses and access rights; see memory.h.
 
 #include "memory.h"
 
@@ -22,7 +22,7 @@ constexpr size_t kSpace = size_t{256} << 30;
 constexpr size_t kHandles = size_t{1} << 30;
 constexpr size_t kSlot = size_t{2} << 20;
 constexpr size_t kAlignment = 512;
-// Fresh memory is not zero: every byte is this, which is a NaN in each type of floating point.
+// New memory is filled with this byte, which gives a NaN in every floating-point type.
 constexpr int kPoison = 0xff;
 constexpr size_t kPoisoned = size_t{16} << 20;
 
@@ -71,11 +71,11 @@ void* Memory::handle() {
 }
 
 CUdeviceptr Memory::reserve(size_t bytes) {
-    // A slot more than it takes keeps neighbours apart, so that no overrun ends in another allocation.
+    // One extra slot separates neighbours, so that an overrun does not reach another allocation.
     const size_t taken = (bytes + 4 * kAlignment + kSlot - 1) / kSlot * kSlot + kSlot;
     CUdeviceptr at = 0;
-    // Real drivers hand out an address again at once, which caches by address must survive; but then nobody finds a use
-    // of the freed one. So it is done half of the time.
+    // Real drivers reuse an address at once, which caches by address must tolerate; but reuse hides accesses to freed
+    // memory. So an address is reused half of the time.
     auto hole = std::find_if(holes_.rbegin(), holes_.rend(), [&](const Hole& h) { return h.bytes == taken; });
     if (hole != holes_.rend() && random_() % 2) {
         at = hole->at;
@@ -111,7 +111,7 @@ RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char*
         range = std::make_shared<Range>(kind, base, bytes, static_cast<char*>(alias), context, origin);
         range->mapped = whole;
         range->control = reinterpret_cast<Control*>(range->alias + pages(bytes));
-        // Only what can be exported keeps its descriptor: a process may have many allocations and few descriptors.
+        // Only exportable memory keeps its descriptor: a process may have many allocations but few descriptors.
         if (kind == Kind::Device) range->descriptor = descriptor;
         else close(descriptor);
         range->control->nonce = (uint64_t{static_cast<uint32_t>(getpid())} << 32) ^ std::random_device{}() ^ range->id;
@@ -190,7 +190,7 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
     } else if (bytes > range->bytes - (address - range->base)) {
         why = "goes beyond the end of its allocation";
     } else if (!range->begun) {
-        why = "is allocated by a stream that has not come to it yet";
+        why = "is allocated by a stream that has not reached the allocation yet";
     } else if (range->kind == Kind::Imported && range->control->freed && !settings().free_while_open) {
         why = "was freed by the process that exported it";
     } else if (by != By::Copy && range->on_device() && !ours &&

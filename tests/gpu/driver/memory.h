@@ -1,8 +1,8 @@
-// All memory that the driver knows: what it allocated, what it imported, what the program registered.
+// All memory that the driver knows: allocated, imported, or registered by the program.
 //
-// Owns addresses. A GPU's memory has two: the *device address*, a reservation without access that the program holds,
-// and the *alias*, where the simulation reaches the bytes. Every access goes through `reach`. Knows no stream; the
-// caller holds the world's lock throughout.
+// Owns addresses. GPU memory has two: the *device address*, a reservation without access rights that the program holds,
+// and the *alias*, where the simulation accesses the bytes. Every access goes through `reach`. Must not know streams. The
+// caller holds the world's lock in every function.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Context;
 
 enum class Kind { Device, Pool, Managed, Imported, HostAllocated, HostRegistered };
 
-// The last page of an allocation that can be exported: what its owner and those who open it tell each other.
+// The last page of an exportable allocation: shared state of its owner and of the processes that open it.
 struct Control {
     std::atomic<uint64_t> nonce;
     std::atomic<bool> freed;
@@ -36,22 +36,22 @@ struct Range {
     CUdeviceptr base;
     size_t bytes;
     char* alias;
-    // Where it was allocated, opened or registered, and by which function.
+    // The context and the function that allocated, opened or registered it.
     Context* context;
     const char* origin;
-    // Never used twice in a process, unlike the address.
+    // Unique in the process, unlike the address.
     uint64_t id;
     unsigned flags = 0;
-    // Pool memory: whether its stream has come to its allocation, and whether its freeing was asked for.
+    // Pool memory: whether its stream has reached the allocation, and whether its release was enqueued.
     bool begun = true;
     bool freeing = false;
-    // Freed, closed or unregistered; work may hold the range a little longer.
+    // Freed, closed or unregistered. Work may hold the range a little longer.
     bool gone = false;
     bool sync_memops = false;
     // Device and Imported.
     int descriptor = -1;
     Control* control = nullptr;
-    // Imported: how often it is open.
+    // Imported: how many times it is open.
     unsigned opens = 0;
     size_t mapped = 0;
 
@@ -62,7 +62,7 @@ struct Range {
 
     bool on_host() const { return kind == Kind::HostAllocated || kind == Kind::HostRegistered; }
     bool on_device() const { return kind == Kind::Device || kind == Kind::Pool || kind == Kind::Imported; }
-    // Whether kernels of some context may use it.
+    // Whether kernels of a context may use it.
     bool mapped_to_device() const;
 };
 using RangeRef = std::shared_ptr<Range>;
@@ -70,7 +70,7 @@ using RangeRef = std::shared_ptr<Range>;
 enum class Access { Read, Write };
 enum class By { Kernel, Copy, MemoryOperation };
 
-// Bytes that work may touch while it holds this.
+// Bytes that work may access while it holds this object.
 struct View {
     char* at = nullptr;
     RangeRef range;
@@ -80,32 +80,31 @@ class Memory {
 public:
     Memory();
 
-    // Null where nothing is left of the GPU's memory or of the address space.
+    // Null if GPU memory or address space is exhausted.
     RangeRef allocate(Kind kind, size_t bytes, Context* context, const char* origin);
-    // An address for memory whose `descriptor` and alias are at hand.
+    // An address for memory whose `descriptor` and alias exist already.
     RangeRef adopt_import(int descriptor, char* alias, size_t bytes, Context* context, const char* origin);
     RangeRef adopt_host(char* at, size_t bytes, Context* context, const char* origin);
-    // Ends the life of its address; the bytes go when no work holds them.
+    // Releases the address. The bytes are freed when no work holds them.
     void forget(const RangeRef& range);
 
-    // The living range that has this address in it.
+    // The live range that contains this address.
     RangeRef find(CUdeviceptr address) const;
-    // Whether any range has a byte in common.
+    // Whether any live range overlaps.
     bool touches(CUdeviceptr address, size_t bytes) const;
-    // Whether the address is one of those that only GPUs' memory has.
+    // Whether the address is in the range reserved for GPU memory.
     bool is_device_space(CUdeviceptr address) const { return address - space_ < space_bytes_; }
     std::vector<RangeRef> of(const Context* context) const;
 
-    // Whether the work of `context` may do this with these bytes: 0, or the error that it ends in, after a line on
-    // stderr.
+    // Whether work of `context` may access these bytes: 0, or the resulting error, after a line on stderr.
     CUresult reach(const Context& context, const char* what, CUdeviceptr address, size_t bytes, Access access, By by,
                    View& view) const;
 
-    // A value that no other object has, at which nothing can be read.
+    // A unique handle value, at which nothing can be read.
     void* handle();
 
 private:
-    // Of the GPUs' addresses; 0 if there are no more.
+    // A range of GPU addresses; 0 if none is left.
     CUdeviceptr reserve(size_t bytes);
     void insert(const RangeRef& range);
 
@@ -124,7 +123,7 @@ private:
 
 size_t pages(size_t bytes);
 
-// How a stretch of this process's memory is mapped: not at all in part, all of it readable, or writable too.
+// How a range of this process's memory is mapped: partly unmapped, readable, or writable.
 enum class Mapped { No, ReadOnly, Writable };
 Mapped mapping_of(CUdeviceptr address, size_t bytes);
 

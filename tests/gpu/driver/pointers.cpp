@@ -1,4 +1,4 @@
-// Functions that say what an address is.
+// Functions that query the attributes of an address.
 
 #include <cstring>
 
@@ -13,7 +13,7 @@ size_t size_of(CUpointer_attribute attribute) {
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return sizeof(int);
-        // Booleans are of four bytes, as programs that read them into an `unsigned int` rely on.
+        // Booleans have four bytes, because programs read them into an `unsigned int`.
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
         case CU_POINTER_ATTRIBUTE_IS_MANAGED:
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
@@ -33,11 +33,11 @@ size_t size_of(CUpointer_attribute attribute) {
     return 0;
 }
 
-// What one attribute of a known address is; fails where it has none.
+// One attribute of a known address; fails if the address does not have it.
 CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute attribute, uint64_t& value) {
     switch (attribute) {
         case CU_POINTER_ATTRIBUTE_CONTEXT:
-            // Memory of a pool belongs to no context.
+            // Pool memory belongs to no context.
             value = range.kind == Kind::Pool ? 0 : reinterpret_cast<uint64_t>(range.context->handle);
             return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -75,7 +75,7 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
 
 }  // namespace
 
-// Needs no current context: programs ask it about pointers before they know whose they are.
+// Needs no current context: programs query pointers before they know their context.
 SIMCUDA_EXPORT CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr address) {
     return initialised(__func__, [&](Lock&) {
         if (!out || size_of(attribute) == 0) return CUDA_ERROR_INVALID_VALUE;

@@ -44,7 +44,7 @@ std::vector<std::string> list(const char* name) {
     return text ? parts(text, ',') : std::vector<std::string>{};
 }
 
-// As the real driver reads it: what follows the first number that names no GPU is not seen.
+// As the real driver reads it: everything after the first number that is not a GPU is ignored.
 std::vector<int> visible(int present) {
     std::vector<int> gpus;
     if (!std::getenv("CUDA_VISIBLE_DEVICES")) {
@@ -96,14 +96,14 @@ Settings read() {
 }  // namespace
 
 const Settings& settings() {
-    // Never destroyed: threads of the program may still call while the process exits.
+    // Never destroyed, because threads of the program may still call while the process exits.
     static const Settings* read_once = new Settings(read());
     return *read_once;
 }
 
 void say(const std::string& line) {
     std::string whole = "simcuda: " + line + "\n";
-    // One write, so that lines of several processes do not mix.
+    // A single write, so that lines of several processes do not interleave.
     [[maybe_unused]] ssize_t written = write(STDERR_FILENO, whole.data(), whole.size());
 }
 

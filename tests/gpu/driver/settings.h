@@ -1,9 +1,9 @@
-// What the environment says about the simulated machine, and the failures that it asks for.
+// The settings of the simulated machine from the environment, and the failures to inject.
 //
-// Read once, at the first call; a value that cannot be read ends the process, for a test that runs with another setting
-// than it believes proves nothing. Knows no CUDA object.
+// Read once, at the first call. An invalid value ends the process, because a test with a setting other than intended
+// proves nothing. Must not know CUDA objects.
 //
-// All failures and functions are named by their symbols, `cuMemAlloc_v2` rather than `cuMemAlloc`.
+// Functions are named by their symbols: `cuMemAlloc_v2`, not `cuMemAlloc`.
 #pragma once
 
 #include <cstdint>
@@ -22,51 +22,51 @@ struct Failure {
 };
 
 struct Settings {
-    // SIMCUDA_GPUS: how many the machine has. Here are those of them that CUDA_VISIBLE_DEVICES leaves to this process.
+    // SIMCUDA_GPUS: the number of GPUs of the machine. This lists those visible by CUDA_VISIBLE_DEVICES.
     std::vector<int> gpus;
-    // SIMCUDA_SEED: of all that is random.
+    // SIMCUDA_SEED: seed of all random choices.
     uint64_t seed = 1;
-    // SIMCUDA_DELAY_US: the longest sleep before a piece of work.
+    // SIMCUDA_DELAY_US: the longest sleep before an item of work.
     unsigned delay_us = 100;
-    // SIMCUDA_MEMORY: bytes of a GPU that a process may have.
+    // SIMCUDA_MEMORY: bytes of a GPU's memory that a process may allocate.
     size_t memory = size_t{1} << 30;
     // SIMCUDA_CAPABILITY, such as 9.0.
     int major = 9, minor = 0;
-    // SIMCUDA_PEER: whether GPUs reach each other's memory.
+    // SIMCUDA_PEER: whether GPUs can access each other's memory.
     bool peer = true;
     // SIMCUDA_READ_ONLY_REGISTER: whether memory that is mapped read-only can be registered.
     bool read_only_register = true;
-    // SIMCUDA_MEMOPS: whether streams wait for and write values.
+    // SIMCUDA_MEMOPS: whether streams have memory operations.
     bool memops = true;
-    // SIMCUDA_POOLS: whether memory can be allocated in a stream's order.
+    // SIMCUDA_POOLS: whether stream-ordered allocation is supported.
     bool pools = true;
-    // SIMCUDA_IMPLICIT_SYNC: whether functions that allocate, register or load wait for the whole GPU, as they may.
+    // SIMCUDA_IMPLICIT_SYNC: whether functions that allocate, register or load wait for the whole GPU, as CUDA allows.
     bool implicit_sync = false;
-    // SIMCUDA_FREE_WHILE_OPEN: whether memory may be freed that another process has open, which CUDA leaves undefined.
+    // SIMCUDA_FREE_WHILE_OPEN: whether memory may be freed that another process has open, which is undefined in CUDA.
     bool free_while_open = false;
-    // SIMCUDA_CONNECTIONS: how many queues all streams of one priority share, in which one that waits for a value holds up
-    // what comes later; 0: every stream has its own.
+    // SIMCUDA_CONNECTIONS: the number of queues that all streams of one priority share. A stream that waits for a value
+    // blocks later work in its queue. 0: every stream has its own queue.
     unsigned connections = 0;
-    // SIMCUDA_LEAKS: whether what is left at the end of a context or of the process is told on stderr.
+    // SIMCUDA_LEAKS: whether objects left at the end of a context or process are reported on stderr.
     bool leaks = false;
-    // SIMCUDA_TRACE: whether every call is.
+    // SIMCUDA_TRACE: whether every call is reported on stderr.
     bool trace = false;
-    // SIMCUDA_HANG_S: after how long a wait of the host is a hang, which ends the process with a sentence; 0: never.
+    // SIMCUDA_HANG_S: seconds after which a wait of the host counts as a hang and ends the process; 0: never.
     unsigned hang_s = 120;
-    // SIMCUDA_FAIL=name:k:code,…: the k-th call of a function returns this code and does nothing. The name `work` is
-    // that of what streams do: the k-th piece of work breaks its context.
+    // SIMCUDA_FAIL=name:k:code,…: the k-th call of a function returns this code and has no effect. With the name `work`,
+    // the k-th item of work in streams breaks its context.
     std::multimap<std::string, Failure> failures;
-    // SIMCUDA_WITHOUT=name,…: these functions return CUDA_ERROR_NOT_SUPPORTED, and the attributes say so. dlsym finds
-    // them all the same; for a driver that lacks them see HIDE in build.sh.
+    // SIMCUDA_WITHOUT=name,…: these functions return CUDA_ERROR_NOT_SUPPORTED, and the attributes report that. dlsym still
+    // finds them; HIDE in build.sh builds a driver without them.
     std::set<std::string> without;
 };
 
 const Settings& settings();
 
-// Ends the process with a sentence: what `function` met is a bug of the program that the real driver would not report.
+// Ends the process with a message: `function` detected a bug in the program that the real driver would not report.
 [[noreturn]] void die(const char* function, const std::string& cause);
 
-// A line on stderr that begins like all of them.
+// Prints a line on stderr with the common prefix.
 void say(const std::string& line);
 
 std::string hexadecimal(uint64_t number);

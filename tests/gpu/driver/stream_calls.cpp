@@ -8,7 +8,7 @@ using namespace sim;
 
 namespace {
 
-// A stream by its handle, whatever context is current: to ask it and to wait for it is allowed everywhere.
+// A stream by its handle in any context: queries and waits are allowed in every context.
 StreamRef any_stream(Context& current, CUstream handle) {
     if (!handle || handle == CU_STREAM_LEGACY) return current.legacy;
     auto found = world().streams.find(handle);
@@ -20,7 +20,7 @@ CUresult create(const char* name, CUstream* out, unsigned flags, int priority) {
         if (!out || flags & ~CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
         context.reap(lock);
         const auto handle = static_cast<CUstream>(world().memory->handle());
-        // Priorities beyond the range are cut to it.
+        // Priorities are clamped to the range.
         auto stream = std::make_shared<Stream>(handle, &context, flags, std::clamp(priority, -5, 0), false);
         if (!stream->start()) return CUDA_ERROR_OUT_OF_MEMORY;
         context.streams.push_back(stream);
@@ -30,7 +30,7 @@ CUresult create(const char* name, CUstream* out, unsigned flags, int priority) {
     });
 }
 
-// Such a function that asks something about any stream.
+// A function that queries any stream.
 template <class Body>
 CUresult about(const char* name, CUstream handle, Body body) {
     return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
@@ -56,7 +56,7 @@ bool holds(Word word, Word value, unsigned how) {
     }
 }
 
-// Whether a word of memory may take part in a memory operation, as far as that is known when it is asked for.
+// Whether a word of memory is valid for a memory operation, as far as that is known when it is enqueued.
 template <class Word>
 CUresult may_operate(CUdeviceptr address) {
     if (!settings().memops) return CUDA_ERROR_NOT_SUPPORTED;
@@ -73,12 +73,12 @@ CUresult reach_word(Stream& stream, const char* name, CUdeviceptr address, size_
 template <class Word>
 CUresult wait_value(const char* name, CUstream handle, CUdeviceptr address, Word value, unsigned flags) {
     return in_stream(name, handle, [&](Stream& stream, Lock&) {
-        // Neither a flush of remote writes nor NOR is something this GPU can do.
+        // This GPU supports neither a flush of remote writes nor NOR.
         if (flags > CU_STREAM_WAIT_VALUE_AND) return CUDA_ERROR_NOT_SUPPORTED;
         if (CUresult code = may_operate<Word>(address); code != CUDA_SUCCESS) return code;
         submit_wait(stream, name, [=](Stream& stream) {
             for (unsigned looks = 0; !stream.cancelled; ++looks) {
-                // Looked up each time, so that memory which is freed meanwhile is noticed.
+                // Looked up each time, to detect memory that is freed meanwhile.
                 View view;
                 CUresult code = reach_word(stream, name, address, sizeof(Word), Access::Read, view);
                 if (code != CUDA_SUCCESS) return code;
@@ -117,7 +117,7 @@ SIMCUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags
 }
 
 SIMCUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
-    // Its work goes on. A broken context lets go of it too, though the call returns what broke it.
+    // Its work continues. In a broken context the stream is released too, although the call returns the error.
     CUresult broken = CUDA_SUCCESS;
     const CUresult code = initialised(__func__, [&](Lock&) {
         auto found = world().streams.find(handle);
@@ -175,7 +175,7 @@ SIMCUDA_EXPORT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
     });
 }
 
-// A capture records nothing: it is there so that its refusal can be tested.
+// A capture records nothing. It exists to test that calls refuse it.
 SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
@@ -210,7 +210,7 @@ SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsign
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
         if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        // The record of now is what counts; one that comes later does not.
+        // The current record counts; later records do not.
         if (found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {found->point});
         return CUDA_SUCCESS;
     });

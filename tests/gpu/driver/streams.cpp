@@ -15,7 +15,7 @@ namespace {
 
 thread_local bool in_host_function = false;
 
-// A thread on which no signal of the program is handled, and that sleeps as short as it is told.
+// A thread that handles no signals of the program and has a minimal timer slack.
 template <class Body>
 bool start_thread(std::thread& thread, Body body) {
     sigset_t all, before;
@@ -62,7 +62,7 @@ Stream::Stream(CUstream handle, Context* context, unsigned flags, int priority, 
       last(std::make_shared<Point>()), random(settings().seed * 1000003 + world().streams_made++) {
     last->reached = true;
     if (settings().connections > 0) connection = (world().streams_made - 1) % settings().connections;
-    // Some streams never sleep, some nearly always: a steady lead of one over another finds more than equal chances.
+    // Some streams never sleep, some nearly always: a constant lead of one over another finds more errors than equal chances.
     sloth = static_cast<unsigned>(std::array{0, 2, 6}[random() % 3]);
 }
 

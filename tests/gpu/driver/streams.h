@@ -1,8 +1,7 @@
 // Streams, the points in them that others wait for, and the thread that runs host functions.
 //
-// Owns order and time: every stream is a thread that takes its work in turn and sleeps a random while before some of
-// it, so that what is not ordered by an event, a wait or a stream happens in any order. Knows nothing of what work
-// does.
+// Owns order and time: every stream is a thread that runs its work in order and sleeps for a random time before some of
+// it, so that work not ordered by an event, a wait or a stream runs in any order. Must not know what work does.
 #pragma once
 
 #include <array>
@@ -25,7 +24,7 @@ namespace sim {
 struct Context;
 using Lock = std::unique_lock<std::mutex>;
 
-// A place in a stream: all work before it is done once it is reached.
+// A point in a stream. When it is reached, all work before it is complete.
 struct Point {
     bool reached = false;
     std::chrono::steady_clock::time_point when;
@@ -36,9 +35,9 @@ using PointRef = std::shared_ptr<Point>;
 struct Stream;
 
 struct Work {
-    // The function that asked for it.
+    // The driver function that enqueued it.
     const char* what;
-    // Runs without the lock. What it returns besides 0 breaks the context.
+    // Runs without the lock. A result other than 0 breaks the context.
     std::function<CUresult(Stream&)> run;
     std::vector<PointRef> after;
     PointRef done;
@@ -51,32 +50,32 @@ struct Stream {
     Context* context;
     unsigned flags;
     int priority;
-    // The legacy default stream, to which those that are not CU_STREAM_NON_BLOCKING keep an order.
+    // The legacy default stream, which synchronizes with all streams that are not CU_STREAM_NON_BLOCKING.
     bool legacy;
     Capture capture = Capture::None;
 
     std::deque<Work> queue;
-    // Where its last work ends.
+    // The end of its last work.
     PointRef last;
-    // Where its current work waits, and what that is.
+    // What its current work waits for, and its name.
     PointRef held_by;
     const char* at = nullptr;
-    // No more work will come; and: what is queued shall not be done either.
+    // Ends after the queued work; and: drops the queued work.
     bool closing = false;
     std::atomic<bool> cancelled{false};
     bool finished = false;
     std::condition_variable arrived;
     std::mt19937_64 random;
-    // Which of its priority's queues it puts its work in, where streams share them.
+    // Index of the queue of its priority that it uses, if streams share queues.
     unsigned connection = 0;
-    // How often of 8 times it sleeps before work.
+    // In how many of 8 cases it sleeps before work.
     unsigned sloth;
     std::thread thread;
 
     Stream(CUstream handle, Context* context, unsigned flags, int priority, bool legacy);
-    // Lets it begin; false where the system has no thread for it.
+    // Starts its thread; false if the system has no thread left.
     bool start();
-    // Sleeps now and then; called by its own work only.
+    // Sleeps sometimes. Called by its own work only.
     void dawdle();
     bool orders_with_legacy() const { return !legacy && !(flags & CU_STREAM_NON_BLOCKING); }
     void cancel();
@@ -90,17 +89,17 @@ struct Event {
     CUevent handle;
     Context* context;
     unsigned flags;
-    // Of its last record; null before the first.
+    // The point of its last record; null before the first.
     PointRef point;
 };
 using EventRef = std::shared_ptr<Event>;
 
-// Runs the host functions of a context, one after the other whatever stream they are of.
+// Runs the host functions of all streams of a context, one after another.
 class HostThread {
 public:
-    // From a stream's work: runs it there, and waits for its end unless the stream is cancelled.
+    // Called by a stream's work: runs the function there, and waits for its end unless the stream is cancelled.
     void run(Stream& stream, CUhostFn function, void* data);
-    // Ends the thread; where it is inside a function and `patiently` is not asked for, leaves it to itself.
+    // Ends the thread. If it is inside a function and `patiently` is false, detaches it.
     void stop(Lock& lock, bool patiently);
 
 private:
@@ -118,18 +117,18 @@ private:
     bool busy_ = false;
 };
 
-// Puts work at the end of a stream, behind what the legacy default stream's rules say too.
+// Enqueues work at the end of a stream, also ordered by the rules of the legacy default stream.
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
 
-// The same for work that waits for what no stream knows: it holds up whatever comes later in the stream's queue.
+// Enqueues work that waits for an external condition and so blocks later work in the stream's queue.
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run);
 
-// Lets the calling thread wait, for this point even if its stream goes on meanwhile. Ends the process with a sentence
-// where nothing comes for SIMCUDA_HANG_S seconds.
+// Blocks the calling thread until this point is reached. Ends the process with a message if that takes SIMCUDA_HANG_S
+// seconds.
 void await(Lock& lock, PointRef point, const char* function);
 
-// Marks what was waited for as reached.
+// Marks a point as reached.
 void reach_point(const PointRef& point);
 
 // Whether this thread is inside a host function.

@@ -1,4 +1,4 @@
-// How calls are admitted, contexts end and processes exit; see world.h.
+// The checks of calls, the end of contexts and the exit of processes; see world.h.
 
 #include "world.h"
 
@@ -10,14 +10,14 @@
 namespace sim {
 namespace {
 
-// Set in a child that was forked and has not called exec: its threads are gone and the lock may be held for ever.
+// Set in a forked child that has not called exec: it has no threads, and the lock may be held for ever.
 std::atomic<bool> forked{false};
 
 [[gnu::constructor]] void watch_forks() {
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }
 
-// Work that is under way would go on while the program's memory is torn down.
+// Running work must stop before the program's memory is destroyed.
 [[gnu::destructor]] void leave() {
     if (forked) return;
     World& world = sim::world();
@@ -137,7 +137,7 @@ void Context::reap(Lock& lock) {
         return stream->finished;
     };
     retired.erase(std::remove_if(retired.begin(), retired.end(), done), retired.end());
-    // They need nothing but to return, but the lock may be what they wait for.
+    // They only need to return, but may wait for the lock.
     lock.unlock();
     for (std::thread& thread : threads) thread.join();
     lock.lock();
@@ -178,16 +178,16 @@ void Context::destroy(Lock& lock) {
 void Context::tell_leaks() const {
     World& world = sim::world();
     const std::string mine = " of GPU " + std::to_string(ordinal);
-    auto tell = [&](size_t count, const char* what) {
+    auto report = [&](size_t count, const char* what) {
         if (count) say("leaked " + std::to_string(count) + " " + what + (count > 1 ? "s" : "") + mine);
     };
     auto count = [&](const auto& table, auto context_of) {
         return std::count_if(table.begin(), table.end(), [&](auto& entry) { return context_of(entry.second) == this; });
     };
-    tell(retained, "retained context");
-    tell(streams.size(), "stream");
-    tell(count(world.events, [](const EventRef& event) { return event->context; }), "event");
-    tell(count(world.modules, [](const Module& module) { return module.context; }), "module");
+    report(retained, "retained context");
+    report(streams.size(), "stream");
+    report(count(world.events, [](const EventRef& event) { return event->context; }), "event");
+    report(count(world.modules, [](const Module& module) { return module.context; }), "module");
     if (!world.memory) return;
     for (const RangeRef& range : world.memory->of(this)) {
         say(std::string("leaked ") + name_of(range->kind) + " " + hexadecimal(range->base) + " of " +

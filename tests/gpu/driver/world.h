@@ -1,7 +1,7 @@
-// The whole simulation: its one lock, the contexts, the handles, and how every function of the driver begins.
+// The whole simulation: its global lock, the contexts, the handles, and the checks at the start of every driver function.
 //
-// Owns the life of contexts and the rules that hold for all calls alike: the library must be initialised, a context
-// must be current and sound, host functions call nothing. Knows no function of the driver by itself.
+// Owns the lifetime of contexts and the rules for all calls: the library must be initialised, a context must be current
+// and not broken, host functions must not call the driver. Must not know single functions of the driver.
 #pragma once
 
 #include <condition_variable>
@@ -19,39 +19,39 @@
 
 namespace sim {
 
-// The primary context of a GPU, which keeps its handle over all its lives.
+// The primary context of a GPU. Its handle stays the same when it is released and retained again.
 struct Context {
     int ordinal;
-    // The GPU's number in the machine.
+    // The GPU's index in the machine.
     int number;
     CUcontext handle;
     unsigned retained = 0;
-    // Between its last release and the end of its threads; nobody may retain it then.
+    // Set between its last release and the end of its threads; it cannot be retained then.
     bool ending = false;
     std::condition_variable ended;
     unsigned flags = 0;
-    // What broke it; every call returns it from then on.
+    // The error that broke it. Every later call returns it.
     CUresult error = CUDA_SUCCESS;
-    // Bytes of the GPU's memory.
+    // Used bytes of the GPU's memory.
     size_t used = 0;
     std::set<const Context*> peers;
     StreamRef legacy;
     std::vector<StreamRef> streams;
-    // Destroyed by the program, but not yet done with their work.
+    // Destroyed by the program while they still have work.
     std::vector<StreamRef> retired;
     HostThread host_thread;
-    // By priority and number: the waits for values and host functions that are in a queue of streams.
+    // By priority and index of a queue: the waits for values and host functions in it.
     std::map<std::pair<int, unsigned>, std::vector<PointRef>> waits;
 
-    // Those that are not over in the queue that a stream puts its work in.
+    // The unfinished waits in the queue of a stream.
     std::vector<PointRef>& waits_before(const Stream& stream);
     std::vector<StreamRef> all_streams() const;
     void fail(CUresult code, const char* what);
-    // Waits for all that was queued so far.
+    // Waits for all work enqueued so far.
     void drain(Lock& lock, const char* function);
-    // Forgets retired streams that are done.
+    // Removes retired streams that have no work left.
     void reap(Lock& lock);
-    // Ends it with all that it owns.
+    // Destroys the context and all its objects.
     void destroy(Lock& lock);
     void tell_leaks() const;
 };
@@ -79,10 +79,10 @@ struct World {
     std::map<CUfunction, Function> functions;
     std::map<std::string, unsigned long> calls;
 
-    // Counts a call of `name`, and says whether SIMCUDA_FAIL wants it to fail.
+    // Counts a call of `name`. Whether SIMCUDA_FAIL injects a failure.
     CUresult asked_to_fail(const char* name);
     Context* context(CUcontext handle);
-    // Null for a handle that is none, was destroyed, or is of another context.
+    // Null for a handle that is invalid, destroyed, or of another context.
     StreamRef stream(Context& context, CUstream handle);
     EventRef event(CUevent handle);
 };
@@ -91,14 +91,14 @@ World& world();
 
 enum class Needs { Nothing, Initialised, Context };
 
-// Whether a call may go on; takes the lock, and finds the current context where one is needed.
+// Whether a call may proceed. Takes the lock, and finds the current context if one is needed.
 CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context);
 void trace(const char* name, CUresult code);
 
-// The contexts that are current on this thread, the innermost last.
+// The stack of contexts of this thread, the current one last.
 std::vector<Context*>& current_contexts();
 
-// The frame of an entry point: `body` does what it is for, with the lock held.
+// The frame of a driver function. `body` runs with the lock held.
 template <class Body>
 CUresult always(const char* name, Body body, Needs needs = Needs::Nothing) {
     Lock lock;
@@ -124,7 +124,7 @@ CUresult in_context(const char* name, Body body) {
     return code;
 }
 
-// Such a call that is about a stream of the current context and puts work into it.
+// The frame of a function that enqueues work in a stream of the current context.
 template <class Body>
 CUresult in_stream(const char* name, CUstream handle, Body body) {
     return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
@@ -132,7 +132,7 @@ CUresult in_stream(const char* name, CUstream handle, Body body) {
         StreamRef stream = world().stream(context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         if (stream->capture != Capture::None) {
-            // Work is not recorded into graphs here; what comes spoils the capture.
+            // Work is not recorded into graphs; it invalidates the capture.
             stream->capture = Capture::Invalidated;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }

@@ -1,4 +1,4 @@
-// Calls that fail because they are told to, and those that need what is not there.
+// Calls with injected failures, and calls with invalid handles or arguments.
 
 #include <thread>
 
@@ -13,7 +13,7 @@ void calls_need_a_context() {
     CHECK(cu("cuStreamCreate", &one, 0u) == CUDA_ERROR_INVALID_CONTEXT);
     begin();
     CUstream made = stream();
-    // Of threads each has its own.
+    // Each thread has its own current context.
     std::thread([] {
         CUstream none = nullptr;
         CHECK(cu("cuStreamCreate", &none, 0u) == CUDA_ERROR_INVALID_CONTEXT);
@@ -51,14 +51,14 @@ void errors_stick() {
     begin();
     Pointer memory = allocate();
     CUstream one = stream();
-    // One element more than there is.
+    // One element more than the allocation has.
     WORKS(launch(kernel("flexring_sum_float"), sum_of(memory, memory, memory, kBytes / 4 + 1), 1, one));
     CHECK(synchronize(one) == CUDA_ERROR_ILLEGAL_ADDRESS);
     Pointer more = 0;
     CHECK(cu("cuMemAlloc_v2", &more, kBytes) == CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK(cu("cuStreamQuery", one) == CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK(cu("cuStreamDestroy_v2", one) == CUDA_ERROR_ILLEGAL_ADDRESS);
-    // A context that begins anew is sound.
+    // A context that is created again works.
     WORKS(cu("cuDevicePrimaryCtxRelease_v2", 0));
     CHECK(cu("cuMemAlloc_v2", &more, kBytes) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     begin();

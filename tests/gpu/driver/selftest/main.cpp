@@ -1,7 +1,7 @@
-// What the simulated driver promises, as programs see it.
+// Tests of the simulated driver through its public functions.
 //
-// Without arguments, runs every scenario in a process of its own and looks at how that ends. A scenario is a function
-// that asserts; one that is to die says so in the table below.
+// Without arguments, runs every scenario in a process of its own and checks how it ends. A scenario is a function with
+// assertions. The table below lists the expected signal of scenarios that must abort.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -24,7 +24,7 @@ struct Scenario {
     const char* name;
     void (*body)();
     std::vector<std::string> environment;
-    // The signal that ends it, and what it says on stderr.
+    // The expected signal, and the expected texts on stderr.
     int signal;
     std::vector<std::string> says;
 };
@@ -49,7 +49,7 @@ const std::vector<Scenario> scenarios = {
              {"SIMCUDA_FAIL=cuMemAlloc_v2:3:2,work:2:214", "SIMCUDA_WITHOUT=cuMemHostUnregister"}, 0, {}),
     SCENARIO(memory_ends, {"SIMCUDA_MEMORY=1000000"}, 0, {}),
     SCENARIO(pointers_tell_what_they_are, {}, 0, {}),
-    SCENARIO(pool_memory_follows_its_stream, {}, 0, {"is allocated by a stream that has not come to it yet"}),
+    SCENARIO(pool_memory_follows_its_stream, {}, 0, {"is allocated by a stream that has not reached the allocation yet"}),
     SCENARIO(gpus_reach_each_other_when_told, {"SIMCUDA_GPUS=2"}, 0,
              {"is memory of a GPU that this one has no access to"}),
     SCENARIO(memory_is_shared_between_processes, {}, 0, {}),
@@ -66,7 +66,7 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(threads_share_the_driver, {}, 0, {}),
 };
 
-// Runs a scenario as a process of its own, for at most a minute; returns what is wrong with how it ended.
+// Runs a scenario in a process of its own for at most a minute. Returns what is wrong with its end, or nothing.
 std::string run(const Scenario& scenario) {
     int ends[2];
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
@@ -83,7 +83,7 @@ std::string run(const Scenario& scenario) {
     char buffer[4096];
     int status = 0;
     bool ended = false;
-    // Its own children may keep the pipe, so its end is looked for too.
+    // Its children may keep the pipe open, so the process itself is checked too.
     for (pollfd reader{ends[0], POLLIN, 0};;) {
         if (poll(&reader, 1, 20) > 0) {
             const ssize_t got = read(ends[0], buffer, sizeof buffer);
@@ -100,10 +100,10 @@ std::string run(const Scenario& scenario) {
     const bool as_expected = scenario.signal ? WIFSIGNALED(status) && WTERMSIG(status) == scenario.signal
                                              : WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!as_expected) return "ended with status " + std::to_string(status) + "\n" + said;
-    for (const std::string& words : scenario.says) {
-        const bool absent = words[0] == '!';
-        if ((said.find(words.substr(absent)) != std::string::npos) == absent) {
-            return "did not say '" + words + "'\n" + said;
+    for (const std::string& expected : scenario.says) {
+        const bool absent = expected[0] == '!';
+        if ((said.find(expected.substr(absent)) != std::string::npos) == absent) {
+            return "did not print '" + expected + "'\n" + said;
         }
     }
     return "";

@@ -1,4 +1,4 @@
-// Addresses: what they are, who may touch them, and when they end.
+// Addresses: their attributes, access rights and lifetime.
 
 #include <sys/mman.h>
 
@@ -81,7 +81,7 @@ void pointers_tell_what_they_are() {
     void* out[] = {&nothing[0], &nothing[1]};
     WORKS(cu("cuPointerGetAttributes", 2u, &both[0], &out[0], address(&number)));
     CHECK(nothing[0] == 0 && nothing[1] == 0);
-    // An address comes back, its number does not.
+    // An address is reused, its buffer id is not.
     const uint64_t id = attribute(CU_POINTER_ATTRIBUTE_BUFFER_ID, memory);
     bool came_back = false;
     for (int i = 0; i < 100 && !came_back; ++i) {
@@ -107,7 +107,7 @@ void pool_memory_follows_its_stream() {
     WORKS(cu("cuMemFreeAsync", memory, one));
     CHECK(cu("cuMemFreeAsync", memory, one) == CUDA_ERROR_INVALID_VALUE);
     WORKS(synchronize(one));
-    // Another stream that does not wait for an allocation uses it too early.
+    // A stream that does not wait for a stream-ordered allocation uses it too early.
     static uint32_t word;
     WORKS(cu("cuMemHostRegister_v2", static_cast<void*>(&word), sizeof word, 2u));
     WORKS(cu("cuStreamWaitValue32_v2", one, address(&word), 1u, 0u));

@@ -1,4 +1,4 @@
-// Streams, events, copies, kernels, waits for values and host functions: what happens when.
+// The order of streams, events, copies, kernels, waits for values and host functions.
 
 #include <atomic>
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace selftest {
 
-// How often in `rounds` a reader in one stream misses what another stream writes.
+// How often in `rounds` a reader in one stream misses the write of another stream.
 static int stale_reads(bool with_event, int rounds) {
     Pointer memory = allocate();
     unsigned char *from = pinned(), *to = pinned();
@@ -22,7 +22,7 @@ static int stale_reads(bool with_event, int rounds) {
         if (with_event) {
             WORKS(cu("cuEventRecord", written, writer));
             WORKS(cu("cuStreamWaitEvent", reader, written, 0u));
-            // What is recorded later is not waited for.
+            // A later record is not waited for.
             WORKS(cu("cuEventRecord", written, reader));
         }
         WORKS(to_host(to, memory, kBytes, reader));
@@ -78,10 +78,10 @@ void pinned_copies_take_time() {
         std::memset(to, 0, kBytes);
         WORKS(to_host(to, memory, kBytes, one));
         read_too_early += to[kBytes - 1] != value;
-        // Into pageable memory it is there on return.
+        // A copy to pageable memory is complete on return.
         WORKS(to_host(pageable.data(), memory, kBytes, one));
         reused_too_early += pageable[kBytes - 1] != value;
-        // And out of it, it may be reused.
+        // After a copy from pageable memory, the memory may be reused.
         std::memset(pageable.data(), value, kBytes);
         to_device(memory, pageable.data(), kBytes, one);
         std::memset(pageable.data(), 0, kBytes);
@@ -142,7 +142,7 @@ void values_are_waited_for() {
     __atomic_store_n(word, 9, __ATOMIC_RELEASE);
     WORKS(synchronize(two));
     CHECK(word[1] == 6);
-    // The comparison goes round: what is a little behind is less, across the end of the numbers too.
+    // The comparison is modulo 2^32: a value slightly behind is less, also across the wrap-around.
     *word = 1;
     WORKS(cu("cuStreamWaitValue32_v2", one, address(word), 0xfffffff0u, 0u));
     WORKS(synchronize(one));
@@ -164,7 +164,7 @@ void host_functions_take_turns() {
     CUhostFn counts = [](void*) { ++called; };
     WORKS(cu("cuLaunchHostFunc", one, blocks, static_cast<void*>(nullptr)));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    // Another stream's function waits for the first to end, though it could run.
+    // Another stream's host function runs only after the first one has ended.
     WORKS(cu("cuLaunchHostFunc", one, counts, static_cast<void*>(nullptr)));
     WORKS(cu("cuLaunchHostFunc", two, counts, static_cast<void*>(nullptr)));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -1,4 +1,4 @@
-// Several processes: shared memory and forks; how they end, and what is told of leaks and hangs.
+// Several processes: shared memory, forks, the end of processes, and reports of leaks and hangs.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,7 +8,7 @@
 
 namespace selftest {
 
-// Runs this program again as another process; returns its end of a pipe to write to and its id.
+// Runs this program again as another process. Returns the write end of a pipe to it, and its process id.
 static pid_t again(const char* scenario, const std::string& argument, int& input) {
     int ends[2];
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
@@ -90,7 +90,7 @@ void holds_a_handle() {
     pause();
 }
 
-// Frees memory while another process has it open, which is alive or was killed.
+// Frees memory while another process, alive or killed, has it open.
 static void free_while_open(bool alive) {
     begin();
     Pointer memory = allocate();
@@ -106,7 +106,7 @@ static void free_while_open(bool alive) {
         kill(child, SIGKILL);
         waitpid(child, nullptr, 0);
     }
-    // It dies with this process.
+    // It ends with this process.
     else if (fork() == 0) {
         usleep(300000);
         kill(child, SIGKILL);

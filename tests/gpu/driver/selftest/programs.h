@@ -1,4 +1,4 @@
-// What the scenarios share: the driver, opened as flexring opens NVIDIA's, and calls of it that must work.
+// Shared by the scenarios: the driver, opened as flexring opens NVIDIA's, and calls of it that must succeed.
 #pragma once
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@
 #define CHECK(condition)                                                              \
     do {                                                                              \
         if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
             _exit(1);                                                                 \
         }                                                                             \
     } while (false)
@@ -101,7 +101,7 @@ inline flexring::Batch sum_of(Pointer into, Pointer a, Pointer b, size_t count) 
     return batch;
 }
 
-// What a process that a scenario started was told.
+// The arguments of a process that a scenario started.
 extern std::string argument;
 
 void order_needs_events();
