@@ -1,15 +1,15 @@
-//! Measures sums of two vectors on a GPU beside a copy within it: bytes read and written per second, in GB/s.
+//! Measures sums of two vectors on a GPU beside a copy on the GPU: bytes read and written per second, in GB/s.
 //!
-//! `cargo bench --bench gpu_reduce [-- MIB]`. Prints a line of JSON for each: vectors of so many MiB (256), whole and in the
-//! pipeline's sub-chunks of 128 KiB and 1 MiB.
-#![allow(clippy::print_stdout, reason = "a measurement prints what it found")]
+//! `cargo bench --bench gpu_reduce [-- MIB]`. Prints one line of JSON per measurement, for vectors of MIB MiB (256 by
+//! default), whole and in sub-chunks of 1 MiB and 128 KiB.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use flexring::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};
 use flexring::{Element, Result};
 use half::{bf16, f16};
 use std::time::Instant;
 
-/// Measurements of which the best counts, and the median is told.
+/// Number of measurements. The best and the median are reported.
 const REPEATS: usize = 15;
 
 fn main() {
@@ -48,7 +48,7 @@ fn sums<T: Element>(gpu: &str, device: &mut StandaloneDevice, bytes: usize) -> R
     Ok(())
 }
 
-/// Seconds, ascending.
+/// Seconds of each repetition, ascending.
 fn timed(mut act: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     act()?;
     let mut seconds = Vec::new();

@@ -1,12 +1,12 @@
 //! Measures sums on the host device beside `memcpy`: bytes read and written per second, in GB/s.
 //!
 //! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels]`. Large operands are walked in
-//! sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, every type and operation is
-//! measured in the cache, which shows loops that the compiler failed to vectorise.
+//! sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, measures every type and operation in
+//! the cache, which shows loops that the compiler did not vectorize.
 #![allow(
     unsafe_code,
     clippy::print_stdout,
-    reason = "a measurement makes pieces of its own memory and prints what it found"
+    reason = "a benchmark makes pieces of its own memory and prints its results"
 )]
 
 use flexring::DType;
@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// A walk through `total` bytes of every operand, `grain` bytes at a time, so often per measurement.
+/// One pass over `total` bytes of every operand, `grain` bytes at a time, repeated `rounds` times per measurement.
 #[derive(Clone, Copy)]
 struct Walk {
     name: &'static str,
@@ -31,17 +31,17 @@ const LARGE: Walk = Walk { name: "64 MiB in steps of 512 KiB", total: 64 << 20, 
 
 const CACHED: Walk = Walk { name: "256 KiB in the cache", total: 256 << 10, grain: 256 << 10, rounds: 100 };
 
-/// Measurements of which the best counts: on a shared machine the others tell of the neighbours.
+/// Number of measurements. The best one counts, because on a shared machine the others include the load of neighbours.
 const REPEATS: usize = 9;
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let simd = words.iter().find_map(|word| Simd::parse(word)).unwrap_or(Simd::Auto);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let simd = arguments.iter().find_map(|argument| Simd::parse(argument)).unwrap_or(Simd::Auto);
     let simd = match Host::new(simd) {
         Ok(host) => host.simd(),
         Err(error) => return println!("{error}"),
     };
-    if words.iter().any(|word| word == "kernels") {
+    if arguments.iter().any(|argument| argument == "kernels") {
         return kernels(simd);
     }
     for threads in [1, 2] {
@@ -54,7 +54,7 @@ fn main() {
 /// The kinds of job that a pipeline consists of.
 fn sums(simd: Simd, threads: usize, walk: Walk) {
     let memcpy = rate(threads, walk, 1, |pieces| {
-        // SAFETY: two pieces of one length and of different vectors.
+        // SAFETY: both pieces have the same length and belong to different vectors.
         unsafe { std::ptr::copy_nonoverlapping(pieces[1].as_ptr(), pieces[0].as_ptr(), pieces[0].len()) };
     });
     println!("\n{}, {threads} thread(s), {}; memcpy {memcpy:.1} GB/s", walk.name, simd.name());
@@ -84,7 +84,7 @@ fn sums(simd: Simd, threads: usize, walk: Walk) {
     }
 }
 
-/// Every loop that there is.
+/// Measures every kernel.
 fn kernels(simd: Simd) {
     println!("{}, in the cache", simd.name());
     println!("{:>10} {:>6} {:>9} {:>9} {:>9} {:>9}", "type", "op", "two", "five", "factor", "divide");
@@ -107,7 +107,7 @@ fn kernels(simd: Simd) {
     }
 }
 
-/// A job but for where it is done: `into` counts the destination of its own as 0 and the operands from 1.
+/// A job without its memory. `into` is 0 for a separate destination, or the number of an operand, from 1.
 #[derive(Clone, Copy)]
 struct Shape {
     simd: Simd,
@@ -123,7 +123,7 @@ struct Shape {
 impl Shape {
     fn rate(self, threads: usize, walk: Walk) -> f64 {
         rate(threads, walk, self.k, |pieces| {
-            let mut host = Host::new(self.simd).expect("it was there a moment ago");
+            let mut host = Host::new(self.simd).expect("the instruction set was found before");
             let operands: [Operand; 8] = std::array::from_fn(|nth| Operand {
                 piece: pieces[1 + nth.min(self.k - 1)],
                 factor: self.factor,
@@ -145,14 +145,14 @@ impl Shape {
 fn rate(threads: usize, walk: Walk, k: usize, work: impl Fn(&[Piece]) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let thread = || {
-        // An ordinary number in every type: subnormal ones would measure the processor's assistance.
+        // A normal number in every type: subnormal ones are slow on some processors.
         let mut vectors: Vec<Vec<u64>> =
             (0..=k).map(|_| vec![0x3f80_3f80_3f80_3f80; walk.total / 8]).collect();
         let pieces: Vec<Piece> = vectors
             .iter_mut()
             .map(|vector| {
                 let start = NonNull::from(vector.as_mut_slice()).cast();
-                // SAFETY: the vector lives, and is touched by nobody else, until the thread ends.
+                // SAFETY: the vector lives until the thread ends, and only this thread accesses it.
                 unsafe { Piece::new(start, walk.total) }
             })
             .collect();

@@ -1,5 +1,5 @@
-//! How fast one TCP link is over loopback: GB/s of large messages one way and both ways, by sockets per link,
-//! and the half turn of a ping-pong of 8 bytes.
+//! Measures one TCP link over loopback: GB/s of large messages in one and both directions, by sockets per link, and half the
+//! round-trip time of 8 bytes.
 //!
 //! Two threads drive the two ends, spinning and yielding. Every figure is the median of `ROUNDS`.
 
@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const MESSAGE: usize = 512 << 10;
-/// As many that neither the vector nor the window fits into a cache, as with a gradient.
+/// Messages in a buffer: so many that it does not fit into a cache, like a gradient.
 const PLACES: usize = 128;
 const MESSAGES: usize = 4096;
 const TURNS: usize = 20_000;
@@ -37,7 +37,7 @@ struct End {
 }
 
 fn piece(bytes: &mut [u8], at: usize, len: usize) -> Piece {
-    // SAFETY: the buffer lives as long as the link, and messages under way lie apart from each other in it.
+    // SAFETY: the buffer lives as long as the link, and messages in flight do not overlap in it.
     unsafe { Piece::new(NonNull::from(&mut bytes[at]), len) }
 }
 
@@ -57,7 +57,7 @@ impl End {
         })
     }
 
-    /// Begins a call and waits until the peer is in it too.
+    /// Begins a call and waits until the peer has entered it.
     fn begin(&mut self) -> Result<()> {
         self.sequence += 1;
         self.tcp.begin(self.sequence);
@@ -77,7 +77,7 @@ impl End {
         Ok(())
     }
 
-    /// Spins until something has happened: how many messages were sent, and how many have landed.
+    /// Spins until there is an event. The numbers of messages sent and received.
     fn wait(&mut self) -> Result<(usize, usize)> {
         while self.events.is_empty() {
             if !self.tcp.poll(&mut self.events)? {
@@ -85,38 +85,38 @@ impl End {
             }
         }
         let sent = |event: &Event| matches!(event, Event::SendComplete { .. });
-        let landed = |event: &Event| matches!(event, Event::RecvComplete { .. });
+        let received = |event: &Event| matches!(event, Event::RecvComplete { .. });
         let counts = (
             self.events.iter().filter(|event| sent(event)).count(),
-            self.events.iter().filter(|event| landed(event)).count(),
+            self.events.iter().filter(|event| received(event)).count(),
         );
         self.events.clear();
         Ok(counts)
     }
 
-    /// Sends and lands so many messages of `MESSAGE` bytes, as fast as the window allows.
-    fn stream(&mut self, sends: usize, landings: usize) -> Result<()> {
+    /// Sends and receives messages of `MESSAGE` bytes as fast as the window allows.
+    fn stream(&mut self, sends: usize, recvs: usize) -> Result<()> {
         let window = self.tcp.window();
-        let (mut posted, mut sent, mut awaited, mut landed) = (0, 0, 0, 0);
-        while sent < sends || landed < landings {
-            while awaited < landings && awaited - landed < window {
-                let place = piece(&mut self.inbox, awaited % PLACES * MESSAGE, MESSAGE);
+        let (mut sends_posted, mut sent, mut recvs_posted, mut received) = (0, 0, 0, 0);
+        while sent < sends || received < recvs {
+            while recvs_posted < recvs && recvs_posted - received < window {
+                let place = piece(&mut self.inbox, recvs_posted % PLACES * MESSAGE, MESSAGE);
                 self.tcp.post_recv(self.peer, place)?;
-                awaited += 1;
+                recvs_posted += 1;
             }
-            while posted < sends && posted - sent < window {
-                let place = piece(&mut self.outbox, posted % PLACES * MESSAGE, MESSAGE);
+            while sends_posted < sends && sends_posted - sent < window {
+                let place = piece(&mut self.outbox, sends_posted % PLACES * MESSAGE, MESSAGE);
                 self.tcp.send(self.peer, place)?;
-                posted += 1;
+                sends_posted += 1;
             }
-            let (more_sent, more_landed) = self.wait()?;
+            let (more_sent, more_received) = self.wait()?;
             sent += more_sent;
-            landed += more_landed;
+            received += more_received;
         }
         Ok(())
     }
 
-    /// Answers or is answered `TURNS` times.
+    /// Exchanges `TURNS` messages in each direction; `first` sends first.
     fn ping_pong(&mut self, first: bool) -> Result<()> {
         let size = 8;
         for _ in 0..TURNS {
@@ -126,9 +126,9 @@ impl End {
             }
             let mut sent = 0;
             loop {
-                let (more, landed) = self.wait()?;
+                let (more, received) = self.wait()?;
                 sent += more;
-                if landed > 0 {
+                if received > 0 {
                     break;
                 }
             }
@@ -194,6 +194,6 @@ fn main() -> Result<()> {
         );
     }
     let turns = time(1, |end, me| end.ping_pong(me == 0))?;
-    println!("half turn of 8 bytes: {:.2} us", turns.as_secs_f64() * 1e6 / (2 * TURNS) as f64);
+    println!("half round trip of 8 bytes: {:.2} us", turns.as_secs_f64() * 1e6 / (2 * TURNS) as f64);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! cust's buffers in calls. cust is linked to libcuda.so: `make test-cust` has it be the simulated driver's.
+//! Calls on cust's buffers. cust links libcuda.so: `make test-cust` provides that of the simulated driver.
 
 #[path = "../src/test_effort.rs"]
 mod effort;
@@ -15,12 +15,12 @@ fn reduces_buffers(rank: &Rank) {
     let _context = cust::quick_init().expect("a GPU");
     let own = rank.rank() as f32 + 1.0;
     for _ in 0..5 {
-        // What is copied from pageable memory has left it, and need not have arrived.
+        // A copy from pageable memory may still be in flight when it returns.
         let mut vector = DeviceBuffer::from_slice(&vec![own; COUNT]).expect("memory");
         let mut receive = DeviceBuffer::from_slice(&vec![0f32; COUNT]).expect("memory");
         rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");
         rank.all_reduce_into_on_gpu(&vector, &mut receive, ReduceOp::Avg).expect("an average");
-        // The call is over, so nobody minds.
+        // The call has completed, so the buffer may be freed.
         drop(vector);
         let mut result = vec![0f32; COUNT];
         receive.copy_to(&mut result).expect("a result");
@@ -29,7 +29,7 @@ fn reduces_buffers(rank: &Rank) {
     let mut empty = DeviceBuffer::<f32>::from_slice(&[]).expect("nothing");
     rank.all_reduce_on_gpu(&mut empty, ReduceOp::Sum).expect("nothing to do");
 
-    // A failure is told by the call itself.
+    // The call itself returns the error, because it waits for completion.
     let mut vector = DeviceBuffer::from_slice(&vec![own; COUNT]).expect("memory");
     if rank.rank() == 0 {
         rank.abort();

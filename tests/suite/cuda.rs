@@ -1,5 +1,5 @@
-//! What vectors on GPUs promise beyond what the other tests prove on them: the kernels' bits, calls in the order of
-//! streams that are busy, and what happens when something is wrong. Runs where `WORLDS=gpu`.
+//! Vectors on GPUs, beyond what the other tests check on them: the kernels' bits, the order of calls in busy streams, and
+//! failures. Runs only with `WORLDS=gpu`.
 
 use crate::harness::{Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
@@ -14,12 +14,12 @@ use std::sync::{Arc, Barrier, Mutex};
 const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(0.75)];
 
-/// Whether the GPU is a simulated one, which takes its time.
+/// Whether the GPU is a simulated one, which is slow.
 fn is_simulated() -> bool {
     gpu_info(0).is_ok_and(|gpu| gpu.name.starts_with("simulated"))
 }
 
-/// Any bits as an element, and whether two elements are the same but for what a NaN carries.
+/// Elements from any bits, and equality of bits except for the payload of NaNs.
 trait Bits: Element + std::fmt::Debug {
     fn of(bits: u64) -> Self;
     fn same(self, other: Self) -> bool;
@@ -62,47 +62,36 @@ floats! {
     F8E5M2: u8, |number| number.to_f32().is_nan();
 }
 
-/// Random numbers that are the same in every run (SplitMix64).
-fn random(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-}
-
-/// Around a vector, and still there afterwards.
+/// The element around a vector, which must not change.
 const CANARY: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
-/// Vectors on the GPU that are used from some element on.
-struct Grounds<T: Element> {
+/// Buffers on the GPU, of which tests use a part at any offset.
+struct TestBuffers<T: Element> {
     input: GpuBuffer<T>,
     output: GpuBuffer<T>,
 }
 
-/// One reduction onto rank 0, which adds every span by one task of a kernel, from vectors that begin anywhere. The very
-/// program that the host device runs on vectors of the host must leave the same bits.
+/// One reduction onto rank 0, which reduces every span by one task of a kernel, from vectors at any offset. It must give the
+/// same bits as the same program on host memory.
 fn reduction<T: Bits>(
     comm: &Rank,
-    grounds: &mut Grounds<T>,
+    buffers: &mut TestBuffers<T>,
     op: ReduceOp,
     (from, into): (usize, usize),
     count: usize,
 ) {
-    let mut next = random((count * 64 + from * 8 + comm.rank()) as u64);
-    let given: Vec<T> = (0..count).map(|_| T::of(next())).collect();
+    let mut random = fastrand::Rng::with_seed((count * 64 + from * 8 + comm.rank()) as u64);
+    let given: Vec<T> = (0..count).map(|_| T::of(random.u64(..))).collect();
     let what = || format!("{} {op:?}, {count} elements from {from} into {into}", T::DTYPE.name());
     let mut wanted = vec![T::of(0); count];
     Communicator::reduce_into(comm, &given, &mut wanted, op, 0)
         .unwrap_or_else(|error| panic!("{}: {error}", what()));
 
     let around = vec![T::of(CANARY); into + count + 1];
-    grounds.output.slice_mut(0..around.len()).write(&around).expect("room");
-    let mut input = grounds.input.slice_mut(from..from + count);
+    buffers.output.slice_mut(0..around.len()).write(&around).expect("room");
+    let mut input = buffers.input.slice_mut(from..from + count);
     input.write(&given).expect("room");
-    let mut output = grounds.output.slice_mut(into..into + count);
+    let mut output = buffers.output.slice_mut(into..into + count);
     comm.reduce_into_on_gpu(&input, &mut output, op, 0).unwrap_or_else(|error| panic!("{}: {error}", what()));
     let mut got = vec![T::of(0); count];
     output.read(&mut got).expect("a GPU that works");
@@ -111,15 +100,15 @@ fn reduction<T: Bits>(
         return;
     }
     let mut around = vec![T::of(0); into + count + 1];
-    grounds.output.slice_mut(0..into + count + 1).read(&mut around).expect("a GPU that works");
+    buffers.output.slice_mut(0..into + count + 1).read(&mut around).expect("a GPU that works");
     let untouched = |at: usize| around[at].same(T::of(CANARY));
-    assert!((0..into).all(untouched) && untouched(into + count), "{}: written beyond its end", what());
+    assert!((0..into).all(untouched) && untouched(into + count), "{}: wrote beyond its range", what());
     if let Some(at) = (0..count).find(|at| !got[*at].same(wanted[*at])) {
         panic!("{}: element {at} is {:?} and not {:?}", what(), got[at], wanted[at]);
     }
 }
 
-/// What is freed when nobody is in a call any more, for that waits for all calls of this process.
+/// Buffers to free after all calls of this process, because freeing waits for them.
 type GpuVectorCache = Mutex<Vec<Box<dyn Any + Send>>>;
 
 /// Every operation on elements of a type, from every alignment, at lengths around granules, threads and blocks.
@@ -134,13 +123,13 @@ fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &GpuVectorCache, simula
     counts.push(if simulated { 20_011 } else { 1_000_003 } / size);
     let longest = counts.iter().max().expect("there are some") + 2 * per_granule + 1;
     let buffer = || GpuBuffer::<T>::new(0, longest).expect("memory");
-    // Allocating may wait for all calls, too.
+    // Allocating may wait for all calls too.
     all.wait();
-    let mut grounds = Grounds { input: buffer(), output: buffer() };
+    let mut buffers = TestBuffers { input: buffer(), output: buffer() };
     all.wait();
     let mut turn = comm.world_size();
     for op in OPS {
-        // Integers take whole factors only.
+        // Integers accept integral factors only.
         let whole = matches!(op, ReduceOp::PreMulSum(_)) && !T::DTYPE.is_float();
         let op = if whole { ReduceOp::PreMulSum(3.0) } else { op };
         for &count in &counts {
@@ -151,11 +140,11 @@ fn reductions<T: Bits>(comm: &Rank, all: &Barrier, kept: &GpuVectorCache, simula
                 (0..per_granule).flat_map(|from| [(from, 0), (from, from), (0, from)]).collect()
             };
             for place in places {
-                reduction(comm, &mut grounds, op, place, count);
+                reduction(comm, &mut buffers, op, place, count);
             }
         }
     }
-    kept.lock().expect("no panic").push(Box::new(grounds));
+    kept.lock().expect("no panic").push(Box::new(buffers));
 }
 
 fn kernels(ranks: usize) {
@@ -163,7 +152,7 @@ fn kernels(ranks: usize) {
         return;
     }
     let mut setup = Setup::new(World::Gpu, ranks).lowering(Lowering::Direct);
-    // The root adds everything itself, each span at once.
+    // The root reduces all contributions, each span in one task.
     setup.config.algo = Algorithm::Star;
     setup.config.subchunk = Size(8 << 20);
     setup.config.small = Size(0);
@@ -199,13 +188,13 @@ fn sums_of_three_vectors_have_the_host_devices_bits() {
     kernels(3);
 }
 
-/// A stream of a user with work of its own before and after every call.
+/// A user's stream with work before and after every call.
 struct Busy {
     stream: Arc<CudaStream>,
-    /// Copied to and fro, which takes the stream longer than a call.
+    /// Copied back and forth, which takes longer than a call.
     ballast: (CudaSlice<f32>, CudaSlice<f32>),
     given: Vec<CudaSlice<f32>>,
-    /// What calls are about: one vector, or one for each call.
+    /// The vectors of calls: one for all calls, or one for each.
     vectors: Vec<CudaSlice<f32>>,
     results: Vec<CudaSlice<f32>>,
 }
@@ -225,7 +214,7 @@ impl Busy {
         this
     }
 
-    /// Puts a call between copies: to the vector that it is about, and from it.
+    /// Enqueues a copy to the vector, a call on it, and a copy from it.
     fn enqueue(&mut self, comm: &Rank, call: usize) {
         let Self { stream, ballast, given, vectors, results } = self;
         let vectors_count = vectors.len();
@@ -234,7 +223,7 @@ impl Busy {
         stream.memcpy_dtod(&given[call], vector).expect("a copy");
         comm.all_reduce_on_gpu(vector, ReduceOp::Sum).expect("a call");
         stream.memcpy_dtod(vector, &mut results[call]).expect("a copy");
-        // What comes later must not reach the call.
+        // Later work must not affect the call.
         stream.memset_zeros(vector).expect("a fill");
         stream.memcpy_dtod(&ballast.1, &mut ballast.0).expect("a copy");
     }
@@ -245,7 +234,7 @@ impl Busy {
 }
 
 #[test]
-fn calls_take_their_place_in_streams_that_are_busy() {
+fn calls_are_ordered_in_busy_streams() {
     const STREAMS: usize = 3;
     if !World::Gpu.is_enabled() {
         return;
@@ -256,7 +245,7 @@ fn calls_take_their_place_in_streams_that_are_busy() {
         let all = Barrier::new(setup.ranks);
         spawn(&setup, |comm| {
             let context = CudaContext::new(comm.rank() % gpu_count().expect("a driver")).expect("a GPU");
-            // Of different lengths, so that calls in other streams overtake them if they can.
+            // Of different lengths, so that calls in other streams overtake each other if that is possible.
             let count = |stream: usize, round: usize| [5000, 70_001, 333][(stream + round) % 3];
             let value = |stream: usize, round: usize, rank: usize, at: usize| {
                 ((stream * 7 + round * 3 + rank * 11 + at) % 97) as f32
@@ -284,7 +273,7 @@ fn calls_take_their_place_in_streams_that_are_busy() {
                     assert_eq!(wrong, None, "{world:?}: stream {stream}, round {round}");
                 }
             }
-            // Nobody frees while others are still in calls: that waits for them.
+            // No rank frees while others are in calls, because freeing waits for them.
             all.wait();
         });
     }
@@ -317,11 +306,11 @@ fn one_stream_runs_many_calls_in_order() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_in_words_and_harms_nothing() {
+fn impossible_requests_are_rejected_and_the_gpu_still_works() {
     if !World::Gpu.is_enabled() {
         return;
     }
-    let error = GpuBuffer::<f32>::new(0, 1 << 50).expect_err("nobody has so much memory");
+    let error = GpuBuffer::<f32>::new(0, 1 << 50).expect_err("no GPU has so much memory");
     assert_eq!(error.kind(), ErrorKind::System, "{error}");
     assert!(error.message().contains(&format!("{} bytes on", 4u64 << 50)), "{error}");
     let error = GpuBuffer::<f32>::new(0, usize::MAX / 2).expect_err("nor any address");
@@ -344,7 +333,7 @@ fn what_cannot_be_had_is_refused_in_words_and_harms_nothing() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
+fn a_missing_gpu_is_named_when_the_communicator_is_created() {
     if !World::Gpu.is_enabled() {
         return;
     }
@@ -357,8 +346,8 @@ fn a_gpu_that_is_not_there_is_named_when_the_communicator_is_made() {
     assert!(error.message().contains("there is no GPU 99"), "{error}");
 }
 
-/// Three processes reduce for ever on GPUs; rank 1 is killed, and the others must end with an error that names it, with
-/// their streams unblocked.
+/// Three processes reduce on GPUs until rank 1 is killed. The others must end with an error that names it, and their streams
+/// must continue.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_enabled() {
         return;
@@ -385,8 +374,8 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         vector.read(&mut left).expect("what is there can be read");
     });
     for (rank, output) in ended.iter().enumerate() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {words}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {stderr}");
     }
 }
 

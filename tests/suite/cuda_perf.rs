@@ -1,17 +1,17 @@
-//! `flexring perf --device cuda`, `doctor` and `env` about GPUs, run as their users run them. Runs where `WORLDS=gpu`, but
-//! for what is told where there is no driver.
+//! `flexring perf --device cuda`, and `doctor` and `env` about GPUs, run as commands. Runs only with `WORLDS=gpu`, except for
+//! the test without a driver.
 
 use flexring::device::cuda::{gpu_count, gpu_info};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// The command, which is not where it was built if all of this was packed up (`tests/gpu/bundle.sh`).
+/// The command. In a bundle (`tests/gpu/bundle.sh`) it is not where it was built.
 fn command() -> Command {
     Command::new(std::env::var_os("COMMAND").unwrap_or_else(|| env!("CARGO_BIN_EXE_flexring").into()))
 }
 
-/// Whether GPUs are tested here; says so if not.
+/// Whether GPUs are tested in this run; prints a line if not.
 fn is_enabled() -> bool {
     let here = std::env::var("WORLDS").as_deref() == Ok("gpu");
     if !here {
@@ -20,10 +20,10 @@ fn is_enabled() -> bool {
     here
 }
 
-/// The command with these words and variables: its exit code, and what it printed.
-fn run(words: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+/// Runs the command with these arguments and variables. Its exit code, stdout and stderr.
+fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let output = command()
-        .args(words.split_whitespace())
+        .args(arguments.split_whitespace())
         .envs(variables.iter().copied())
         .output()
         .expect("the command can be started");
@@ -31,15 +31,15 @@ fn run(words: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String)
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The rows of a table that came out right, in columns.
-fn rows(words: &str) -> Vec<Vec<String>> {
-    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {words}"), &[]);
-    assert_eq!(code, Some(0), "{words}: {err}\n{out}");
+/// The rows of a table without wrong results, split into columns.
+fn rows(arguments: &str) -> Vec<Vec<String>> {
+    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &[]);
+    assert_eq!(code, Some(0), "{arguments}: {err}\n{out}");
     let rows = out.lines().filter(|line| !line.starts_with('#'));
     let rows: Vec<Vec<String>> =
         rows.map(|row| row.split_whitespace().map(str::to_owned).collect()).collect();
     for row in &rows {
-        assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{words}: {row:?}");
+        assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{arguments}: {row:?}");
     }
     rows
 }
@@ -59,7 +59,7 @@ fn every_collective_is_right_over_every_transport() {
     if is_enabled() {
         for collective in ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"] {
             for transport in ["auto", "tcp"] {
-                // Some of these sizes divide into no parts, and some into parts of no elements.
+                // Some of these sizes do not divide into parts, and some give empty parts.
                 let flags = format!("--collective {collective} --root 2 --transport {transport}");
                 let rows = rows(&format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
                 assert_eq!(rows.len(), 3, "sizes");
@@ -69,19 +69,19 @@ fn every_collective_is_right_over_every_transport() {
 }
 
 #[test]
-fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
+fn a_shared_gpu_is_reported_once_and_the_report_names_every_rank() {
     if !is_enabled() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
     let ranks = gpu_count().expect("a driver") + 1;
-    let words = format!("perf --device cuda --ranks {ranks} -b 1K -e 1K --json {}", path.display());
-    let (code, out, err) = run(&words, &[]);
+    let arguments = format!("perf --device cuda --ranks {ranks} -b 1K -e 1K --json {}", path.display());
+    let (code, out, err) = run(&arguments, &[]);
     assert_eq!((code, &*err), (Some(0), ""), "{out}");
     let name = gpu_info(0).expect("a GPU").name;
-    let words = format!("\n# {ranks} ranks share {} GPU", ranks - 1);
-    assert_eq!(out.matches(&words).count(), 1, "{words} in {out}");
+    let line = format!("\n# {ranks} ranks share {} GPU", ranks - 1);
+    assert_eq!(out.matches(&line).count(), 1, "{line} in {out}");
     assert!(out.contains(&format!("({name})\n")), "{out}");
     let report: Value = serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON");
     assert_eq!(report["memory"], "gpu");
@@ -94,7 +94,7 @@ fn who_shares_a_gpu_is_told_once_and_the_report_tells_all() {
 }
 
 #[test]
-fn a_gpu_that_is_asked_for_is_taken_by_all_ranks() {
+fn all_ranks_use_the_requested_gpu() {
     if !is_enabled() {
         return;
     }
@@ -107,7 +107,7 @@ fn a_gpu_that_is_asked_for_is_taken_by_all_ranks() {
 }
 
 #[test]
-fn a_rank_takes_the_gpu_of_its_number_on_its_node() {
+fn a_rank_uses_the_gpu_of_its_local_rank() {
     if !is_enabled() {
         return;
     }
@@ -129,13 +129,13 @@ fn a_rank_takes_the_gpu_of_its_number_on_its_node() {
 }
 
 #[test]
-fn doctor_tells_of_gpus_and_kernels() {
-    let (_, words, _) = run("doctor", &[]);
+fn doctor_reports_gpus_and_kernels() {
+    let (_, text, _) = run("doctor", &[]);
     let (_, json, _) = run("doctor --json", &[]);
     let report: Value = serde_json::from_str(&json).expect("JSON");
     let kernels = flexring::device::cuda::image::origin();
     assert_eq!(report["build"]["kernels"], kernels);
-    assert!(words.contains(&format!("\n           GPU kernels: {kernels}\n")), "{words}");
+    assert!(text.contains(&format!("\n           GPU kernels: {kernels}\n")), "{text}");
     let cuda = &report["gpus"]["cuda"];
     match gpu_count() {
         Ok(_) => {
@@ -143,11 +143,11 @@ fn doctor_tells_of_gpus_and_kernels() {
             let (major, minor) = gpu.capability;
             assert_eq!(cuda["devices"][0]["capability"], format!("{major}.{minor}"));
             let line = format!("CUDA 0: {}, compute capability {major}.{minor}, ", gpu.name);
-            assert!(words.contains(&line), "{line} in\n{words}");
+            assert!(text.contains(&line), "{line} in\n{text}");
         }
         Err(error) => {
             assert_eq!(cuda["failure"], error.message());
-            assert!(words.contains(&format!("CUDA: {}\n", error.message())), "{words}");
+            assert!(text.contains(&format!("CUDA: {}\n", error.message())), "{text}");
         }
     }
     for command in ["env", "--version", "-V"] {
@@ -157,12 +157,12 @@ fn doctor_tells_of_gpus_and_kernels() {
 }
 
 #[test]
-fn without_a_driver_it_says_what_to_do() {
+fn without_a_driver_the_error_names_the_next_step() {
     if gpu_count().is_ok() || Path::new("/dev/nvidiactl").exists() {
         return eprintln!("skipped: there is a driver");
     }
-    for words in ["perf --device cuda --ranks 2", "perf --device cuda"] {
-        let (code, out, err) = run(words, &[("RANK", "0"), ("WORLD_SIZE", "1")]);
+    for arguments in ["perf --device cuda --ranks 2", "perf --device cuda"] {
+        let (code, out, err) = run(arguments, &[("RANK", "0"), ("WORLD_SIZE", "1")]);
         assert_eq!((code, &*out), (Some(1), ""), "{err}");
         assert!(err.contains("there is no CUDA driver: libcuda.so.1 is not found"), "{err}");
         assert!(err.contains("leave --device cuda out"), "{err}");

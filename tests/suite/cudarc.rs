@@ -1,4 +1,4 @@
-//! cudarc's vectors in calls, over the simulated driver or, where WORLDS=gpu, the machine's.
+//! Calls on cudarc's vectors, with the simulated driver or, with WORLDS=gpu, the machine's driver.
 
 use crate::harness::{Rank, Setup, World, spawn, spawn_processes, test_name};
 use crate::programs::with_cuda;
@@ -12,7 +12,7 @@ fn stream() -> Arc<CudaStream> {
     CudaContext::new(0).expect("a GPU").new_stream().expect("a stream")
 }
 
-/// Every kind of call, each behind what came before it in the stream, with nobody waiting in between.
+/// Every kind of call, one after another in a stream, without waiting in between.
 fn reduces_slices(rank: &Rank, stream: &Arc<CudaStream>) {
     let own = rank.rank() as f32 + 1.0;
     for _ in 0..5 {
@@ -29,8 +29,8 @@ fn reduces_slices(rank: &Rank, stream: &Arc<CudaStream>) {
     }
 }
 
-/// Two threads, with streams of their own. cudarc waits for all of the GPU when it makes one, so no rank calls before all
-/// have theirs.
+/// Two threads with streams of their own. Creating a stream in cudarc waits for the whole GPU, so all streams exist before
+/// the first call.
 fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
     with_cuda(&test_name(module_path!(), name), &[], || {
         let all = Barrier::new(2);
@@ -42,7 +42,7 @@ fn threads(name: &str, body: impl Fn(Rank, [Arc<CudaStream>; 2]) + Sync) {
     });
 }
 
-/// Two processes, over a driver with these settings.
+/// Two processes, with a driver with these settings.
 fn processes_reduce_slices(name: &str, settings: &[(&str, &str)]) {
     with_cuda(&test_name(module_path!(), name), settings, || {
         let setup = Setup::new(World::Gpu, 2);
@@ -59,28 +59,28 @@ fn processes_reduce_slices_that_are_dropped_right_after_the_call() {
 }
 
 #[test]
-fn drivers_without_memory_pools_do_as_well() {
-    // cudarc waits for the stream before it frees then. Freeing waits for all that a process does on a GPU, so ranks that
-    // are threads would wait for each other.
-    processes_reduce_slices("drivers_without_memory_pools_do_as_well", &[("SIMCUDA_POOLS", "0")]);
+fn drivers_without_memory_pools_are_supported() {
+    // Without pools cudarc waits for the stream before it frees. Freeing waits for all GPU work of the process, so ranks as
+    // threads would wait for each other.
+    processes_reduce_slices("drivers_without_memory_pools_are_supported", &[("SIMCUDA_POOLS", "0")]);
 }
 
 #[test]
-fn drivers_without_memory_operations_do_as_well() {
-    // Streams tell and wait by functions on the host then.
-    processes_reduce_slices("drivers_without_memory_operations_do_as_well", &[("SIMCUDA_MEMOPS", "0")]);
+fn drivers_without_memory_operations_are_supported() {
+    // Streams use host functions in place of memory operations.
+    processes_reduce_slices("drivers_without_memory_operations_are_supported", &[("SIMCUDA_MEMOPS", "0")]);
 }
 
 #[test]
-fn a_stream_that_waits_for_a_call_does_not_hold_it_up() {
+fn a_stream_that_waits_for_a_call_does_not_block_it() {
     let settings = [("SIMCUDA_CONNECTIONS", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
-    processes_reduce_slices("a_stream_that_waits_for_a_call_does_not_hold_it_up", &settings);
+    processes_reduce_slices("a_stream_that_waits_for_a_call_does_not_block_it", &settings);
 }
 
 #[test]
-fn a_function_on_the_host_that_waits_for_a_call_does_not_hold_it_up() {
+fn a_host_function_that_waits_for_a_call_does_not_block_it() {
     let settings = [("SIMCUDA_CONNECTIONS", "1"), ("SIMCUDA_MEMOPS", "0")];
-    processes_reduce_slices("a_function_on_the_host_that_waits_for_a_call_does_not_hold_it_up", &settings);
+    processes_reduce_slices("a_host_function_that_waits_for_a_call_does_not_block_it", &settings);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn threads_reduce_slices_in_streams_of_their_own() {
 }
 
 #[test]
-fn views_are_reduced_and_what_is_beside_them_is_not() {
-    threads("views_are_reduced_and_what_is_beside_them_is_not", |rank, [stream, _]| {
+fn only_the_elements_of_a_view_are_reduced() {
+    threads("only_the_elements_of_a_view_are_reduced", |rank, [stream, _]| {
         let mut vector: CudaSlice<i32> = stream.clone_htod(&[1, 2, 3, 4, 5, 6]).expect("memory");
         rank.all_reduce_on_gpu(&mut vector.slice_mut(1..4), ReduceOp::Sum).expect("a sum");
         rank.broadcast_on_gpu(&mut vector.slice_mut(5..5), 0).expect("nothing to do");
@@ -101,13 +101,13 @@ fn views_are_reduced_and_what_is_beside_them_is_not() {
 }
 
 #[test]
-fn vectors_of_two_streams_meet() {
-    threads("vectors_of_two_streams_meet", |rank, [first, second]| {
+fn a_call_on_vectors_of_two_streams_is_ordered_in_both() {
+    threads("a_call_on_vectors_of_two_streams_is_ordered_in_both", |rank, [first, second]| {
         for round in 0..5 {
             let input = first.clone_htod(&vec![f64::from(round); COUNT]).expect("memory");
             let mut output = second.alloc_zeros::<f64>(COUNT).expect("memory");
             rank.all_reduce_into_on_gpu(&input, &mut output, ReduceOp::Sum).expect("a sum");
-            // Freed in the first stream, which has been made to wait for the call.
+            // Freed in the first stream, which waits for the call.
             drop(input);
             let again = first.clone_htod(&vec![-1.0f64; COUNT]).expect("memory");
             let result = second.clone_dtoh(&output).expect("a result");

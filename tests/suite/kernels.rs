@@ -1,11 +1,12 @@
-//! The GPU kernels' very source, compiled for a processor: their bits are the host device's, for every type, operation,
-//! alignment and length. Only the payload and sign of a NaN may differ.
+//! The source of the GPU kernels, compiled for the CPU, gives the same bits as the host device for every type, operation,
+//! alignment and length. Only the payload and sign of NaNs may differ.
 #![allow(
     unsafe_code,
     clippy::print_stderr,
     reason = "a test calls compiled C++ on memory of its own, and says what it skips"
 )]
 
+use fastrand::Rng;
 use flexring::DType;
 use flexring::config::Simd;
 use flexring::device::cuda::batch::{Batch, BatchBuilder, KernelOperand, OPERANDS};
@@ -22,12 +23,12 @@ use std::sync::OnceLock;
 
 const ARITHMETICS: [Arithmetic; 4] = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
 
-/// What is around a destination, and must still be there afterwards.
+/// The bytes around a destination, which must not change.
 const CANARY: u8 = 0xa5;
 
 type Launch = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *const c_void) -> c_int;
 
-/// The compiled kernels; `None` where there is no compiler.
+/// The compiled kernels; `None` if there is no compiler.
 fn kernels() -> Option<Launch> {
     static KERNELS: OnceLock<Option<Launch>> = OnceLock::new();
     *KERNELS.get_or_init(|| {
@@ -53,7 +54,7 @@ fn kernels() -> Option<Launch> {
         };
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("no zeros");
-        // SAFETY: the library was just made and initialises nothing; it is never closed.
+        // SAFETY: the library was just compiled and has no initializers; it is never closed.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "it can be loaded");
         // SAFETY: the library is open.
@@ -64,23 +65,7 @@ fn kernels() -> Option<Launch> {
     })
 }
 
-/// Random numbers that are the same in every run (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
-
-/// How a float lies in its bits: bits of mantissa, and the bits that are 1 in the largest exponent.
+/// The format of a float: bits of mantissa, and the mask of the exponent.
 fn format(dtype: DType) -> Option<(u32, u64)> {
     match dtype {
         DType::F16 => Some((10, 0x7c00)),
@@ -99,19 +84,19 @@ fn is_nan(dtype: DType, bits: u64) -> bool {
     if dtype == DType::F8E4M3 { magnitude == 0x7f } else { magnitude > largest }
 }
 
-/// An element's bits: any at all, something special, or a number that meets others of its size.
-fn random_element(dtype: DType, random: &mut Random) -> u64 {
+/// Random bits of an element: any bits, a special value, or a number of moderate size, so that sums must round.
+fn random_element(dtype: DType, random: &mut Rng) -> u64 {
     let width = dtype.size() as u32 * 8;
-    let (bits, sign) = (random.next(), 1 << (width - 1));
+    let (bits, sign) = (random.u64(..), 1 << (width - 1));
     let mask = u64::MAX >> (64 - width);
     let Some((mantissa, largest)) = format(dtype) else {
-        // The least and the largest of either sort among them.
-        return [0, 1, sign, sign - 1, mask, bits, bits, bits][random.below(8)] & mask;
+        // Includes the smallest and largest signed and unsigned values.
+        return [0, 1, sign, sign - 1, mask, bits, bits, bits][random.usize(..8)] & mask;
     };
-    match random.below(16) {
+    match random.usize(..16) {
         0 => {
             let special = [0, 1, largest - 1, largest, largest + 1, 1 << mantissa, (1 << mantissa) - 1];
-            (special[random.below(special.len())] | bits & sign) & mask
+            (special[random.usize(..special.len())] | bits & sign) & mask
         }
         1..7 => bits & mask,
         _ => {
@@ -122,7 +107,7 @@ fn random_element(dtype: DType, random: &mut Random) -> u64 {
     }
 }
 
-fn random_vector(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {
+fn random_vector(dtype: DType, count: usize, random: &mut Rng) -> Vec<u8> {
     (0..count)
         .flat_map(|_| random_element(dtype, random).to_le_bytes().into_iter().take(dtype.size()))
         .collect()
@@ -133,14 +118,14 @@ fn element(dtype: DType, bytes: &[u8], at: usize) -> u64 {
     bytes[at * size..(at + 1) * size].iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
 }
 
-/// Memory that begins with a 16-byte granule; the vector in it lies where it is told to, canaries around it.
-struct Memory {
+/// Memory that starts with a 16-byte granule, and a vector at a given offset in it between canaries.
+struct VectorMemory {
     granules: Vec<u128>,
     start: usize,
     len: usize,
 }
 
-impl Memory {
+impl VectorMemory {
     fn holding(bytes: &[u8], skew: usize) -> Self {
         let start = 32 + skew;
         let granules = vec![u128::from_ne_bytes([CANARY; 16]); (start + bytes.len() + 32).div_ceil(16)];
@@ -151,14 +136,14 @@ impl Memory {
 
     fn all(&mut self) -> &mut [u8] {
         let len = size_of_val(&self.granules[..]);
-        // SAFETY: the bytes of the granules, which any byte may be written to.
+        // SAFETY: the bytes of the granules; every bit pattern is valid for them.
         unsafe { std::slice::from_raw_parts_mut(self.granules.as_mut_ptr().cast(), len) }
     }
 
     fn piece(&mut self) -> Piece {
         let (start, len) = (self.start, self.len);
         let first = NonNull::from(&mut self.all()[start]);
-        // SAFETY: within the memory, which its user keeps while the piece is used.
+        // SAFETY: within the memory, which its owner keeps while the piece is used.
         unsafe { Piece::new(first, len) }
     }
 
@@ -174,7 +159,7 @@ impl Memory {
     }
 }
 
-/// A reduction, and how its vectors lie.
+/// A reduction, and the alignment of its vectors.
 #[derive(Clone, Debug)]
 struct Case {
     dtype: DType,
@@ -182,9 +167,9 @@ struct Case {
     count: usize,
     factors: Vec<Option<f64>>,
     divide: u32,
-    /// Elements by which each operand, and last the destination, is beyond a granule.
+    /// Offset in a granule, in elements, of each operand and, last, of the destination.
     skews: Vec<usize>,
-    /// Which operand the result replaces, if any.
+    /// The operand that the result replaces, if any.
     in_place: Option<usize>,
     grid: u32,
     block: u32,
@@ -209,13 +194,13 @@ impl Case {
         self.factors.len()
     }
 
-    /// The vectors' memory: that of the operands, and last the destination's.
-    fn memories(&self, inputs: &[Vec<u8>]) -> Vec<Memory> {
+    /// The memory of each operand and, last, of the destination.
+    fn memories(&self, inputs: &[Vec<u8>]) -> Vec<VectorMemory> {
         let nothing = vec![0x11; self.count * self.dtype.size()];
         let vectors = inputs.iter().chain([&nothing]);
         vectors
             .zip(&self.skews)
-            .map(|(bytes, skew)| Memory::holding(bytes, skew * self.dtype.size()))
+            .map(|(bytes, skew)| VectorMemory::holding(bytes, skew * self.dtype.size()))
             .collect()
     }
 
@@ -225,7 +210,7 @@ impl Case {
 
     fn on_host(&self, host: &mut Host, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut memories = self.memories(inputs);
-        let pieces: Vec<Piece> = memories.iter_mut().map(Memory::piece).collect();
+        let pieces: Vec<Piece> = memories.iter_mut().map(VectorMemory::piece).collect();
         let operands: Vec<_> = pieces
             .iter()
             .zip(&self.factors)
@@ -243,42 +228,42 @@ impl Case {
         memories[self.destination()].vector()
     }
 
-    fn push(&self, filling: &mut BatchBuilder, memories: &mut [Memory]) -> bool {
+    fn push(&self, builder: &mut BatchBuilder, memories: &mut [VectorMemory]) -> bool {
         let addresses: Vec<u64> =
             memories.iter_mut().map(|memory| memory.piece().as_ptr().addr() as u64).collect();
         let operands =
             addresses.iter().zip(&self.factors).map(|(at, factor)| KernelOperand::new(*at, *factor));
         let into = addresses[self.destination()];
-        filling.push(into, self.count as u64, operands, NonZeroU32::new(self.divide))
+        builder.push(into, self.count as u64, operands, NonZeroU32::new(self.divide))
     }
 }
 
 fn launch(kernel: &CStr, grid: (u32, u32), block: u32, batch: &Batch) -> bool {
-    let launch = kernels().expect("asked before");
-    // SAFETY: the batch is laid out as kernels are told, and all that it points to is there.
+    let launch = kernels().expect("a compiler: the test has checked it");
+    // SAFETY: the batch has the layout of the launch parameters, and all its addresses are valid.
     unsafe { launch(kernel.as_ptr(), grid.0, grid.1, block, (&raw const *batch).cast()) == 0 }
 }
 
-/// Runs cases of one type and operation in one launch, and each of them on the host.
-fn try_out(host: &mut Host, random: &mut Random, cases: &[Case]) {
+/// Runs cases of one type and operation in one launch, runs each of them on the host, and compares the results.
+fn check(host: &mut Host, random: &mut Rng, cases: &[Case]) {
     let inputs: Vec<Vec<Vec<u8>>> = cases
         .iter()
         .map(|case| (0..case.operands()).map(|_| random_vector(case.dtype, case.count, random)).collect())
         .collect();
-    try_out_with(host, cases, &inputs);
+    check_with(host, cases, &inputs);
 }
 
-fn try_out_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
-    let mut filling = BatchBuilder::default();
-    let mut memories: Vec<Vec<Memory>> =
+fn check_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
+    let mut builder = BatchBuilder::default();
+    let mut memories: Vec<Vec<VectorMemory>> =
         cases.iter().zip(inputs).map(|(case, inputs)| case.memories(inputs)).collect();
     for (case, memories) in cases.iter().zip(&mut memories) {
-        assert!(case.push(&mut filling, memories), "there is room");
+        assert!(case.push(&mut builder, memories), "there is room");
     }
     let first = &cases[0];
     let kernel = symbol(first.dtype, first.arithmetic);
-    let grid = (first.grid, filling.tasks() as u32);
-    assert!(launch(kernel, grid, first.block, filling.batch()), "there is {}", kernel.to_string_lossy());
+    let grid = (first.grid, builder.tasks() as u32);
+    assert!(launch(kernel, grid, first.block, builder.batch()), "no kernel {}", kernel.to_string_lossy());
 
     for ((case, inputs), memories) in cases.iter().zip(inputs).zip(&mut memories) {
         let expected = case.on_host(host, inputs);
@@ -303,22 +288,22 @@ fn try_out_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
     }
 }
 
-/// A factor that the type can hold, if any.
-fn random_factor(dtype: DType, random: &mut Random) -> Option<f64> {
-    match random.below(4) {
+/// A random factor in the range of the type, or none.
+fn random_factor(dtype: DType, random: &mut Rng) -> Option<f64> {
+    match random.usize(..4) {
         0 => None,
         1 => Some(3.0),
         2 if dtype.is_float() => Some(1.0 / 3.0),
-        2 if matches!(dtype, DType::I8 | DType::I32 | DType::I64) => Some(-(random.below(100) as f64)),
-        _ => Some(random.below(100) as f64),
+        2 if matches!(dtype, DType::I8 | DType::I32 | DType::I64) => Some(-(random.usize(..100) as f64)),
+        _ => Some(random.usize(..100) as f64),
     }
 }
 
 fn host() -> Option<Host> {
-    kernels().map(|_| Host::new(Simd::Auto).expect("there is always one"))
+    kernels().map(|_| Host::new(Simd::Auto).expect("a host device"))
 }
 
-/// Counts around the ends of granules, of what a block takes at once, and of the whole grid.
+/// Counts around multiples of granules, of what a block processes at a time, and of the whole grid.
 fn counts(dtype: DType, block: usize) -> Vec<usize> {
     let granule = 16 / dtype.size();
     let at_once = block * granule * if dtype.size() == 1 { 2 } else { 4 };
@@ -328,35 +313,35 @@ fn counts(dtype: DType, block: usize) -> Vec<usize> {
 }
 
 #[test]
-fn every_type_operation_and_finish_has_the_bits_of_the_host() {
+fn every_type_operation_and_finish_gives_the_hosts_bits() {
     let Some(mut host) = host() else { return };
     for dtype in DType::ALL {
-        let random = &mut Random(dtype as u64);
+        let random = &mut Rng::with_seed(dtype as u64);
         let granule = 16 / dtype.size();
         for arithmetic in ARITHMETICS {
             for operands in [1, 2, 3, 7, OPERANDS] {
                 for divide in [0, 1, 2, 3, 8, operands as u32 + 1, 300, u32::MAX] {
                     for in_place in [None, Some(0), Some(operands - 1)] {
-                        let block = [1, 32, 64][random.below(3)];
+                        let block = [1, 32, 64][random.usize(..3)];
                         let counts = counts(dtype, block);
                         let mut case =
-                            Case::new(dtype, arithmetic, counts[random.below(counts.len())], operands);
-                        case.grid = [1, 2, 3, 5][random.below(4)];
+                            Case::new(dtype, arithmetic, counts[random.usize(..counts.len())], operands);
+                        case.grid = [1, 2, 3, 5][random.usize(..4)];
                         (case.block, case.divide, case.in_place) = (block as u32, divide, in_place);
                         if operands == OPERANDS {
                             case.count %= 300;
                         }
-                        // Half of them lie alike.
-                        let alike = random.below(granule);
-                        let odd = random.below(2) == 0;
+                        // In half of the cases all vectors have the same alignment.
+                        let alike = random.usize(..granule);
+                        let odd = random.usize(..2) == 0;
                         for skew in &mut case.skews {
-                            *skew = if odd { random.below(granule) } else { alike };
+                            *skew = if odd { random.usize(..granule) } else { alike };
                         }
-                        try_out(&mut host, random, std::slice::from_ref(&case));
+                        check(&mut host, random, std::slice::from_ref(&case));
                         for factor in &mut case.factors {
                             *factor = random_factor(dtype, random);
                         }
-                        try_out(&mut host, random, std::slice::from_ref(&case));
+                        check(&mut host, random, std::slice::from_ref(&case));
                     }
                 }
             }
@@ -365,10 +350,10 @@ fn every_type_operation_and_finish_has_the_bits_of_the_host() {
 }
 
 #[test]
-fn every_alignment_and_length_is_done_whole_and_nothing_else() {
+fn every_alignment_and_length_is_processed_completely() {
     let Some(mut host) = host() else { return };
     for dtype in DType::ALL {
-        let random = &mut Random(100 + dtype as u64);
+        let random = &mut Rng::with_seed(100 + dtype as u64);
         let granule = 16 / dtype.size();
         for into in 0..granule {
             for operand in 0..granule {
@@ -376,7 +361,7 @@ fn every_alignment_and_length_is_done_whole_and_nothing_else() {
                     let mut case = Case::new(dtype, Arithmetic::Sum, count, 2);
                     case.block = 8;
                     case.skews = vec![operand, into, into];
-                    try_out(&mut host, random, &[case]);
+                    check(&mut host, random, &[case]);
                 }
             }
         }
@@ -384,25 +369,25 @@ fn every_alignment_and_length_is_done_whole_and_nothing_else() {
 }
 
 #[test]
-fn tasks_of_a_launch_are_done_each_by_itself() {
+fn tasks_of_one_launch_are_independent() {
     let Some(mut host) = host() else { return };
-    let random = &mut Random(7);
+    let random = &mut Rng::with_seed(7);
     for dtype in DType::ALL {
         for arithmetic in ARITHMETICS {
-            let case = |nth: usize, random: &mut Random| {
+            let case = |nth: usize, random: &mut Rng| {
                 let mut case = Case::new(dtype, arithmetic, [5, 0, 1000, 64][nth % 4], 1 + nth % 8);
                 case.divide = nth as u32 % 5;
                 case.factors[0] = random_factor(dtype, random);
                 case
             };
             let cases: Vec<Case> = (0..16).map(|nth| case(nth, random)).collect();
-            try_out(&mut host, random, &cases);
+            check(&mut host, random, &cases);
         }
     }
 }
 
 #[test]
-fn every_pair_of_eight_bits_is_right() {
+fn every_pair_of_8_bit_values_is_reduced_correctly() {
     let Some(mut host) = host() else { return };
     let pairs = || (0..=u8::MAX).flat_map(|first| (0..=u8::MAX).map(move |second| (first, second)));
     let (first, second): (Vec<u8>, Vec<u8>) = pairs().unzip();
@@ -411,30 +396,30 @@ fn every_pair_of_eight_bits_is_right() {
             for (divide, factor) in [(0, None), (3, None), (128, None), (0, Some(3.0)), (7, Some(100.0))] {
                 let mut case = Case::new(dtype, arithmetic, first.len(), 2);
                 (case.divide, case.factors[1]) = (divide, factor);
-                try_out_with(&mut host, &[case], &[vec![first.clone(), second.clone()]]);
+                check_with(&mut host, &[case], &[vec![first.clone(), second.clone()]]);
             }
         }
     }
 }
 
 #[test]
-fn every_float_of_sixteen_bits_is_widened_and_rounded_right() {
+fn every_16_bit_float_is_widened_and_rounded_correctly() {
     let Some(mut host) = host() else { return };
     let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
-        // What comes out lies between elements, near ties, among subnormals, and beyond the largest.
+        // The results are between elements, near ties, subnormal, and beyond the largest number.
         for factor in
             [1.0, 0.5, 1.0 / 3.0, 1.0 + 1.0 / 2048.0, 1.0 / 257.0, 1e-3, -7.0, 1e30, 1e-30, f64::INFINITY]
         {
             let mut case = Case::new(dtype, Arithmetic::Sum, 1 << 16, 1);
             case.factors[0] = Some(factor);
-            try_out_with(&mut host, &[case], &[vec![every.clone()]]);
+            check_with(&mut host, &[case], &[vec![every.clone()]]);
         }
         for other in (0..=u16::MAX).step_by(1021) {
             let others = other.to_le_bytes().repeat(1 << 16);
             for arithmetic in ARITHMETICS {
                 let case = Case::new(dtype, arithmetic, 1 << 16, 2);
-                try_out_with(&mut host, &[case], &[vec![every.clone(), others.clone()]]);
+                check_with(&mut host, &[case], &[vec![every.clone(), others.clone()]]);
             }
         }
     }
@@ -448,13 +433,13 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
         for into in 0..16 {
             for len in [0, 1, 2, 14, 15, 16, 17, 31, 32, 33, 47, 511, 512, 513, 1024, 2999] {
                 for block in [1, 8, 40] {
-                    let mut source = Memory::holding(&bytes[..len], from);
-                    let mut target = Memory::holding(&vec![0; len], into);
-                    let mut filling = BatchBuilder::default();
-                    let at = |memory: &mut Memory| memory.piece().as_ptr().addr() as u64;
+                    let mut source = VectorMemory::holding(&bytes[..len], from);
+                    let mut target = VectorMemory::holding(&vec![0; len], into);
+                    let mut builder = BatchBuilder::default();
+                    let at = |memory: &mut VectorMemory| memory.piece().as_ptr().addr() as u64;
                     let operand = KernelOperand::new(at(&mut source), None);
-                    assert!(filling.push(at(&mut target), len as u64, std::iter::once(operand), None));
-                    assert!(launch(COPY, (3, 1), block, filling.batch()));
+                    assert!(builder.push(at(&mut target), len as u64, std::iter::once(operand), None));
+                    assert!(launch(COPY, (3, 1), block, builder.batch()));
                     assert_eq!(target.vector(), bytes[..len], "{len} bytes from {from} to {into}");
                     assert!(target.is_intact_around(), "{len} bytes from {from} to {into}");
                 }
@@ -464,11 +449,11 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
 }
 
 #[test]
-fn what_a_gpu_would_refuse_is_refused() {
+fn launches_that_a_gpu_would_refuse_are_refused() {
     let Some(_) = host() else { return };
-    let filling = BatchBuilder::default();
-    assert!(!launch(c"flexring_sum_quad", (1, 1), 32, filling.batch()));
-    assert!(!launch(COPY, (1, 1), 513, filling.batch()));
-    assert!(!launch(COPY, (0, 1), 32, filling.batch()));
-    assert!(launch(COPY, (1, 16), 32, filling.batch()), "tasks of nothing");
+    let builder = BatchBuilder::default();
+    assert!(!launch(c"flexring_sum_quad", (1, 1), 32, builder.batch()));
+    assert!(!launch(COPY, (1, 1), 513, builder.batch()));
+    assert!(!launch(COPY, (0, 1), 32, builder.batch()));
+    assert!(launch(COPY, (1, 16), 32, builder.batch()), "empty tasks");
 }

@@ -1,15 +1,16 @@
-//! The kernels against a reference that computes an element at a time, with every instruction set there is here.
+//! The kernels against a reference that computes one element at a time, with every instruction set of this processor.
 
 use super::*;
 
 use crate::device::Operand;
 use crate::error::ErrorKind;
+use fastrand::Rng;
 use std::fmt::Debug;
 use std::ptr::NonNull;
 
 const ARITHMETICS: [Arithmetic; 4] = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
 
-/// What is around a destination, and must still be there afterwards.
+/// The bytes around a destination, which must not change.
 const CANARY: u8 = 0xa5;
 
 fn hosts() -> Vec<Host> {
@@ -19,11 +20,11 @@ fn hosts() -> Vec<Host> {
         .collect()
 }
 
-/// An element as the reference sees it, in the most obvious way.
+/// The reference arithmetic of an element type, in the simplest form.
 trait Reference: Copy + Debug {
     const DTYPE: DType;
     type Wide: Copy;
-    /// From random bits; now and then something special.
+    /// An element from random bits; sometimes a special value.
     fn from_random(bits: u64) -> Self;
     fn wide(self) -> Self::Wide;
     fn rounded(wide: Self::Wide) -> Self;
@@ -75,9 +76,9 @@ macro_rules! float_reference {
                 let special = $special;
                 match bits % 16 {
                     0 => special[(bits >> 8) as usize % special.len()],
-                    // Any bits at all, NaNs and subnormals among them.
+                    // Any bits, including NaNs and subnormals.
                     1..8 => Self::from_bits((bits >> 8) as _),
-                    // Numbers that meet each other's size, so that sums have something to round.
+                    // Numbers of similar size, so that sums must round.
                     _ => $round(((bits >> 40) as i32 - (1 << 23)) as $wide / 4096.0),
                 }
             }
@@ -129,28 +130,16 @@ float_reference! {
     ];
 }
 
-/// Random numbers that are the same in every run (SplitMix64).
-struct Random(u64);
+/// Memory that starts at a cache line, so that tests control the alignment of their pieces.
+struct AlignedMemory(Vec<[u64; 8]>);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-}
-
-/// Memory whose first byte begins a cache line, so that tests know how their pieces lie.
-struct Memory(Vec<[u64; 8]>);
-
-impl Memory {
-    /// `values` from element `start` on, canaries around them.
+impl AlignedMemory {
+    /// Memory with `values` from element `start` on, and canaries around them.
     fn holding<T: Reference>(values: &[T], start: usize) -> Self {
         let bytes = (start + values.len()) * size_of::<T>() + 64;
         let mut memory = Self(vec![[u64::from_ne_bytes([CANARY; 8]); 8]; bytes.div_ceil(64) + 1]);
         for (i, value) in values.iter().enumerate() {
-            // SAFETY: there was made room for start + len elements.
+            // SAFETY: the memory has room for start + len elements.
             unsafe { memory.first().cast::<T>().add(start + i).write_unaligned(*value) };
         }
         memory
@@ -169,7 +158,7 @@ impl Memory {
 
     fn values<T: Reference>(&mut self, start: usize, len: usize) -> Vec<T> {
         let piece = self.piece::<T>(start, len);
-        // SAFETY: i < len, which the piece has.
+        // SAFETY: i < len, the length of the piece.
         (0..len).map(|i| unsafe { piece.as_ptr().cast::<T>().add(i).read_unaligned() }).collect()
     }
 
@@ -177,14 +166,14 @@ impl Memory {
         let (first, last) = (start * size_of::<T>(), (start + len) * size_of::<T>());
         let all = size_of_val(&self.0[..]) - 64;
         let base = self.first();
-        // SAFETY: at < all, which leaves out what the alignment may have taken.
+        // SAFETY: at < all, which excludes the bytes that the alignment may take.
         (0..first).chain(last..all).all(|at| unsafe { base.add(at).read() } == CANARY)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Into {
-    Apart,
+enum Destination {
+    Separate,
     Operand(usize),
 }
 
@@ -194,15 +183,15 @@ struct Case {
     finish: Finish,
     factors: Vec<Option<f64>>,
     len: usize,
-    into: Into,
+    into: Destination,
     streaming: bool,
 }
 
 /// Runs the case on every host and compares with the reference.
-fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
+fn check_case<T: Reference>(hosts: &mut [Host], random: &mut Rng, case: &Case) {
     let k = case.factors.len();
     let inputs: Vec<Vec<T>> =
-        (0..k).map(|_| (0..case.len).map(|_| T::from_random(random.next())).collect()).collect();
+        (0..k).map(|_| (0..case.len).map(|_| T::from_random(random.u64(..))).collect()).collect();
     let expected: Vec<T> = (0..case.len)
         .map(|i| {
             let value = |nth: usize| {
@@ -216,11 +205,14 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
             })
         })
         .collect();
-    let starts: Vec<usize> = (0..=k).map(|_| random.next() as usize % 65).collect();
+    let starts: Vec<usize> = (0..=k).map(|_| random.u64(..) as usize % 65).collect();
     for host in hosts {
-        let mut sources: Vec<Memory> =
-            inputs.iter().zip(&starts).map(|(values, start)| Memory::holding(values, *start)).collect();
-        let mut apart = Memory::holding(&vec![T::from_random(3); case.len], starts[k]);
+        let mut sources: Vec<AlignedMemory> = inputs
+            .iter()
+            .zip(&starts)
+            .map(|(values, start)| AlignedMemory::holding(values, *start))
+            .collect();
+        let mut apart = AlignedMemory::holding(&vec![T::from_random(3); case.len], starts[k]);
         let operands: Vec<Operand> = sources
             .iter_mut()
             .zip(&starts)
@@ -231,8 +223,8 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
             })
             .collect();
         let into = match case.into {
-            Into::Apart => apart.piece::<T>(starts[k], case.len),
-            Into::Operand(nth) => operands[nth].piece,
+            Destination::Separate => apart.piece::<T>(starts[k], case.len),
+            Destination::Operand(nth) => operands[nth].piece,
         };
         let job = Job {
             dtype: T::DTYPE,
@@ -244,8 +236,8 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
         };
         assert_eq!(host.submit(&job, 0).expect("a sound job"), Submitted::Done);
         let (memory, start) = match case.into {
-            Into::Apart => (&mut apart, starts[k]),
-            Into::Operand(nth) => (&mut sources[nth], starts[nth]),
+            Destination::Separate => (&mut apart, starts[k]),
+            Destination::Operand(nth) => (&mut sources[nth], starts[nth]),
         };
         let context = || format!("{:?} with {}: {case:?}", T::DTYPE, host.simd.name());
         assert!(memory.is_intact_around::<T>(start, case.len), "{} wrote beyond its piece", context());
@@ -256,24 +248,24 @@ fn try_out<T: Reference>(hosts: &mut [Host], random: &mut Random, case: &Case) {
     }
 }
 
-fn try_out_all<T: Reference>() {
+fn check_all_cases<T: Reference>() {
     const LENGTHS: [usize; 25] = [
         0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1000,
         4099,
     ];
-    let (mut hosts, mut random) = (hosts(), Random(u64::from(T::DTYPE as u8)));
+    let (mut hosts, mut random) = (hosts(), Rng::with_seed(u64::from(T::DTYPE as u8)));
     for arithmetic in ARITHMETICS {
         for k in [1, 2, 3, 4, 5, 8, 9] {
             for finish in [Finish::Keep, Finish::Divide(1), Finish::Divide(3), Finish::Divide(k as u32 + 1)] {
-                for into in [Into::Apart, Into::Operand(0), Into::Operand(k - 1)] {
+                for into in [Destination::Separate, Destination::Operand(0), Destination::Operand(k - 1)] {
                     for streaming in [false, true] {
                         for factors in [vec![None; k], (0..k).map(|_| factor(&mut random)).collect()] {
-                            // Every length with every k, but not with everything else.
-                            let some = random.next() as usize;
+                            // Every length with every k, but not with every other parameter.
+                            let some = random.u64(..) as usize;
                             for len in [LENGTHS[some % 25], LENGTHS[some / 25 % 25], some / 625 % 300] {
                                 let factors = factors.clone();
                                 let case = Case { arithmetic, finish, factors, len, into, streaming };
-                                try_out::<T>(&mut hosts, &mut random, &case);
+                                check_case::<T>(&mut hosts, &mut random, &case);
                             }
                         }
                     }
@@ -282,20 +274,22 @@ fn try_out_all<T: Reference>() {
         }
     }
     for len in LENGTHS {
-        for (into, streaming) in [(Into::Apart, true), (Into::Apart, false), (Into::Operand(1), false)] {
+        for (into, streaming) in
+            [(Destination::Separate, true), (Destination::Separate, false), (Destination::Operand(1), false)]
+        {
             let (arithmetic, finish) = (Arithmetic::Sum, Finish::Keep);
             let case = Case { arithmetic, finish, factors: vec![None; 2], len, into, streaming };
-            try_out::<T>(&mut hosts, &mut random, &case);
+            check_case::<T>(&mut hosts, &mut random, &case);
         }
     }
 }
 
-fn factor(random: &mut Random) -> Option<f64> {
-    match random.next() % 4 {
+fn factor(random: &mut Rng) -> Option<f64> {
+    match random.u64(..) % 4 {
         0 => None,
         1 => Some(1.0),
         2 => Some(3.0),
-        _ => Some((random.next() % 100) as f64),
+        _ => Some((random.u64(..) % 100) as f64),
     }
 }
 
@@ -303,7 +297,7 @@ macro_rules! agree_with_the_reference {
     ($($name:ident: $ty:ty),*) => {$(
         #[test]
         fn $name() {
-            try_out_all::<$ty>();
+            check_all_cases::<$ty>();
         }
     )*};
 }
@@ -331,8 +325,9 @@ fn run<T: Reference>(
     finish: Finish,
 ) -> Vec<T> {
     let len = inputs[0].0.len();
-    let mut sources: Vec<Memory> = inputs.iter().map(|(values, _)| Memory::holding(values, 0)).collect();
-    let mut into = Memory::holding(inputs[0].0, 0);
+    let mut sources: Vec<AlignedMemory> =
+        inputs.iter().map(|(values, _)| AlignedMemory::holding(values, 0)).collect();
+    let mut into = AlignedMemory::holding(inputs[0].0, 0);
     let operands: Vec<Operand> = sources
         .iter_mut()
         .zip(inputs)
@@ -372,7 +367,7 @@ fn every_pattern<T: Reference>(from_bits: fn(u16) -> T) {
 }
 
 #[test]
-fn every_half_is_widened_and_rounded_to_the_nearest() {
+fn every_f16_is_widened_and_rounded_to_the_nearest() {
     every_pattern(f16::from_bits);
 }
 
@@ -382,8 +377,8 @@ fn every_bfloat16_is_widened_and_rounded_to_the_nearest() {
 }
 
 #[test]
-fn the_plain_conversions_of_half_round_every_sort_of_float() {
-    // Around each tie of two neighbours, and everywhere at large.
+fn the_plain_conversions_round_floats_of_every_kind() {
+    // Around each tie of two neighbours, and over the whole range.
     let ties = (0..0x7c00u16).map(|bits| {
         let (low, high) = (f16::from_bits(bits).to_f64(), f16::from_bits(bits + 1).to_f64());
         if high.is_finite() { (low + high) / 2.0 } else { 65520.0 }
@@ -398,8 +393,8 @@ fn the_plain_conversions_of_half_round_every_sort_of_float() {
 }
 
 #[test]
-fn sums_of_halves_are_rounded_once() {
-    // One by one, each half would be lost to rounding: 2048 + 1 rounds to 2048.
+fn sums_of_f16_are_rounded_once() {
+    // With rounding after each addition, every element would be lost: 2048 + 1 rounds to 2048.
     let (large, one) = ([f16::from_f32(2048.0); 33], [f16::ONE; 33]);
     for mut host in hosts() {
         let inputs = [(&large[..], None), (&one, None), (&one, None), (&one, None), (&one, None)];
@@ -412,9 +407,9 @@ fn sums_of_halves_are_rounded_once() {
 #[test]
 fn integers_divide_like_the_processor() {
     fn check<T: Reference + PartialEq>() {
-        let mut random = Random(5);
-        let values: Vec<T> = (0..1000).map(|_| T::from_random(random.next())).collect();
-        let some = (0..60).map(|_| (random.next() >> 32 >> (random.next() % 32)) as u32).filter(|n| *n > 0);
+        let mut random = Rng::with_seed(5);
+        let values: Vec<T> = (0..1000).map(|_| T::from_random(random.u64(..))).collect();
+        let some = (0..60).map(|_| (random.u64(..) >> 32 >> (random.u64(..) % 32)) as u32).filter(|n| *n > 0);
         for ranks in (1..20).chain([127, 128, 129, 255, 256, 257, u32::MAX - 1, u32::MAX]).chain(some) {
             for mut host in hosts() {
                 let found = run(&mut host, Arithmetic::Sum, &[(&values, None)], Finish::Divide(ranks));
@@ -439,8 +434,8 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
         for (len, from, into, streaming) in
             [(4000, 1, 3, true), (4000, 3, 2, false), (56, 5, 7, true), (0, 1, 1, true)]
         {
-            let mut source = Memory::holding(&values, 0);
-            let mut target = Memory::holding(&[] as &[u8], 5000);
+            let mut source = AlignedMemory::holding(&values, 0);
+            let mut target = AlignedMemory::holding(&[] as &[u8], 5000);
             let piece = source.piece::<u8>(from, len);
             let job = Job {
                 dtype: DType::F64,
@@ -458,12 +453,12 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
 }
 
 #[test]
-fn unsound_jobs_are_refused_in_words() {
-    let mut host = Host::new(Simd::Auto).expect("there is always one");
-    let mut memory = Memory::holding(&[0u8; 1024], 0);
+fn unsound_jobs_are_rejected_with_the_reason() {
+    let mut host = Host::new(Simd::Auto).expect("a host device");
+    let mut memory = AlignedMemory::holding(&[0u8; 1024], 0);
     let mut piece = |start, len| memory.piece::<u8>(start, len);
     let (low, high) = (piece(0, 64), piece(512, 64));
-    for (into, operands, finish, words) in [
+    for (into, operands, finish, reason) in [
         (low, vec![], Finish::Keep, "no operand"),
         (low, vec![high], Finish::Divide(0), "0 ranks"),
         (piece(0, 62), vec![piece(512, 62)], Finish::Keep, "within an element"),
@@ -476,17 +471,17 @@ fn unsound_jobs_are_refused_in_words() {
             operands.into_iter().map(|piece| Operand { piece, factor: None }).collect();
         let (dtype, arithmetic) = (DType::F32, Arithmetic::Sum);
         let job = Job { dtype, arithmetic, into, operands: &operands, finish, streaming: false };
-        let error = host.submit(&job, 0).expect_err(words);
+        let error = host.submit(&job, 0).expect_err(reason);
         assert_eq!(error.kind(), ErrorKind::Internal);
-        assert!(error.message().contains(words), "{error}");
+        assert!(error.message().contains(reason), "{error}");
     }
 }
 
 #[test]
-fn an_instruction_set_that_is_not_there_is_refused_by_name() {
+fn a_missing_instruction_set_is_rejected_by_name() {
     let missing = if cfg!(target_arch = "x86_64") { Simd::Neon } else { Simd::Avx2 };
     let error = Host::new(missing).expect_err("not on this architecture");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains(missing.name()), "{error}");
-    assert_ne!(Host::new(Simd::Auto).expect("there is always one").simd(), Simd::Auto);
+    assert_ne!(Host::new(Simd::Auto).expect("a host device").simd(), Simd::Auto);
 }
