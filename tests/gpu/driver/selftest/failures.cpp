@@ -47,7 +47,7 @@ void calls_fail_on_demand() {
     CHECK(synchronize(one) == CUDA_ERROR_ECC_UNCORRECTABLE);
 }
 
-void errors_stick() {
+void errors_are_sticky() {
     begin();
     Pointer memory = allocate();
     CUstream one = stream();

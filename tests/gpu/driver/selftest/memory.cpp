@@ -40,7 +40,7 @@ void the_host_cannot_touch_device_memory() {
     *reinterpret_cast<volatile int*>(memory) = 1;
 }
 
-void memory_ends() {
+void memory_is_limited() {
     begin();
     Pointer first = allocate(600000), second = 0;
     size_t free = 0, total = 0;
@@ -58,7 +58,7 @@ static uint64_t attribute(CUpointer_attribute which, Pointer at) {
     return value;
 }
 
-void pointers_tell_what_they_are() {
+void pointers_report_their_attributes() {
     begin();
     Pointer memory = allocate(), managed = 0, pool = 0, base = 0;
     unsigned char* host = pinned();
@@ -117,7 +117,7 @@ void pool_memory_follows_its_stream() {
     CHECK(synchronize(two) == CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-void gpus_reach_each_other_when_told() {
+void gpus_access_each_other_if_enabled() {
     begin(1);
     Pointer far = allocate();
     CUcontext there = nullptr;

@@ -127,7 +127,7 @@ void racing_tasks_die() {
     launch(kernel("flexring_sum_float"), batch, 1, stream());
 }
 
-void values_are_waited_for() {
+void streams_wait_for_values() {
     begin();
     auto* word = reinterpret_cast<uint32_t*>(pinned());
     Pointer memory = allocate();
@@ -154,7 +154,7 @@ void values_are_waited_for() {
 static std::atomic<int> called{0};
 static std::atomic<bool> go{false};
 
-void host_functions_take_turns() {
+void host_functions_run_one_at_a_time() {
     begin();
     CUstream one = stream(), two = stream();
     CUhostFn blocks = [](void*) {

@@ -116,9 +116,9 @@ static void free_while_open(bool alive) {
 }
 
 void memory_open_elsewhere_is_not_freed() { free_while_open(true); }
-void the_dead_hold_nothing() { free_while_open(false); }
+void ended_processes_hold_no_memory() { free_while_open(false); }
 
-void leaks_are_told() {
+void leaks_are_reported() {
     begin();
     allocate(12345);
     stream();
@@ -136,7 +136,7 @@ void nothing_leaks() {
     WORKS(cu("cuDevicePrimaryCtxRelease_v2", 0));
 }
 
-void hangs_are_told() {
+void hangs_are_reported() {
     begin();
     auto* word = reinterpret_cast<uint32_t*>(pinned());
     CUstream one = stream();
@@ -145,7 +145,7 @@ void hangs_are_told() {
     synchronize(one);
 }
 
-void processes_end_in_the_midst_of_work() {
+void processes_end_during_work() {
     begin();
     auto* word = reinterpret_cast<uint32_t*>(pinned());
     *word = 0;
