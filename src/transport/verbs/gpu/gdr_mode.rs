@@ -19,6 +19,7 @@ mod tests;
 use crate::config::GpuDirect;
 use crate::error::{Error, Result as OrError};
 use rustix::io::Errno;
+use std::fmt;
 
 /// How an RDMA device accesses GPU memory, the best mode first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -160,12 +161,15 @@ impl GdrUnavailable {
     pub fn with_fix(self, fix: &'static str) -> Self {
         Self { fix: Some(fix), ..self }
     }
+}
 
-    /// The cause and the fix in one clause.
-    #[must_use]
-    pub fn with_fix_appended(&self) -> String {
-        let fix = self.fix.map(|fix| format!("; fix: {fix}")).unwrap_or_default();
-        format!("{}{fix}", self.message)
+/// The cause and the fix in one clause.
+impl fmt::Display for GdrUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fix {
+            Some(fix) => write!(f, "{}; fix: {fix}", self.message),
+            None => f.write_str(&self.message),
+        }
     }
 }
 
@@ -183,11 +187,7 @@ pub fn register<R: GdrTarget>(setting: GpuDirect, range: &R) -> OrError<GdrRegis
         match registered {
             Ok(region) => return Ok(GdrRegistration { mode, rejected, region: Some(region) }),
             Err(reason) if mode.is_required_by(setting) => {
-                let message = format!(
-                    "FLEXRING_GPU_DIRECT={} is not possible: {}",
-                    setting.name(),
-                    reason.with_fix_appended()
-                );
+                let message = format!("FLEXRING_GPU_DIRECT={} is not possible: {reason}", setting.name());
                 return Err(Error::unsupported(message));
             }
             Err(reason) => rejected.push(RejectedMode { mode, reason }),

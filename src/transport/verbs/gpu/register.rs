@@ -4,7 +4,9 @@
 //! memory regions, or for how long.
 
 use super::driver::{AddressRange, GpuDriver, NoGpuDriver};
-use super::gdr_mode::{self, DmabufError, GdrMode, GdrRegistration, GdrSupport, GdrTarget, GdrUnavailable};
+use super::gdr_mode::{
+    self, DmabufError, GdrMode, GdrRegistration, GdrSupport, GdrTarget, GdrUnavailable, RejectedMode,
+};
 use super::write_ordering::needs_flush;
 use crate::config::GpuDirect;
 use crate::error::{Error, Result as OrError};
@@ -103,8 +105,8 @@ impl GpuRegistrar {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let mut warnings = Vec::new();
         for rejected in registration.rejected.iter().filter(|rejected| !rejected.reason.by_setting) {
-            let (mode, why) = (rejected.mode.name(), rejected.reason.with_fix_appended());
-            let warning = format!("{device} cannot access memory of GPU {gpu} by {mode}: {why}");
+            let RejectedMode { mode, reason } = rejected;
+            let warning = format!("{device} cannot access memory of GPU {gpu} by {}: {reason}", mode.name());
             if warned.insert(warning.clone()) {
                 warnings.push(warning);
             }

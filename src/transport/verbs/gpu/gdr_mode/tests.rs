@@ -66,7 +66,7 @@ fn automatic(target: &FakeTarget) -> (GdrMode, Vec<String>, Vec<&'static str>) {
     assert_eq!(registration.region, (registration.mode != GdrMode::HostStaging).then_some(registration.mode));
     let modes: Vec<_> = registration.rejected.iter().map(|rejected| rejected.mode).collect();
     assert_eq!(modes, GdrMode::ALL[..modes.len()], "all better modes, the best first");
-    let why = registration.rejected.iter().map(|rejected| rejected.reason.with_fix_appended()).collect();
+    let why = registration.rejected.iter().map(|rejected| rejected.reason.to_string()).collect();
     (registration.mode, why, target.asked.take())
 }
 
