@@ -20,7 +20,7 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
         let message = format!(
             "the topology {text} is not a short form such as 2+3, and cannot be read as a file: {cause}"
         );
-        Error::invalid_setting(message)
+        Error::invalid_setting(message).with_source(cause)
     })?;
     topology_file::parse(text, &contents, hosts)
 }
@@ -30,8 +30,9 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
 /// # Errors
 /// `InvalidSetting`, naming the file.
 pub fn plan(path: &str) -> Result<Schedule> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|cause| Error::invalid_setting(format!("the plan {path} cannot be read: {cause}")))?;
+    let text = std::fs::read_to_string(path).map_err(|cause| {
+        Error::invalid_setting(format!("the plan {path} cannot be read: {cause}")).with_source(cause)
+    })?;
     plan_file::parse(path, &text)
 }
 

@@ -44,9 +44,10 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
 /// Listens as rank 0 at every address of this node that `host` resolves to. If there is none, as behind
 /// address translation, listens at all addresses.
 pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
-    let refuse = |message| Error::rendezvous(message);
-    let addresses = resolve(host, port)
-        .map_err(|cause| refuse(format!("rank 0 cannot resolve the master address {host}: {cause}")))?;
+    let addresses = resolve(host, port).map_err(|cause| {
+        Error::rendezvous(format!("rank 0 cannot resolve the master address {host}: {cause}"))
+            .with_source(cause)
+    })?;
     let since = Instant::now();
     loop {
         match bind(host, &addresses) {
@@ -55,10 +56,11 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Vec<TcpListener>> {
                 std::thread::sleep(MAX_PAUSE);
             }
             Err(cause) => {
-                return Err(refuse(format!(
+                return Err(Error::rendezvous(format!(
                     "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
                      on its node, the same on all ranks"
-                )));
+                ))
+                .with_source(cause));
             }
         }
     }

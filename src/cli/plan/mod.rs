@@ -56,6 +56,6 @@ fn draw(planned: &Planned) -> Result<String, CommandError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let failed = |cause| Error::system(format!("cannot write {}: {cause}", path.display()));
-    std::fs::write(path, text).map_err(failed)
+    std::fs::write(path, text)
+        .map_err(|cause| Error::io(format_args!("cannot write {}", path.display()), cause))
 }

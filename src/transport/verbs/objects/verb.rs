@@ -97,7 +97,7 @@ impl fmt::Display for CallSite {
 pub(crate) fn failed(verb: Verb, site: &CallSite, errno: i32) -> Error {
     let cause = std::io::Error::from_raw_os_error(errno);
     let fix = verb.fix(errno).map(|fix| format!("; {fix}")).unwrap_or_default();
-    let error = Error::system(format!("{} failed {site}: {cause}{fix}", verb.name()));
+    let error = Error::system(format!("{} failed {site}: {cause}{fix}", verb.name())).with_source(cause);
     match site.peer {
         Some(peer) => error.with_suspect(peer),
         None => error,
