@@ -139,10 +139,12 @@ impl Links {
 
     /// Asks all peers to notify the descriptors of [`wake_fd`](Self::wake_fd). `false` if there is work already.
     pub(super) fn set_need_wakeup(&mut self) -> bool {
-        // Without a short cut: every transport must set its flag, even if another one has work.
-        self.transports
-            .iter_mut()
-            .fold(true, |idle, transport| transport.common_mut().set_need_wakeup() && idle)
+        let mut idle = true;
+        for transport in &mut self.transports {
+            // Every transport must set its flag, even if another one has work.
+            idle &= transport.common_mut().set_need_wakeup();
+        }
+        idle
     }
 
     /// Peers need not notify any more.
