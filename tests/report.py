@@ -8,7 +8,7 @@ import threading
 
 # Outcomes of a test.
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
-# Lines of a failed test's message that are printed.
+# Lines at the end of a failed test's message that are printed; the first one is printed too.
 MESSAGE_LINES = 60
 
 
@@ -33,7 +33,9 @@ class Report:
             reason = f": {message.splitlines()[0]}" if outcome == SKIPPED and message else ""
             print(f"test {name} ... {outcome}{reason}", flush=True)
             if outcome == FAILED:
-                lines = message.splitlines()[-MESSAGE_LINES:]
+                lines = message.splitlines()
+                if len(lines) > MESSAGE_LINES:
+                    lines = [lines[0], "...", *lines[-MESSAGE_LINES:]]
                 print("".join(f"    {line}\n" for line in lines), end="", flush=True)
 
     def named(self, outcome):
