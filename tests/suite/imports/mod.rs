@@ -44,7 +44,10 @@ fn layers() -> BTreeMap<String, usize> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let [_, layer, modules, ..] = cells[..] else { continue };
         let Ok(layer) = layer.parse() else { continue };
-        layers.extend(modules.split('`').skip(1).step_by(2).map(|module| (module.to_owned(), layer)));
+        for module in modules.split('`').skip(1).step_by(2) {
+            let other = layers.insert(module.to_owned(), layer);
+            assert_eq!(other, None, "ARCHITECTURE.md names two layers for `{module}`");
+        }
     }
     assert!(layers.len() > 10, "the table of layers has fewer modules than expected: {layers:?}");
     layers

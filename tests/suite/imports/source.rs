@@ -110,7 +110,7 @@ impl Source {
 
     /// Whether files are declared in this module, so that its own file is a `mod.rs`, or stands beside a folder.
     pub fn is_folder(&self, path: &[String]) -> bool {
-        let child = |name: &String| self.modules.get(&[path, &[name.clone()]].concat());
+        let child = |name: &String| self.modules.get(&[path, std::slice::from_ref(name)].concat());
         let children = self.modules[path].children.iter().filter_map(child);
         path.is_empty() || children.into_iter().any(|child| child.has_file && !child.test)
     }
@@ -321,7 +321,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         let name = item.ident.to_string();
-        let path = [&self.scope[..], &[name.clone()]].concat();
+        let path = [&self.scope[..], std::slice::from_ref(&name)].concat();
         self.module().children.insert(name.clone());
         if let Some((_, items)) = &item.content {
             let module = Module { file: self.file.to_owned(), test: self.test, ..Module::default() };
