@@ -165,7 +165,7 @@ fn without_a_driver_the_error_names_the_next_step() {
         let (code, out, err) = run(arguments, &[("RANK", "0"), ("WORLD_SIZE", "1")]);
         assert_eq!((code, &*out), (Some(1), ""), "{err}");
         assert!(err.contains("there is no CUDA driver: libcuda.so.1 is not found"), "{err}");
-        assert!(err.contains("leave --device cuda out"), "{err}");
+        assert!(err.contains("leave out --device cuda"), "{err}");
         assert_eq!(err.lines().count(), 1, "{err}");
     }
     let (code, _, err) = run("perf --ranks 1 --device cuda --memory heap", &[]);

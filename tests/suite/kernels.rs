@@ -15,8 +15,9 @@ use flexring::device::host::Host;
 use flexring::device::{Arithmetic, Device, Finish, Job, Submitted};
 use flexring::memory::Piece;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -28,33 +29,58 @@ const CANARY: u8 = 0xa5;
 
 type Launch = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *const c_void) -> c_int;
 
+/// The kernels as a shared library for the host, compiled once for all tests that use these sources; `None` where there
+/// is no compiler.
+fn compiled() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let arguments = [
+        "-O2",
+        "-std=c++17",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        "-shared",
+        "-fPIC",
+    ];
+    let mut hasher = DefaultHasher::new();
+    arguments.hash(&mut hasher);
+    for folder in ["kernels", "kernels/host"] {
+        let entries = std::fs::read_dir(root.join(folder)).expect("the folder of the kernels can be read");
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+        paths.sort();
+        for path in paths.iter().filter(|path| path.is_file()) {
+            std::fs::read(path).expect("a source can be read").hash(&mut hasher);
+        }
+    }
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{:016x}.so", hasher.finish()));
+    if library.exists() {
+        return Some(library);
+    }
+    // Tests that run at the same time may compile it twice; each moves a complete file into place.
+    let unfinished = library.with_extension(std::process::id().to_string());
+    let mut compiler = Command::new("g++");
+    compiler.current_dir(root).args(arguments).args(["kernels/host/launch.cpp", "-Ikernels", "-o"]);
+    let output = match compiler.arg(&unfinished).output() {
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("skipped: no g++");
+            return None;
+        }
+        output => output.expect("the compiler runs"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&unfinished, &library).expect("the library can be moved into place");
+    Some(library)
+}
+
 /// The compiled kernels; `None` if there is no compiler.
 fn kernels() -> Option<Launch> {
     static KERNELS: OnceLock<Option<Launch>> = OnceLock::new();
     *KERNELS.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let library = folder.path().join("kernels.so");
-        let mut compiler = Command::new("g++");
-        compiler.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
-        compiler.args(["-O2", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
-        compiler.args([
-            "-Wno-unknown-pragmas",
-            "-shared",
-            "-fPIC",
-            "kernels/host/launch.cpp",
-            "-Ikernels",
-            "-o",
-        ]);
-        let output = match compiler.arg(&library).output() {
-            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-                eprintln!("skipped: no g++");
-                return None;
-            }
-            output => output.expect("the compiler runs"),
-        };
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let library = compiled()?;
         let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("no zeros");
-        // SAFETY: the library was just compiled and has no initializers; it is never closed.
+        // SAFETY: the library is compiled from this checkout and has no initializers; it is never closed.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "it can be loaded");
         // SAFETY: the library is open.
