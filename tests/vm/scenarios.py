@@ -44,6 +44,7 @@ def check(holds, why, *results):
 
 ENDLESS = "flexring perf -b 256K -e 256K -w 1 -n 1000000"
 LASTING = "flexring perf -b 64K -e 64K -w 1 -n 1500"  # long enough for a rail to go down during the calls
+LASTING_LIMIT = 180  # seconds; on two cores that do much else besides, 2900 of its 3000 calls took 90 s
 ONCE = "flexring perf -b 8 -e 8 -w 0 -n 1"
 
 
@@ -254,7 +255,7 @@ def rdma_sums_are_right_with_loss_and_delay(machines):
 def sums_are_right_when_a_rail_goes_down(machines):
     jobs = running(machines, LASTING)
     rail_down(machines[1], 1)
-    results = finish(jobs, 90)
+    results = finish(jobs, LASTING_LIMIT)
     measured(results)
     warning = "a queue pair to rank"
     check(any(warning in result.output for result in results), "no rank warns that a rail went down", *results)
@@ -264,7 +265,7 @@ def sums_are_right_when_a_rail_goes_down(machines):
 def sums_are_right_when_the_first_rail_goes_down(machines):
     jobs = running(machines, LASTING)
     rail_down(machines[0], 0)
-    measured(finish(jobs, 90))
+    measured(finish(jobs, LASTING_LIMIT))
 
 
 @scenario
