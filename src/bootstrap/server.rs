@@ -48,6 +48,7 @@ struct Client {
     state: ClientState,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one per world")]
 enum Phase {
     Rendezvous(Rendezvous),
     Monitoring(FailureDetector),

@@ -28,7 +28,7 @@ pub struct GpuInfo {
 /// # Errors
 /// `Unsupported` without a driver.
 pub fn gpu_count() -> Result<usize> {
-    let driver = driver().map_err(|why| Error::unsupported(why))?;
+    let driver = driver().map_err(Error::unsupported)?;
     Ok(driver.count()?)
 }
 
@@ -37,7 +37,7 @@ pub fn gpu_count() -> Result<usize> {
 /// # Errors
 /// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if a query fails.
 pub fn gpu_info(number: usize) -> Result<GpuInfo> {
-    let driver = driver().map_err(|why| Error::unsupported(why))?;
+    let driver = driver().map_err(Error::unsupported)?;
     let count = driver.count()?;
     if number >= count {
         let message = format!("there is no GPU {number}: this process sees {count}");

@@ -51,7 +51,7 @@ impl Gpu {
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
         let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
-        let driver = driver().map_err(|why| Error::unsupported(why))?;
+        let driver = driver().map_err(Error::unsupported)?;
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: the out-parameters are writable.
         unsafe {

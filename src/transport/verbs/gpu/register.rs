@@ -92,7 +92,7 @@ impl GpuRegistrar {
     /// `InvalidArgument` if this is not GPU memory.
     pub(in crate::transport::verbs) fn needs_flush(&self, range: AddressRange) -> OrError<bool> {
         let writes = self.driver.gpu_of(range.address).and_then(|gpu| self.driver.writes(gpu));
-        writes.map(needs_flush).map_err(|message| Error::invalid_argument(message))
+        writes.map(needs_flush).map_err(Error::invalid_argument)
     }
 
     /// The warnings about rejected modes that were not returned before.
