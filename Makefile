@@ -84,10 +84,10 @@ msrv:
 	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then set -x; rustup run $(MSRV) cargo check --target-dir target/msrv; \
 	else echo "skipped: cargo check with Rust $(MSRV): no such toolchain (rustup toolchain install $(MSRV))"; fi
 
+ARM = aarch64-unknown-linux-gnu
 aarch64:
-	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" ]; then set -x; \
-	$(CARGO) check --target aarch64-unknown-linux-gnu; \
-	else echo "skipped: cargo check for aarch64: no such target (rustup target add aarch64-unknown-linux-gnu)"; fi
+	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/$(ARM)/lib" ]; then set -x; $(CARGO) check --target $(ARM); \
+	else echo "skipped: cargo check for aarch64: no such target (rustup target add $(ARM))"; fi
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(FEATURES) $(TESTS)
@@ -147,9 +147,12 @@ bench-verbs:
 	$(CARGO) build --release $(FEATURES) --target-dir target/verbs
 	bench/verbs.py --flexring target/verbs/release/flexring
 
-# Everything that the tests use beyond Rust: Debian packages, and from PyPI the compilers of GPU kernels (0.5 GB).
+# Everything that the tests and lints use beyond stable Rust: Debian packages; by rustup, if it can be had, the minimum Rust
+# version and the target aarch64; from PyPI the compilers of GPU kernels (0.5 GB).
 setup:
 	@bench/setup.sh $(VERBS_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
+	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || timeout 120 rustup -q toolchain install $(MSRV) --profile minimal >/dev/null 2>&1 || true
+	@timeout 120 rustup -q target add $(ARM) >/dev/null 2>&1 || true
 	@bench/setup_cuda.sh target/cuda-toolkit
 
 install: build

@@ -7,8 +7,20 @@ use crate::dtype::{DType, ReduceOp};
 use std::fmt;
 
 /// The collective operation of a call. The numbers are packed into [`CallWords`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+    strum::FromRepr,
+    strum::IntoStaticStr,
+)]
 #[repr(u8)]
+#[strum(serialize_all = "snake_case")]
 pub enum Collective {
     /// Every rank ends with the reduction of all ranks' vectors.
     AllReduce = 1,
@@ -30,13 +42,7 @@ impl Collective {
     /// The name as in MPI and NCCL, in snake case.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-        }
+        self.into()
     }
 
     /// Whether elements are reduced, so that the reduction operation matters.
@@ -52,7 +58,7 @@ impl Collective {
     }
 
     fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|collective| *collective as u8 == code)
+        Self::from_repr(code)
     }
 }
 

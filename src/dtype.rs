@@ -8,32 +8,55 @@ use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// The type of one element. The numbers are those of the C ABI (and of NCCL) and never change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+    strum::FromRepr,
+    strum::IntoStaticStr,
+)]
 #[repr(u8)]
 pub enum DType {
     /// Signed 8-bit integer.
+    #[strum(to_string = "int8")]
     I8 = 0,
     /// Unsigned 8-bit integer.
+    #[strum(to_string = "uint8")]
     U8 = 1,
     /// Signed 32-bit integer.
+    #[strum(to_string = "int32")]
     I32 = 2,
     /// Unsigned 32-bit integer.
+    #[strum(to_string = "uint32")]
     U32 = 3,
     /// Signed 64-bit integer.
+    #[strum(to_string = "int64")]
     I64 = 4,
     /// Unsigned 64-bit integer.
+    #[strum(to_string = "uint64")]
     U64 = 5,
     /// IEEE 754 binary16.
+    #[strum(to_string = "half")]
     F16 = 6,
     /// IEEE 754 binary32.
+    #[strum(to_string = "float")]
     F32 = 7,
     /// IEEE 754 binary64.
+    #[strum(to_string = "double")]
     F64 = 8,
     /// bfloat16: the upper half of a binary32.
+    #[strum(to_string = "bfloat16")]
     BF16 = 9,
     /// OCP 8-bit float with four exponent bits and no infinities: [`F8E4M3`].
+    #[strum(to_string = "float8e4m3")]
     F8E4M3 = 10,
     /// OCP 8-bit float with five exponent bits: [`F8E5M2`].
+    #[strum(to_string = "float8e5m2")]
     F8E5M2 = 11,
 }
 
@@ -57,7 +80,7 @@ impl DType {
     /// The type with this number, if there is one.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
+        Self::from_repr(code)
     }
 
     /// Size of one element in bytes, which is also its alignment.
@@ -80,20 +103,7 @@ impl DType {
     /// The name in tables, messages and flags.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::I8 => "int8",
-            Self::U8 => "uint8",
-            Self::I32 => "int32",
-            Self::U32 => "uint32",
-            Self::I64 => "int64",
-            Self::U64 => "uint64",
-            Self::F16 => "half",
-            Self::F32 => "float",
-            Self::F64 => "double",
-            Self::BF16 => "bfloat16",
-            Self::F8E4M3 => "float8e4m3",
-            Self::F8E5M2 => "float8e5m2",
-        }
+        self.into()
     }
 }
 

@@ -12,29 +12,41 @@ use std::sync::Arc;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kind of an [`Error`]. The numbers are those of the C ABI and never change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize, strum::IntoStaticStr,
+)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A pointer, count, enum or argument that no call can accept.
+    #[strum(to_string = "invalid argument")]
     InvalidArgument = 1,
     /// An environment variable or setting that cannot be parsed, or that contradicts another.
+    #[strum(to_string = "invalid setting")]
     InvalidSetting = 2,
     /// The operating system refused memory, a descriptor, a socket or another resource.
+    #[strum(to_string = "system error")]
     System = 3,
     /// The ranks could not find each other: an unreachable master, a port in use, a rank that did not join.
+    #[strum(to_string = "rendezvous failed")]
     Rendezvous = 4,
     /// Ranks differ in version, settings, program, count, dtype or operation.
+    #[strum(to_string = "ranks disagree")]
     Disagreement = 5,
     /// A rank died or its connection broke.
+    #[strum(to_string = "peer lost")]
     PeerLost = 6,
     /// A deadline passed.
+    #[strum(to_string = "timed out")]
     Timeout = 7,
     /// A rank called `abort`, or the communicator failed earlier.
+    #[strum(to_string = "aborted")]
     Aborted = 8,
     /// The request is not built into this binary or not possible on this machine.
+    #[strum(to_string = "unsupported")]
     Unsupported = 9,
     /// A bug in flexring.
+    #[strum(to_string = "internal error")]
     Internal = 10,
 }
 
@@ -42,18 +54,7 @@ impl ErrorKind {
     /// The name used in messages and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::InvalidArgument => "invalid argument",
-            Self::InvalidSetting => "invalid setting",
-            Self::System => "system error",
-            Self::Rendezvous => "rendezvous failed",
-            Self::Disagreement => "ranks disagree",
-            Self::PeerLost => "peer lost",
-            Self::Timeout => "timed out",
-            Self::Aborted => "aborted",
-            Self::Unsupported => "unsupported",
-            Self::Internal => "internal error",
-        }
+        self.into()
     }
 }
 

@@ -110,7 +110,7 @@ cudarc_vector!(CudaSlice<T>, CudaViewMut<'_, T>);
 mod of_cust {
     use super::{CallerStream, Element, GpuVector, NonNull, Piece, Result, piece, sealed};
     use crate::device::cuda::pointer::locate;
-    use crate::error::{Error, ErrorKind};
+    use crate::error::Error;
     use crate::memory::MemorySpace;
     use cust::memory::{DeviceBuffer, DeviceCopy};
 
@@ -130,8 +130,8 @@ mod of_cust {
                 None => Some(MemorySpace::Gpu(0)),
             };
             let Some(MemorySpace::Gpu(gpu)) = memory else {
-                let words =
-                    format!("the {bytes} bytes at {start:#x} of a buffer of cust are memory of no GPU");
+                let message =
+                    format!("the {bytes} bytes at {start:#x} of a buffer of cust are not GPU memory");
                 return Err(Error::invalid_argument(message));
             };
             // SAFETY: calls wait for completion, so the memory is valid until they are over.
