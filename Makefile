@@ -20,6 +20,8 @@ FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo 
 
 # cargo-nextest runs each test in a process of its own; without it, cargo test runs them in one.
 NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run || echo test)
+# What precedes names of tests.
+FILTERS = $(if $(findstring nextest,$(NEXTEST)),,--)
 # The library, the command and tests/suite, in one build.
 TESTS = --lib --bins --test suite
 
@@ -41,7 +43,7 @@ build:
 check: fmt
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
 	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(FEATURES) --lib --bins
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(FEATURES) --test suite pipeline planners imports
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(FEATURES) --test suite $(FILTERS) pipeline:: planners:: imports::
 
 # What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
 lint:

@@ -19,7 +19,7 @@ type DriverCode = c_uint;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub(crate) const INVALID_VALUE: DriverCode = 1;
-/// `CUDA_ERROR_NOT_READY`: the queried work is still under way.
+/// `CUDA_ERROR_NOT_READY`: the queried work is still running.
 pub(crate) const NOT_READY: DriverCode = 600;
 
 /// A context, stream, event, module or function: an opaque pointer that only the driver dereferences.
@@ -39,7 +39,7 @@ pub(crate) struct IpcByValue(pub IpcHandle);
 /// A function that the driver calls on a thread of its own.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A function that failed, or that the driver lacks.
+/// A driver call that failed, or a function that the driver lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DriverError {
     pub function: &'static str,
@@ -80,7 +80,7 @@ macro_rules! functions {
 
         #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         impl Driver {
-            /// Looks up all functions. Old drivers lack some of them.
+            /// Looks up all functions; one that this driver lacks is `None`.
             ///
             /// # Safety
             /// The driver's library must be present.

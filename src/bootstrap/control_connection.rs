@@ -307,7 +307,7 @@ impl ControlThread {
                 self.shut_down();
                 return Ok(());
             }
-            // Skip the heartbeat while writes are pending; the time-out detects a stuck coordinator.
+            // Skip the heartbeat while writes are pending; the timeout detects a stuck coordinator.
             if now >= next_heartbeat {
                 if !self.stream.has_unsent() {
                     self.send_heartbeat();

@@ -65,7 +65,7 @@ struct FailureReport {
     suspect: Option<Rank>,
     deadline: Instant,
     /// Ranks whose reports have been adopted. Each counts once, so that two ranks that blame each other do
-    /// not alternate for ever.
+    /// not alternate forever.
     adopted: Vec<Rank>,
 }
 
@@ -294,11 +294,11 @@ impl FailureDetector {
         let Some(gather) = &self.gather else {
             return;
         };
-        let leaver =
+        let departed =
             self.members.iter().enumerate().find(|(rank, member)| {
                 member.status != RankStatus::Active && !gather.parts.contains_key(rank)
             });
-        if let Some((rank, member)) = leaver {
+        if let Some((rank, member)) = departed {
             let message = format!(
                 "rank {rank} ({}) has left while other ranks exchange {}",
                 member.process, gather.label
@@ -367,7 +367,7 @@ impl FailureDetector {
         };
         let is_final = match report.suspect {
             Some(suspect) => self.members[suspect].status != RankStatus::Active,
-            // A rank's own failure needs no further cause. A time-out needs the call states of the other
+            // A rank's own failure needs no further cause. A timeout needs the call states of the other
             // ranks.
             None => {
                 report.error.kind() != ErrorKind::Timeout || self.active().all(|(_, member)| member.fresh)

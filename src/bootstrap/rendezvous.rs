@@ -44,7 +44,7 @@ pub(super) struct Rendezvous {
     location: String,
     world: Option<usize>,
     peers: BTreeMap<Rank, JoinedPeer>,
-    /// The earliest join deadline of all ranks, and the time-out that led to it.
+    /// The earliest join deadline of all ranks, and the timeout that led to it.
     deadline: Option<(Instant, Duration)>,
     root_cause: Option<Error>,
 }

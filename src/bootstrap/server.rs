@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a rank may take to close its connection after the coordinator has sent everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long ranks that join late still get the rendezvous error, if no rank gave a time-out.
+/// How long ranks that join late still get the rendezvous error, if no rank gave a timeout.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
 /// Maximum number of connections that have not sent a hello. Beyond it the oldest are dropped.
 const MAX_UNAUTHENTICATED: usize = 4096;

@@ -178,7 +178,7 @@ impl AddressEntry {
         entry
     }
 
-    /// `None` if the family is unknown or the port is 0.
+    /// The address that this entry encodes; `None` if the family is unknown or the port is 0.
     fn decode(&self) -> Option<SocketAddr> {
         let ip = match (self.family, self.ip) {
             (FAMILY_V4, [a, b, c, d, ..]) => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),

@@ -93,7 +93,7 @@ impl LocalGroup {
         Arc::new(Self { progress: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
     }
 
-    /// Adds to a time-out which ranks have not made the call.
+    /// Adds to a timeout which ranks have not made the call.
     fn explain_timeout(&self, error: &Error) -> Error {
         let progress = self.lock();
         let current = progress.iter().map(|progress| progress.last_call()).max().unwrap_or(0);

@@ -150,7 +150,7 @@ impl Communicator {
         let layout = arena_layout(config, world, world);
         let arenas =
             (0..world).map(|_| Arena::new(layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        let introduced: Vec<Neighbours> = local::introduce(&arenas, layout.bytes())?;
+        let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout.bytes())?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
             let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
@@ -174,7 +174,7 @@ impl Communicator {
             let member = LocalMember { group: Arc::clone(&group), rank: me };
             Self::start(builder.build(ControlPlane::Threads(member))?)
         };
-        arenas.into_iter().zip(introduced).enumerate().map(rank).collect()
+        arenas.into_iter().zip(neighbours).enumerate().map(rank).collect()
     }
 }
 

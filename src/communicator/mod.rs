@@ -55,7 +55,7 @@ impl Communicator {
     /// Open MPI, MPICH or Slurm. Returns when all ranks have joined and all links are ready.
     ///
     /// # Errors
-    /// `InvalidSetting` for a variable that cannot be used; `Rendezvous` if the ranks do not find each other
+    /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
     /// in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env()?;
@@ -77,7 +77,7 @@ impl Communicator {
     /// A world of `world` ranks that are threads of this process, one communicator each, in the order of ranks.
     ///
     /// # Errors
-    /// `InvalidSetting` for a variable that cannot be used; `System` if there is too little memory.
+    /// `InvalidSetting` for an environment variable whose value is not accepted; `System` if there is too little memory.
     pub fn local(world: usize) -> Result<Vec<Self>> {
         Self::local_with(&Config::from_env()?, world)
     }

@@ -92,7 +92,7 @@ impl CallRunner {
         let mut engine = self.lock_engine();
         self.check_usable()?;
         engine.sequence += 1;
-        // Fail before `leave`, so that the report to the other ranks names the call.
+        // Fail before `leave_call`, so that the report to the other ranks names the call.
         let outcome = self.attempt(checked, &mut engine).map_err(|failure| self.fail(failure));
         self.control.leave_call();
         outcome

@@ -79,7 +79,7 @@ pub enum Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
 pub enum Lowering {
-    /// Direct if all ranks share a node or each has its own, else a chain.
+    /// Direct for groups within one node, and for groups of at most 16 participants on nodes of their own; else a chain.
     Auto,
     /// Each participant adds its own part and sends the sum to the next one.
     Chain,

@@ -123,5 +123,5 @@ pub trait Device: Send {
     fn poll(&mut self, done: &mut dyn FnMut(u64)) -> Result<()>;
 
     /// Aborts all jobs: afterwards none of them accesses memory, and none is reported.
-    fn give_up(&mut self);
+    fn abort(&mut self);
 }

@@ -1,6 +1,6 @@
 //! The devices of a rank: one for host memory, and one for GPU memory if there is a GPU.
 //!
-//! Owns which device runs a job, and the number of jobs under way. Must not know what jobs are for.
+//! Owns which device runs a job, and the number of jobs in flight. Must not know what jobs are for.
 
 use crate::device::{Device, Job, Submitted};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::fault::Fault;
 pub(super) struct Devices {
     host: Box<dyn Device>,
     gpu: Option<Box<dyn Device>>,
-    /// The number of jobs under way.
+    /// The number of jobs in flight.
     under_way: usize,
 }
 
@@ -23,7 +23,7 @@ impl Devices {
         self.gpu = Some(gpu);
     }
 
-    /// Whether jobs are under way.
+    /// Whether jobs are in flight.
     pub(super) fn are_busy(&self) -> bool {
         self.under_way > 0
     }
@@ -51,7 +51,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Runs one job to its end. No other job may be under way.
+    /// Runs one job to its end. No other job may be in flight.
     pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault) -> Result<()> {
         self.submit(job, 0)?;
         while self.are_busy() {
@@ -64,9 +64,9 @@ impl Devices {
 
     /// Aborts all jobs: afterwards none accesses memory, and none is reported.
     pub(super) fn abort(&mut self) {
-        self.host.give_up();
+        self.host.abort();
         if let Some(gpu) = &mut self.gpu {
-            gpu.give_up();
+            gpu.abort();
         }
         self.under_way = 0;
     }

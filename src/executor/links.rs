@@ -14,7 +14,7 @@ pub(super) struct Links {
     transports: Vec<AnyTransport>,
     /// By rank, the index of the transport that reaches it.
     routes: Vec<usize>,
-    /// Jobs under way that read views of peers' memory.
+    /// Jobs in flight that read views of peers' memory.
     reading_jobs: usize,
 }
 
@@ -152,7 +152,7 @@ impl Links {
         self.transports.iter_mut().for_each(|transport| transport.common_mut().clear_need_wakeup());
     }
 
-    /// The descriptor of the transport with this index, if there is such a transport.
+    /// The wake-up descriptor of the transport with this index, if there is such a transport.
     pub(super) fn wake_fd(&self, index: usize) -> Option<BorrowedFd<'_>> {
         self.transports.get(index).map(|transport| transport.common().wake_fd())
     }

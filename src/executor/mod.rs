@@ -13,7 +13,7 @@
 //! | `devices` | the device of the host and that of a GPU |
 //! | `slots` | the memory of the pool's slots |
 //! | `wait` | spinning and sleeping until something happens |
-//! | `ticket` | the numbers of jobs under way |
+//! | `ticket` | the numbers of jobs in flight |
 //! | `bound_call` | a call with its memory |
 
 mod bound_call;

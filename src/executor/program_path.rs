@@ -25,7 +25,7 @@ pub(super) struct ProgramPath {
     current: usize,
     /// The peers that exchange messages with this rank in the program that runs.
     peers: Vec<Rank>,
-    /// By rank, whether it has entered the call under way.
+    /// By rank, whether it has entered the current call.
     entered: Vec<bool>,
     /// How many of the peers have not.
     missing: usize,
@@ -124,7 +124,7 @@ impl ProgramPath {
             slot_bytes: resources.slots.slot_bytes(),
             gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
         };
-        let layout = CallLayout::new(&facts, &self.pipeline().program().windows);
+        let layout = CallLayout::new(&facts, &self.pipeline().program().held_spans);
         if call.count == 0 {
             // The dummy element that the layout asks for.
             let dummy = resources.slots.spare(size_of::<u64>());
@@ -334,7 +334,7 @@ impl ProgramPath {
         let from = |start: u64| (elements.start - start) as usize * size;
         match location {
             Location::Buffer(BufferKind::Input) => bound.input.narrow(from(layout.input.start), len),
-            // Programs cut their steps at the ends of the windows, so a piece is wholly inside or outside.
+            // Programs cut their steps at the ends of the held spans, so a piece is wholly inside or outside.
             Location::Buffer(BufferKind::Output) if layout.output.contains(&elements.start) => {
                 bound.output.narrow(from(layout.output.start), len)
             }

@@ -28,7 +28,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Waits for a link or a device to have something to do. `false` if nothing had for the time-out.
+    /// Waits for a link or a device to have something to do. `false` if nothing had for the timeout.
     pub(super) fn pause(&mut self) -> Result<bool> {
         self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())
     }

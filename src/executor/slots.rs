@@ -34,7 +34,7 @@ struct GpuSlots {
     host: SlotSet,
     /// In the memory of the GPU.
     gpu: SlotSet,
-    /// By slot, which of the two the message under way uses.
+    /// By slot, which of the two the message in flight uses.
     memory: Vec<SlotMemory>,
 }
 

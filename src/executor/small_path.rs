@@ -18,7 +18,7 @@ impl SmallPath {
         Self { mailbox }
     }
 
-    /// Executes a call whose vectors fit a mailbox. All ranks add in the order of their places on the node, so all
+    /// Executes a call whose vectors fit a mailbox. All ranks add in the order of their local ranks, so all
     /// get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         self.publish(resources, bound)?;
@@ -28,7 +28,7 @@ impl SmallPath {
 
     /// Writes this rank's vector and call to its mailbox.
     fn publish(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
-        let into = self.mailbox.open().narrow(0, bound.input.len());
+        let into = self.mailbox.begin().narrow(0, bound.input.len());
         let factor = bound.prescale.then_some(bound.call.factor);
         let copy = Job {
             dtype: bound.call.dtype,
@@ -51,10 +51,10 @@ impl SmallPath {
         operands.clear();
         wait.begin();
         while operands.len() < *world {
-            let place = operands.len();
-            let rank = self.mailbox.rank_at(place);
-            let Some((call, bytes)) = self.mailbox.look(place) else {
-                let is_posted = || self.mailbox.look(place).is_some();
+            let local_rank = operands.len();
+            let rank = self.mailbox.rank_at(local_rank);
+            let Some((call, bytes)) = self.mailbox.peek(local_rank) else {
+                let is_posted = || self.mailbox.peek(local_rank).is_some();
                 if !wait.pause_unless(fault, links, is_posted)? {
                     let message = format!(
                         "{}: rank {rank} did not make the same call within {:?}",

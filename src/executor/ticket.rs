@@ -2,7 +2,7 @@
 
 use crate::plan::program::StepId;
 
-/// What a job under way is about.
+/// What a job in flight is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub step: StepId,

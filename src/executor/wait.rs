@@ -1,4 +1,4 @@
-//! Waiting: a rank spins briefly, then sleeps until a wake-up, and never beyond its time-out.
+//! Waiting: a rank spins briefly, then sleeps until a wake-up, and never beyond its timeout.
 //!
 //! Owns how long to spin and to sleep. Must not know what is waited for.
 
@@ -41,7 +41,7 @@ impl Wait {
         self.timeout
     }
 
-    /// Resets the wait at the begin of a call.
+    /// Resets the wait at the start of a call.
     pub(super) fn begin(&mut self) {
         self.progressed();
     }
@@ -53,7 +53,7 @@ impl Wait {
     }
 
     /// Spins once, or sleeps until a link may have work. While devices are busy sleeps are short, as devices have no
-    /// wake-up descriptor. `false` if there was no progress for the time-out.
+    /// wake-up descriptor. `false` if there was no progress for the timeout.
     ///
     /// # Errors
     /// The fault, if it was raised.
@@ -62,7 +62,7 @@ impl Wait {
     }
 
     /// Spins once, or sleeps until a link may have work, while no device is busy. Does not sleep if `is_ready` returns
-    /// true after peers were asked to notify this rank. `false` if there was no progress for the time-out.
+    /// true after peers were asked to notify this rank. `false` if there was no progress for the timeout.
     ///
     /// # Errors
     /// The fault, if it was raised.

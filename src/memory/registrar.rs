@@ -12,7 +12,7 @@ pub trait Registrar: Send + Sync {
     /// `System` if the system or a device refuses.
     fn register(&self, piece: Piece) -> Result<()>;
 
-    /// Ends one registration of exactly this memory. Operations under way keep it until they are done.
+    /// Ends one registration of exactly this memory. Operations in flight keep it until they are done.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered.

@@ -3,7 +3,7 @@
 //! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
 
 use super::pipeline::{Binding, LinkProfile, Staging};
-use super::program::Windows;
+use super::program::HeldSpans;
 use crate::call::Collective;
 use std::ops::Range;
 
@@ -62,10 +62,10 @@ pub struct CallLayout {
 }
 
 impl CallLayout {
-    /// The layout of a call of a program with these windows.
+    /// The layout of a call of a program that holds these spans.
     #[must_use]
-    pub fn new(facts: &CallFacts, windows: &Windows) -> Self {
-        let copies_input = facts.in_place && windows.disjoint;
+    pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Self {
+        let copies_input = facts.in_place && held_spans.disjoint;
         let binding = Binding {
             count: facts.count.max(1),
             subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
@@ -73,8 +73,8 @@ impl CallLayout {
             in_place: facts.in_place && !copies_input,
         };
         Self {
-            input: windows.input.elements(binding.count, binding.align),
-            output: windows.output.elements(binding.count, binding.align),
+            input: held_spans.input.elements(binding.count, binding.align),
+            output: held_spans.output.elements(binding.count, binding.align),
             binding,
             copies_input,
             streaming: facts.output_bytes > STREAMING_BYTES,
@@ -173,12 +173,12 @@ pub enum LinkDelivery {
 /// directions need some.
 #[must_use]
 pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> LinkProfile {
-    let (in_place, send_slots) = match delivery {
+    let (reads_in_place, send_slots) = match delivery {
         LinkDelivery::InPlace => (true, slots),
         LinkDelivery::Posted { may_stage: false } => (false, 0),
         LinkDelivery::Posted { may_stage: true } => (false, slots / 2),
     };
-    LinkProfile { in_place, window, send_slots, recv_slots: slots - send_slots }
+    LinkProfile { reads_in_place, window, send_slots, recv_slots: slots - send_slots }
 }
 
 #[cfg(test)]
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::plan::fraction::Span;
 
-    const WHOLE: Windows = Windows { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
+    const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
 
     /// 1 Mi floats on 4 ranks, in slots of 128 KiB.
     fn facts() -> CallFacts {
@@ -261,7 +261,8 @@ mod tests {
         for (in_place, disjoint, copies) in
             [(false, false, false), (false, true, false), (true, false, false), (true, true, true)]
         {
-            let layout = CallLayout::new(&CallFacts { in_place, ..facts() }, &Windows { disjoint, ..WHOLE });
+            let layout =
+                CallLayout::new(&CallFacts { in_place, ..facts() }, &HeldSpans { disjoint, ..WHOLE });
             assert_eq!(layout.copies_input, copies);
             assert_eq!(layout.binding.in_place, in_place && !disjoint);
         }
@@ -311,7 +312,7 @@ mod tests {
         let slots = |delivery| {
             let profile = link_profile(delivery, 8, 5);
             assert_eq!(profile.window, 8);
-            (profile.in_place, profile.send_slots, profile.recv_slots)
+            (profile.reads_in_place, profile.send_slots, profile.recv_slots)
         };
         assert_eq!(slots(LinkDelivery::InPlace), (true, 5, 0));
         assert_eq!(slots(LinkDelivery::Posted { may_stage: false }), (false, 0, 5));

@@ -27,7 +27,7 @@ pub enum BufferKind {
 /// One operand of a combine, in the order of addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandSource {
-    /// Data of this rank.
+    /// A part of one of this rank's own vectors.
     Own {
         /// The vector that holds it.
         buffer: BufferKind,
@@ -100,7 +100,7 @@ pub struct Dependency {
 /// A step's messages on one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEntry {
-    /// The step.
+    /// The step that sends or uses these messages.
     pub step: StepId,
     /// The index of the peer among a send's peers, or of the operand among a combine's operands.
     pub part: u32,
@@ -117,7 +117,7 @@ pub struct LinkMessages {
 
 /// The parts of the vector that the caller's memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct HeldSpans {
     /// The span of the caller's input.
     pub input: Span,
     /// The span of the caller's output. Partial sums outside it are in the executor's scratch memory.
@@ -150,7 +150,7 @@ pub struct Program {
     /// How sub-chunks of all depths are interleaved; `None` if the messages of a link are ordered by step.
     pub waves: Option<Waves>,
     /// The parts of the vector that the caller's memory holds.
-    pub windows: Windows,
+    pub held_spans: HeldSpans,
     /// By step, the earlier steps that it waits for, as a range of `dependencies`.
     dependency_ranges: Vec<Range<u32>>,
     dependencies: Vec<Dependency>,
@@ -167,7 +167,7 @@ pub(super) struct ProgramParts {
     pub(super) world: usize,
     pub(super) digest: u64,
     pub(super) waves: Option<Waves>,
-    pub(super) windows: Windows,
+    pub(super) held_spans: HeldSpans,
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
 }
@@ -175,7 +175,7 @@ pub(super) struct ProgramParts {
 impl Program {
     /// Builds a program from its steps and their dependencies: derives dependents and messages.
     pub(super) fn assemble(parts: ProgramParts) -> Self {
-        let ProgramParts { rank, world, digest, waves, windows, steps, depends } = parts;
+        let ProgramParts { rank, world, digest, waves, held_spans, steps, depends } = parts;
         let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
@@ -207,7 +207,7 @@ impl Program {
             digest,
             steps,
             waves,
-            windows,
+            held_spans,
             dependency_ranges,
             dependencies,
             dependent_ranges,

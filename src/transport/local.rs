@@ -15,20 +15,20 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `System` if the process has no descriptor left or an arena cannot be mapped.
-pub fn introduce(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
+pub fn share_arenas(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
     let wakes = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
     let prefaults = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
     let neighbour = |rank: Rank| -> Result<Neighbour> {
         let arena = Arc::new(PeerArena::map(arenas[rank].file(), fixed)?);
         let (wake, prefault) = (wakes[rank].try_clone()?, prefaults[rank].try_clone()?);
-        Ok(Neighbour { rank, place: rank, arena, wake, prefault })
+        Ok(Neighbour { rank, local_rank: rank, arena, wake, prefault })
     };
     (0..arenas.len())
-        .map(|place| {
+        .map(|local_rank| {
             let others =
-                (0..arenas.len()).filter(|rank| *rank != place).map(neighbour).collect::<Result<_>>()?;
-            let (wake, prefault) = (wakes[place].try_clone()?, prefaults[place].try_clone()?);
-            Ok(Neighbours { place, wake, prefault, others })
+                (0..arenas.len()).filter(|rank| *rank != local_rank).map(neighbour).collect::<Result<_>>()?;
+            let (wake, prefault) = (wakes[local_rank].try_clone()?, prefaults[local_rank].try_clone()?);
+            Ok(Neighbours { local_rank, wake, prefault, others })
         })
         .collect()
 }

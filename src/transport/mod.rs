@@ -36,7 +36,7 @@ pub enum Event {
         /// The peer's call, as the peer announced it.
         call: Call,
     },
-    /// The oldest message under way to the peer is no longer read: its bytes may change.
+    /// The oldest message in flight to the peer is no longer read: its bytes may change.
     SendComplete {
         /// The receiver.
         peer: Rank,
@@ -55,12 +55,12 @@ pub enum Event {
     },
 }
 
-/// Events for the executor, oldest first. Allocated once, with room for all that can be under way.
+/// Events for the executor, oldest first. Allocated once, with room for all that can be in flight.
 pub type Events = VecDeque<Event>;
 
 /// A set of links of one kind: what all transports do. No method blocks, and none allocates once the links are made.
 ///
-/// How received messages are delivered is the matter of two further traits, of which every transport implements one:
+/// How received messages are delivered is defined by two further traits; every transport implements one of them:
 /// [`InPlaceTransport`] or [`PostedTransport`].
 pub trait Transport: Send {
     /// Its name in settings, logs and messages.
@@ -69,7 +69,7 @@ pub trait Transport: Send {
     /// Whether a message can be sent directly from `piece`; otherwise it must be staged in a slot of the pool.
     fn can_send_from(&self, piece: Piece) -> bool;
 
-    /// How many messages may be under way on one link in one direction: sends without their `SendComplete`, and
+    /// How many messages may be in flight on one link in one direction: sends without their `SendComplete`, and
     /// posted receives without their `RecvComplete` or views that are not released.
     fn window(&self) -> usize;
 
@@ -84,7 +84,7 @@ pub trait Transport: Send {
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()>;
 
     /// Sends the bytes of `piece` as the next message to `peer`. They must not change before the `SendComplete`.
-    /// At most [`window`](Self::window) messages may be under way.
+    /// At most [`window`](Self::window) messages may be in flight.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.

@@ -151,7 +151,7 @@ fn simulate(seed: u64) {
         .map(|rank| {
             let program = plan.program(rank, spec);
             let mut pipeline = Pipeline::new(Arc::new(program), |peer| LinkProfile {
-                in_place: nodes[peer] == nodes[rank],
+                reads_in_place: nodes[peer] == nodes[rank],
                 window,
                 send_slots: slots,
                 recv_slots: slots,
@@ -163,7 +163,7 @@ fn simulate(seed: u64) {
                 // Start again, as for the next call: it must reset all state of the first.
                 pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             }
-            let initial_input = elements(spec.windows(rank, world).input);
+            let initial_input = elements(spec.held_spans(rank, world).input);
             let initial_input: Vec<u64> = (0..count)
                 .map(|at| if initial_input.contains(&at) { contribution(rank, at) } else { u64::MAX / 2 })
                 .collect();
@@ -188,7 +188,7 @@ fn simulate(seed: u64) {
     let mut world_state = World { ranks, links };
     world_state.run(&mut random, seed);
     for (rank, rank_state) in world_state.ranks.iter().enumerate() {
-        for at in elements(spec.windows(rank, world).output) {
+        for at in elements(spec.held_spans(rank, world).output) {
             let expected: u64 = match spec.collective {
                 Collective::AllGather => contribution((at * world as u64 / count) as Rank, at),
                 Collective::Broadcast => contribution(spec.root, at),

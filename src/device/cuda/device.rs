@@ -404,7 +404,7 @@ impl Device for Cuda {
         self.within(|cuda| cuda.poll_entered(done))
     }
 
-    fn give_up(&mut self) {
+    fn abort(&mut self) {
         // What was not launched never will be: it may be part of what failed.
         self.batch.clear();
         for queue in [&mut self.out, &mut self.in_, &mut self.reduction] {
@@ -420,6 +420,6 @@ impl Device for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        self.give_up();
+        self.abort();
     }
 }

@@ -159,7 +159,7 @@ impl Device for Host {
         Ok(())
     }
 
-    fn give_up(&mut self) {}
+    fn abort(&mut self) {}
 }
 
 /// The source of a job that only copies.

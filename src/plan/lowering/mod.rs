@@ -117,7 +117,7 @@ impl Plan {
         };
         let mut transfers = lowering.transfers();
         transfers.sort_by_key(|transfer| (transfer.depth, transfer.group, transfer.segment.span.start));
-        let windows = spec.windows(rank, world);
+        let held_spans = spec.held_spans(rank, world);
         let mut builder = StepBuilder::new(rank, spec);
         for transfer in transfers {
             let span = transfer.segment.span;
@@ -129,7 +129,7 @@ impl Plan {
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
-        let mine = windows.input.intersection(windows.output);
+        let mine = held_spans.input.intersection(held_spans.output);
         if !mine.is_empty() {
             builder.keep(mine);
         }
@@ -142,7 +142,7 @@ impl Plan {
                 longest: self.longest_shard,
                 lag: (LEAD / self.schedule.shards().len() as u64).max(MIN_LAG),
             }),
-            windows,
+            held_spans,
             steps: builder.steps,
             depends: builder.depends,
         })

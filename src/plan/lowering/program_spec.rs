@@ -5,7 +5,7 @@
 use crate::call::Collective;
 use crate::plan::Rank;
 use crate::plan::fraction::{Fraction, Span};
-use crate::plan::program::Windows;
+use crate::plan::program::HeldSpans;
 
 /// The collective that a program executes, and in which variant. Equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ impl ProgramSpec {
 
     /// The parts of the vector that the caller on `rank` provides and receives.
     #[must_use]
-    pub fn windows(&self, rank: Rank, world: usize) -> Windows {
+    pub fn held_spans(&self, rank: Rank, world: usize) -> HeldSpans {
         let nothing = Span { start: Fraction::ZERO, end: Fraction::ZERO };
         let own = Span::part(rank, world);
         let at_root = if rank == self.root { Span::WHOLE } else { nothing };
@@ -50,7 +50,7 @@ impl ProgramSpec {
             Collective::Broadcast => (at_root, Span::WHOLE),
             Collective::Reduce => (Span::WHOLE, at_root),
         };
-        Windows { input, output, disjoint: self.one_shot }
+        HeldSpans { input, output, disjoint: self.one_shot }
     }
 
     /// A number that differs between variants, apart from the root.

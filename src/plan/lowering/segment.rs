@@ -18,7 +18,7 @@ pub(super) struct Segment {
 }
 
 /// Cuts the vector at the ends of shards, so that each shard's sub-chunks are a grid of their own, and at the ends of
-/// the callers' windows. Spans that are sent whole are cut only where parts of them are complete at different levels.
+/// the spans that callers hold. Spans that are sent whole are cut only where parts of them are complete at different levels.
 pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     if spec.one_shot {

@@ -22,7 +22,7 @@ pub(super) struct StepBuilder {
     rank: Rank,
     prescale: bool,
     reproducible: bool,
-    /// See [`Windows::disjoint`](crate::plan::program::Windows::disjoint).
+    /// See [`HeldSpans::disjoint`](crate::plan::program::HeldSpans::disjoint).
     disjoint: bool,
     /// Grid and depth of the steps that follow.
     position: (Span, u32),

@@ -19,7 +19,7 @@ pub struct Binding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkProfile {
     /// Whether received messages are read in the sender's memory. Otherwise this rank posts receives.
-    pub in_place: bool,
+    pub reads_in_place: bool,
     /// Most messages in flight in each direction.
     pub window: usize,
     /// Most slots that staged messages to the peer may hold.

@@ -141,7 +141,7 @@ impl Pipeline {
                 continue;
             };
             let link = self.links[peer].as_ref()?;
-            let direct = !link.profile.in_place && !link.staging.recv;
+            let direct = !link.profile.reads_in_place && !link.staging.recv;
             if direct && self.program.steps[step as usize].is_copy() {
                 // The message is received into the output: no device is needed.
                 return None;

@@ -83,7 +83,7 @@ impl LinkState {
         (self.recv_posted, self.recv_completed, self.released) = (0, 0, 0);
         (self.send_slots_held, self.recv_slots_held) = (0, 0);
         self.send_queued = true;
-        self.recv_queued = !self.profile.in_place;
+        self.recv_queued = !self.profile.reads_in_place;
     }
 
     /// Whether the window allows no further send.

@@ -244,7 +244,7 @@ impl Pipeline {
     pub fn recv_ready(&mut self, peer: Rank) -> Result<u64, Violation> {
         let link = self.links[peer].as_mut().ok_or_else(|| unexpected("message", peer))?;
         let message = link.recv_completed;
-        let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.in_place) else {
+        let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.reads_in_place) else {
             return Err(unexpected("message", peer));
         };
         if message - link.released >= link.profile.window as u64 {
@@ -326,7 +326,7 @@ impl Pipeline {
                 link.recv_slots_held -= 1;
                 self.free.push(slot);
             }
-            let releases = link.profile.in_place.then_some(&mut self.to_release);
+            let releases = link.profile.reads_in_place.then_some(&mut self.to_release);
             link.release_consumed(peer, releases);
             self.queue_recv(peer);
         }
@@ -402,7 +402,7 @@ impl Pipeline {
 
     fn queue_recv(&mut self, peer: Rank) {
         let link = self.links[peer].as_mut().expect("the link exists");
-        if !link.profile.in_place && !std::mem::replace(&mut link.recv_queued, true) {
+        if !link.profile.reads_in_place && !std::mem::replace(&mut link.recv_queued, true) {
             self.to_post_recv.push_back(peer);
         }
     }

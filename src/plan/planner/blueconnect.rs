@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 
-/// The schedule of BlueConnect (Cho et al., SysML 2019, as `papers/000` describes it): a reduce-scatter for each level of
+/// The schedule of BlueConnect (Cho et al., SysML 2019, as Lee et al., "FlexReduce", describe it): a reduce-scatter for each level of
 /// the tree, with all branches of a level in parallel.
 ///
 /// # Errors

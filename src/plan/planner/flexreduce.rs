@@ -7,7 +7,7 @@ use crate::plan::schedule::{Group, HeldSpan, ParticipantSet, Schedule};
 use crate::plan::topology::{Topology, VertexId, VertexKind};
 use std::sync::Arc;
 
-/// The schedule of Lee et al. (FlexReduce, `papers/000`, Fig. 3). Every branch divides the portions of its leaves by its
+/// The schedule of Lee et al. ("FlexReduce", Fig. 3). Every branch divides the portions of its leaves by its
 /// degree. The leaves, sorted by the end of the range that they hold, then its start, then the rank, take consecutive
 /// ranges of the length of their portions. Each range is reduced from the ranks that hold its parts.
 ///

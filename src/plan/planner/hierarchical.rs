@@ -7,7 +7,7 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// The hierarchical all-reduce of Ueno and Yokota (CCGrid 2019, `papers/001`). The ranks in tree order are the points of a
+/// The hierarchical all-reduce of Ueno and Yokota (CCGrid 2019). The ranks in tree order are the points of a
 /// grid with these dimensions, from the innermost. At level l, every line of the grid along dimension l is a ring that
 /// divides the spans that its ranks hold.
 ///

@@ -6,7 +6,7 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// The three phases of Jia et al. (2018, as `papers/000` describes them): a reduction onto the first rank of each node, a
+/// The three phases of Jia et al. (2018, as Lee et al., "FlexReduce", describe them): a reduction onto the first rank of each node, a
 /// ring of these ranks, and a broadcast within each node. It sends as few bytes over each node's link as possible, but one
 /// rank per node sends them while the others wait.
 #[must_use]

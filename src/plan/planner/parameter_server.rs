@@ -8,7 +8,7 @@ use crate::plan::topology::Topology;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Parameter servers (BytePS, as `papers/002` describes it) on the ranks `servers`. They own equal parts of the vector, and
+/// Parameter servers (BytePS, as Kun Yuan describes it in "On the Time Complexity of Common All-Reduce Methods", 2019) on the ranks `servers`. They own equal parts of the vector, and
 /// contribute like all others. If `servers` is empty, the first rank of each node is a server.
 ///
 /// # Errors

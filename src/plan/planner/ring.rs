@@ -5,7 +5,7 @@ use crate::plan::schedule::{Group, ParticipantSet, Schedule};
 use crate::plan::topology::Topology;
 use std::sync::Arc;
 
-/// The ring of Patarasuk and Yuan (JPDC 2009), as `papers/003` draws it. Every span goes once around all ranks, which add
+/// The ring of Patarasuk and Yuan (JPDC 2009). Every span goes once around all ranks, which add
 /// their contributions, and ends at its owner. Ranks of a node are consecutive in the ring, so each span enters each node
 /// once. Rank k owns span k.
 #[must_use]

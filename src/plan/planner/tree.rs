@@ -5,7 +5,7 @@ use crate::plan::fraction::Span;
 use crate::plan::schedule::{Group, Schedule};
 use crate::plan::topology::Topology;
 
-/// A binary tree (`papers/002`). The ranks in tree order form a heap, and every rank adds the sums of its two children.
+/// A binary tree (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019). The ranks in tree order form a heap, and every rank adds the sums of its two children.
 /// 2 log2 p hops, pipelined by sub-chunks.
 #[must_use]
 pub fn binary(topology: &Topology) -> Schedule {
@@ -30,7 +30,7 @@ pub fn binary(topology: &Topology) -> Schedule {
     Schedule::new("tree", world, levels)
 }
 
-/// A star (`papers/002`): all ranks reduce onto the first rank in tree order.
+/// A star (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019): all ranks reduce onto the first rank in tree order.
 #[must_use]
 pub fn star(topology: &Topology) -> Schedule {
     let order = topology.ranks_in_tree_order();

@@ -59,7 +59,7 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
             }
             if writes {
                 for (reader, input) in &segment.readers {
-                    if *input && program.windows.disjoint {
+                    if *input && program.held_spans.disjoint {
                         continue;
                     }
                     if on.get(reader).is_none_or(|in_place_only| *in_place_only && !input) {

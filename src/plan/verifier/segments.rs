@@ -3,7 +3,7 @@
 //! Owns the cut points. Must not know what is checked on a segment.
 
 use crate::plan::fraction::{Fraction, Span};
-use crate::plan::program::{Program, Windows};
+use crate::plan::program::{HeldSpans, Program};
 
 /// All points where a step or a window of some program begins or ends, sorted, without the end of the vector. Segment
 /// i is from cut i to cut i + 1 (or to the end of the vector).
@@ -11,7 +11,7 @@ pub(super) fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fract
     let mut cuts = vec![Fraction::ZERO];
     for program in programs {
         cuts.extend(program.steps.iter().flat_map(|step| [step.span.start, step.span.end]));
-        let Windows { input, output, .. } = program.windows;
+        let HeldSpans { input, output, .. } = program.held_spans;
         cuts.extend([input.start, input.end, output.start, output.end]);
     }
     cuts.sort_unstable();

@@ -172,7 +172,7 @@ impl<'a> SymbolicRun<'a> {
 
     /// The contribution of `rank` to a segment.
     fn input(&mut self, rank: Rank, at: usize, spec: ProgramSpec) -> std::result::Result<u32, String> {
-        let input = spec.windows(rank, self.programs.len()).input;
+        let input = spec.held_spans(rank, self.programs.len()).input;
         if self.cuts[at] < input.start || self.cuts[at] >= input.end {
             return Err(format!(
                 "rank {rank} uses {} of the input, which its caller does not provide",
@@ -203,7 +203,7 @@ impl<'a> SymbolicRun<'a> {
             let mut divisions = 0;
             for (rank, (results, divided)) in output.iter().zip(divided).enumerate() {
                 divisions += divided[at];
-                let window = spec.windows(rank, world).output;
+                let window = spec.held_spans(rank, world).output;
                 if self.cuts[at] < window.start || self.cuts[at] >= window.end {
                     continue;
                 }

@@ -32,9 +32,9 @@ impl GpuSharing {
         self.opened_by_all
     }
 
-    /// Opens the memory that neighbours have published, and checks which of them have this rank's memory open. `place`
+    /// Opens the memory that neighbours have published, and checks which of them have this rank's memory open. `local_rank`
     /// is this rank's index on the node.
-    pub(super) fn open_neighbours(&mut self, control: &ControlPage, place: usize, links: &mut [Link]) {
+    pub(super) fn open_neighbours(&mut self, control: &ControlPage, local_rank: usize, links: &mut [Link]) {
         let Some(sharing) = &mut self.sharing else { return };
         if links.len() >= GPU_NEIGHBOURS {
             return;
@@ -44,7 +44,7 @@ impl GpuSharing {
             let Some(export) = link.control.gpu.read() else { continue };
             link.gpu = match sharing.open(&export) {
                 Ok(piece) => {
-                    control.gpu.set_open(link.place);
+                    control.gpu.set_open(link.local_rank);
                     PeerGpu::Open(piece)
                 }
                 Err(error) => {
@@ -57,7 +57,7 @@ impl GpuSharing {
                 }
             };
         }
-        self.opened_by_all = links.iter().all(|link| link.control.gpu.has_open(place));
+        self.opened_by_all = links.iter().all(|link| link.control.gpu.has_open(local_rank));
     }
 
     /// The offset of `piece` in this rank's shared GPU memory, if it lies there.
@@ -68,13 +68,13 @@ impl GpuSharing {
     }
 
     /// Closes the neighbours' memory, and waits until they have closed this rank's.
-    pub(super) fn close(&mut self, control: &ControlPage, place: usize, links: &[Link]) {
+    pub(super) fn close(&mut self, control: &ControlPage, local_rank: usize, links: &[Link]) {
         let Some(sharing) = &mut self.sharing else { return };
         if sharing.close() {
             control.gpu.clear_open();
         }
         let deadline = Instant::now() + CLOSE_TIMEOUT;
-        while links.iter().any(|link| link.control.gpu.has_open(place)) {
+        while links.iter().any(|link| link.control.gpu.has_open(local_rank)) {
             if Instant::now() > deadline {
                 log::debug!("a neighbour still has this rank's GPU memory open after {CLOSE_TIMEOUT:?}");
                 sharing.abandon();

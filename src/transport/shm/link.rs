@@ -48,7 +48,7 @@ impl PeerGpu {
 pub(super) struct Link {
     pub rank: Rank,
     /// Its index among the ranks of the node.
-    pub place: usize,
+    pub local_rank: usize,
     pub control: ArenaRef<ControlPage>,
     pub arena: Arc<PeerArena>,
     pub gpu: PeerGpu,
@@ -67,7 +67,7 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(
         rank: Rank,
-        place: usize,
+        local_rank: usize,
         duplex: Duplex<ArenaRef<SpscQueue>>,
         control: ArenaRef<ControlPage>,
         arena: Arc<PeerArena>,
@@ -75,7 +75,7 @@ impl Link {
     ) -> Self {
         Self {
             rank,
-            place,
+            local_rank,
             control,
             arena,
             gpu: PeerGpu::default(),

@@ -60,7 +60,7 @@ struct PeerMailbox {
 /// The mailboxes of a node, as one of its ranks sees them.
 pub struct Mailbox {
     mine: MailboxSlots,
-    place: usize,
+    local_rank: usize,
     /// By index on the node; `None` for this rank.
     others: Vec<Option<PeerMailbox>>,
     ranks: Vec<Rank>,
@@ -79,14 +79,14 @@ impl Mailbox {
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
             let owner: ArenaOwner = Arc::clone(&other.arena) as _;
-            ranks[other.place] = other.rank;
-            others[other.place] = Some(PeerMailbox {
+            ranks[other.local_rank] = other.rank;
+            others[other.local_rank] = Some(PeerMailbox {
                 slots: MailboxSlots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
                 control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), owner)?,
                 wake: other.wake.try_clone()?,
             });
         }
-        Ok(Self { mine, place: neighbours.place, others, ranks, number: 0 })
+        Ok(Self { mine, local_rank: neighbours.local_rank, others, ranks, number: 0 })
     }
 
     /// The number of ranks on the node.
@@ -95,14 +95,14 @@ impl Mailbox {
         self.ranks.len()
     }
 
-    /// The rank with the index `place` on the node.
+    /// The rank with this local rank.
     #[must_use]
-    pub fn rank_at(&self, place: usize) -> Rank {
-        self.ranks[place]
+    pub fn rank_at(&self, local_rank: usize) -> Rank {
+        self.ranks[local_rank]
     }
 
     /// Begins a small call and returns this rank's own slot, to be filled before [`post`](Self::post).
-    pub fn open(&mut self) -> Piece {
+    pub fn begin(&mut self) -> Piece {
         self.number += 1;
         self.mine.bytes[self.slot()]
     }
@@ -121,11 +121,12 @@ impl Mailbox {
         }
     }
 
-    /// The call and the bytes that the rank with the index `place` has posted for this call; `None` if it has not yet. The
+    /// The call and the bytes that the rank with this local rank has posted for this call; `None` if it has not yet. The
     /// call is `None` if its words are invalid.
     #[must_use]
-    pub fn look(&self, place: usize) -> Option<(Option<Call>, Piece)> {
-        let slots = if place == self.place { &self.mine } else { &self.others[place].as_ref()?.slots };
+    pub fn peek(&self, local_rank: usize) -> Option<(Option<Call>, Piece)> {
+        let slots =
+            if local_rank == self.local_rank { &self.mine } else { &self.others[local_rank].as_ref()?.slots };
         let header = &slots.headers[self.slot()];
         if header.number.load(Ordering::Acquire) != self.number {
             return None;

@@ -64,7 +64,7 @@ pub struct Shm {
     /// The part of each arena that GPUs read.
     gpu_pool: PoolLayout,
     /// This rank's index on the node.
-    place: usize,
+    local_rank: usize,
     gpu: GpuSharing,
 }
 
@@ -87,8 +87,8 @@ impl Shm {
         for neighbour in &neighbours.others {
             let peer_owner: ArenaOwner = Arc::clone(&neighbour.arena) as _;
             let queue_bytes = size_of::<SpscQueue>();
-            let mine = arena.piece(layout.queue(neighbour.place), queue_bytes);
-            let theirs = neighbour.arena.piece(layout.queue(neighbours.place), queue_bytes);
+            let mine = arena.piece(layout.queue(neighbour.local_rank), queue_bytes);
+            let theirs = neighbour.arena.piece(layout.queue(neighbours.local_rank), queue_bytes);
             let duplex = Duplex::new(
                 ArenaRef::new(mine, Arc::clone(&owner))?,
                 ArenaRef::new(theirs, Arc::clone(&peer_owner))?,
@@ -96,7 +96,7 @@ impl Shm {
             let control = ArenaRef::new(neighbour.arena.piece(0, size_of::<ControlPage>()), peer_owner)?;
             link_of_rank[neighbour.rank] = Some(links.len());
             let (arena, wake) = (Arc::clone(&neighbour.arena), neighbour.wake.try_clone()?);
-            links.push(Link::new(neighbour.rank, neighbour.place, duplex, control, arena, wake));
+            links.push(Link::new(neighbour.rank, neighbour.local_rank, duplex, control, arena, wake));
         }
         Ok(Self {
             name,
@@ -106,7 +106,7 @@ impl Shm {
             links,
             link_of_rank,
             gpu_pool: layout.gpu_pool(),
-            place: neighbours.place,
+            local_rank: neighbours.local_rank,
             gpu: GpuSharing::default(),
         })
     }
@@ -149,7 +149,7 @@ impl Transport for Shm {
 
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         if call.on_gpu && !self.gpu.is_opened_by_all() {
-            self.gpu.open_neighbours(&self.control, self.place, &mut self.links);
+            self.gpu.open_neighbours(&self.control, self.local_rank, &mut self.links);
         }
         self.link(peer).announce(call);
         Ok(())
@@ -225,7 +225,7 @@ impl InPlaceTransport for Shm {
 
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
         self.gpu.publish(&self.control, sharing);
-        self.gpu.open_neighbours(&self.control, self.place, &mut self.links);
+        self.gpu.open_neighbours(&self.control, self.local_rank, &mut self.links);
     }
 
     fn view_pools(&self) -> Vec<Piece> {
@@ -236,6 +236,6 @@ impl InPlaceTransport for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        self.gpu.close(&self.control, self.place, &self.links);
+        self.gpu.close(&self.control, self.local_rank, &self.links);
     }
 }

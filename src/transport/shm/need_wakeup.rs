@@ -57,7 +57,7 @@ mod tests {
             sleeper.set();
             let seen = consumer.peek().unwrap().is_some();
             let woken = thread.join().unwrap();
-            assert!(seen || woken, "the sleeper would sleep for ever");
+            assert!(seen || woken, "the sleeper would sleep forever");
         });
     }
 }

@@ -27,7 +27,7 @@ pub struct Neighbour {
     /// Its rank in the world.
     pub rank: Rank,
     /// Its index among the ranks of the node.
-    pub place: usize,
+    pub local_rank: usize,
     /// Its arena, mapped for reading.
     pub arena: Arc<PeerArena>,
     /// Wakes its executor.
@@ -39,7 +39,7 @@ pub struct Neighbour {
 /// All ranks of a node, as one of them sees them.
 pub struct Neighbours {
     /// This rank's index among them.
-    pub place: usize,
+    pub local_rank: usize,
     /// Wakes this rank's executor.
     pub wake: WakeFd,
     /// Wakes the thread that prefaults neighbours' buffers for this rank.
@@ -97,16 +97,16 @@ impl DescriptorExchange {
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Neighbours> {
-        let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
+        let local_rank = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
         let (wake, prefault) = (WakeFd::new()?, WakeFd::new()?);
-        let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != place).collect();
+        let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != local_rank).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
         while !unsent.is_empty() || others.len() + 1 < node.len() {
             fault.check()?;
             let mut blocked = Vec::new();
             for other in unsent.drain(..) {
                 match self.send_descriptors(
-                    place,
+                    local_rank,
                     &node[other].1,
                     [arena.file(), wake.as_fd(), prefault.as_fd()],
                 ) {
@@ -129,14 +129,14 @@ impl DescriptorExchange {
             while let Some((from, descriptors)) = self.receive()? {
                 let [file, wake, prefault] = descriptors;
                 let Some((rank, _)) =
-                    node.get(from).filter(|_| others.iter().all(|other| other.place != from))
+                    node.get(from).filter(|_| others.iter().all(|other| other.local_rank != from))
                 else {
                     continue;
                 };
                 let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
                 others.push(Neighbour {
                     rank: *rank,
-                    place: from,
+                    local_rank: from,
                     arena,
                     wake: wake.into(),
                     prefault: prefault.into(),
@@ -144,7 +144,7 @@ impl DescriptorExchange {
             }
             if Instant::now() >= deadline {
                 let received = |(other, _): &(usize, _)| {
-                    *other == place || others.iter().any(|neighbour| neighbour.place == *other)
+                    *other == local_rank || others.iter().any(|neighbour| neighbour.local_rank == *other)
                 };
                 let missing: Vec<Rank> = node
                     .iter()
@@ -161,19 +161,19 @@ impl DescriptorExchange {
                 self.wait(fault, unsent.is_empty(), deadline);
             }
         }
-        others.sort_by_key(|other| other.place);
-        Ok(Neighbours { place, wake, prefault, others })
+        others.sort_by_key(|other| other.local_rank);
+        Ok(Neighbours { local_rank, wake, prefault, others })
     }
 
     fn send_descriptors(
         &self,
-        place: usize,
+        local_rank: usize,
         secret: &[u8; 16],
         descriptors: [BorrowedFd<'_>; 3],
     ) -> rustix::io::Result<()> {
         let mut datagram = [0; DATAGRAM];
         datagram[..16].copy_from_slice(secret);
-        datagram[16..].copy_from_slice(&(place as u64).to_le_bytes());
+        datagram[16..].copy_from_slice(&(local_rank as u64).to_le_bytes());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -200,12 +200,12 @@ impl DescriptorExchange {
                     descriptors.extend(rights);
                 }
             }
-            let place = u64::from_le_bytes(std::array::from_fn(|byte| datagram[16 + byte]));
+            let local_rank = u64::from_le_bytes(std::array::from_fn(|byte| datagram[16 + byte]));
             if received == DATAGRAM
                 && datagram[..16] == self.secret
                 && let Ok(descriptors) = <[OwnedFd; 3]>::try_from(descriptors)
             {
-                return Ok(Some((place as usize, descriptors)));
+                return Ok(Some((local_rank as usize, descriptors)));
             }
             log::warn!(
                 "dropped an unauthenticated datagram at the socket for the descriptors of this node's ranks"

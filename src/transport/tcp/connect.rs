@@ -187,7 +187,7 @@ impl Connector {
         Ok(links)
     }
 
-    /// Sleeps until a descriptor is ready or a time-out is due. What is ready, in ascending order.
+    /// Sleeps until a descriptor is ready or a timeout is due. What is ready, in ascending order.
     fn wait(&self, fault: &Fault, now: Instant) -> Result<Vec<Polled>> {
         let mut polled = vec![Polled::Fault];
         let wake = fault.wake_fd();

@@ -76,7 +76,7 @@ mod injecting {
             })))
         }
 
-        /// Additionally, the `k`-th completion has this status.
+        /// Also makes the `k`-th completion, counted from 0, end with this `ibv_wc_status`.
         pub(crate) fn and_failing_completion(self, k: u64, status: u32) -> Self {
             self.faults().completion = Some((k, status));
             self

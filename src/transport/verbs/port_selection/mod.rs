@@ -1,6 +1,6 @@
 //! Which ports of RDMA devices a rank uses as rails, and why it does not use the others.
 //!
-//! Owns the decision for each port. Pure: the devices come from an [`Inventory`], the wishes from the settings, and
+//! Owns the decision for each port. Pure: the devices come from an [`Inventory`], the preferences from the settings, and
 //! distances from an [`Affinity`]. Must not know how a port is opened.
 //!
 //! | file | owns |

@@ -16,7 +16,7 @@ pub(super) struct Scenario {
     pub calls: Vec<ScenarioCall>,
     /// How many ends of queue pairs break spontaneously.
     pub breaks: usize,
-    /// A queue pair that does not break spontaneously.
+    /// Index of a queue pair that is never selected to break spontaneously; `None`: any may break.
     pub unbroken: Option<usize>,
     /// By rank: the verbs that fail.
     pub shims: [Shim; 2],
