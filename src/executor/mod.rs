@@ -79,7 +79,7 @@ pub struct GpuParts {
     /// The slots of the pool in calls on the GPU, in pinned host memory: as many as in calls on the host, and one more that
     /// is the executor's own.
     pub slots: Vec<Piece>,
-    /// The same slots in the memory of the GPU, for transports that reach it.
+    /// GPU memory in the place of each of these slots, for transports that reach it.
     pub on_gpu: Vec<Piece>,
     /// Access to the GPU memory of neighbours, and theirs to this rank's, if they have any.
     pub sharing: Option<Box<dyn Sharing>>,
