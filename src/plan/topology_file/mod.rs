@@ -89,7 +89,7 @@ mod tests {
         let topology = parse("examples/topology.toml", text, None).expect("an example");
         assert_eq!((topology.world(), topology.nodes()), (11, 4));
         assert_eq!(topology.ranks_in_tree_order(), (0..11).collect::<Vec<_>>());
-        let short = text.split_once("almost the same: ").and_then(|(_, rest)| rest.lines().next());
+        let short = text.split_once("almost the same topology: ").and_then(|(_, rest)| rest.lines().next());
         let short = parse_short(short.expect("short form in the file")).expect("short form").expect("valid");
         assert_eq!(short.levels().len(), topology.levels().len());
         assert!((0..11).all(|rank| short.node_of(rank) == topology.node_of(rank)));
