@@ -123,9 +123,9 @@ $(CUST):
 	@mkdir -p $(CUST)
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
-# Every interleaving of the shared-memory queue that the memory model allows.
+# Every interleaving of the shared-memory queue and its wake-ups that the memory model allows.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --no-default-features --lib --target-dir target/loom spsc_queue
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) --no-default-features --lib --target-dir target/loom transport::shm::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:

@@ -1,7 +1,7 @@
 //! The interface of `cuda.rs` in builds without the feature `cuda`.
 
 use crate::device::CallerStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::fault::Fault;
 use crate::memory::{Arena, MemorySpace, Piece, Registrar};
