@@ -42,8 +42,8 @@ SHORT_BINARIES = [
     ("lib", "transport::verbs::tests::contract::"),
     ("lib", "transport::verbs::tests::faults::"),
     ("lib", "transport::verbs::gpu::tests::"),
-    ("suite", "all_reduce::vectors_of_every_length"),
-    ("suite", "collectives::ranks_over_rdma_get"),
+    ("suite", "all_reduce::results_are_correct_around_every_subchunk_length"),
+    ("suite", "collectives::results_are_correct_over_rdma"),
     ("suite", "failures::processes_that_use_rdma"),
 ]
 # The worlds that tests/suite tests in the machine (tests/suite/harness).
