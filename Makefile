@@ -50,11 +50,11 @@ lint:
 	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny msrv aarch64
 
 test:
-	@MAKE="$(MAKE)" tests/stages setup build test-rust test-nvrtc test-cust test-loom test-gpu test-verbs
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
 
 # Ten times as many cases of property tests, and all scenarios of the virtual machines. Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-rust-long test-nvrtc test-cust test-loom test-gpu test-verbs-long
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long
 
 fmt:
 	$(CARGO) fmt --check
@@ -111,11 +111,11 @@ test-gpu:
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
-# The feature cust, which needs a libcuda.so to be built. In a folder of its own: libflexring.a and .so have the same name for
-# every feature set, and the tests of the C API link those of test-rust.
+# The feature cust, which needs a libcuda.so to be built. Before test-rust, whose build of libflexring.a and .so replaces this
+# one: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test $(QUICK) --no-default-features --features cust --target-dir target/cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test $(QUICK) --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
