@@ -31,7 +31,7 @@ CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 QUICK = --config profile.test.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
-	setup setup-check fmt clippy doc deny msrv aarch64 \
+	setup fmt clippy doc deny msrv aarch64 \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long gpu-bundle
 
 all: build
