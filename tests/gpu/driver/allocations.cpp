@@ -10,16 +10,10 @@ using namespace sim;
 
 namespace {
 
-// CUDA may wait for the whole GPU in these functions, so a program that blocks a stream until such a call returns may
-// hang. SIMCUDA_IMPLICIT_SYNC=1 enables this.
-void perhaps_drain(Context& context, Lock& lock, const char* name) {
-    if (settings().implicit_sync) context.drain(lock, name);
-}
-
 CUresult allocate(const char* name, Kind kind, size_t bytes, unsigned flags, CUdeviceptr* out) {
     return in_context(name, [&](Context& context, Lock& lock) {
         if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-        perhaps_drain(context, lock, name);
+        context.perhaps_drain(lock, name);
         const RangeRef range = world().memory->allocate(kind, bytes, &context, name);
         if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
         range->flags = flags;
@@ -112,10 +106,11 @@ SIMCUDA_EXPORT CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned flags)
 SIMCUDA_EXPORT CUresult cuMemAllocHost_v2(void** out, size_t bytes) { return allocate_host(__func__, bytes, 0, out); }
 
 SIMCUDA_EXPORT CUresult cuMemFreeHost(void* at) {
-    return in_context(__func__, [&](Context&, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         RangeRef range = beginning_at(reinterpret_cast<CUdeviceptr>(at));
         if (!range || range->kind != Kind::HostAllocated) return CUDA_ERROR_INVALID_VALUE;
-        // CUDA does not have to wait for work that uses the memory, so this does not.
+        context.perhaps_drain(lock, "cuMemFreeHost");
+        if (range->gone) return CUDA_ERROR_INVALID_VALUE;
         world().memory->forget(range);
         return CUDA_SUCCESS;
     });
@@ -132,16 +127,23 @@ SIMCUDA_EXPORT CUresult cuMemHostRegister_v2(void* at, size_t bytes, unsigned fl
         if (memory.touches(address, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
         const Mapped mapped = mapping_of(address, bytes);
         if (mapped == Mapped::No || (mapped == Mapped::ReadOnly && !read_only)) return CUDA_ERROR_INVALID_VALUE;
-        perhaps_drain(context, lock, "cuMemHostRegister_v2");
-        memory.adopt_host(static_cast<char*>(at), bytes, &context, "cuMemHostRegister_v2")->flags = flags;
+        context.perhaps_drain(lock, "cuMemHostRegister_v2");
+        // Another thread may have registered it during the wait. The lock of the context excludes that, except for another
+        // context's.
+        if (memory.touches(address, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        const RangeRef range = memory.adopt_host(static_cast<char*>(at), bytes, &context, "cuMemHostRegister_v2");
+        if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
+        range->flags = flags;
         return CUDA_SUCCESS;
     });
 }
 
 SIMCUDA_EXPORT CUresult cuMemHostUnregister(void* at) {
-    return in_context(__func__, [&](Context&, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         RangeRef range = beginning_at(reinterpret_cast<CUdeviceptr>(at));
         if (!range || range->kind != Kind::HostRegistered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        context.perhaps_drain(lock, "cuMemHostUnregister");
+        if (range->gone) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
         world().memory->forget(range);
         return CUDA_SUCCESS;
     });
@@ -149,10 +151,11 @@ SIMCUDA_EXPORT CUresult cuMemHostUnregister(void* at) {
 
 SIMCUDA_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* at, unsigned flags) {
     return in_context(__func__, [&](Context&, Lock&) {
-        const RangeRef range = world().memory->find(reinterpret_cast<CUdeviceptr>(at));
+        const auto address = reinterpret_cast<CUdeviceptr>(at);
+        const RangeRef range = world().memory->find(address);
         if (!out || flags != 0 || !range || !range->on_host()) return CUDA_ERROR_INVALID_VALUE;
         if (!range->mapped_to_device()) return CUDA_ERROR_INVALID_VALUE;
-        *out = reinterpret_cast<CUdeviceptr>(at);
+        *out = range->device + range->offset(address);
         return CUDA_SUCCESS;
     });
 }

@@ -35,6 +35,7 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return initialised(__func__, [&](Lock& lock) {
         Context* context = gpu(device);
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
+        Holds holds(*context, lock, "cuDevicePrimaryCtxRelease_v2");
         if (context->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
         if (--context->retained == 0) context->destroy(lock);
         return CUDA_SUCCESS;
@@ -45,6 +46,7 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return initialised(__func__, [&](Lock& lock) {
         Context* context = gpu(device);
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
+        Holds holds(*context, lock, "cuDevicePrimaryCtxReset_v2");
         if (context->retained == 0) return CUDA_SUCCESS;
         context->retained = 0;
         context->destroy(lock);
@@ -152,19 +154,21 @@ SIMCUDA_EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 SIMCUDA_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    return in_context(__func__, [&](Context& context, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         Context* other = world().context(peer);
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
         if (!other || other == &context || other->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
         if (!settings().peer) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+        context.perhaps_drain(lock, "cuCtxEnablePeerAccess");
         return context.peers.insert(other).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     });
 }
 
 SIMCUDA_EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-    return in_context(__func__, [&](Context& context, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         Context* other = world().context(peer);
         if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+        context.perhaps_drain(lock, "cuCtxDisablePeerAccess");
         return context.peers.erase(other) ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     });
 }

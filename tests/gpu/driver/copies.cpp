@@ -20,7 +20,7 @@ Place place_of(const Context& context, CUdeviceptr at, size_t bytes) {
     const Memory& memory = *world().memory;
     const RangeRef range = memory.find(at);
     if (!range) return memory.is_device_space(at) || at == 0 ? Place::Wrong : Place::Pageable;
-    if (bytes > range->bytes - (at - range->base)) {
+    if (bytes > range->bytes - range->offset(at)) {
         // A host buffer may extend beyond the registered range; then it is not fully pinned.
         return range->kind == Kind::HostRegistered ? Place::Pageable : Place::Wrong;
     }

@@ -24,7 +24,10 @@ int attribute_of(const Context& gpu, CUdevice_attribute attribute) {
         case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y: return 65535;
         case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: return 48 << 10;
         case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
-        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 2;
+        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return static_cast<int>(s.multiprocessors);
+        case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR: return 32;
+        case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: return s.kernel_timeout;
+        case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT: return s.major >= 9 ? 4 : 1;
         case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return 1 << 20;
         case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return 2048;
         case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return 2;
@@ -34,8 +37,8 @@ int attribute_of(const Context& gpu, CUdevice_attribute attribute) {
         case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
         case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
         case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-        case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
         case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED: return 1;
+        case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: return s.host_pointers;
         case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return gpu.number + 1;
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
         case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: return 0;
@@ -89,7 +92,7 @@ SIMCUDA_EXPORT CUresult cuInit(unsigned flags) {
 SIMCUDA_EXPORT CUresult cuDriverGetVersion(int* version) {
     return always(__func__, [&](Lock&) {
         if (!version) return CUDA_ERROR_INVALID_VALUE;
-        *version = 13000;
+        *version = settings().driver_version;
         return CUDA_SUCCESS;
     });
 }

@@ -113,13 +113,14 @@ SIMCUDA_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr addre
 }
 
 SIMCUDA_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle bytes, unsigned flags) {
-    return in_context(__func__, [&](Context& context, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         if (!out || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
         Handle handle;
         std::memcpy(&handle, &bytes, sizeof handle);
         if (handle.magic != kMagic) return CUDA_ERROR_INVALID_HANDLE;
         if (handle.process == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
         if (handle.gpu != context.number && !settings().peer) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+        context.perhaps_drain(lock, "cuIpcOpenMemHandle_v2");
         RangeRef range = opened(context, handle.nonce);
         if (!range) {
             int descriptor = -1;
@@ -140,11 +141,12 @@ SIMCUDA_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle b
 }
 
 SIMCUDA_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
-    return in_context(__func__, [&](Context& context, Lock&) {
+    return in_context(__func__, [&](Context& context, Lock& lock) {
         const RangeRef range = world().memory->find(address);
         if (!range || range->kind != Kind::Imported || range->base != address) return CUDA_ERROR_INVALID_VALUE;
         if (range->context != &context) return CUDA_ERROR_INVALID_CONTEXT;
-        // Does not wait for work: later accesses to the memory are errors.
+        context.perhaps_drain(lock, "cuIpcCloseMemHandle");
+        // Later accesses to the memory are errors.
         if (--range->opens == 0) world().memory->forget(range);
         return CUDA_SUCCESS;
     });

@@ -143,7 +143,7 @@ CUresult load(const char* name, CUmodule* out, const void* image) {
     return in_context(name, [&](Context& context, Lock& lock) {
         if (!out) return CUDA_ERROR_INVALID_VALUE;
         if (!image) return CUDA_ERROR_INVALID_IMAGE;
-        if (settings().implicit_sync) context.drain(lock, name);
+        context.perhaps_drain(lock, name);
         const auto handle = static_cast<CUmodule>(world().memory->handle());
         world().modules[handle] = {&context};
         *out = handle;
@@ -236,8 +236,8 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, 
 SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                        CUstream handle, void** parameters, void** extra) {
-    return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
-        const auto& functions = world().functions;
+    return in_stream(__func__, handle, [&](Stream& stream, Lock& lock) {
+        auto& functions = world().functions;
         auto found = functions.find(function);
         if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
         constexpr unsigned most = flexring::kMaxThreads;
@@ -251,6 +251,7 @@ SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, uns
         std::memcpy(&launch.batch, parameters[0], sizeof launch.batch);
         check_shape(launch.kernel.c_str(), launch.batch, grid_y);
         check_for_races(launch.kernel.c_str(), launch.batch, grid_y, launch.element);
+        found->second.load(lock, "cuLaunchKernel");
         submit(stream, "cuLaunchKernel", [launch](Stream& stream) { return launch.run(stream); });
         return CUDA_SUCCESS;
     });

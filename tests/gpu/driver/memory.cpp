@@ -31,6 +31,10 @@ uint64_t fresh_id() {
     return ++next;
 }
 
+// Bytes of addresses that memory takes. One extra slot separates neighbours, so that an overrun does not reach another
+// allocation.
+size_t taken_by(size_t bytes) { return (bytes + 4 * kAlignment + kSlot - 1) / kSlot * kSlot + kSlot; }
+
 char* map_anonymous(size_t bytes) {
     void* at = mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return at == MAP_FAILED ? nullptr : static_cast<char*>(at);
@@ -44,7 +48,7 @@ size_t pages(size_t bytes) {
 }
 
 Range::Range(Kind kind, CUdeviceptr base, size_t bytes, char* alias, Context* context, const char* origin)
-    : kind(kind), base(base), bytes(bytes), alias(alias), context(context), origin(origin), id(fresh_id()) {}
+    : kind(kind), base(base), device(base), bytes(bytes), alias(alias), context(context), origin(origin), id(fresh_id()) {}
 
 Range::~Range() {
     if (kind != Kind::HostRegistered) munmap(alias, mapped);
@@ -71,8 +75,7 @@ void* Memory::handle() {
 }
 
 CUdeviceptr Memory::reserve(size_t bytes) {
-    // One extra slot separates neighbours, so that an overrun does not reach another allocation.
-    const size_t taken = (bytes + 4 * kAlignment + kSlot - 1) / kSlot * kSlot + kSlot;
+    const size_t taken = taken_by(bytes);
     CUdeviceptr at = 0;
     // Real drivers reuse an address at once, which caches by address must tolerate; but reuse hides accesses to freed
     // memory. So an address is reused half of the time.
@@ -88,7 +91,19 @@ CUdeviceptr Memory::reserve(size_t bytes) {
     return at;
 }
 
-void Memory::insert(const RangeRef& range) { ranges_[range->base] = range; }
+void Memory::insert(const RangeRef& range) {
+    ranges_[range->base] = range;
+    if (range->on_host()) mapped_[range->device] = range;
+}
+
+bool Memory::map_to_device(Range& range) {
+    // As aligned as the host address, up to a slot's alignment.
+    const size_t extra = range.base % kAlignment;
+    const CUdeviceptr at = reserve(range.bytes + extra);
+    if (!at) return false;
+    range.device = at + extra;
+    return true;
+}
 
 RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char* origin) {
     const bool counted = kind == Kind::Device || kind == Kind::Pool || kind == Kind::Managed;
@@ -120,6 +135,7 @@ RangeRef Memory::allocate(Kind kind, size_t bytes, Context* context, const char*
         if (!alias) return nullptr;
         range = std::make_shared<Range>(kind, reinterpret_cast<CUdeviceptr>(alias), bytes, alias, context, origin);
         range->mapped = pages(bytes);
+        if (kind == Kind::HostAllocated && !map_to_device(*range)) return nullptr;
     }
     std::memset(range->alias, kPoison, std::min(bytes, kPoisoned));
     if (counted) context->used += bytes;
@@ -141,6 +157,7 @@ RangeRef Memory::adopt_import(int descriptor, char* alias, size_t bytes, Context
 RangeRef Memory::adopt_host(char* at, size_t bytes, Context* context, const char* origin) {
     auto range =
         std::make_shared<Range>(Kind::HostRegistered, reinterpret_cast<CUdeviceptr>(at), bytes, at, context, origin);
+    if (!map_to_device(*range)) return nullptr;
     insert(range);
     return range;
 }
@@ -150,20 +167,26 @@ void Memory::forget(const RangeRef& range) {
     ranges_.erase(range->base);
     if (range->kind == Kind::Imported) sign_off(*range);
     else if (range->control) range->control->freed = true;
-    if (is_device_space(range->base)) {
-        const size_t taken = (range->bytes + 4 * kAlignment + kSlot - 1) / kSlot * kSlot + kSlot;
-        holes_.push_back({range->base, taken});
+    if (range->on_host()) mapped_.erase(range->device);
+    if (is_device_space(range->device)) {
+        const size_t extra = range->on_host() ? range->base % kAlignment : 0;
+        holes_.push_back({range->device - extra, taken_by(range->bytes + extra)});
     }
     if (range->kind == Kind::Device || range->kind == Kind::Pool || range->kind == Kind::Managed) {
         range->context->used -= range->bytes;
     }
 }
 
-RangeRef Memory::find(CUdeviceptr address) const {
-    auto after = ranges_.upper_bound(address);
-    if (after == ranges_.begin()) return nullptr;
+RangeRef Memory::find_in(const std::map<CUdeviceptr, RangeRef>& ranges, CUdeviceptr Range::*start, CUdeviceptr address) {
+    auto after = ranges.upper_bound(address);
+    if (after == ranges.begin()) return nullptr;
     const RangeRef& range = std::prev(after)->second;
-    return address - range->base < range->bytes ? range : nullptr;
+    return address - (*range).*start < range->bytes ? range : nullptr;
+}
+
+RangeRef Memory::find(CUdeviceptr address) const {
+    RangeRef range = find_in(ranges_, &Range::base, address);
+    return range ? range : find_in(mapped_, &Range::device, address);
 }
 
 bool Memory::touches(CUdeviceptr address, size_t bytes) const {
@@ -183,11 +206,12 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
                        By by, View& view) const {
     const RangeRef range = find(address);
     const bool ours = range && range->context == &context;
+    const bool host_pointer = range && range->on_host() && !is_device_space(address);
     const char* why = nullptr;
     if (!range) {
         why = is_device_space(address) ? "is no memory (it may have been freed)"
                                        : "is host memory that is not registered";
-    } else if (bytes > range->bytes - (address - range->base)) {
+    } else if (bytes > range->bytes - range->offset(address)) {
         why = "goes beyond the end of its allocation";
     } else if (!range->begun) {
         why = "is allocated by a stream that has not reached the allocation yet";
@@ -198,6 +222,8 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
         why = "is memory of a GPU that this one has no access to";
     } else if (by != By::Copy && !range->mapped_to_device()) {
         why = "is host memory that was registered without CU_MEMHOSTREGISTER_DEVICEMAP";
+    } else if (by != By::Copy && host_pointer && !settings().host_pointers) {
+        why = "is a host pointer, where kernels use the address from cuMemHostGetDevicePointer";
     } else if (range->kind == Kind::HostRegistered && !ours && !(range->flags & CU_MEMHOSTREGISTER_PORTABLE)) {
         why = "is host memory that another context registered without CU_MEMHOSTREGISTER_PORTABLE";
     } else if (access == Access::Write && range->kind == Kind::HostRegistered &&
@@ -208,7 +234,7 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
         say(std::string(what) + ": " + hexadecimal(address) + ", " + std::to_string(bytes) + " bytes, " + why);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
-    view = {range->alias + (address - range->base), range};
+    view = {range->alias + range->offset(address), range};
     return CUDA_SUCCESS;
 }
 

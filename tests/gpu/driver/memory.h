@@ -1,7 +1,8 @@
 // All memory that the driver knows: allocated, imported, or registered by the program.
 //
-// Owns addresses. GPU memory has two: the *device address*, a reservation without access rights that the program holds,
-// and the *alias*, where the simulation accesses the bytes. Every access goes through `reach`. Must not know streams. The
+// Owns addresses. Memory has two: the *device address*, a reservation without access rights that the program holds,
+// and the *alias*, where the simulation accesses the bytes. Pinned host memory has a device address too, which differs from
+// its host address, and its alias is the host address. Every access goes through `reach`. Must not know streams. The
 // caller holds the world's lock in every function.
 #pragma once
 
@@ -33,7 +34,9 @@ struct Control {
 
 struct Range {
     Kind kind;
+    // Where it starts for the program. `device`: for kernels; the same address except for pinned host memory.
     CUdeviceptr base;
+    CUdeviceptr device;
     size_t bytes;
     char* alias;
     // The context and the function that allocated, opened or registered it.
@@ -64,6 +67,8 @@ struct Range {
     bool on_device() const { return kind == Kind::Device || kind == Kind::Pool || kind == Kind::Imported; }
     // Whether kernels of a context may use it.
     bool mapped_to_device() const;
+    // The offset of an address in it, either by `base` or by `device`.
+    size_t offset(CUdeviceptr address) const { return address - base < bytes ? address - base : address - device; }
 };
 using RangeRef = std::shared_ptr<Range>;
 
@@ -88,7 +93,7 @@ public:
     // Releases the address. The bytes are freed when no work holds them.
     void forget(const RangeRef& range);
 
-    // The live range that contains this address.
+    // The live range that contains this address, a host or a device address.
     RangeRef find(CUdeviceptr address) const;
     // Whether any live range overlaps.
     bool touches(CUdeviceptr address, size_t bytes) const;
@@ -107,12 +112,17 @@ private:
     // A range of GPU addresses; 0 if none is left.
     CUdeviceptr reserve(size_t bytes);
     void insert(const RangeRef& range);
+    // Gives pinned host memory a device address; false if none is left.
+    bool map_to_device(Range& range);
+    static RangeRef find_in(const std::map<CUdeviceptr, RangeRef>& ranges, CUdeviceptr Range::*start, CUdeviceptr address);
 
     CUdeviceptr space_ = 0;
     size_t space_bytes_ = 0;
     CUdeviceptr next_handle_ = 0;
     CUdeviceptr next_ = 0;
     std::map<CUdeviceptr, RangeRef> ranges_;
+    // Pinned host memory by its device address.
+    std::map<CUdeviceptr, RangeRef> mapped_;
     struct Hole {
         CUdeviceptr at;
         size_t bytes;

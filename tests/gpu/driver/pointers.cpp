@@ -1,4 +1,4 @@
-// Functions that query the attributes of an address.
+// Functions that query the attributes of an address. They need no current context, but the lock of the memory's.
 
 #include <cstring>
 
@@ -44,10 +44,10 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
             value = range.on_host() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
             return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-            value = address;
+            value = range.device + range.offset(address);
             return range.mapped_to_device() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
         case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-            value = address;
+            value = range.base + range.offset(address);
             return range.on_device() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = range.sync_memops; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_BUFFER_ID: value = range.id; return CUDA_SUCCESS;
@@ -73,13 +73,22 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// The range of an address, with its context's lock held; null if there is none.
+RangeRef known(const char* name, CUdeviceptr address, Lock& lock, Holds& holds) {
+    const RangeRef range = world().memory->find(address);
+    if (!range) return nullptr;
+    holds.take(*range->context, lock, name);
+    return range->gone ? nullptr : range;
+}
+
 }  // namespace
 
 // Needs no current context: programs query pointers before they know their context.
 SIMCUDA_EXPORT CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr address) {
-    return initialised(__func__, [&](Lock&) {
+    return initialised(__func__, [&](Lock& lock) {
+        Holds holds;
         if (!out || size_of(attribute) == 0) return CUDA_ERROR_INVALID_VALUE;
-        const RangeRef range = world().memory->find(address);
+        const RangeRef range = known("cuPointerGetAttribute", address, lock, holds);
         if (!range) return CUDA_ERROR_INVALID_VALUE;
         uint64_t value = 0;
         const CUresult code = value_of(*range, address, attribute, value);
@@ -90,9 +99,10 @@ SIMCUDA_EXPORT CUresult cuPointerGetAttribute(void* out, CUpointer_attribute att
 
 SIMCUDA_EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** out,
                                                CUdeviceptr address) {
-    return initialised(__func__, [&](Lock&) {
+    return initialised(__func__, [&](Lock& lock) {
+        Holds holds;
         if (count == 0 || !attributes || !out) return CUDA_ERROR_INVALID_VALUE;
-        const RangeRef range = world().memory->find(address);
+        const RangeRef range = known("cuPointerGetAttributes", address, lock, holds);
         for (unsigned i = 0; i < count; ++i) {
             const size_t size = size_of(attributes[i]);
             if (!out[i] || size == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -105,8 +115,9 @@ SIMCUDA_EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribu
 }
 
 SIMCUDA_EXPORT CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-    return initialised(__func__, [&](Lock&) {
-        const RangeRef range = world().memory->find(address);
+    return initialised(__func__, [&](Lock& lock) {
+        Holds holds;
+        const RangeRef range = known("cuPointerSetAttribute", address, lock, holds);
         if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range) return CUDA_ERROR_INVALID_VALUE;
         if (range->kind == Kind::Pool) return CUDA_ERROR_NOT_SUPPORTED;
         unsigned wanted = 0;

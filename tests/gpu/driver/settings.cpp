@@ -60,6 +60,14 @@ std::vector<int> visible(int present) {
     return gpus;
 }
 
+// As the real driver reads it: a value out of range is not used.
+unsigned connections(unsigned otherwise) {
+    const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (!text) return otherwise;
+    const unsigned long value = std::strtoul(text, nullptr, 10);
+    return value >= 1 && value <= 32 ? static_cast<unsigned>(value) : otherwise;
+}
+
 Settings read() {
     Settings s;
     s.gpus = visible(static_cast<int>(number("SIMCUDA_GPUS", 1)));
@@ -70,9 +78,16 @@ Settings read() {
     s.read_only_register = flag("SIMCUDA_READ_ONLY_REGISTER", s.read_only_register);
     s.memops = flag("SIMCUDA_MEMOPS", s.memops);
     s.pools = flag("SIMCUDA_POOLS", s.pools);
-    s.implicit_sync = flag("SIMCUDA_IMPLICIT_SYNC", s.implicit_sync);
+    if (std::getenv("SIMCUDA_IMPLICIT_SYNC")) {
+        s.implicit_sync = flag("SIMCUDA_IMPLICIT_SYNC", true) ? ImplicitSync::Always : ImplicitSync::Never;
+    }
+    if (const char* loading = std::getenv("CUDA_MODULE_LOADING")) s.lazy_loading = std::string(loading) != "EAGER";
+    s.host_pointers = flag("SIMCUDA_HOST_POINTERS", s.host_pointers);
+    s.multiprocessors = static_cast<unsigned>(number("SIMCUDA_MULTIPROCESSORS", s.multiprocessors));
+    s.kernel_timeout = flag("SIMCUDA_KERNEL_TIMEOUT", s.kernel_timeout);
+    s.driver_version = static_cast<int>(number("SIMCUDA_DRIVER_VERSION", static_cast<uint64_t>(s.driver_version)));
     s.free_while_open = flag("SIMCUDA_FREE_WHILE_OPEN", s.free_while_open);
-    s.connections = static_cast<unsigned>(number("SIMCUDA_CONNECTIONS", s.connections));
+    s.connections = connections(s.connections);
     s.leaks = flag("SIMCUDA_LEAKS", s.leaks);
     s.trace = flag("SIMCUDA_TRACE", s.trace);
     s.hang_s = static_cast<unsigned>(number("SIMCUDA_HANG_S", s.hang_s));

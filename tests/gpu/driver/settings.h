@@ -21,6 +21,9 @@ struct Failure {
     CUresult code;
 };
 
+// Which of the calls that may wait for a whole context do.
+enum class ImplicitSync { Never, Always, Random };
+
 struct Settings {
     // SIMCUDA_GPUS: the number of GPUs of the machine. This lists those visible by CUDA_VISIBLE_DEVICES.
     std::vector<int> gpus;
@@ -40,13 +43,25 @@ struct Settings {
     bool memops = true;
     // SIMCUDA_POOLS: whether stream-ordered allocation is supported.
     bool pools = true;
-    // SIMCUDA_IMPLICIT_SYNC: whether functions that allocate, register or load wait for the whole GPU, as CUDA allows.
-    bool implicit_sync = false;
+    // SIMCUDA_IMPLICIT_SYNC: whether functions that allocate, free, register, load or open wait for the whole context, with its
+    // lock held. CUDA may, and which calls do depends on the driver: by default each one does or does not at random. Always
+    // waiting hides memory that is released too early, never waiting hides deadlocks.
+    ImplicitSync implicit_sync = ImplicitSync::Random;
+    // CUDA_MODULE_LOADING: whether a kernel is loaded by its first launch (LAZY, the default) or with its module (EAGER).
+    bool lazy_loading = true;
+    // SIMCUDA_HOST_POINTERS: whether kernels and memory operations may use a host pointer of pinned memory. CUDA allows it on
+    // most systems, but documents only the address from cuMemHostGetDevicePointer for all of them.
+    bool host_pointers = false;
+    // SIMCUDA_MULTIPROCESSORS of each GPU.
+    unsigned multiprocessors = 8;
+    // SIMCUDA_KERNEL_TIMEOUT: whether the GPUs report a limit on the time of kernels, as GPUs with a display do.
+    bool kernel_timeout = false;
+    // SIMCUDA_DRIVER_VERSION: the version of CUDA that the driver reports, such as 12000.
+    int driver_version = 13000;
     // SIMCUDA_FREE_WHILE_OPEN: whether memory may be freed that another process has open, which is undefined in CUDA.
     bool free_while_open = false;
-    // SIMCUDA_CONNECTIONS: the number of queues that all streams of one priority share. A stream that waits for a value
-    // blocks later work in its queue. 0: every stream has its own queue.
-    unsigned connections = 0;
+    // CUDA_DEVICE_MAX_CONNECTIONS: the number of hardware queues that all streams of a context share, 1 to 32.
+    unsigned connections = 8;
     // SIMCUDA_LEAKS: whether objects left at the end of a context or process are reported on stderr.
     bool leaks = false;
     // SIMCUDA_TRACE: whether every call is reported on stderr.

@@ -119,16 +119,18 @@ SIMCUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags
 SIMCUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     // Its work continues. In a broken context the stream is released too, although the call returns the error.
     CUresult broken = CUDA_SUCCESS;
-    const CUresult code = initialised(__func__, [&](Lock&) {
+    const CUresult code = initialised(__func__, [&](Lock& lock) {
         auto found = world().streams.find(handle);
         if (found == world().streams.end()) return CUDA_ERROR_INVALID_HANDLE;
         StreamRef stream = found->second;
         Context& context = *stream->context;
+        Holds holds(context, lock, "cuStreamDestroy_v2");
+        if (!world().streams.count(handle)) return CUDA_ERROR_INVALID_HANDLE;
         stream->closing = true;
         stream->arrived.notify_all();
         context.streams.erase(std::find(context.streams.begin(), context.streams.end(), stream));
         context.retired.push_back(stream);
-        world().streams.erase(found);
+        world().streams.erase(handle);
         broken = context.error;
         return CUDA_SUCCESS;
     });
@@ -175,13 +177,22 @@ SIMCUDA_EXPORT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
     });
 }
 
-// A capture records nothing. It exists to test that calls refuse it.
+SIMCUDA_EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+        if (!id) return CUDA_ERROR_INVALID_VALUE;
+        *id = stream->id;
+        return CUDA_SUCCESS;
+    });
+}
+
 SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
         if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         if (stream->capture != Capture::None) return CUDA_ERROR_INVALID_VALUE;
         stream->capture = Capture::Active;
+        stream->capture_mode = static_cast<CaptureMode>(mode);
+        stream->capturer = std::this_thread::get_id();
         return CUDA_SUCCESS;
     });
 }
@@ -189,6 +200,8 @@ SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
 SIMCUDA_EXPORT CUresult cuStreamEndCapture(CUstream handle, void** graph) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (!graph || stream->capture == Capture::None) return CUDA_ERROR_INVALID_VALUE;
+        const bool here = stream->capturer == std::this_thread::get_id();
+        if (!here && stream->capture_mode != CaptureMode::Relaxed) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         const bool spoilt = stream->capture == Capture::Invalidated;
         stream->capture = Capture::None;
         *graph = nullptr;
@@ -205,13 +218,14 @@ SIMCUDA_EXPORT CUresult cuStreamIsCapturing(CUstream handle, int* status) {
 }
 
 SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
-    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
+    return about(__func__, handle, [&](const StreamRef& stream, Lock& lock) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
         if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         // The current record counts; later records do not.
-        if (found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {found->point});
+        make_room(lock, *stream, "cuStreamWaitEvent");
+        if (PointRef point = found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {point});
         return CUDA_SUCCESS;
     });
 }
@@ -268,10 +282,11 @@ SIMCUDA_EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CU
 }
 
 SIMCUDA_EXPORT CUresult cuEventDestroy_v2(CUevent event) {
-    return initialised(__func__, [&](Lock&) {
+    return initialised(__func__, [&](Lock& lock) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
-        world().events.erase(event);
+        Holds holds(*found->context, lock, "cuEventDestroy_v2");
+        if (world().events.erase(event) == 0) return CUDA_ERROR_INVALID_HANDLE;
         return found->context->error;
     });
 }

@@ -35,19 +35,20 @@ bool start_thread(std::thread& thread, Body body) {
     return started;
 }
 
+}  // namespace
+
 std::string story_of(const Context& context) {
     std::string story;
     for (const StreamRef& stream : context.all_streams()) {
         if (stream->last->reached) continue;
-        story += "; a stream of GPU " + std::to_string(context.ordinal) + " is at ";
+        story += "; a stream of GPU " + std::to_string(context.ordinal) + " in hardware queue " +
+                 std::to_string(stream->connection) + " is at ";
         story += stream->at ? stream->at : "rest";
         if (stream->held_by) story += " (held by another stream)";
         story += ", " + std::to_string(stream->queue.size()) + " behind it";
     }
-    return story;
+    return story + context.lock.story();
 }
-
-}  // namespace
 
 bool inside_host_function() { return in_host_function; }
 
@@ -59,9 +60,9 @@ void reach_point(const PointRef& point) {
 
 Stream::Stream(CUstream handle, Context* context, unsigned flags, int priority, bool legacy)
     : handle(handle), context(context), flags(flags), priority(priority), legacy(legacy),
-      last(std::make_shared<Point>()), random(settings().seed * 1000003 + world().streams_made++) {
+      id(++world().streams_made), last(std::make_shared<Point>()), random(settings().seed * 1000003 + id),
+      connection(context->streams_made++ % settings().connections) {
     last->reached = true;
-    if (settings().connections > 0) connection = (world().streams_made - 1) % settings().connections;
     // Some streams never sleep, some nearly always: a constant lead of one over another finds more errors than equal chances.
     sloth = static_cast<unsigned>(std::array{0, 2, 6}[random() % 3]);
 }
@@ -96,6 +97,7 @@ void Stream::work() {
         held_by = nullptr;
         if (!cancelled && context->error == CUDA_SUCCESS) {
             CUresult code = world().asked_to_fail("work");
+            if (!next.blocks) reach_point(next.dispatched);
             lock.unlock();
             dawdle();
             if (code == CUDA_SUCCESS && next.run) code = next.run(*this);
@@ -104,14 +106,21 @@ void Stream::work() {
             if (code != CUDA_SUCCESS) context->fail(code, next.what);
         }
         at = nullptr;
+        reach_point(next.dispatched);
         reach_point(next.done);
     }
-    for (const Work& left : queue) reach_point(left.done);
+    for (const Work& left : queue) {
+        reach_point(left.dispatched);
+        reach_point(left.done);
+    }
     queue.clear();
     finished = true;
 }
 
-PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after) {
+namespace {
+
+PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
+                 bool blocks) {
     Context& context = *stream.context;
     if (stream.legacy) {
         for (const StreamRef& other : context.all_streams()) {
@@ -120,8 +129,12 @@ PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&
     } else if (stream.orders_with_legacy()) {
         after.push_back(context.legacy->last);
     }
-    for (const PointRef& wait : context.waits_before(stream)) after.push_back(wait);
-    Work work{what, std::move(run), {}, std::make_shared<Point>()};
+    Work work{what, std::move(run), {}, std::make_shared<Point>(), std::make_shared<Point>(), blocks};
+    // A hardware queue starts its work in order. Its first item waits for the stream's earlier work and for events, and
+    // all items behind it wait too, whatever their streams.
+    PointRef& queue = context.queues[stream.connection];
+    if (queue) after.push_back(queue);
+    queue = work.dispatched;
     for (PointRef& point : after) {
         if (!point->reached) work.after.push_back(std::move(point));
     }
@@ -131,9 +144,19 @@ PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&
     return stream.last;
 }
 
+}  // namespace
+
+PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after) {
+    return enqueue(stream, what, std::move(run), std::move(after), false);
+}
+
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run) {
-    PointRef done = submit(stream, what, std::move(run));
-    if (settings().connections > 0) stream.context->waits_before(stream).push_back(done);
+    enqueue(stream, what, std::move(run), {}, true);
+}
+
+void make_room(Lock& lock, const Stream& stream, const char* function) {
+    constexpr size_t most = 1024;
+    while (stream.queue.size() >= most) await(lock, stream.queue[stream.queue.size() - most].done, function);
 }
 
 void await(Lock& lock, PointRef point, const char* function) {

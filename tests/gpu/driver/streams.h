@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "captures.h"
 
 namespace sim {
 
@@ -41,6 +42,10 @@ struct Work {
     std::function<CUresult(Stream&)> run;
     std::vector<PointRef> after;
     PointRef done;
+    // Reached when later work in the same hardware queue may start: once this work has started, or, if it `blocks` its queue,
+    // once it is done.
+    PointRef dispatched;
+    bool blocks = false;
 };
 
 enum class Capture { None = 0, Active = 1, Invalidated = 2 };
@@ -53,6 +58,11 @@ struct Stream {
     // The legacy default stream, which synchronizes with all streams that are not CU_STREAM_NON_BLOCKING.
     bool legacy;
     Capture capture = Capture::None;
+    // How it captures, and the thread that began the capture.
+    CaptureMode capture_mode = CaptureMode::Global;
+    std::thread::id capturer;
+    // Unique in the process, as cuStreamGetId returns it.
+    uint64_t id;
 
     std::deque<Work> queue;
     // The end of its last work.
@@ -66,8 +76,8 @@ struct Stream {
     bool finished = false;
     std::condition_variable arrived;
     std::mt19937_64 random;
-    // Index of the queue of its priority that it uses, if streams share queues.
-    unsigned connection = 0;
+    // Index of the hardware queue of its context that it uses.
+    unsigned connection;
     // In how many of 8 cases it sleeps before work.
     unsigned sloth;
     std::thread thread;
@@ -121,12 +131,18 @@ private:
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
 
-// Enqueues work that waits for an external condition and so blocks later work in the stream's queue.
+// Enqueues work that waits for an external condition and so blocks later work in the stream's hardware queue.
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run);
 
 // Blocks the calling thread until this point is reached. Ends the process with a message if that takes SIMCUDA_HANG_S
 // seconds.
 void await(Lock& lock, PointRef point, const char* function);
+
+// Waits until a stream has less than 1,024 queued operations, as CUDA's calls that enqueue work do.
+void make_room(Lock& lock, const Stream& stream, const char* function);
+
+// What the unfinished streams of a context do, for messages.
+std::string story_of(const Context& context);
 
 // Marks a point as reached.
 void reach_point(const PointRef& point);

@@ -36,6 +36,12 @@ std::atomic<bool> forked{false};
     for (std::thread& thread : threads) thread.join();
 }
 
+std::string thread_name() {
+    char name[16] = {};
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    return name;
+}
+
 const char* name_of(Kind kind) {
     switch (kind) {
         case Kind::Imported: return "opened IPC handle";
@@ -84,9 +90,12 @@ EventRef World::event(CUevent handle) {
     return found != events.end() ? found->second : nullptr;
 }
 
-CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context) {
+CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Holds& holds) {
     if (inside_host_function()) die(name, "called from a host function, which may make no CUDA call");
     if (forked) return CUDA_ERROR_NOT_INITIALIZED;
+    if (running_kernels > 0 && thread_name() == "flexring-worker") {
+        die(name, "called by a worker of flexring while a kernel runs, which may wait for that kernel");
+    }
     World& world = sim::world();
     lock = Lock(world.mutex);
     if (world.exiting) return CUDA_ERROR_DEINITIALIZED;
@@ -99,23 +108,50 @@ CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context) {
     if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
     context = stack.back();
     if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return context->error;
+    holds.take(*context, lock, name);
+    if (world.exiting) return CUDA_ERROR_DEINITIALIZED;
+    if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (context->error != CUDA_SUCCESS) return context->error;
+    return may_disturb_captures(name) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 void trace(const char* name, CUresult code) {
     if (settings().trace) say("trace: " + std::string(name) + " = " + std::to_string(code));
 }
 
+void ContextLock::take(Lock& lock, const char* function, const Context& context) {
+    const Caller caller{function, thread_name()};
+    if (holder_ || !waiting_.empty()) {
+        // In order of arrival, so that no thread starves.
+        const auto entry = waiting_.insert(waiting_.end(), caller);
+        auto free = [&] { return !holder_ && waiting_.begin() == entry; };
+        if (settings().hang_s == 0) {
+            freed_.wait(lock, free);
+        } else if (!freed_.wait_for(lock, std::chrono::seconds(settings().hang_s), free)) {
+            die(function, "waits for " + std::to_string(settings().hang_s) + " s already for the lock of a context" +
+                              story_of(context));
+        }
+        waiting_.erase(entry);
+    }
+    holder_ = caller;
+}
+
+void ContextLock::release() {
+    holder_.reset();
+    freed_.notify_all();
+}
+
+std::string ContextLock::story() const {
+    if (!holder_) return "";
+    std::string story = "; " + holder_->text() + " holds the lock of the context";
+    for (const Caller& caller : waiting_) story += "; " + caller.text() + " waits for that lock";
+    return story;
+}
+
 std::vector<StreamRef> Context::all_streams() const {
     std::vector<StreamRef> all = streams;
     all.insert(all.end(), retired.begin(), retired.end());
     if (legacy) all.push_back(legacy);
-    return all;
-}
-
-std::vector<PointRef>& Context::waits_before(const Stream& stream) {
-    std::vector<PointRef>& all = waits[{stream.priority, stream.connection}];
-    all.erase(std::remove_if(all.begin(), all.end(), [](const PointRef& point) { return point->reached; }), all.end());
     return all;
 }
 
@@ -128,6 +164,17 @@ void Context::fail(CUresult code, const char* what) {
 
 void Context::drain(Lock& lock, const char* function) {
     for (const StreamRef& stream : all_streams()) await(lock, stream->last, function);
+}
+
+void Context::perhaps_drain(Lock& lock, const char* function) {
+    const ImplicitSync sync = settings().implicit_sync;
+    if (sync == ImplicitSync::Always || (sync == ImplicitSync::Random && random() % 2)) drain(lock, function);
+}
+
+void Function::load(Lock& lock, const char* caller) {
+    if (loaded) return;
+    loaded = true;
+    if (settings().lazy_loading) context->perhaps_drain(lock, caller);
 }
 
 void Context::reap(Lock& lock) {

@@ -1,13 +1,18 @@
 // The whole simulation: its global lock, the contexts, the handles, and the checks at the start of every driver function.
 //
-// Owns the lifetime of contexts and the rules for all calls: the library must be initialised, a context must be current
-// and not broken, host functions must not call the driver. Must not know single functions of the driver.
+// Owns the lifetime of contexts, their locks, and the rules for all calls: the library must be initialised, a context must be
+// current and not broken, host functions and flexring's workers must not call the driver. Must not know single functions of the driver.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +24,26 @@
 
 namespace sim {
 
+// The lock of a context. A call holds it from beginning to end, also while it waits for the GPU, so every other call on this
+// context waits too. (The world's mutex is released in every wait: it only protects the simulation's own state.)
+class ContextLock {
+public:
+    void take(Lock& lock, const char* function, const Context& context);
+    void release();
+    // Who holds it and who waits for it, for messages; nothing if it is free.
+    std::string story() const;
+
+private:
+    struct Caller {
+        const char* function;
+        std::string thread;
+        std::string text() const { return std::string(function) + " in thread " + thread; }
+    };
+    std::optional<Caller> holder_;
+    std::list<Caller> waiting_;
+    std::condition_variable freed_;
+};
+
 // The primary context of a GPU. Its handle stays the same when it is released and retained again.
 struct Context {
     int ordinal;
@@ -29,6 +54,7 @@ struct Context {
     // Set between its last release and the end of its threads; it cannot be retained then.
     bool ending = false;
     std::condition_variable ended;
+    ContextLock lock;
     unsigned flags = 0;
     // The error that broke it. Every later call returns it.
     CUresult error = CUDA_SUCCESS;
@@ -40,15 +66,17 @@ struct Context {
     // Destroyed by the program while they still have work.
     std::vector<StreamRef> retired;
     HostThread host_thread;
-    // By priority and index of a queue: the waits for values and host functions in it.
-    std::map<std::pair<int, unsigned>, std::vector<PointRef>> waits;
+    // By index of a hardware queue, `dispatched` of the last work in it.
+    std::array<PointRef, 32> queues;
+    unsigned streams_made = 0;
+    std::mt19937_64 random{settings().seed};
 
-    // The unfinished waits in the queue of a stream.
-    std::vector<PointRef>& waits_before(const Stream& stream);
     std::vector<StreamRef> all_streams() const;
     void fail(CUresult code, const char* what);
     // Waits for all work enqueued so far.
     void drain(Lock& lock, const char* function);
+    // Drains if SIMCUDA_IMPLICIT_SYNC says so. Called by functions that may wait for the whole context.
+    void perhaps_drain(Lock& lock, const char* function);
     // Removes retired streams that have no work left.
     void reap(Lock& lock);
     // Destroys the context and all its objects.
@@ -64,6 +92,11 @@ struct Function {
     Context* context;
     CUmodule module;
     std::string name;
+    // Lazy loading: whether it has been launched before.
+    bool loaded = false;
+
+    // Called by every launch, with the context's lock held: the first one loads the kernel, which may wait for the context.
+    void load(Lock& lock, const char* caller);
 };
 
 struct World {
@@ -89,10 +122,34 @@ struct World {
 
 World& world();
 
+// Kernels of this process that run now. Written by launches.cpp. While there are any, a driver call by a thread named
+// flexring-worker ends the process: flexring promises to make none.
+inline std::atomic<int> running_kernels{0};
+
 enum class Needs { Nothing, Initialised, Context };
 
-// Whether a call may proceed. Takes the lock, and finds the current context if one is needed.
-CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context);
+// Holds the lock of a context.
+class Holds {
+public:
+    Holds() = default;
+    Holds(Context& context, Lock& lock, const char* function) { take(context, lock, function); }
+    ~Holds() {
+        if (context_) context_->lock.release();
+    }
+    Holds(const Holds&) = delete;
+    Holds& operator=(const Holds&) = delete;
+
+    void take(Context& context, Lock& lock, const char* function) {
+        context.lock.take(lock, function, context);
+        context_ = &context;
+    }
+
+private:
+    Context* context_ = nullptr;
+};
+
+// Whether a call may proceed. Takes the world's lock; if a context is needed, finds the current one and takes its lock.
+CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Holds& holds);
 void trace(const char* name, CUresult code);
 
 // The stack of contexts of this thread, the current one last.
@@ -103,7 +160,8 @@ template <class Body>
 CUresult always(const char* name, Body body, Needs needs = Needs::Nothing) {
     Lock lock;
     Context* context = nullptr;
-    CUresult code = admit(name, needs, lock, context);
+    Holds none;
+    CUresult code = admit(name, needs, lock, context, none);
     if (code == CUDA_SUCCESS) code = body(lock);
     trace(name, code);
     return code;
@@ -118,7 +176,9 @@ template <class Body>
 CUresult in_context(const char* name, Body body) {
     Lock lock;
     Context* context = nullptr;
-    CUresult code = admit(name, Needs::Context, lock, context);
+    // Released before the world's lock.
+    Holds holds;
+    CUresult code = admit(name, Needs::Context, lock, context, holds);
     if (code == CUDA_SUCCESS) code = body(*context, lock);
     trace(name, code);
     return code;
@@ -136,6 +196,8 @@ CUresult in_stream(const char* name, CUstream handle, Body body) {
             stream->capture = Capture::Invalidated;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
+        if (stream->legacy && invalidate_captures_behind_legacy(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        make_room(lock, *stream, name);
         return body(*stream, lock);
     });
 }

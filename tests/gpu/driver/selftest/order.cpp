@@ -100,7 +100,7 @@ void kernels_compute() {
     CUstream one = stream();
     for (size_t i = 0; i < count; ++i) a[i] = static_cast<float>(i);
     to_device(memory, a, count * 4, one);
-    flexring::Batch batch = sum_of(memory, memory, address(a), count);
+    flexring::Batch batch = sum_of(memory, memory, mapped(a), count);
     WORKS(launch(kernel("flexring_sum_float"), batch, 1, one));
     WORKS(to_host(result, memory, count * 4, one));
     WORKS(synchronize(one));
@@ -133,10 +133,10 @@ void streams_wait_for_values() {
     Pointer memory = allocate();
     CUstream one = stream(), two = stream();
     *word = 7;
-    WORKS(cu("cuStreamWaitValue32_v2", one, address(word), 8u, 0u));
+    WORKS(cu("cuStreamWaitValue32_v2", one, mapped(word), 8u, 0u));
     WORKS(cu("cuStreamWriteValue32_v2", one, memory, 5u, 0u));
     WORKS(cu("cuStreamWaitValue32_v2", two, memory, 5u, 1u));
-    WORKS(cu("cuStreamWriteValue32_v2", two, address(word + 1), 6u, 0u));
+    WORKS(cu("cuStreamWriteValue32_v2", two, mapped(word + 1), 6u, 0u));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(cu("cuStreamQuery", one) == CUDA_ERROR_NOT_READY && cu("cuStreamQuery", two) == CUDA_ERROR_NOT_READY);
     __atomic_store_n(word, 9, __ATOMIC_RELEASE);
@@ -144,7 +144,7 @@ void streams_wait_for_values() {
     CHECK(word[1] == 6);
     // The comparison is modulo 2^32: a value slightly behind is less, also across the wrap-around.
     *word = 1;
-    WORKS(cu("cuStreamWaitValue32_v2", one, address(word), 0xfffffff0u, 0u));
+    WORKS(cu("cuStreamWaitValue32_v2", one, mapped(word), 0xfffffff0u, 0u));
     WORKS(synchronize(one));
     CHECK(cu("cuStreamWaitValue32_v2", one, memory + 2, 0u, 0u) == CUDA_ERROR_INVALID_VALUE);
     static uint32_t elsewhere;

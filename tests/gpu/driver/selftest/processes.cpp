@@ -141,7 +141,7 @@ void hangs_are_reported() {
     auto* word = reinterpret_cast<uint32_t*>(pinned());
     CUstream one = stream();
     *word = 0;
-    WORKS(cu("cuStreamWaitValue32_v2", one, address(word), 1u, 0u));
+    WORKS(cu("cuStreamWaitValue32_v2", one, mapped(word), 1u, 0u));
     synchronize(one);
 }
 
@@ -151,7 +151,7 @@ void processes_end_during_work() {
     *word = 0;
     CUstream one = stream(), two = stream();
     CUevent later = event();
-    WORKS(cu("cuStreamWaitValue32_v2", one, address(word), 1u, 0u));
+    WORKS(cu("cuStreamWaitValue32_v2", one, mapped(word), 1u, 0u));
     WORKS(cu("cuEventRecord", later, one));
     WORKS(cu("cuStreamWaitEvent", two, later, 0u));
     CUhostFn stuck = [](void*) { pause(); };

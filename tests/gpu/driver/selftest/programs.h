@@ -79,6 +79,13 @@ inline CUresult to_host(void* to, Pointer from, size_t bytes, CUstream stream) {
 inline CUresult synchronize(CUstream stream) { return cu("cuStreamSynchronize", stream); }
 inline Pointer address(const void* at) { return reinterpret_cast<Pointer>(at); }
 
+// The address by which kernels use pinned memory.
+inline Pointer mapped(const void* at) {
+    Pointer there = 0;
+    WORKS(cu("cuMemHostGetDevicePointer_v2", &there, const_cast<void*>(at), 0u));
+    return there;
+}
+
 inline CUfunction kernel(const char* name) {
     CUmodule module = nullptr;
     CUfunction function = nullptr;
