@@ -1,26 +1,35 @@
 //! The CUDA driver: its library, loaded at run time, its functions, and the text of their errors.
 //!
-//! Owns the table of functions that flexring calls, and the meaning of their error codes. Must not know what they are
-//! called for.
+//! Owns the table of functions that flexring calls, the meaning of their error codes, and the threads that must not call
+//! them. Must not know what they are called for.
 //!
-//! `cudarc` locates the library and declares the constants. Its functions are not used: they panic where a driver is too
-//! old to have them, and error codes newer than its enum are undefined behaviour there.
+//! `cudarc` declares the constants. Its functions are not used: they panic where a driver is too old to have them, and error
+//! codes newer than its enum are undefined behaviour there. It also loads `libcuda.so` first, which may be the stub that
+//! CUDA's toolkit has for linkers.
 
 use crate::error::{Error, ErrorKind};
-use cudarc::driver::sys::{culib, is_culib_present};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt;
-use std::ptr::null;
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The return value of every driver function: `CUresult`, 0 for success.
 type DriverCode = c_uint;
 
+/// The driver's library, by the name that no stub has in a folder of libraries.
+const LIBRARY: &CStr = c"libcuda.so.1";
+
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub(crate) const INVALID_VALUE: DriverCode = 1;
 /// `CUDA_ERROR_NOT_READY`: the queried work is still running.
 pub(crate) const NOT_READY: DriverCode = 600;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub(crate) const NOT_SUPPORTED: DriverCode = 801;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronizes with it is captured.
+pub(crate) const CAPTURE_IMPLICIT: DriverCode = 906;
 
 /// A context, stream, event, module or function: an opaque pointer that only the driver dereferences.
 pub(crate) type DriverHandle = *mut c_void;
@@ -38,6 +47,74 @@ pub(crate) struct IpcByValue(pub IpcHandle);
 
 /// A function that the driver calls on a thread of its own.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// An attribute of a launch, with the layout of `CUlaunchAttribute`.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchAttribute {
+    id: c_uint,
+    padding: c_uint,
+    /// A union, of which only integers are used.
+    value: [c_int; 16],
+}
+
+impl LaunchAttribute {
+    /// The attribute with this number, of a type that begins with an integer.
+    pub(crate) fn new(id: c_uint, value: c_int) -> Self {
+        let mut values = [0; 16];
+        values[0] = value;
+        Self { id, padding: 0, value: values }
+    }
+}
+
+/// The dimensions, stream and attributes of a launch, with the layout of `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_memory: c_uint,
+    pub stream: DriverHandle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<LaunchConfig>() == 56);
+
+thread_local! {
+    /// The number of `ForbidCalls` on this thread.
+    static FORBIDDEN: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A thread that must not call the driver. See [`forbid_calls`].
+#[derive(Debug)]
+pub(crate) struct ForbidCalls {
+    /// Not `Send`: it counts on the thread that made it.
+    thread: PhantomData<*const ()>,
+}
+
+/// Forbids this thread to call the driver until the guard is dropped, because a running kernel depends on the thread: a
+/// driver call may wait for that kernel. In builds with debug assertions such a call panics.
+#[must_use]
+pub(crate) fn forbid_calls() -> ForbidCalls {
+    FORBIDDEN.set(FORBIDDEN.get() + 1);
+    ForbidCalls { thread: PhantomData }
+}
+
+impl Drop for ForbidCalls {
+    fn drop(&mut self) {
+        FORBIDDEN.set(FORBIDDEN.get() - 1);
+    }
+}
+
+fn assert_allowed(function: &str) {
+    // Any thread may look up the text of an error: that takes no lock.
+    let allowed = function == "cuGetErrorString";
+    debug_assert!(
+        allowed || FORBIDDEN.get() == 0,
+        "{function} is called on a thread that a running kernel depends on"
+    );
+}
 
 /// A driver call that failed, or a function that the driver lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +160,16 @@ macro_rules! functions {
             /// Looks up all functions; one that this driver lacks is `None`.
             ///
             /// # Safety
-            /// The driver's library must be present.
-            unsafe fn find() -> Self {
-                // SAFETY: the library is present, so this does not panic. It is never closed.
-                let library = unsafe { culib() };
-                // SAFETY: the types are those of cuda.h, with enums as integers.
-                unsafe { Self { $($function: library.get($symbol.as_bytes()).ok().map(|symbol| *symbol),)* } }
+            /// `library` is a handle of the driver's library, which is never closed.
+            unsafe fn find(library: NonNull<c_void>) -> Self {
+                Self { $($function: {
+                    let symbol = concat!($symbol, "\0").as_ptr().cast();
+                    // SAFETY: the handle is live, and the name ends with NUL. The types are those of cuda.h, with enums as
+                    // integers; a null pointer becomes `None`.
+                    unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty),*) -> DriverCode>>(
+                        libc::dlsym(library.as_ptr(), symbol)
+                    ) }
+                },)* }
             }
 
             $(
@@ -98,6 +179,7 @@ macro_rules! functions {
                 /// Handles are live, output pointers are valid for writes, and memory has the stated length.
                 #[allow(clippy::too_many_arguments, reason = "they are the driver's")]
                 pub(crate) unsafe fn $function(&self, $($argument: $ty),*) -> DriverResult {
+                    assert_allowed($symbol);
                     let Some(function) = self.$function else {
                         return Err(DriverError { function: $symbol, code: None });
                     };
@@ -115,6 +197,7 @@ macro_rules! functions {
 functions! {
     init = "cuInit" (flags: c_uint);
     error_string = "cuGetErrorString" (code: DriverCode, words: *mut *const c_char);
+    driver_version = "cuDriverGetVersion" (version: *mut c_int);
     device_count = "cuDeviceGetCount" (count: *mut c_int);
     device_get = "cuDeviceGet" (device: *mut c_int, ordinal: c_int);
     device_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: c_int);
@@ -126,11 +209,13 @@ functions! {
     context_pop = "cuCtxPopCurrent_v2" (context: *mut DriverHandle);
     context_current = "cuCtxGetCurrent" (context: *mut DriverHandle);
     context_device = "cuCtxGetDevice" (device: *mut c_int);
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut c_uint);
     context_priorities = "cuCtxGetStreamPriorityRange" (least: *mut c_int, greatest: *mut c_int);
     stream_create = "cuStreamCreateWithPriority" (stream: *mut DriverHandle, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2" (stream: DriverHandle);
     stream_synchronize = "cuStreamSynchronize" (stream: DriverHandle);
     stream_context = "cuStreamGetCtx" (stream: DriverHandle, context: *mut DriverHandle);
+    stream_id = "cuStreamGetId" (stream: DriverHandle, id: *mut c_ulonglong);
     stream_capturing = "cuStreamIsCapturing" (stream: DriverHandle, status: *mut c_uint);
     stream_wait_event = "cuStreamWaitEvent" (stream: DriverHandle, event: DriverHandle, flags: c_uint);
     stream_write_value = "cuStreamWriteValue32_v2" (stream: DriverHandle, at: Address, value: u32, flags: c_uint);
@@ -158,12 +243,19 @@ functions! {
     module_load = "cuModuleLoadData" (module: *mut DriverHandle, image: *const c_void);
     module_unload = "cuModuleUnload" (module: DriverHandle);
     module_function = "cuModuleGetFunction" (function: *mut DriverHandle, module: DriverHandle, name: *const c_char);
+    function_attribute = "cuFuncGetAttribute" (value: *mut c_int, attribute: c_uint, function: DriverHandle);
+    resident_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (
+        blocks: *mut c_int, function: DriverHandle, threads: c_int, dynamic_memory: usize
+    );
     occupancy = "cuOccupancyMaxPotentialBlockSize" (
         grid: *mut c_int, block: *mut c_int, function: DriverHandle, dynamic_memory: *const c_void, memory: usize, limit: c_int
     );
     launch = "cuLaunchKernel" (
         function: DriverHandle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, memory: c_uint, stream: DriverHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+    );
+    launch_extended = "cuLaunchKernelEx" (
+        config: *const LaunchConfig, function: DriverHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void
     );
 }
 
@@ -175,6 +267,14 @@ impl Driver {
         unsafe { self.error_string(code, &raw mut words) }.ok()?;
         // SAFETY: the driver wrote null, or the address of a static string.
         (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
+    }
+
+    /// The newest version of CUDA that the driver supports, 1000 times the major version plus 10 times the minor one.
+    pub(crate) fn version(&self) -> Result<u32, DriverError> {
+        let mut version = 0;
+        // SAFETY: the output pointer is valid for writes.
+        unsafe { self.driver_version(&raw mut version)? };
+        Ok(version.unsigned_abs())
     }
 
     /// Whether the driver exports memory to other devices, as drivers do since CUDA 11.7.
@@ -238,7 +338,7 @@ pub(crate) fn in_use() -> Option<&'static Driver> {
     }
     // SAFETY: RTLD_NOLOAD loads nothing. A library that is loaded gets one more reference, which is dropped here.
     let loaded = unsafe {
-        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         !library.is_null() && libc::dlclose(library) == 0
     };
     if loaded {
@@ -264,12 +364,13 @@ fn libraries_added() -> u64 {
 /// The driver, initialised. The error says why it cannot be used.
 pub(crate) fn driver() -> Result<&'static Driver, String> {
     let open = || {
-        // SAFETY: loading the library runs its initialisers, which may run at any time.
-        if !unsafe { is_culib_present() } {
+        // SAFETY: loading the library runs its initialisers, which may run at any time. It is never closed.
+        let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY) };
+        let Some(library) = NonNull::new(library) else {
             return Err("there is no CUDA driver: libcuda.so.1 is not found".to_owned());
-        }
-        // SAFETY: the library is present, as was just checked.
-        let driver = unsafe { Driver::find() };
+        };
+        // SAFETY: it is the driver's library, and never closed.
+        let driver = unsafe { Driver::find(library) };
         // SAFETY: cuInit may be called at any time, and more than once.
         match unsafe { driver.init(0) } {
             Ok(()) => Ok(driver),

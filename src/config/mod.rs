@@ -203,6 +203,8 @@ settings! {
         "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
+    gpu_ctas: usize = "FLEXRING_GPU_CTAS", 16, 1..=1024,
+        "Largest number of thread blocks (CTAs) of 512 threads that a call on GPU memory keeps on the GPU while it runs. More move data faster and leave less of the GPU to other kernels. All communicators of a process together use at most half of a GPU.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,

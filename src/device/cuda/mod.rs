@@ -8,6 +8,8 @@
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
 //! | `batch` | the kernel launch parameters |
 //! | `device` | the device: which stream runs which job |
+//! | `engine` | resident kernels, and the device over them |
+//! | `pinned` | page-locked host memory |
 //! | `inventory` | the GPUs that this process sees |
 //! | `buffer` | users' buffers on a GPU, and slices of them |
 //! | `vector` | the vector types that calls accept |
@@ -19,11 +21,15 @@
 pub mod batch;
 mod buffer;
 mod device;
+#[allow(dead_code, unused_imports, reason = "communicators use it next")]
+pub(crate) mod engine;
 pub mod image;
 mod inventory;
 pub(crate) mod ipc;
 mod nvrtc;
 pub(crate) mod objects;
+#[allow(dead_code, reason = "the engine uses it")]
+mod pinned;
 pub(crate) mod pointer;
 mod standalone;
 pub(crate) mod stream_order;

@@ -12,6 +12,7 @@ use crate::memory::Piece;
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
     CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUevent_flags, CUstream_flags,
+    CUstreamCaptureMode,
 };
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 /// Logs a failure to release a handle.
-fn log_failure(released: DriverResult) {
+pub(super) fn log_failure(released: DriverResult) {
     if let Err(failure) = released {
         // After a sticky error of the context every call fails, and the end of the context frees everything.
         log::debug!("{failure}");
@@ -84,14 +85,33 @@ impl Gpu {
         self.driver
     }
 
-    /// Makes its context current on this thread until the guard is dropped.
+    /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of the driver do
+    /// not break the capture of a stream by another thread.
     ///
     /// # Errors
     /// `System` if the context no longer exists.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
-        Ok(CurrentContext { gpu: self, thread: PhantomData })
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        // SAFETY: the argument is writable. Drivers without this function have no such captures.
+        let exchanged = unsafe { self.driver.exchange_capture_mode(&raw mut mode) }.is_ok();
+        Ok(CurrentContext { gpu: self, mode: exchanged.then_some(mode), thread: PhantomData })
+    }
+
+    /// Copies between host memory and GPU memory, and waits for the copy, but not for other work of the GPU.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    ///
+    /// # Safety
+    /// Both are valid, of one length, and do not overlap.
+    pub(crate) unsafe fn copy_now(self: &Arc<Self>, into: Piece, from: Piece) -> Result<()> {
+        let stream = Stream::new(self)?;
+        let _entered = self.enter()?;
+        // SAFETY: the caller guarantees the memory, and the copy completes before this returns.
+        unsafe { stream.copy(into, from)? };
+        Ok(stream.synchronize()?)
     }
 
     /// Whether a stream belongs to this GPU's context. NULL is the default stream of the current context.
@@ -123,12 +143,18 @@ impl std::fmt::Debug for Gpu {
 /// A thread on which a GPU's context is current.
 pub(crate) struct CurrentContext<'a> {
     gpu: &'a Gpu,
+    /// The thread's mode of stream capture before, if it was changed.
+    mode: Option<c_uint>,
     /// Not `Send`: the context must be popped on the thread that pushed it.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: the argument is writable, and the driver returned the mode.
+            log_failure(unsafe { self.gpu.driver.exchange_capture_mode(&raw mut mode) });
+        }
         let mut context = null_mut();
         // SAFETY: the out-parameter is writable; what was pushed on this thread is popped from it.
         log_failure(unsafe { self.gpu.driver.context_pop(&raw mut context) });

@@ -1,0 +1,254 @@
+//! The kernels of one GPU, loaded once in a process.
+//!
+//! Owns the module, which is never unloaded, how many CTAs of each kernel the GPU holds, how many communicators share
+//! it, and how a kernel is launched. Must not know calls, nor what control memory contains.
+
+use super::control::Control;
+use super::kernel_kind::KernelKind;
+use super::layout::{LaunchParameters, THREADS};
+use crate::cuda_driver::{
+    DriverError, DriverHandle, DriverResult, INVALID_VALUE, LaunchAttribute, LaunchConfig, NOT_SUPPORTED,
+};
+use crate::device::cuda::image;
+use crate::device::cuda::objects::{Gpu, Stream};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{
+    CUdevice_attribute as Attribute, CUfunction_attribute, CUlaunchAttributeID, CUlaunchMemSyncDomain,
+};
+use std::borrow::Cow;
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The first version of the driver that has memory-synchronization domains.
+const DOMAINS_SINCE: u32 = 12_000;
+/// The first compute capability that has them.
+const DOMAINS_FROM: (u32, u32) = (9, 0);
+
+/// A kernel.
+struct KernelFunction {
+    raw: DriverHandle,
+    /// CTAs of it that the whole GPU holds at a time.
+    resident: u32,
+}
+
+/// The kernels of one GPU.
+pub(super) struct Kernels {
+    gpu: Arc<Gpu>,
+    /// By [`KernelKind::index`].
+    functions: Vec<KernelFunction>,
+    /// The attributes of a launch; `None` if the driver has none.
+    attributes: Option<Vec<LaunchAttribute>>,
+    /// Communicators of this process that use the GPU.
+    users: AtomicUsize,
+}
+
+// SAFETY: functions may be launched from any thread; the driver locks.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+/// The kernels of all GPUs that this process uses. They keep the GPUs' contexts.
+static LOADED: Mutex<Vec<Arc<Kernels>>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    /// The kernels of a GPU. The first call loads them and launches each once, so that no later launch loads anything: that
+    /// would wait for kernels that run.
+    ///
+    /// # Errors
+    /// `Unsupported` if the GPU cannot run them; `System` if it fails.
+    pub(super) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = loaded.iter().find(|kernels| kernels.gpu.ordinal == gpu.ordinal) {
+            return Ok(Arc::clone(known));
+        }
+        let mut new = Self::load(gpu)?;
+        new.launch_all_once()?;
+        let new = Arc::new(new);
+        loaded.push(Arc::clone(&new));
+        Ok(new)
+    }
+
+    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = Module(load_module(gpu)?);
+        let driver = gpu.driver();
+        let _entered = gpu.enter()?;
+        let processors =
+            driver.attribute(gpu.ordinal as usize, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let mut functions = Vec::new();
+        for kind in KernelKind::all() {
+            let name = symbol(kind);
+            let named = |failure: DriverError| {
+                Error::internal(format!("the kernel {} cannot be used: {failure}", name.to_string_lossy()))
+            };
+            let (mut raw, mut local, mut blocks) = (null_mut(), 0, 0);
+            // SAFETY: the out-parameters are writable, and the module is live.
+            unsafe {
+                driver.module_function(&raw mut raw, module.0, name.as_ptr()).map_err(named)?;
+                let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as c_uint;
+                driver.function_attribute(&raw mut local, attribute, raw).map_err(named)?;
+                driver.resident_blocks(&raw mut blocks, raw, THREADS as c_int, 0).map_err(named)?;
+            }
+            if local != 0 {
+                // The driver would allocate it at a launch, and wait for running kernels.
+                let message = format!(
+                    "the kernel {} uses {local} bytes of local memory on {gpu:?}: please report this",
+                    name.to_string_lossy()
+                );
+                return Err(Error::unsupported(message));
+            }
+            let resident = (processors.unsigned_abs() * blocks.unsigned_abs()).max(1);
+            functions.push(KernelFunction { raw, resident });
+        }
+        Ok(Self { gpu: Arc::clone(gpu), functions, attributes: attributes(gpu)?, users: AtomicUsize::new(0) })
+    }
+
+    /// Launches each kernel once with the number 0, which every call has passed, and waits for them.
+    fn launch_all_once(&mut self) -> Result<()> {
+        let control = Control::new(&self.gpu, 0)?;
+        let parameters = LaunchParameters {
+            gpu: control.state_address(),
+            host: control.host_address(),
+            ..LaunchParameters::default()
+        };
+        let stream = Stream::new(&self.gpu)?;
+        let entered = self.gpu.enter()?;
+        for kind in KernelKind::all() {
+            // SAFETY: the stream is live, and control memory is never freed.
+            match unsafe { self.launch(kind, 1, stream.raw(), &parameters) } {
+                Err(DriverError { code: Some(INVALID_VALUE | NOT_SUPPORTED), .. })
+                    if self.attributes.is_some() =>
+                {
+                    log::info!("{:?} launches kernels without attributes: the driver refuses them", self.gpu);
+                    self.attributes = None;
+                    // SAFETY: as above.
+                    unsafe { self.launch(kind, 1, stream.raw(), &parameters)? };
+                }
+                launched => launched?,
+            }
+        }
+        stream
+            .synchronize()
+            .map_err(|failure| Error::from(failure).context("the first launch of kernels"))?;
+        drop(entered);
+        Ok(())
+    }
+
+    /// Adds a communicator that uses the GPU.
+    pub(super) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Removes one.
+    pub(super) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The number of CTAs of a launch: `wanted`, or an equal part of half the CTAs that the GPU holds, if that is less. The
+    /// other half is left to other kernels, so that the CTAs of all communicators can run at the same time.
+    pub(super) fn ctas(&self, kind: KernelKind, wanted: u32) -> u32 {
+        let users = u32::try_from(self.users.load(Ordering::Relaxed)).unwrap_or(u32::MAX).max(1);
+        wanted.min(self.resident(kind) / 2 / users).max(1)
+    }
+
+    /// CTAs of a kernel that the whole GPU holds at a time.
+    pub(super) fn resident(&self, kind: KernelKind) -> u32 {
+        self.functions[kind.index()].resident
+    }
+
+    /// Enqueues a launch. The GPU's context is current.
+    ///
+    /// # Safety
+    /// The stream is live; the memory that the parameters name is valid until the kernel ends.
+    pub(super) unsafe fn launch(
+        &self,
+        kind: KernelKind,
+        ctas: u32,
+        stream: DriverHandle,
+        parameters: &LaunchParameters,
+    ) -> DriverResult {
+        let function = self.functions[kind.index()].raw;
+        let mut arguments = [(&raw const *parameters).cast_mut().cast::<c_void>()];
+        let arguments = arguments.as_mut_ptr();
+        let driver = self.gpu.driver();
+        let Some(attributes) = &self.attributes else {
+            // SAFETY: the kernel takes `LaunchParameters`, which are copied; the caller guarantees the rest.
+            return unsafe {
+                driver.launch(function, ctas, 1, 1, THREADS, 1, 1, 0, stream, arguments, null_mut())
+            };
+        };
+        let config = LaunchConfig {
+            grid: [ctas, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_memory: 0,
+            stream,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as c_uint,
+        };
+        // SAFETY: as above; the attributes live until the driver returns.
+        unsafe { driver.launch_extended(&raw const config, function, arguments, null_mut()) }
+    }
+}
+
+/// A loaded module. It is never unloaded.
+struct Module(DriverHandle);
+
+// SAFETY: a handle may be used from any thread; the driver locks.
+unsafe impl Send for Module {}
+
+/// The name of a kernel.
+fn symbol(kind: KernelKind) -> &'static CStr {
+    match kind {
+        KernelKind::Copy => image::COPY,
+        KernelKind::Reduce(dtype, arithmetic) => image::symbol(dtype, arithmetic),
+    }
+}
+
+/// The attributes of all launches: the highest priority, so that CTAs become resident before those of other kernels, and,
+/// where there is one, a domain of their own, so that the fences of other kernels do not wait for stores to peers.
+fn attributes(gpu: &Gpu) -> Result<Option<Vec<LaunchAttribute>>> {
+    let driver = gpu.driver();
+    if driver.version()? < DOMAINS_SINCE {
+        return Ok(None);
+    }
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: the out-parameters are writable.
+    unsafe { driver.context_priorities(&raw mut least, &raw mut greatest)? };
+    let priority = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY as c_uint;
+    let mut attributes = vec![LaunchAttribute::new(priority, greatest)];
+    if gpu.capability >= DOMAINS_FROM {
+        let domain = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN as c_uint;
+        let remote = CUlaunchMemSyncDomain::CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE as c_int;
+        attributes.push(LaunchAttribute::new(domain, remote));
+    }
+    Ok(Some(attributes))
+}
+
+/// Loads the module on a thread of its own: the compiler of kernels, NVRTC 13.0, was seen to run out of the 2 MiB that threads
+/// usually have for their stack.
+fn load_module(gpu: &Arc<Gpu>) -> Result<DriverHandle> {
+    let on_thread = Arc::clone(gpu);
+    let load = move || -> Result<Module> {
+        let gpu = on_thread;
+        let (major, minor) = gpu.capability;
+        let image: Cow<'static, [u8]> = image::image(major, minor)?;
+        let mut raw = null_mut();
+        let _entered = gpu.enter()?;
+        // SAFETY: the out-parameter is writable; an image contains its own length.
+        let loaded = unsafe { gpu.driver().module_load(&raw mut raw, image.as_ptr().cast()) };
+        loaded.map_err(|failure| {
+            Error::unsupported(format!(
+                "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
+            ))
+        })?;
+        Ok(Module(raw))
+    };
+    let thread = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(64 << 20);
+    let thread = thread
+        .spawn(load)
+        .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
+    let module =
+        thread.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))?;
+    Ok(module.0)
+}
