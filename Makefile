@@ -107,7 +107,7 @@ test-nvrtc:
 test-gpu:
 	CARGO=$(CARGO) tests/gpu/run --simulated $(FEATURES)
 
-# All that tests/gpu/run needs on a machine with a GPU that has neither Rust nor a network.
+# All that tests/gpu/first_contact needs on a machine with a GPU that has neither Rust nor a network.
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Packs everything that tests/gpu/run needs on a machine with a GPU, without Rust and without a network:
+# Packs all that tests/gpu/first_contact and tests/gpu/run need on a machine with a GPU, without Rust and without a network:
 #
 #   tests/gpu/bundle.sh ARCHIVE
 #
-# Unpack it there and run tests/gpu/run. Debug information is left out. Fails if the archive exceeds 64 MiB.
+# Unpack it there and run tests/gpu/first_contact. Debug information is left out. Fails if the archive exceeds 64 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 archive=$(realpath -m "${1:?usage: bundle.sh ARCHIVE}")
@@ -22,7 +22,7 @@ done
 # A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
 strip --strip-unneeded "$tree/lib/libflexring.so"
-cp tests/gpu/{run,*.py} "$tree/tests/gpu/"
+cp -r tests/gpu/{first_contact,run,*.py,steps,cells} "$tree/tests/gpu/"
 cp tests/report.py "$tree/tests/"
 cp bench/peers/nccl_allreduce.py "$tree/bench/peers/"
 cp -r python examples include "$tree/"

@@ -4,50 +4,13 @@ import ctypes
 import os
 import sys
 import unittest
-from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint64, c_void_p
 from pathlib import Path
+
+from libcuda import Driver
 
 LIBRARY = os.environ.get("FLEXRING_LIBRARY") or Path(__file__).parent.parent.parent / "target/release/libflexring.so"
 FLOAT32, SUM, INVALID_ARGUMENT = 7, 0, 1
-
-
-class Driver:
-    """The functions of CUDA's driver that a program needs to allocate memory and create a stream."""
-
-    def __init__(self):
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.call("cuInit", 0)
-        device, self.context = c_int(), c_void_p()
-        self.call("cuDeviceGet", byref(device), 0)
-        self.call("cuDevicePrimaryCtxRetain", byref(self.context), device)
-        self.call("cuCtxSetCurrent", self.context)
-
-    def call(self, name, *arguments):
-        code = getattr(self.cuda, name)(*arguments)
-        if code:
-            raise RuntimeError(f"{name}: {code}")
-
-    def allocate(self, size):
-        address = c_uint64()
-        self.call("cuMemAlloc_v2", byref(address), c_size_t(size))
-        return address.value
-
-    def free(self, address):
-        self.call("cuMemFree_v2", c_uint64(address))
-
-    def stream(self):
-        stream = c_void_p()
-        self.call("cuStreamCreate", byref(stream), 1)
-        return stream
-
-    def write(self, address, data):
-        self.call("cuMemcpyHtoD_v2", c_uint64(address), data, c_size_t(ctypes.sizeof(data)))
-        # A copy from pageable memory may still be in flight.
-        self.call("cuCtxSynchronize")
-
-    def read(self, address, data, stream):
-        self.call("cuMemcpyDtoHAsync_v2", data, c_uint64(address), c_size_t(ctypes.sizeof(data)), stream)
-        self.call("cuStreamSynchronize", stream)
 
 
 class Pointers(unittest.TestCase):

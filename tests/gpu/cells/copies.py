@@ -4,9 +4,12 @@ import ctypes
 import json
 import sys
 import time
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import c_size_t, c_uint64, c_void_p
+from pathlib import Path
 
-from c_abi import Driver
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from libcuda import Driver  # noqa: E402
 
 
 def main():
@@ -14,9 +17,7 @@ def main():
     driver = Driver()
     streams = driver.stream(), driver.stream()
     on_gpu = driver.allocate(size), driver.allocate(size)
-    pinned = c_void_p(), c_void_p()
-    for place in pinned:
-        driver.call("cuMemHostAlloc", byref(place), c_size_t(size), 1)
+    pinned = [c_void_p(driver.pinned(size)[0]) for _ in range(2)]
 
     def out():
         driver.call("cuMemcpyDtoHAsync_v2", pinned[0], c_uint64(on_gpu[0]), c_size_t(size), streams[0])
