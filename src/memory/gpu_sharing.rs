@@ -18,6 +18,8 @@ pub struct Export {
     pub len: u64,
     /// The driver's IPC handle.
     pub handle: [u64; 8],
+    /// Random numbers that the owner has written to the start of the memory, by which others check that they reach it.
+    pub pattern: [u64; 2],
 }
 
 /// GPU memory that peers on the node may read, and the peers' GPU memory that this rank may read.
@@ -28,10 +30,10 @@ pub trait Sharing: Send {
     /// The name of this rank's memory.
     fn export(&self) -> Export;
 
-    /// Opens a peer's memory until this is dropped or [`close`](Self::close) is called.
+    /// Opens a peer's memory, whose start its owner has not changed since it was exported, until this is dropped or [`close`](Self::close) is called.
     ///
     /// # Errors
-    /// `Unsupported` if this process cannot reach it.
+    /// `Unsupported` if this process cannot reach it, or reads something else than its owner has written.
     fn open(&mut self, export: &Export) -> Result<Piece>;
 
     /// Closes all memory that was opened. No job may read it any more. `false` if some stays open until the process ends.

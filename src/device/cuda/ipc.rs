@@ -6,7 +6,7 @@ use super::objects::{Gpu, GpuMemory, address};
 use super::pointer;
 use crate::cuda_driver::{Address, IpcByValue};
 use crate::error::{Error, Result};
-use crate::memory::{Export, MemorySpace, Piece, Sharing};
+use crate::memory::{Export, MemorySpace, Piece, Sharing, lend, lend_in_place};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -29,11 +29,12 @@ pub(crate) struct Ipc {
     process: u64,
     memory: Arc<GpuMemory>,
     handle: [u64; 8],
+    pattern: [u64; 2],
     opened: Vec<Address>,
 }
 
 impl Ipc {
-    /// Exports `memory`.
+    /// Exports `memory`, which nothing uses yet, and writes a random pattern to its start.
     ///
     /// # Errors
     /// `System` if the driver does not export it.
@@ -46,7 +47,25 @@ impl Ipc {
         let word =
             |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
         let handle = std::array::from_fn(word);
-        Ok(Self { gpu: Arc::clone(gpu), process, memory: Arc::clone(memory), handle, opened: Vec::new() })
+        let no_numbers = |_| Error::system("there are no random numbers");
+        let pattern = [getrandom::u64().map_err(no_numbers)?, getrandom::u64().map_err(no_numbers)?];
+        // SAFETY: both have this length, and nothing else accesses them.
+        lend(&pattern, &mut [], |pattern, _| unsafe {
+            gpu.copy_now(memory.piece().narrow(0, size_of::<[u64; 2]>()), pattern)
+        })?;
+        let memory = Arc::clone(memory);
+        Ok(Self { gpu: Arc::clone(gpu), process, memory, handle, pattern, opened: Vec::new() })
+    }
+
+    /// Whether the memory begins with this pattern.
+    fn reads(&self, memory: Piece, pattern: [u64; 2]) -> Result<bool> {
+        let mut read = [0u64; 2];
+        if memory.len() < size_of_val(&read) {
+            return Ok(false);
+        }
+        // SAFETY: both have this length. The owner does not write its memory before all ranks have opened it.
+        lend_in_place(&mut read, |into| unsafe { self.gpu.copy_now(into, memory.narrow(0, into.len())) })?;
+        Ok(read == pattern)
     }
 }
 
@@ -62,6 +81,7 @@ impl Sharing for Ipc {
             address: address(self.memory.piece()),
             len: self.memory.piece().len() as u64,
             handle: self.handle,
+            pattern: self.pattern,
         }
     }
 
@@ -99,7 +119,15 @@ impl Sharing for Ipc {
             return refuse("the driver returned a null address".to_owned());
         };
         // SAFETY: the driver confirmed the length, and the owner keeps the memory until this rank has closed it.
-        Ok(unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) })
+        let memory = unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) };
+        if self.reads(memory, export.pattern)? {
+            return Ok(memory);
+        }
+        refuse(
+            "this GPU reads other data there than its owner has written: access between the two GPUs is broken, as it is on \
+             some systems with an IOMMU"
+                .to_owned(),
+        )
     }
 
     fn close(&mut self) -> bool {

@@ -68,8 +68,8 @@ impl Prefault {
 pub(super) struct GpuNotice {
     /// 1 once `export` is valid.
     published: AtomicU64,
-    /// Process, GPU, address, length, and 8 words of handle: see [`Export`].
-    export: [AtomicU64; 12],
+    /// Process, GPU, address, length, 8 words of handle, and 2 of pattern: see [`Export`].
+    export: [AtomicU64; 14],
     /// The neighbours whose memory this rank has open: one bit each, by index on the node.
     opened: [AtomicU64; GPU_NEIGHBOURS / 64],
 }
@@ -78,7 +78,9 @@ impl GpuNotice {
     /// Publishes this rank's GPU memory. Called once, by the owning rank.
     pub(super) fn publish(&self, export: &Export) {
         let head = [export.process, export.gpu.into(), export.address, export.len];
-        for (field, value) in self.export.iter().zip(head.into_iter().chain(export.handle)) {
+        for (field, value) in
+            self.export.iter().zip(head.into_iter().chain(export.handle).chain(export.pattern))
+        {
             field.store(value, Ordering::Relaxed);
         }
         self.published.store(1, Ordering::Release);
@@ -96,6 +98,7 @@ impl GpuNotice {
             address: field(2),
             len: field(3),
             handle: std::array::from_fn(|index| field(4 + index)),
+            pattern: std::array::from_fn(|index| field(12 + index)),
         })
     }
 

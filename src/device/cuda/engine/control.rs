@@ -173,10 +173,10 @@ impl Control {
 
     /// Has all kernels end, those that run and those that start later.
     pub(super) fn abort(&self) {
-        self.set_running(None);
         self.words().host.aborted.store(u64::MAX, Ordering::Release);
     }
 
+    /// Whether all kernels end at once.
     pub(super) fn is_aborted(&self) -> bool {
         self.words().host.aborted.load(Ordering::Relaxed) != 0
     }

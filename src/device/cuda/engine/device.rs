@@ -54,7 +54,8 @@ pub struct Cuda {
     rings: [Ring; RINGS],
     /// By ring, jobs that wait for bounce slots, in the order of submission.
     starved: [VecDeque<StarvedJob>; RINGS],
-    failed: Option<Error>,
+    /// Whether the jobs were aborted.
+    failed: bool,
     engine: Arc<Engine>,
     landing: Arc<GpuMemory>,
     arena: Arc<Arena>,
@@ -80,7 +81,7 @@ impl Cuda {
             addresses,
             rings: std::array::from_fn(|number| Ring::new(words, number)),
             starved: std::array::from_fn(|_| VecDeque::new()),
-            failed: None,
+            failed: false,
             engine: Arc::clone(engine),
             landing: Arc::new(landing),
             arena: Arc::clone(host.arena),
@@ -166,7 +167,10 @@ impl Cuda {
     }
 
     fn check(&self) -> Result<()> {
-        self.failed.as_ref().map_or(Ok(()), |error| Err(error.clone()))
+        if self.failed || self.engine.control.is_aborted() {
+            return Err(Error::aborted("the GPU's work was aborted"));
+        }
+        Ok(())
     }
 }
 
@@ -240,7 +244,7 @@ impl Device for Cuda {
         control.wait_ended();
         self.rings.iter_mut().for_each(Ring::clear);
         self.starved.iter_mut().for_each(VecDeque::clear);
-        self.failed.get_or_insert_with(|| Error::aborted("the GPU's work was aborted"));
+        self.failed = true;
     }
 }
 

@@ -49,7 +49,7 @@ impl Engine {
                  use a GPU without a display"
             );
         }
-        let kernels = Kernels::of(gpu)?;
+        let kernels = Kernels::of(gpu, parts.small)?;
         let control = Control::new(gpu, parts.small)?;
         kernels.add_user();
         Ok(Arc::new(Self { gpu: Arc::clone(gpu), kernels, control, parts }))
@@ -61,6 +61,11 @@ impl Engine {
     /// If one of them is longer than [`EngineParts::small`].
     pub(crate) fn staging(&self, input: usize, output: usize) -> (Piece, Piece) {
         self.control.staging(input, output).expect("small messages fit the staging memory")
+    }
+
+    /// Whether a kernel did not end when it was told to, so that the memory that calls named must not be freed.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.control.is_stuck()
     }
 
     /// The number of CTAs of a call.

@@ -53,18 +53,18 @@ unsafe impl Sync for Kernels {}
 static LOADED: Mutex<Vec<Arc<Kernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// The kernels of a GPU. The first call loads them and launches each once, so that no later launch loads anything: that
+    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call loads them and launches each once, so that no later launch loads anything: that
     /// would wait for kernels that run.
     ///
     /// # Errors
     /// `Unsupported` if the GPU cannot run them; `System` if it fails.
-    pub(super) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+    pub(super) fn of(gpu: &Arc<Gpu>, staging: usize) -> Result<Arc<Self>> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = loaded.iter().find(|kernels| kernels.gpu.ordinal == gpu.ordinal) {
             return Ok(Arc::clone(known));
         }
         let mut new = Self::load(gpu)?;
-        new.launch_all_once()?;
+        new.launch_all_once(staging)?;
         let new = Arc::new(new);
         loaded.push(Arc::clone(&new));
         Ok(new)
@@ -104,9 +104,10 @@ impl Kernels {
         Ok(Self { gpu: Arc::clone(gpu), functions, attributes: attributes(gpu)?, users: AtomicUsize::new(0) })
     }
 
-    /// Launches each kernel once with the number 0, which every call has passed, and waits for them.
-    fn launch_all_once(&mut self) -> Result<()> {
-        let control = Control::new(&self.gpu, 0)?;
+    /// Launches each kernel once with the number 0, which every call has passed, and waits for them. The control memory is
+    /// then used by the first communicator.
+    fn launch_all_once(&mut self, staging: usize) -> Result<()> {
+        let control = Control::new(&self.gpu, staging)?;
         let parameters = LaunchParameters {
             gpu: control.state_address(),
             host: control.host_address(),
