@@ -3,6 +3,7 @@
 //! Owns the methods of the communicator for them. Must not know calls, nor how memory reaches peers and
 //! devices.
 
+use super::registration_gate::GATE;
 use super::{Communicator, Registered};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -30,15 +31,22 @@ impl Communicator {
     }
 
     /// [`register`](Self::register) by address, for the C API. Ends with
-    /// [`deregister_piece`](Self::deregister_piece).
+    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process runs
+    /// on a GPU.
     pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
-        self.runner.prepare_gpu(piece)?;
-        self.runner.user_memory.register(piece)
+        if piece.is_host() {
+            return self.runner.user_memory.register(piece);
+        }
+        self.runner.open_gpu(piece)?;
+        GATE.register(self.runner.timeout, || self.runner.user_memory.register(piece))
     }
 
     /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
-        self.runner.user_memory.deregister(piece)
+        if piece.is_host() {
+            return self.runner.user_memory.deregister(piece);
+        }
+        GATE.register(self.runner.timeout, || self.runner.user_memory.deregister(piece))
     }
 
     /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with

@@ -3,6 +3,7 @@
 //! Owns the ticket lock for that. Must not know what a call is.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
 #[derive(Debug, Default)]
@@ -40,6 +41,29 @@ impl CallQueue {
             state.waiting += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.waiting -= 1;
+        }
+        ActiveCall(self)
+    }
+
+    /// [`wait_turn`](Self::wait_turn), and calls `check` every so often meanwhile.
+    pub(super) fn wait_turn_checking(
+        &self,
+        ticket: &QueueTicket,
+        interval: Duration,
+        mut check: impl FnMut(),
+    ) -> ActiveCall<'_> {
+        let mut state = self.lock();
+        while state.serving != ticket.0 {
+            state.waiting += 1;
+            let (woken, wait) =
+                self.changed.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.waiting -= 1;
+            if wait.timed_out() && state.serving != ticket.0 {
+                drop(state);
+                check();
+                state = self.lock();
+            }
         }
         ActiveCall(self)
     }

@@ -3,9 +3,10 @@
 //! Owns the rules that arguments must satisfy. Must not know how calls run.
 
 use crate::call::Collective;
+use crate::device::Arithmetic;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::memory::{MemorySpace, Piece};
+use crate::memory::Piece;
 use crate::rank::Rank;
 
 /// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
@@ -23,17 +24,31 @@ pub(crate) struct CheckedCall {
     pub(super) count: u64,
     /// Whether input and output overlap. They then have the same elements at the same addresses.
     pub(super) in_place: bool,
+    /// Whether the caller's vectors are memory of a GPU.
+    pub(super) on_gpu: bool,
+    /// Scratch memory on the GPU, which the caller's thread allocates; empty if none is needed.
+    pub(super) gpu_scratch: Piece,
 }
 
 impl CheckedCall {
-    /// Whether input and output are memory of the host.
+    /// Whether the caller's vectors are memory of the host.
     pub(crate) fn is_on_host(&self) -> bool {
-        self.input.is_host() && self.output.is_host()
+        !self.on_gpu
     }
 
-    /// The memory that input and output are in.
-    pub(super) fn memory(&self) -> MemorySpace {
-        if self.input.is_empty() { self.output.memory() } else { self.input.memory() }
+    /// The same call on copies of its vectors in host memory.
+    pub(super) fn staged(self, input: Piece, output: Piece) -> Self {
+        Self { input, output, in_place: false, ..self }
+    }
+
+    /// How elements are combined.
+    pub(super) fn arithmetic(&self) -> Arithmetic {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
+            ReduceOp::Prod => Arithmetic::Prod,
+            ReduceOp::Max => Arithmetic::Max,
+            ReduceOp::Min => Arithmetic::Min,
+        }
     }
 
     /// Bytes of scratch memory for intermediate results: the length of the whole vector if the output is
@@ -191,7 +206,18 @@ impl CallValidator {
             op.check(dtype)?;
         }
         let count = (bytes / dtype.size()) as u64;
-        Ok(CheckedCall { collective, root, input, output, dtype, op, count, in_place: in_place && overlap })
+        Ok(CheckedCall {
+            collective,
+            root,
+            input,
+            output,
+            dtype,
+            op,
+            count,
+            in_place: in_place && overlap,
+            on_gpu: !(input.is_host() && output.is_host()),
+            gpu_scratch: Piece::EMPTY,
+        })
     }
 }
 

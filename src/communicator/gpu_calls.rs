@@ -1,11 +1,25 @@
 //! Calls that take effect in a stream of a GPU.
 //!
-//! Owns how such a call is submitted. Must not know collectives, nor how a stream waits.
+//! Owns how such a call is submitted, and what the caller's threads do for a GPU because the worker must not call its
+//! driver. Must not know collectives, nor how a kernel works.
+//!
+//! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
+//! may block until the kernel ends, and the kernel ends when the worker has run the call.
 
+use super::call_queue::{ActiveCall, QueueTicket};
+use super::gpu::PreparedLaunch;
+use super::launch_group::ReadyLaunch;
+use super::registration_gate::{LaunchPermit, permit};
+use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a thread that waits for calls on a GPU checks that the GPU works.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Communicator {
     /// Starts a checked call that takes effect in a stream: after the work that is in it already, and before
@@ -26,7 +40,7 @@ impl Communicator {
     /// As for [`run_in_stream`](Self::run_in_stream).
     pub(crate) fn submit_in_stream(
         &self,
-        checked: CheckedCall,
+        mut checked: CheckedCall,
         stream: CallerStream,
         other: Option<CallerStream>,
     ) -> Result<Arc<CallOutcome>> {
@@ -40,10 +54,85 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.check_usable()?;
-        [checked.input, checked.output].into_iter().try_for_each(|piece| runner.prepare_gpu(piece))?;
+        [checked.input, checked.output].into_iter().try_for_each(|piece| runner.open_gpu(piece))?;
         if checked.scratch_bytes() > 0 {
-            runner.gpu_state.reserve(checked.scratch_bytes())?;
+            checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
         }
-        self.submit_behind(checked, || runner.gpu_state.gate(stream, other).map(Some))
+        let small = runner.is_small(&checked);
+        // Held until the launch, because kernels must be launched in the order of their calls.
+        let submissions = self.lock_submissions();
+        let prepared = runner.gpu_state.prepare_launch(&checked, small, stream, other);
+        // A caller's mistake ends nothing. A failure of the GPU ends the communicator, because the other
+        // ranks wait for this one.
+        let (launch, resident) = prepared.map_err(|error| match error.kind() {
+            ErrorKind::System => runner.fail(error),
+            _ => error,
+        })?;
+        let run = if small {
+            let (input, output) = runner.gpu_state.staging(checked.input.len(), checked.output.len())?;
+            checked.staged(input, output)
+        } else {
+            checked
+        };
+        let (permit, running) = permit();
+        let outcome = self.send(&submissions, run, Some((resident, running)))?;
+        runner.launch(launch, permit).map_err(|error| runner.fail(error))?;
+        Ok(outcome)
+    }
+}
+
+impl CallRunner {
+    /// Launches a kernel, together with those of the other ranks of this process.
+    fn launch(&self, prepared: PreparedLaunch, permit: LaunchPermit) -> Result<()> {
+        let Some(member) = &self.launch_member else {
+            permit.begin();
+            return prepared.launch();
+        };
+        let ready = ReadyLaunch { permit, launch: Box::new(move || prepared.launch()) };
+        member.launch(ready, &self.fault, self.timeout)
+    }
+
+    /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.
+    pub(super) fn open_gpu(&self, piece: Piece) -> Result<()> {
+        if self.gpu_state.serves(piece.memory())? {
+            return Ok(());
+        }
+        self.gpu_state.open_late(piece.memory(), &mut self.lock_engine().executor)
+    }
+
+    /// Waits for a call's turn on a thread that is not the worker.
+    pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
+        if self.gpu_state.is_open() {
+            self.queue.wait_turn_checking(ticket, CHECK_INTERVAL, || self.check_gpu())
+        } else {
+            self.queue.wait_turn(ticket)
+        }
+    }
+
+    /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker must not call
+    /// the driver to find out.
+    pub(super) fn check_gpu(&self) {
+        if self.fault.get().is_none()
+            && let Err(error) = self.gpu_state.check()
+        {
+            self.fail(error);
+        }
+    }
+
+    /// Checks the GPU until `is_over`.
+    pub(super) fn watch_gpu(&self, is_over: impl Fn() -> bool) {
+        let mut nap = Duration::from_micros(50);
+        while self.gpu_state.is_open() && !is_over() {
+            std::thread::sleep(nap);
+            nap = (2 * nap).min(CHECK_INTERVAL);
+            self.check_gpu();
+        }
+    }
+
+    /// Waits for the end of all kernels, before what they access is freed.
+    pub(super) fn end_gpu(&self) {
+        if !self.gpu_state.end() {
+            self.lock_engine().executor.leak();
+        }
     }
 }

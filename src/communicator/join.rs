@@ -7,8 +7,10 @@ use super::Communicator;
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
-use super::peer_info::PeerInfo;
+use super::launch_group::LaunchGroup;
+use super::peer_info::{PeerInfo, process_number};
 use super::plans::Plans;
+use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, arena_layout, is_crowded};
 use crate::bootstrap::{self, ControlConnection, Identity};
 use crate::config::{Config, TransportChoice};
@@ -44,6 +46,8 @@ impl Communicator {
             .map_err(|cause| Error::system(format!("cannot draw a random number: {cause}")))?;
         let info = PeerInfo {
             token,
+            process: process_number()?,
+            has_gpu: gpu::known(config.gpu).is_some(),
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
@@ -107,6 +111,8 @@ impl Communicator {
             transports.push(AnyTransport::Posted(linked.transport));
             registrar = linked.registrar;
         }
+        let threads: Vec<Rank> =
+            (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
         let builder = CallRunnerBuilder {
             config,
             nodes: topology.nodes(),
@@ -121,12 +127,19 @@ impl Communicator {
             prefault,
             registrar,
             crowded: is_crowded(node.len()),
+            launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].token, threads)),
             fault,
         };
         let runner = builder.build(ControlPlane::Processes(connection))?;
         if let ControlPlane::Processes(connection) = &runner.control {
+            if infos.iter().any(|info| info.has_gpu) {
+                // Opening memory may wait for a GPU, so it is done before the first call.
+                connection.all_gather("memory of GPUs", &[])?;
+                runner.lock_engine().executor.open_neighbours();
+            }
             // No rank may make a call before all ranks have all links.
             connection.all_gather("links", &[])?;
+            runner.lock_engine().executor.settle_sharing();
         }
         Self::start(runner)
     }
@@ -150,6 +163,7 @@ impl Communicator {
         let layout = arena_layout(config, world, world);
         let arenas =
             (0..world).map(|_| Arena::new(layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let launch_group = LaunchGroup::new((0..world).collect());
         let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout.bytes())?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
@@ -169,12 +183,18 @@ impl Communicator {
                 prefault,
                 registrar: None,
                 crowded: is_crowded(world),
+                launch_group: Some(Arc::clone(&launch_group)),
                 fault: Arc::clone(&fault),
             };
             let member = LocalMember { group: Arc::clone(&group), rank: me };
-            Self::start(builder.build(ControlPlane::Threads(member))?)
+            builder.build(ControlPlane::Threads(member))
         };
-        arenas.into_iter().zip(neighbours).enumerate().map(rank).collect()
+        let runners: Vec<CallRunner> =
+            arenas.into_iter().zip(neighbours).enumerate().map(rank).collect::<Result<_>>()?;
+        // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
+        runners.iter().for_each(|runner| runner.lock_engine().executor.open_neighbours());
+        runners.iter().for_each(|runner| runner.lock_engine().executor.settle_sharing());
+        runners.into_iter().map(Self::start).collect()
     }
 }
 

@@ -14,8 +14,10 @@ mod gpu_calls;
 mod gpu_collectives;
 mod inter_node;
 mod join;
+mod launch_group;
 mod peer_info;
 mod plans;
+mod registration_gate;
 mod request;
 mod runner;
 mod runner_builder;
@@ -28,15 +30,16 @@ pub use user_memory::Registered;
 
 use crate::bootstrap::{Identity, UniqueId, identity};
 use crate::config::{Config, environment};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
-use gpu::StreamGate;
+use gpu::ResidentCall;
+use registration_gate::RunningCall;
 use runner::{CallRunner, Engine, QueuedCall};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
@@ -124,7 +127,7 @@ impl Communicator {
             let message = format!("the plan is for {planned} ranks, but there are {world}");
             return Err(Error::invalid_argument(message));
         }
-        let _turn = self.runner.queue.wait_turn(&self.runner.queue.take_ticket());
+        let _turn = self.runner.wait_turn(&self.runner.queue.take_ticket());
         let Engine { executor, plans, .. } = &mut *self.runner.lock_engine();
         plans.replace(plan, executor);
         Ok(())
@@ -135,7 +138,8 @@ impl Communicator {
     /// # Errors
     /// The error that ended the communicator, if it has failed.
     pub fn synchronize(&self) -> Result<()> {
-        drop(self.runner.queue.wait_turn(&self.runner.queue.take_ticket()));
+        let ticket = self.runner.queue.take_ticket();
+        drop(self.runner.wait_turn(&ticket));
         self.status().inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 
@@ -160,7 +164,11 @@ impl Communicator {
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
-        let _turn = self.runner.queue.wait_turn(&self.runner.queue.take_ticket());
+        let ticket = self.runner.queue.take_ticket();
+        if let Some(member) = &self.runner.launch_member {
+            member.pass();
+        }
+        let _turn = self.runner.wait_turn(&ticket);
         let outcome = self.runner.run(checked);
         self.runner.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
         outcome
@@ -168,25 +176,28 @@ impl Communicator {
 
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
     pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
-        self.submit_behind(checked, || Ok(None))
+        let outcome = self.send(&self.lock_submissions(), checked, None)?;
+        if let Some(member) = &self.runner.launch_member {
+            member.pass();
+        }
+        Ok(outcome)
     }
 
-    /// Starts a checked call that waits for a gate. Gates are made in the order of tickets.
-    fn submit_behind(
+    fn lock_submissions(&self) -> MutexGuard<'_, Option<Sender<QueuedCall>>> {
+        self.submissions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a call to the worker, with its kernel if it is on a GPU.
+    fn send(
         &self,
-        checked: CheckedCall,
-        gate: impl FnOnce() -> Result<Option<StreamGate>>,
+        submissions: &Option<Sender<QueuedCall>>,
+        call: CheckedCall,
+        kernel: Option<(ResidentCall, RunningCall)>,
     ) -> Result<Arc<CallOutcome>> {
         let outcome = Arc::new(CallOutcome::default());
-        let submissions = self.submissions.lock().unwrap_or_else(PoisonError::into_inner);
-        // A caller's mistake ends nothing. A failure of the GPU ends the communicator, because the other
-        // ranks wait for this one.
-        let gate = gate().map_err(|error| match error.kind() {
-            ErrorKind::System => self.runner.fail(error),
-            _ => error,
-        })?;
         let ticket = self.runner.queue.take_ticket();
-        let queued = QueuedCall { ticket, call: checked, gate, outcome: Arc::clone(&outcome) };
+        let (resident, running) = kernel.unzip();
+        let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
         let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
         sent.then_some(outcome).ok_or_else(|| Error::internal("the worker thread has ended"))
     }
@@ -201,11 +212,16 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        self.runner.leaving.store(true, Ordering::Release);
         // The worker ends when it has run all submitted calls.
-        *self.submissions.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if self.worker.take().is_some_and(|worker| worker.join().is_err()) {
-            log::error!("the worker of rank {} panicked", self.runner.rank);
+        *self.lock_submissions() = None;
+        if let Some(worker) = self.worker.take() {
+            self.runner.watch_gpu(|| worker.is_finished());
+            if worker.join().is_err() {
+                log::error!("the worker of rank {} panicked", self.runner.rank);
+            }
         }
+        self.runner.end_gpu();
     }
 }
 

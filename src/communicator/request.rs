@@ -6,6 +6,8 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(feature = "cuda")]
+use std::time::Duration;
 
 mod sealed {
     pub trait Sealed {}
@@ -58,6 +60,25 @@ impl CallOutcome {
                 return result.clone();
             }
             result = self.ended.wait(result).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// [`wait`](Self::wait), and calls `check` every so often meanwhile.
+    #[cfg(feature = "cuda")]
+    pub(super) fn wait_checking(&self, interval: Duration, mut check: impl FnMut()) -> Result<()> {
+        let mut result = self.lock();
+        loop {
+            if let Some(result) = &*result {
+                return result.clone();
+            }
+            let (woken, wait) =
+                self.ended.wait_timeout(result, interval).unwrap_or_else(PoisonError::into_inner);
+            result = woken;
+            if wait.timed_out() && result.is_none() {
+                drop(result);
+                check();
+                result = self.lock();
+            }
         }
     }
 

@@ -6,21 +6,27 @@
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::CheckedCall;
 use super::control_plane::ControlPlane;
-use super::gpu::{GpuState, StreamGate};
+use super::gpu::{self, GpuState, ResidentCall};
+use super::launch_group::LaunchMember;
 use super::plans::Plans;
+use super::registration_gate::RunningCall;
 use super::request::CallOutcome;
 use super::user_memory::UserMemory;
 use crate::call::{Call, Collective};
-use crate::device::Arithmetic;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{BoundCall, CallPath, Executor};
 use crate::fault::Fault;
 use crate::memory::{Buffer, Piece};
 use crate::rank::Rank;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Nanoseconds by which the kernel may delay the worker's naps.
+const TIMER_SLACK: u64 = 1000;
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
 pub(super) struct CallRunner {
@@ -29,10 +35,18 @@ pub(super) struct CallRunner {
     pub world: usize,
     /// Largest vector, in bytes, that takes the path for small messages.
     pub small: usize,
-    /// Bytes of a slot of the pool.
-    pub subchunk: usize,
+    /// Whether there is such a path: all ranks share memory, and there is more than one.
+    pub has_small_path: bool,
+    /// How long a wait for a stream spins before it sleeps.
+    pub spin: Duration,
+    /// How long a rank waits for others to make the same call.
+    pub timeout: Duration,
     pub user_memory: UserMemory,
     pub gpu_state: GpuState,
+    /// This rank among those of its process, if there are others.
+    pub launch_member: Option<LaunchMember>,
+    /// Whether the communicator is being dropped.
+    pub leaving: AtomicBool,
     pub engine: Mutex<Engine>,
     pub queue: CallQueue,
     pub fault: Arc<Fault>,
@@ -57,8 +71,10 @@ pub(super) struct Engine {
 pub(super) struct QueuedCall {
     pub ticket: QueueTicket,
     pub call: CheckedCall,
-    /// Lets the call's stream continue when it is dropped.
-    pub gate: Option<StreamGate>,
+    /// The kernel of a call on a GPU. Dropping it ends the kernel, so that its stream continues.
+    pub resident: Option<ResidentCall>,
+    /// Keeps GPU memory from being registered until the call is over.
+    pub running: Option<RunningCall>,
     pub outcome: Arc<CallOutcome>,
 }
 
@@ -72,23 +88,40 @@ impl Drop for QueuedCall {
 impl CallRunner {
     /// The body of the worker thread: runs queued calls until the sender is dropped.
     pub(super) fn run_queued(&self, calls: &Receiver<QueuedCall>) {
-        for queued in calls {
-            let _turn = self.queue.wait_turn(&queued.ticket);
-            let started = queued.gate.as_ref().map_or(Ok(()), |gate| gate.wait_started(&self.fault));
-            let started = started.map_err(|failure| self.fail(failure));
-            // Wait for the stream within the turn, because the next call may rely on all earlier ones being
-            // over. If the fault was raised during the wait, `run` returns it.
-            let outcome = started.and_then(|()| self.run(&queued.call));
-            // The caller of a call in a stream does not get this outcome, so the next call reports it.
-            self.error_reported.fetch_or(outcome.is_err() && queued.gate.is_none(), Ordering::Relaxed);
-            queued.outcome.end(outcome);
-            // Release the stream before the next call gets its turn.
-            drop(queued);
+        // Naps of microseconds, in which the worker waits for a GPU, would otherwise last 50 longer.
+        if let Err(cause) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
+            log::debug!("cannot set the timer slack: {cause}");
         }
+        for mut queued in calls {
+            let _turn = self.queue.wait_turn(&queued.ticket);
+            let resident = queued.resident.take();
+            let on_gpu = resident.is_some();
+            let outcome = self.run_in_turn(&queued.call, resident);
+            // The caller of a call in a stream does not get this outcome, so the next call reports it.
+            self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
+            drop(queued.running.take());
+            queued.outcome.end(outcome);
+        }
+    }
+
+    /// Runs a queued call whose turn it is, between the start and the end of its kernel if it has one.
+    fn run_in_turn(&self, call: &CheckedCall, resident: Option<ResidentCall>) -> Result<()> {
+        let Some(resident) = resident else { return self.run(call) };
+        let _no_driver = gpu::forbid_calls();
+        // Wait for the stream within the turn, because the next call may rely on all earlier ones being over.
+        let started = resident.wait_started(&self.fault, self.spin, &self.leaving);
+        started.map_err(|failure| self.fail(failure))?;
+        self.run(call)?;
+        // The stream continues before the next call gets its turn.
+        resident.finish();
+        Ok(())
     }
 
     /// Runs a call whose turn it is.
     pub(super) fn run(&self, checked: &CheckedCall) -> Result<()> {
+        // The kernels of later calls may wait in streams already, and of other communicators run: a driver call could wait
+        // for them while they wait for this thread.
+        let _no_driver = gpu::forbid_calls();
         let mut engine = self.lock_engine();
         self.check_usable()?;
         engine.sequence += 1;
@@ -123,16 +156,7 @@ impl CallRunner {
         }
     }
 
-    /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.
-    pub(super) fn prepare_gpu(&self, piece: Piece) -> Result<()> {
-        if self.gpu_state.serves(piece.memory())? {
-            return Ok(());
-        }
-        self.gpu_state.prepare(piece.memory(), &mut self.lock_engine().executor)
-    }
-
     fn attempt(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<()> {
-        self.gpu_state.prepare(checked.memory(), &mut engine.executor)?;
         let (path, program) = self.path(checked, engine)?;
         let call = Call {
             sequence: engine.sequence,
@@ -142,7 +166,7 @@ impl CallRunner {
             root: checked.root as u32,
             count: checked.count,
             program,
-            on_gpu: !checked.is_on_host(),
+            on_gpu: checked.on_gpu,
             factor: checked.op.factor(),
         };
         log::trace!("rank {}: {call}", self.rank);
@@ -153,24 +177,22 @@ impl CallRunner {
             output: checked.output,
             scratch: self.scratch(checked, engine)?,
             in_place: checked.in_place,
-            arithmetic: match checked.op {
-                ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
-                ReduceOp::Prod => Arithmetic::Prod,
-                ReduceOp::Max => Arithmetic::Max,
-                ReduceOp::Min => Arithmetic::Min,
-            },
+            arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
         };
         engine.executor.run(&bound, path)
     }
 
+    /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
+    pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
+        let small = checked.collective == Collective::AllReduce && checked.input.len() <= self.small;
+        small && self.has_small_path
+    }
+
     /// How the call is executed, and the digest by which ranks check that they run the same program.
     fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(CallPath, u64)> {
-        // A vector on a GPU that is reduced on the host needs a slot there.
-        let limit = if checked.input.is_host() { self.small } else { self.small.min(self.subchunk) };
-        let small = checked.collective == Collective::AllReduce && checked.input.len() <= limit;
-        if small && engine.executor.has_small_path() {
+        if self.is_small(checked) {
             return Ok((CallPath::Small, engine.plans.digest()));
         }
         engine.plans.path(checked, &mut engine.executor)
@@ -179,11 +201,8 @@ impl CallRunner {
     /// Memory as long as the whole vector, if the caller's output is shorter; else empty.
     fn scratch(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<Piece> {
         let bytes = checked.scratch_bytes();
-        if bytes == 0 {
-            return Ok(Piece::EMPTY);
-        }
-        if !checked.is_on_host() {
-            return self.gpu_state.scratch(bytes);
+        if bytes == 0 || checked.on_gpu {
+            return Ok(checked.gpu_scratch);
         }
         if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             engine.scratch = None;

@@ -6,6 +6,7 @@
 use super::call_queue::CallQueue;
 use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
+use super::launch_group::{LaunchGroup, LaunchMember};
 use super::plans::Plans;
 use super::runner::{CallRunner, Engine};
 use super::user_memory::UserMemory;
@@ -55,6 +56,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub registrar: Option<Arc<dyn Registrar>>,
     /// Whether more ranks than cores share this node.
     pub crowded: bool,
+    /// The ranks of this process, if there are others than this one.
+    pub launch_group: Option<Arc<LaunchGroup>>,
     pub fault: Arc<Fault>,
 }
 
@@ -62,7 +65,8 @@ impl CallRunnerBuilder<'_> {
     pub(super) fn build(mut self, control: ControlPlane) -> Result<CallRunner> {
         let host = Host::new(self.config.simd)?;
         let summary = self.summary(&host);
-        let Self { config, me, world, arena, layout, registrar, fault, .. } = self;
+        let Self { config, me, world, arena, layout, registrar, fault, launch_group, .. } = self;
+        let has_small_path = world > 1 && self.mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
             rank: me,
             world,
@@ -77,14 +81,21 @@ impl CallRunnerBuilder<'_> {
             crowded: self.crowded,
         });
         self.plans.prepare(&mut executor)?;
-        let gpu_state = GpuState::new(config.gpu, config.gpu_ipc.0, layout, &arena, registrar.clone());
-        gpu_state.prepare_early(&mut executor)?;
+        let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
+        let staged = if has_small_path { config.small.0 } else { 0 };
+        let gpu_state =
+            GpuState::new(config, staged, launch_member.is_some(), layout, &arena, registrar.clone());
+        gpu_state.open_known(&mut executor)?;
         Ok(CallRunner {
             rank: me,
             world,
             small: config.small.0,
-            subchunk: config.subchunk.0,
+            has_small_path,
+            spin: config.spin(),
+            timeout: config.timeout,
             gpu_state,
+            launch_member,
+            leaving: AtomicBool::new(false),
             user_memory: UserMemory::new(arena, self.prefault, registrar),
             engine: Mutex::new(Engine { executor, plans: self.plans, scratch: None, sequence: 0 }),
             queue: CallQueue::default(),

@@ -23,6 +23,11 @@ impl Devices {
         self.gpu = Some(gpu);
     }
 
+    /// Never frees what the GPU's device holds.
+    pub(super) fn leak_gpu(&mut self) {
+        std::mem::forget(self.gpu.take());
+    }
+
     /// Whether jobs are in flight.
     pub(super) fn are_busy(&self) -> bool {
         self.under_way > 0

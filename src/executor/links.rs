@@ -128,6 +128,21 @@ impl Links {
         }
     }
 
+    /// Opens the GPU memory that neighbours share.
+    pub(super) fn open_neighbours(&mut self) {
+        self.in_place().for_each(|transport| transport.open_neighbours());
+    }
+
+    /// Checks which neighbours have opened this rank's GPU memory.
+    pub(super) fn settle_sharing(&mut self) {
+        self.in_place().for_each(|transport| transport.settle_sharing());
+    }
+
+    /// Never unmaps the memory that the transports hold.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.transports));
+    }
+
     /// Peers' memory that views of calls on a GPU lie in.
     pub(super) fn view_pools(&self) -> Vec<Piece> {
         let pools = |transport: &AnyTransport| match transport {

@@ -140,6 +140,24 @@ impl Executor {
         self.programs.reinstall(&self.resources)
     }
 
+    /// Opens the GPU memory that neighbours share. All of them have called [`use_gpu`](Self::use_gpu), if they have a GPU
+    /// yet.
+    pub fn open_neighbours(&mut self) {
+        self.resources.links.open_neighbours();
+    }
+
+    /// Checks which neighbours have opened this rank's GPU memory. All of them have called
+    /// [`open_neighbours`](Self::open_neighbours).
+    pub fn settle_sharing(&mut self) {
+        self.resources.links.settle_sharing();
+    }
+
+    /// Never frees what a kernel accesses, because one has not ended.
+    pub fn leak(&mut self) {
+        self.resources.devices.leak_gpu();
+        self.resources.links.leak();
+    }
+
     /// The memory of peers that views of calls on a GPU lie in.
     pub fn view_pools(&self) -> Vec<Piece> {
         self.resources.links.view_pools()

@@ -351,10 +351,13 @@ impl ProgramPath {
         let missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
         let waiting = match missing[..] {
             [] if resources.devices.are_busy() => {
-                "for the GPU, whose queues may be blocked by work that waits for this call: set CUDA_DEVICE_MAX_CONNECTIONS=32"
+                "for the GPU, whose kernel copies and reduces nothing: check the GPU with nvidia-smi, and the system's log"
                     .to_owned()
             }
             [] => "for messages of ranks that have entered the call".to_owned(),
+            _ if active.bound.call.on_gpu => {
+                format!("for {} to make the same call and their streams to reach it", RankList::new(&missing))
+            }
             _ => format!("for {} to make the same call", RankList::new(&missing)),
         };
         let timeout = resources.wait.timeout();

@@ -18,7 +18,7 @@ impl SmallPath {
         Self { mailbox }
     }
 
-    /// Executes a call whose vectors fit a mailbox. All ranks add in the order of their local ranks, so all
+    /// Executes a call whose vectors fit a mailbox and are host memory. All ranks add in the order of their local ranks, so all
     /// get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         self.publish(resources, bound)?;
@@ -90,22 +90,13 @@ fn add(resources: &mut Resources, bound: &BoundCall) -> Result<()> {
     if bound.output.is_empty() {
         return Ok(());
     }
-    // All operands are host memory, so the host adds; a GPU gets a copy of the result.
-    let on_host = bound.output.is_host();
-    let into = if on_host { bound.output } else { resources.slots.spare(bound.output.len()) };
     let sum = Job {
         dtype: bound.call.dtype,
         arithmetic: bound.arithmetic,
-        into,
+        into: bound.output,
         operands: &resources.operands,
         finish: if bound.average { Finish::Divide(resources.world as u32) } else { Finish::Keep },
         streaming: false,
     };
-    resources.devices.run(&sum, &resources.fault)?;
-    if !on_host {
-        let operands = [Operand { piece: into, factor: None }];
-        let copy = Job { into: bound.output, operands: &operands, finish: Finish::Keep, ..sum };
-        resources.devices.run(&copy, &resources.fault)?;
-    }
-    Ok(())
+    resources.devices.run(&sum, &resources.fault)
 }

@@ -14,9 +14,11 @@ const POLLS_BEFORE_CLOCK: u32 = 64;
 /// The longest sleep, so that a missed wake-up delays a call but does not hang it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// The longest sleep while a device is busy, which has no wake-up descriptor: about the time in which a sub-chunk
-/// crosses PCI Express.
-const DEVICE_SLEEP: Duration = Duration::from_micros(20);
+/// The first sleep while a device is busy, which has no wake-up descriptor. Each further one is twice as long.
+const FIRST_NAP: Duration = Duration::from_micros(5);
+
+/// The longest sleep while a device is busy: about the time in which a long sub-chunk crosses PCI Express.
+const LONGEST_NAP: Duration = Duration::from_micros(50);
 
 /// The state of one rank's waiting.
 #[derive(Debug)]
@@ -29,11 +31,13 @@ pub(super) struct Wait {
     polls: u32,
     /// When waiting began, if the clock was read since the last progress.
     since: Option<Instant>,
+    /// The next sleep while a device is busy.
+    nap: Duration,
 }
 
 impl Wait {
     pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
-        Self { spin, timeout, crowded, polls: 0, since: None }
+        Self { spin, timeout, crowded, polls: 0, since: None, nap: FIRST_NAP }
     }
 
     /// How long a call may make no progress.
@@ -50,6 +54,7 @@ impl Wait {
     pub(super) fn progressed(&mut self) {
         self.polls = 0;
         self.since = None;
+        self.nap = FIRST_NAP;
     }
 
     /// Spins once, or sleeps until a link may have work. While devices are busy sleeps are short, as devices have no
@@ -58,7 +63,8 @@ impl Wait {
     /// # Errors
     /// The fault, if it was raised.
     pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, devices_busy: bool) -> Result<bool> {
-        self.pause_for(fault, links, if devices_busy { DEVICE_SLEEP } else { LONGEST_SLEEP }, || false)
+        let longest = if devices_busy { self.nap } else { LONGEST_SLEEP };
+        self.pause_for(fault, links, longest, || false)
     }
 
     /// Spins once, or sleeps until a link may have work, while no device is busy. Does not sleep if `is_ready` returns
@@ -108,6 +114,7 @@ impl Wait {
         }
         if links.set_need_wakeup() && !is_ready() {
             sleep(fault, links, (self.timeout - waited).min(longest));
+            self.nap = (2 * self.nap).min(LONGEST_NAP);
         }
         links.clear_need_wakeup();
         Ok(true)

@@ -137,9 +137,15 @@ pub trait InPlaceTransport: Transport {
     /// As for [`end_reads`](Self::end_reads).
     fn check_reads(&mut self) -> Result<()>;
 
-    /// Shares memory of a GPU: from now on messages may be sent from it as far as the peers can open it, and views may
-    /// be memory of the peers' GPUs.
+    /// Publishes memory of a GPU to the peers. Before the first call, like the next two.
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>);
+
+    /// Opens the GPU memory that peers have published: views may lie in it from now on. No peer publishes any later.
+    fn open_neighbours(&mut self);
+
+    /// Checks whether all peers have opened this rank's GPU memory, so that messages may be sent from it. No peer opens
+    /// it later.
+    fn settle_sharing(&mut self);
 
     /// The peers' host memory that views of calls on a GPU lie in, valid as long as the transport.
     fn view_pools(&self) -> Vec<Piece>;

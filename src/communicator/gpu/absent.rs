@@ -1,5 +1,7 @@
 //! The interface of `cuda.rs` in builds without the feature `cuda`.
 
+use crate::communicator::checked_call::CheckedCall;
+use crate::config::Config;
 use crate::device::CallerStream;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
@@ -7,30 +9,62 @@ use crate::fault::Fault;
 use crate::memory::{Arena, MemorySpace, Piece, Registrar};
 use crate::transport::shm::ArenaLayout;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const WHY: &str = "this build of flexring has no CUDA";
+
+pub(in crate::communicator) fn known(_requested: Option<usize>) -> Option<u32> {
+    None
+}
 
 pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u32> {
     None
 }
 
+/// There are no driver calls to forbid.
+pub(in crate::communicator) struct ForbidCalls;
+
+pub(in crate::communicator) fn forbid_calls() -> ForbidCalls {
+    ForbidCalls
+}
+
 /// Stands for the absence of a GPU.
 pub(in crate::communicator) struct GpuState;
 
-/// Cannot be constructed, because there are no streams.
-pub(in crate::communicator) enum StreamGate {}
+/// Cannot be constructed, because there are no kernels.
+pub(in crate::communicator) enum PreparedLaunch {}
 
-impl StreamGate {
-    pub(in crate::communicator) fn wait_started(&self, _fault: &Fault) -> Result<()> {
+impl PreparedLaunch {
+    pub(in crate::communicator) fn launch(self) -> Result<()> {
+        match self {}
+    }
+}
+
+/// Cannot be constructed, because there are no kernels.
+pub(in crate::communicator) enum ResidentCall {}
+
+impl ResidentCall {
+    pub(in crate::communicator) fn wait_started(
+        &self,
+        _fault: &Fault,
+        _spin: Duration,
+        _leaving: &AtomicBool,
+    ) -> Result<()> {
         match *self {}
+    }
+
+    pub(in crate::communicator) fn finish(self) {
+        match self {}
     }
 }
 
 #[allow(clippy::unused_self, reason = "the interface of cuda.rs")]
 impl GpuState {
     pub(in crate::communicator) fn new(
-        _requested: Option<usize>,
-        _ipc: bool,
+        _config: &Config,
+        _small: usize,
+        _shares_process: bool,
         _layout: ArenaLayout,
         _arena: &Arc<Arena>,
         _registrar: Option<Arc<dyn Registrar>>,
@@ -50,7 +84,7 @@ impl GpuState {
         Some(WHY.to_owned())
     }
 
-    pub(in crate::communicator) fn prepare_early(&self, _executor: &mut Executor) -> Result<()> {
+    pub(in crate::communicator) fn open_known(&self, _executor: &mut Executor) -> Result<()> {
         Ok(())
     }
 
@@ -58,23 +92,37 @@ impl GpuState {
         Ok(true)
     }
 
-    pub(in crate::communicator) fn prepare(&self, _: MemorySpace, _: &mut Executor) -> Result<()> {
+    pub(in crate::communicator) fn open_late(&self, _: MemorySpace, _: &mut Executor) -> Result<()> {
         Ok(())
-    }
-
-    pub(in crate::communicator) fn reserve(&self, _bytes: usize) -> Result<()> {
-        Err(Error::unsupported(WHY))
     }
 
     pub(in crate::communicator) fn scratch(&self, _bytes: usize) -> Result<Piece> {
         Err(Error::unsupported(WHY))
     }
 
-    pub(in crate::communicator) fn gate(
-        &self,
-        _: CallerStream,
-        _: Option<CallerStream>,
-    ) -> Result<StreamGate> {
+    pub(in crate::communicator) fn staging(&self, _input: usize, _output: usize) -> Result<(Piece, Piece)> {
         Err(Error::unsupported(WHY))
+    }
+
+    pub(in crate::communicator) fn prepare_launch(
+        &self,
+        _call: &CheckedCall,
+        _small: bool,
+        _stream: CallerStream,
+        _other: Option<CallerStream>,
+    ) -> Result<(PreparedLaunch, ResidentCall)> {
+        Err(Error::unsupported(WHY))
+    }
+
+    pub(in crate::communicator) fn is_open(&self) -> bool {
+        false
+    }
+
+    pub(in crate::communicator) fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::communicator) fn end(&self) -> bool {
+        true
     }
 }

@@ -1,27 +1,45 @@
 //! The GPU of a communicator, over CUDA.
 
+use crate::communicator::checked_call::CheckedCall;
+use crate::config::{Config, environment};
 use crate::device::CallerStream;
-use crate::device::cuda::{self, objects::Gpu, objects::GpuMemory, stream_order};
+use crate::device::cuda::{self, Engine, EngineParts, KernelKind, Launcher};
+use crate::device::cuda::{objects::Gpu, objects::GpuMemory};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
 use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-pub(in crate::communicator) use stream_order::StreamGate;
+pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
+pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
 
-/// The NUMA node of the GPU that `FLEXRING_GPU` requests, else of this thread's current one; `None` if it is
-/// not known.
-pub(in crate::communicator) fn numa_node(requested: Option<usize>) -> Option<u32> {
-    Gpu::node(requested.and_then(|gpu| u32::try_from(gpu).ok()).or_else(Gpu::current)?)
+/// How long the end of a communicator waits for its kernels to end, which have been asked to.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
+/// requests, else this thread's current one.
+pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
+    requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
 }
 
-/// The GPU that a communicator works with. It is opened at most once: early, or by the first call on its
-/// memory.
+/// The NUMA node of the known GPU, if there is one and the system reports it.
+pub(in crate::communicator) fn numa_node(requested: Option<usize>) -> Option<u32> {
+    Gpu::node(known(requested)?)
+}
+
+/// The GPU that a communicator works with. It is opened at most once: when the communicator is created, or by the first
+/// thread that uses its memory.
 pub(in crate::communicator) struct GpuState {
-    requested: Option<u32>,
+    requested: Option<usize>,
     /// Whether neighbours read the slots on the GPU by CUDA IPC.
     ipc: bool,
+    ctas: usize,
+    /// Bytes of the longest vector that is staged on the host; 0 if none is.
+    small: usize,
+    /// Whether other ranks of the communicator are threads of this process.
+    shares_process: bool,
     layout: ArenaLayout,
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
@@ -30,23 +48,33 @@ pub(in crate::communicator) struct GpuState {
 
 struct OpenedGpu {
     gpu: Arc<Gpu>,
-    order: stream_order::StreamOrder,
+    engine: Arc<Engine>,
+    launcher: Launcher,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
-    /// one is used. None is freed before the end: freeing waits for all streams of this process, among them
-    /// those that wait for the call.
+    /// one is used. None is freed before the end, because calls that are not over may use it.
     scratch: Mutex<Vec<GpuMemory>>,
 }
 
 impl GpuState {
     pub(in crate::communicator) fn new(
-        requested: Option<usize>,
-        ipc: bool,
+        config: &Config,
+        small: usize,
+        shares_process: bool,
         layout: ArenaLayout,
         arena: &Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
-        let requested = requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX));
-        Self { requested, ipc, layout, arena: Arc::clone(arena), registrar, opened: OnceLock::new() }
+        Self {
+            requested: config.gpu,
+            ipc: config.gpu_ipc.0,
+            ctas: config.gpu_ctas,
+            small,
+            shares_process,
+            layout,
+            arena: Arc::clone(arena),
+            registrar,
+            opened: OnceLock::new(),
+        }
     }
 
     /// Where an address is according to CUDA's driver; `None` if the driver does not know it.
@@ -63,21 +91,17 @@ impl GpuState {
         crate::cuda_driver::driver().err()
     }
 
-    /// Opens the GPU that the settings name, or that is current on this thread, so that the first call on it
-    /// is as fast as later ones.
-    pub(in crate::communicator) fn prepare_early(&self, executor: &mut Executor) -> Result<()> {
-        match (self.requested, Gpu::current()) {
-            (Some(gpu), _) => {
-                let named = |error: Error| error.context(format_args!("FLEXRING_GPU={gpu}"));
-                self.open(gpu, executor).map_err(named)
-            }
-            (None, Some(gpu)) => {
-                if let Err(error) = self.open(gpu, executor) {
-                    log::warn!("vectors on GPU {gpu} cannot be reduced: {}", error.message());
-                }
+    /// Opens the GPU that is known when the communicator is created, and shares its memory with the neighbours.
+    pub(in crate::communicator) fn open_known(&self, executor: &mut Executor) -> Result<()> {
+        let Some(gpu) = known(self.requested) else { return Ok(()) };
+        let opened = self.open(gpu, self.ipc, executor);
+        match (opened, self.requested) {
+            (Err(error), Some(requested)) => Err(error.context(format_args!("FLEXRING_GPU={requested}"))),
+            (Err(error), None) => {
+                log::warn!("vectors on GPU {gpu} cannot be reduced: {}", error.message());
                 Ok(())
             }
-            (None, None) => Ok(()),
+            (Ok(()), _) => Ok(()),
         }
     }
 
@@ -98,40 +122,48 @@ impl GpuState {
         Err(Error::invalid_argument(message))
     }
 
-    /// Opens the GPU of this memory, if it is not open yet.
-    pub(in crate::communicator) fn prepare(
+    /// Opens the GPU of this memory, if it is not open yet, without sharing its memory: the neighbours do not take part.
+    pub(in crate::communicator) fn open_late(
         &self,
         memory: MemorySpace,
         executor: &mut Executor,
     ) -> Result<()> {
         match memory {
-            MemorySpace::Gpu(gpu) if !self.serves(memory)? => self.open(gpu, executor),
+            MemorySpace::Gpu(gpu) if !self.serves(memory)? => self.open(gpu, false, executor),
             _ => Ok(()),
         }
     }
 
-    fn open(&self, gpu: u32, executor: &mut Executor) -> Result<()> {
+    fn open(&self, gpu: u32, shares: bool, executor: &mut Executor) -> Result<()> {
+        self.check_launches()?;
         let gpu = Gpu::open(gpu)?;
         let pool = self.layout.gpu_pool();
         let on_host = pool.piece(&self.arena);
+        let engine = Engine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small })?;
         let host = cuda::HostSide {
             slots: pool.slots(),
             pool: on_host,
             arena: &self.arena,
             viewed: &executor.view_pools(),
         };
-        let device = cuda::Cuda::new(&gpu, &host)?;
+        let device = cuda::Cuda::new(&engine, &host)?;
         let on_gpu = device.landing().piece();
         if let Some(registrar) = &self.registrar {
             registrar.try_register(on_host);
             registrar.try_register(on_gpu);
         }
-        let sharing = self.ipc.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
+        let sharing = shares.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
         let sharing = sharing.unwrap_or_else(|error| {
             log::info!("neighbours read vectors on {gpu:?} through host memory: {}", error.message());
             None
         });
-        let order = stream_order::StreamOrder::new(&gpu)?;
+        if self.ipc && !shares {
+            log::info!(
+                "neighbours read vectors on {gpu:?} through host memory, because the communicator was created without \
+                 it: set FLEXRING_GPU, or make the GPU current before"
+            );
+        }
+        let launcher = Launcher::new(&engine)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
         executor.use_gpu(GpuParts {
             device: Box::new(device),
@@ -140,39 +172,87 @@ impl GpuState {
             sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
         })?;
         // Cannot be set already: only one thread at a time holds the executor.
-        let _ = self.opened.set(OpenedGpu { gpu, order, scratch: Mutex::default() });
+        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, scratch: Mutex::default() });
         Ok(())
     }
 
-    /// Makes sure that `scratch` finds this many bytes. Must be called before the call is put in a stream,
-    /// because allocating may wait for streams.
-    pub(in crate::communicator) fn reserve(&self, bytes: usize) -> Result<()> {
-        let opened = self.opened()?;
-        let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        if scratch.last().map_or(0, |last| last.piece().len()) < bytes {
-            scratch.push(GpuMemory::new(&opened.gpu, bytes.next_power_of_two())?);
+    /// Refuses several ranks in a process whose launches block.
+    fn check_launches(&self) -> Result<()> {
+        let blocking = environment("CUDA_LAUNCH_BLOCKING").is_some_and(|value| !matches!(&*value, "" | "0"));
+        if self.shares_process && blocking {
+            let message = "CUDA_LAUNCH_BLOCKING is set, and other ranks are threads of this process: the first rank's \
+                           launch would wait for the second's; unset it, or run each rank in a process of its own";
+            return Err(Error::unsupported(message));
         }
         Ok(())
     }
 
-    /// Scratch memory that was reserved.
+    /// Scratch memory on the GPU. Must be called before the call is launched, by the caller's thread: allocating may wait
+    /// for earlier calls.
     pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
-        let scratch = self.opened()?.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = scratch.last().filter(|last| last.piece().len() >= bytes);
-        let last = last.ok_or_else(|| Error::internal("no scratch memory was reserved"))?;
-        Ok(last.piece().narrow(0, bytes))
+        let opened = self.opened()?;
+        let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = scratch.last().filter(|last| last.piece().len() >= bytes) {
+            return Ok(last.piece().narrow(0, bytes));
+        }
+        let memory = GpuMemory::new(&opened.gpu, bytes.next_power_of_two())?;
+        let piece = memory.piece().narrow(0, bytes);
+        scratch.push(memory);
+        Ok(piece)
+    }
+
+    /// The host memory between the vectors of a small call and the ranks' mailboxes.
+    pub(in crate::communicator) fn staging(&self, input: usize, output: usize) -> Result<(Piece, Piece)> {
+        Ok(self.opened()?.engine.staging(input, output))
     }
 
     fn opened(&self) -> Result<&OpenedGpu> {
         self.opened.get().ok_or_else(|| Error::internal("no GPU is open"))
     }
 
-    /// Inserts a call at the current end of `stream`, and of `other` if it is given.
-    pub(in crate::communicator) fn gate(
+    /// Prepares the kernel of a call at the current end of `stream`, and of `other` if it is given. A `small` call is run on
+    /// [`staging`](Self::staging).
+    pub(in crate::communicator) fn prepare_launch(
         &self,
+        call: &CheckedCall,
+        small: bool,
         stream: CallerStream,
         other: Option<CallerStream>,
-    ) -> Result<StreamGate> {
-        self.opened()?.order.enqueue(stream, other)
+    ) -> Result<(PreparedLaunch, ResidentCall)> {
+        let copies = small || !call.collective.reduces();
+        let kind =
+            if copies { KernelKind::Copy } else { KernelKind::Reduce(call.dtype, call.arithmetic()) };
+        let small = small.then_some((call.input, call.output));
+        self.opened()?.launcher.prepare(stream, other, kind, small)
+    }
+
+    /// Whether a GPU is open.
+    pub(in crate::communicator) fn is_open(&self) -> bool {
+        self.opened.get().is_some()
+    }
+
+    /// Checks that the GPU's context works. Must not be called by the worker.
+    ///
+    /// # Errors
+    /// `System` if it is broken: no kernel reports anything then.
+    pub(in crate::communicator) fn check(&self) -> Result<()> {
+        self.opened.get().map_or(Ok(()), |opened| opened.launcher.check())
+    }
+
+    /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory is never freed,
+    /// and `false` is returned.
+    pub(in crate::communicator) fn end(&self) -> bool {
+        let Some(opened) = self.opened.get() else { return true };
+        if opened.engine.wait_ended(END_TIMEOUT) {
+            return true;
+        }
+        log::warn!(
+            "a kernel of a communicator that has ended has not ended on {:?} after {END_TIMEOUT:?}: its memory is not freed",
+            opened.gpu
+        );
+        let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *scratch));
+        std::mem::forget(Arc::clone(&opened.engine));
+        false
     }
 }

@@ -10,6 +10,6 @@ mod absent;
 mod cuda;
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{GpuState, StreamGate, numa_node};
+pub(super) use absent::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, numa_node};
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{GpuState, StreamGate, numa_node};
+pub(super) use cuda::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, numa_node};

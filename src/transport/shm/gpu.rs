@@ -1,12 +1,12 @@
 //! GPU memory that the ranks of a node share.
 //!
-//! Owns the hand-shake over the control pages: each rank publishes its memory when its GPU is ready, and opens a
-//! neighbour's memory when it sees it published. A rank sends from GPU memory once all its neighbours have it open. No
-//! rank waits for another: until then, and where memory cannot be opened, messages are staged in host memory. Must not
-//! know how GPU memory is exported and opened: [`Sharing`] does that.
+//! Owns the hand-shake over the control pages, in three steps that all ranks take before the first call, with a barrier
+//! between them: each rank publishes its memory, opens the neighbours' memory, and checks whether all of them have opened its
+//! own. If so it sends from GPU memory; otherwise messages are staged in host memory. Calls open nothing, because opening may
+//! wait for the GPU. Must not know how GPU memory is exported and opened: [`Sharing`] does that.
 
 use super::control_page::{ControlPage, GPU_NEIGHBOURS};
-use super::link::{Link, PeerGpu};
+use super::link::Link;
 use crate::memory::{Piece, Sharing};
 use std::time::{Duration, Instant};
 
@@ -32,31 +32,30 @@ impl GpuSharing {
         self.opened_by_all
     }
 
-    /// Opens the memory that neighbours have published, and checks which of them have this rank's memory open. `local_rank`
-    /// is this rank's index on the node.
-    pub(super) fn open_neighbours(&mut self, control: &ControlPage, local_rank: usize, links: &mut [Link]) {
+    /// Opens the memory that neighbours have published.
+    pub(super) fn open_neighbours(&mut self, control: &ControlPage, links: &mut [Link]) {
         let Some(sharing) = &mut self.sharing else { return };
         if links.len() >= GPU_NEIGHBOURS {
             return;
         }
         for link in links.iter_mut() {
-            let PeerGpu::Unknown = link.gpu else { continue };
             let Some(export) = link.control.gpu.read() else { continue };
-            link.gpu = match sharing.open(&export) {
+            match sharing.open(&export) {
                 Ok(piece) => {
+                    link.gpu = Some(piece);
                     control.gpu.set_open(link.local_rank);
-                    PeerGpu::Open(piece)
                 }
-                Err(error) => {
-                    log::info!(
-                        "messages from the GPU of rank {} are staged through host memory: {}",
-                        link.rank,
-                        error.message()
-                    );
-                    PeerGpu::Unreachable
-                }
-            };
+                Err(error) => log::info!(
+                    "messages from the GPU of rank {} are staged through host memory: {}",
+                    link.rank,
+                    error.message()
+                ),
+            }
         }
+    }
+
+    /// Checks whether all neighbours have opened this rank's memory. `local_rank` is this rank's index on the node.
+    pub(super) fn settle(&mut self, local_rank: usize, links: &[Link]) {
         self.opened_by_all = links.iter().all(|link| link.control.gpu.has_open(local_rank));
     }
 

@@ -24,24 +24,10 @@ const MESSAGE: u64 = 2;
 /// A message in the GPU memory that its sender shares.
 const GPU_MESSAGE: u64 = 3;
 
-/// A neighbour's GPU memory, as this rank reaches it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) enum PeerGpu {
-    /// The neighbour has not published any yet.
-    #[default]
-    Unknown,
-    Open(Piece),
-    /// It cannot be opened.
-    Unreachable,
-}
-
-impl PeerGpu {
-    /// A range of it, if it lies within. The offset and length come from the peer and are checked here.
-    fn piece(self, offset: u64, len: u64) -> Option<Piece> {
-        let Self::Open(all) = self else { return None };
-        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
-        (offset.checked_add(len)? <= all.len()).then(|| all.narrow(offset, len))
-    }
+/// A range of a neighbour's GPU memory, if it lies within. The offset and length come from the peer and are checked here.
+fn gpu_view(all: Option<Piece>, offset: u64, len: u64) -> Option<Piece> {
+    let (all, offset, len) = (all?, usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+    (offset.checked_add(len)? <= all.len()).then(|| all.narrow(offset, len))
 }
 
 /// The link to one neighbour.
@@ -51,7 +37,8 @@ pub(super) struct Link {
     pub local_rank: usize,
     pub control: ArenaRef<ControlPage>,
     pub arena: Arc<PeerArena>,
-    pub gpu: PeerGpu,
+    /// The neighbour's GPU memory, if this rank has it open.
+    pub gpu: Option<Piece>,
     duplex: Duplex<ArenaRef<SpscQueue>>,
     wake: WakeFd,
     /// This rank's entries that are not acknowledged yet, oldest first: whether each is a message.
@@ -78,7 +65,7 @@ impl Link {
             local_rank,
             control,
             arena,
-            gpu: PeerGpu::default(),
+            gpu: None,
             duplex,
             wake,
             unacknowledged: VecDeque::with_capacity(ENTRIES),
@@ -174,7 +161,7 @@ impl Link {
                     events.push_back(Event::RecvReady { peer: self.rank, view });
                 }
                 GPU_MESSAGE => {
-                    let view = self.gpu.piece(entry[1], entry[2]).ok_or_else(|| self.invalid())?;
+                    let view = gpu_view(self.gpu, entry[1], entry[2]).ok_or_else(|| self.invalid())?;
                     self.duplex.advance();
                     events.push_back(Event::RecvReady { peer: self.rank, view });
                 }

@@ -148,9 +148,6 @@ impl Transport for Shm {
     }
 
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
-        if call.on_gpu && !self.gpu.is_opened_by_all() {
-            self.gpu.open_neighbours(&self.control, self.local_rank, &mut self.links);
-        }
         self.link(peer).announce(call);
         Ok(())
     }
@@ -225,7 +222,14 @@ impl InPlaceTransport for Shm {
 
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
         self.gpu.publish(&self.control, sharing);
-        self.gpu.open_neighbours(&self.control, self.local_rank, &mut self.links);
+    }
+
+    fn open_neighbours(&mut self) {
+        self.gpu.open_neighbours(&self.control, &mut self.links);
+    }
+
+    fn settle_sharing(&mut self) {
+        self.gpu.settle(self.local_rank, &self.links);
     }
 
     fn view_pools(&self) -> Vec<Piece> {

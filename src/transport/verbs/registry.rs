@@ -52,8 +52,15 @@ impl std::fmt::Debug for RegisteredMemory {
 unsafe impl Sync for RegisteredMemory {}
 
 impl RegisteredMemory {
+    /// Memory that is registered when a rail first needs it. Memory of a GPU is not: registering it may wait for the GPU,
+    /// which waits for the call that runs. Its keys cannot be had.
     fn new(pds: &Arc<[Arc<ProtectionDomain>]>, piece: Piece, access: AccessFlags) -> Self {
-        Self::of(pds, RegisteredRange::Host(piece), access)
+        let memory = if piece.is_host() {
+            RegisteredRange::Host(piece)
+        } else {
+            RegisteredRange::Gpu(AddressRange::of(piece), GdrMode::HostStaging)
+        };
+        Self::of(pds, memory, access)
     }
 
     fn of(pds: &Arc<[Arc<ProtectionDomain>]>, memory: RegisteredRange, access: AccessFlags) -> Self {

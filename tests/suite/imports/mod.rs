@@ -20,10 +20,12 @@ const WITHIN_LAYER: [(&str, &[&str]); 3] = [
 
 /// Types that share a name because they have the same role in sibling modules.
 const SIBLING_TYPES: &[(&str, &str)] = &[
+    ("ForbidCalls", "the guard against driver calls, with and without the feature `cuda`"),
     ("GpuState", "of a communicator, with and without the feature `cuda`"),
     ("Link", "a transport's connection to one peer"),
+    ("PreparedLaunch", "of calls on GPUs, with and without the feature `cuda`"),
+    ("ResidentCall", "of calls on GPUs, with and without the feature `cuda`"),
     ("Sealed", "the private supertrait of a sealed trait"),
-    ("StreamGate", "of calls on GPUs, with and without the feature `cuda`"),
 ];
 
 /// The name of a folder's own file among the files in it.

@@ -1,0 +1,233 @@
+//! The ranks of a communicator that are threads of this process launch their kernels together.
+//!
+//! A CUDA call that blocks holds a lock of the driver. If one rank's kernel ran while another rank's kernel was not launched
+//! yet, a blocking call by any thread would wait for the first kernel, the first kernel for the second, and the launch of the
+//! second for the lock. So the last rank to make a call launches the kernels of all, and no rank returns earlier.
+//!
+//! Owns who launches and when. Must not know what a launch is.
+
+use super::registration_gate::{GATE, LaunchPermit};
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::rank::{Rank, RankList};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a rank that waits for the others checks whether the communicator has failed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A kernel that is ready to be launched, by any thread.
+pub(super) struct ReadyLaunch {
+    pub permit: LaunchPermit,
+    pub launch: Box<dyn FnOnce() -> Result<()> + Send>,
+}
+
+/// The ranks of one communicator in this process.
+pub(super) struct LaunchGroup {
+    ranks: Vec<Rank>,
+    state: Mutex<GroupState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GroupState {
+    members: Vec<MemberState>,
+    /// Why a member stopped waiting. No launch takes place afterwards.
+    ended: Option<Error>,
+}
+
+#[derive(Default)]
+struct MemberState {
+    /// Calls that the member has made so far, on the host or on a GPU.
+    calls: u64,
+    /// The launch that waits for other members, with the number of its call.
+    waiting: Option<(u64, ReadyLaunch)>,
+    outcome: Option<Result<()>>,
+}
+
+/// Groups of communicators whose ranks joined by themselves, by the communicator's random number.
+static GROUPS: Mutex<Vec<(u64, Weak<LaunchGroup>)>> = Mutex::new(Vec::new());
+
+impl LaunchGroup {
+    /// A group of these ranks.
+    pub(super) fn new(ranks: Vec<Rank>) -> Arc<Self> {
+        let members = ranks.iter().map(|_| MemberState::default()).collect();
+        let state = Mutex::new(GroupState { members, ended: None });
+        Arc::new(Self { ranks, state, changed: Condvar::new() })
+    }
+
+    /// The group of a communicator, the same one for all ranks of this process that pass the same number.
+    pub(super) fn shared(communicator: u64, ranks: Vec<Rank>) -> Arc<Self> {
+        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|(_, group)| group.strong_count() > 0);
+        let known = groups.iter().find(|(number, _)| *number == communicator);
+        if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {
+            return group;
+        }
+        let group = Self::new(ranks);
+        groups.push((communicator, Arc::downgrade(&group)));
+        group
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GroupState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks that have made fewer than `calls` calls.
+    fn missing(&self, state: &GroupState, calls: u64) -> Vec<Rank> {
+        let members = self.ranks.iter().zip(&state.members);
+        members.filter(|(_, member)| member.calls < calls).map(|(rank, _)| *rank).collect()
+    }
+}
+
+impl GroupState {
+    /// Counts a call of a member, and launches what waited for it alone.
+    fn arrive(&mut self, member: usize, launch: Option<ReadyLaunch>) {
+        let arrived = &mut self.members[member];
+        arrived.calls += 1;
+        arrived.waiting = launch.map(|launch| (arrived.calls, launch));
+        let common = self.members.iter().map(|member| member.calls).min().unwrap_or(0);
+        let ready = |member: &MemberState| {
+            member.waiting.as_ref().is_some_and(|(number, _)| *number <= common)
+        };
+        let permits = self.members.iter().filter(|member| ready(member)).filter_map(|member| member.waiting.as_ref());
+        let mut permits = permits.map(|(_, launch)| &launch.permit).peekable();
+        if permits.peek().is_none() {
+            return;
+        }
+        // All at once: a registration that came between two of them would wait for the first, and the first for the second.
+        GATE.begin(permits);
+        for member in self.members.iter_mut().filter(|member| ready(member)) {
+            if let Some((_, ready)) = member.waiting.take() {
+                member.outcome = Some((ready.launch)());
+            }
+        }
+    }
+}
+
+/// One rank of a [`LaunchGroup`].
+pub(super) struct LaunchMember {
+    group: Arc<LaunchGroup>,
+    index: usize,
+}
+
+impl LaunchMember {
+    /// The member `rank` of a group; `None` if the group has no other ranks.
+    pub(super) fn new(group: &Arc<LaunchGroup>, rank: Rank) -> Option<Self> {
+        let index = group.ranks.iter().position(|member| *member == rank)?;
+        (group.ranks.len() > 1).then(|| Self { group: Arc::clone(group), index })
+    }
+
+    /// Counts a call without a kernel.
+    pub(super) fn pass(&self) {
+        self.group.lock().arrive(self.index, None);
+        self.group.changed.notify_all();
+    }
+
+    /// Waits until all other members have made as many calls, and returns when this member's kernel is in its stream.
+    ///
+    /// # Errors
+    /// That of the launch; the fault, if it is raised meanwhile; `Timeout`, naming the ranks that did not make the call.
+    pub(super) fn launch(&self, ready: ReadyLaunch, fault: &Fault, timeout: Duration) -> Result<()> {
+        let Self { group, index } = self;
+        let deadline = Instant::now() + timeout;
+        let mut state = group.lock();
+        if let Some(error) = &state.ended {
+            return Err(error.clone());
+        }
+        state.arrive(*index, Some(ready));
+        group.changed.notify_all();
+        loop {
+            if let Some(outcome) = state.members[*index].outcome.take() {
+                return outcome;
+            }
+            let late = || {
+                let missing = group.missing(&state, state.members[*index].calls);
+                let message = format!(
+                    "{} did not make the same call within {timeout:?}: ranks of one process launch their kernels \
+                     together, so each must call from a thread of its own",
+                    RankList::new(&missing)
+                );
+                let error = Error::timeout(message);
+                missing.first().map_or(error.clone(), |rank| error.with_suspect(*rank))
+            };
+            let ended = fault.get().or(state.ended.as_ref()).cloned();
+            if let Some(error) = ended.or_else(|| (Instant::now() >= deadline).then(late)) {
+                state.members[*index].waiting = None;
+                state.ended.get_or_insert_with(|| error.clone());
+                group.changed.notify_all();
+                return Err(error);
+            }
+            let waited = group.changed.wait_timeout(state, CHECK_INTERVAL);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::registration_gate::permit;
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn ready(launch: impl FnOnce() -> Result<()> + Send + 'static) -> ReadyLaunch {
+        ReadyLaunch { permit: permit().0, launch: Box::new(launch) }
+    }
+
+    fn members(count: usize) -> Vec<LaunchMember> {
+        let group = LaunchGroup::new((0..count).collect());
+        (0..count).filter_map(|rank| LaunchMember::new(&group, rank)).collect()
+    }
+
+    #[test]
+    fn no_kernel_is_launched_before_all_ranks_call() {
+        let launched = Arc::new(AtomicU32::new(0));
+        let fault = Fault::new().expect("a descriptor");
+        let members = members(3);
+        std::thread::scope(|scope| {
+            let mut callers = Vec::new();
+            for member in &members[..2] {
+                let (counter, fault) = (Arc::clone(&launched), &fault);
+                let count = move || {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                };
+                callers
+                    .push(scope.spawn(move || member.launch(ready(count), fault, Duration::from_secs(20))));
+            }
+            std::thread::sleep(Duration::from_millis(30));
+            assert_eq!(launched.load(Ordering::Relaxed), 0);
+            // A call on the host takes part, but has no kernel.
+            members[2].pass();
+            callers.into_iter().for_each(|caller| caller.join().expect("no panic").expect("launched"));
+        });
+        assert_eq!(launched.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_missing_rank_is_named_and_the_others_stop_waiting() {
+        let fault = Fault::new().expect("a descriptor");
+        let members = members(3);
+        let launch = |member: &LaunchMember, limit| member.launch(ready(|| Ok(())), &fault, limit);
+        let errors: Vec<Error> = std::thread::scope(|scope| {
+            let waits = [Duration::from_millis(20), Duration::from_secs(20)];
+            let callers: Vec<_> = members.iter().zip(waits).map(|(m, wait)| scope.spawn(move || launch(m, wait))).collect();
+            callers.into_iter().map(|caller| caller.join().expect("no panic").expect_err("rank 2 is late")).collect()
+        });
+        for error in errors {
+            assert!(error.message().starts_with("rank 2 did not make the same call"), "{error}");
+        }
+        assert!(launch(&members[2], Duration::ZERO).is_err(), "the group has ended");
+    }
+
+    #[test]
+    fn a_rank_gets_the_error_of_its_own_launch() {
+        let fault = Fault::new().expect("a descriptor");
+        let members = members(2);
+        members[1].pass();
+        let failed = members[0].launch(ready(|| Err(Error::system("no room"))), &fault, Duration::ZERO);
+        assert_eq!(failed.expect_err("it failed").message(), "no room");
+        members[1].pass();
+        members[0].launch(ready(|| Ok(())), &fault, Duration::ZERO).expect("the next one is launched");
+    }
+}
