@@ -147,7 +147,9 @@ impl Communicator {
 
     /// Waits until a call in a stream is over. The GPU reports nothing if its context breaks, so it is asked meanwhile.
     fn wait_for(&self, outcome: &CallOutcome) -> Result<()> {
-        outcome.wait_checking(CHECK_INTERVAL, || self.runner.check_gpu())
+        outcome.wait_checking(CHECK_INTERVAL, || self.runner.check_gpu())?;
+        self.runner.gpu_state.wait_ended();
+        Ok(())
     }
 
     /// Submits a call on one vector, and waits for it if vectors of this kind require that.

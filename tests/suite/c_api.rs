@@ -116,6 +116,18 @@ fn gpu_failures_are_reported_on_every_rank() {
 }
 
 #[test]
+fn streams_may_be_destroyed_full_or_blocked() {
+    on_simulated_gpus("tests/c/gpu_streams.c", |program| {
+        for case in ["destroyed", "full", "blocked", "freed"] {
+            for settings in [&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")][..], &[("SIMCUDA_IMPLICIT_SYNC", "1")]] {
+                let text = succeed(program().arg(case).envs(settings.iter().copied()), LIMIT);
+                assert!(text.ends_with("gpu_streams: ok\n"), "{case}: {text}");
+            }
+        }
+    });
+}
+
+#[test]
 fn the_gpu_example_runs() {
     on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
 pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
 
-/// How long the end of a communicator waits for its kernels to end, which have been asked to.
+/// How long to wait for the end of kernels whose calls are over.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
@@ -237,6 +237,13 @@ impl GpuState {
     /// `System` if it is broken: no kernel reports anything then.
     pub(in crate::communicator) fn check(&self) -> Result<()> {
         self.opened.get().map_or(Ok(()), |opened| opened.launcher.check())
+    }
+
+    /// Waits for the kernels of calls that are over, which end by themselves. Calls no driver.
+    pub(in crate::communicator) fn wait_ended(&self) {
+        if let Some(opened) = self.opened.get() {
+            opened.engine.wait_ended(END_TIMEOUT);
+        }
     }
 
     /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory is never freed,

@@ -8,7 +8,7 @@ mod element;
 mod rank;
 
 pub use element::TestElement;
-pub use rank::{GpuVectorCache, Rank};
+pub use rank::Rank;
 
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
@@ -191,12 +191,11 @@ pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> 
                     .collect()
             }
         };
-        let kept = GpuVectorCache::default();
         std::thread::scope(|scope| {
-            let (body, kept) = (&body, &kept);
+            let body = &body;
             let threads: Vec<_> = joiners
                 .into_iter()
-                .map(|joiner| scope.spawn(move || body(Rank::new(joiner(), setup.world, kept))))
+                .map(|joiner| scope.spawn(move || body(Rank::new(joiner(), setup.world))))
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
         })
@@ -208,14 +207,15 @@ pub fn join(config: &Config, identity: &Identity) -> Result<Communicator> {
     Communicator::with_config(config, identity)
 }
 
-/// Runs `test` and exits the process if it takes longer than `limit`, because a broken collective hangs.
+/// Runs `test` and aborts the process if it takes longer than `limit`, because a broken collective hangs. Functions that run
+/// at the exit of a process may hang too: CUDA's wait for the GPU.
 pub fn with_watchdog<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
     let (done, watch) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
         if watch.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
             eprintln!("watchdog: {name} hung for {limit:?}");
-            std::process::exit(101);
+            std::process::abort();
         }
     });
     let result = test();
@@ -237,11 +237,7 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
         with_watchdog(Duration::from_secs(60), || {
-            body(Rank::new(
-                Communicator::from_env().expect("the world meets"),
-                setup.world,
-                &GpuVectorCache::default(),
-            ));
+            body(Rank::new(Communicator::from_env().expect("the world meets"), setup.world));
         });
         std::process::exit(0);
     }

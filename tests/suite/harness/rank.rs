@@ -5,23 +5,14 @@
 use super::World;
 use flexring::communicator::{Owned, Request};
 use flexring::{Communicator, Element, ReduceOp, Result};
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
 
 /// A communicator of a test world.
 pub struct Rank {
     communicator: Communicator,
     /// Index of the GPU that vectors are copied to before each call and from after it; `None` in worlds without GPUs.
     gpu: Option<usize>,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
-    cache: GpuVectorCache,
 }
-
-/// GPU vectors for reuse, by type and length. None is freed before all ranks have ended: freeing waits for all work of this
-/// process on the GPU, which includes calls that wait for the rank that frees.
-pub type GpuVectorCache = Arc<Mutex<HashMap<(TypeId, usize), Vec<Box<dyn Any + Send>>>>>;
 
 impl Deref for Rank {
     type Target = Communicator;
@@ -34,7 +25,6 @@ impl Deref for Rank {
 mod on_gpu {
     use super::{Element, Rank, Result};
     pub use flexring::device::cuda::GpuBuffer;
-    use std::any::TypeId;
 
     pub fn gpu_count() -> usize {
         flexring::device::cuda::gpu_count().expect("worlds of GPUs are tested where there is a driver")
@@ -48,29 +38,12 @@ mod on_gpu {
             vector: &mut [T],
             call: impl FnOnce(&mut GpuBuffer<T>) -> Result<()>,
         ) -> Result<()> {
-            let mut on_gpu = self.vector(gpu, vector.len())?;
+            let mut on_gpu = GpuBuffer::new(gpu, vector.len())?;
             on_gpu.write(vector)?;
             let called = call(&mut on_gpu);
             on_gpu.read(vector)?;
             // The stream continues after a failed call; `synchronize` returns its error.
-            let outcome = called.and_then(|()| self.synchronize());
-            // Only after the call: another rank may reuse the vector, and its stream would wait for this call.
-            self.keep(on_gpu);
-            outcome
-        }
-
-        fn vector<T: Element>(&self, gpu: usize, len: usize) -> Result<GpuBuffer<T>> {
-            let kind = (TypeId::of::<T>(), len);
-            let used = self.cache.lock().expect("no panic").get_mut(&kind).and_then(Vec::pop);
-            match used.and_then(|used| used.downcast().ok()) {
-                Some(used) => Ok(*used),
-                None => GpuBuffer::new(gpu, len),
-            }
-        }
-
-        fn keep<T: Element>(&self, vector: GpuBuffer<T>) {
-            let kind = (TypeId::of::<T>(), vector.len());
-            self.cache.lock().expect("no panic").entry(kind).or_default().push(Box::new(vector));
+            called.and_then(|()| self.synchronize())
         }
 
         /// Runs a call on GPU copies of `send` and `receive`, and copies the result back to `receive`.
@@ -81,11 +54,9 @@ mod on_gpu {
             receive: &mut [T],
             call: impl FnOnce(&GpuBuffer<T>, &mut GpuBuffer<T>) -> Result<()>,
         ) -> Result<()> {
-            let mut input = self.vector(gpu, send.len())?;
+            let mut input = GpuBuffer::new(gpu, send.len())?;
             input.write(send)?;
-            let outcome = self.call_on_gpu(gpu, receive, |output| call(&input, output));
-            self.keep(input);
-            outcome
+            self.call_on_gpu(gpu, receive, |output| call(&input, output))
         }
     }
 }
@@ -130,13 +101,13 @@ calls! {
 
 impl Rank {
     /// A rank of a world of this kind.
-    pub fn new(communicator: Communicator, world: World, cache: &GpuVectorCache) -> Self {
+    pub fn new(communicator: Communicator, world: World) -> Self {
         #[cfg(feature = "cuda")]
         let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpu_count());
         #[cfg(not(feature = "cuda"))]
         let gpu = None;
         let _ = world;
-        Self { communicator, gpu, cache: Arc::clone(cache) }
+        Self { communicator, gpu }
     }
 
     /// An asynchronous call, on host memory in every world.
