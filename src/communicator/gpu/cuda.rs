@@ -10,13 +10,9 @@ use crate::executor::{Executor, GpuParts};
 use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
 pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
-
-/// How long to wait for the end of kernels whose calls are over.
-const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
 /// requests, else this thread's current one.
@@ -35,7 +31,7 @@ pub(in crate::communicator) struct GpuState {
     requested: Option<usize>,
     /// Whether neighbours read the slots on the GPU by CUDA IPC.
     ipc: bool,
-    ctas: usize,
+    ctas: u32,
     /// Bytes of the longest vector that is staged on the host; 0 if none is.
     small: usize,
     /// Whether other ranks of the communicator are threads of this process.
@@ -67,7 +63,7 @@ impl GpuState {
         Self {
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
-            ctas: config.gpu_ctas,
+            ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),
             small,
             shares_process,
             layout,
@@ -139,7 +135,7 @@ impl GpuState {
         let gpu = Gpu::open(gpu)?;
         let pool = self.layout.gpu_pool();
         let on_host = pool.piece(&self.arena);
-        let engine = Engine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small })?;
+        let engine = Engine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;
         let host = cuda::HostSide {
             slots: pool.slots(),
             pool: on_host,
@@ -236,13 +232,13 @@ impl GpuState {
     /// # Errors
     /// `System` if it is broken: no kernel reports anything then.
     pub(in crate::communicator) fn check(&self) -> Result<()> {
-        self.opened.get().map_or(Ok(()), |opened| opened.launcher.check())
+        self.opened.get().map_or(Ok(()), |opened| opened.launcher.check_health())
     }
 
     /// Waits for the kernels of calls that are over, which end by themselves. Calls no driver.
     pub(in crate::communicator) fn wait_ended(&self) {
         if let Some(opened) = self.opened.get() {
-            opened.engine.wait_ended(END_TIMEOUT);
+            opened.engine.wait_finished();
         }
     }
 
@@ -250,13 +246,9 @@ impl GpuState {
     /// and `false` is returned.
     pub(in crate::communicator) fn end(&self) -> bool {
         let Some(opened) = self.opened.get() else { return true };
-        if opened.engine.wait_ended(END_TIMEOUT) {
+        if opened.engine.wait_ended() {
             return true;
         }
-        log::warn!(
-            "a kernel of a communicator that has ended has not ended on {:?} after {END_TIMEOUT:?}: its memory is not freed",
-            opened.gpu
-        );
         let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *scratch));
         std::mem::forget(Arc::clone(&opened.engine));
