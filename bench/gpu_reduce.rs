@@ -25,7 +25,7 @@ fn main() {
 
 fn measure(longest: usize) -> Result<()> {
     let gpu = gpu_info(0)?.name;
-    let mut device = StandaloneDevice::new(0)?;
+    let mut device = StandaloneDevice::new(0, usize::MAX)?;
     for bytes in [longest, longest / 16, longest / 256].into_iter().filter(|&bytes| bytes >= SHORTEST) {
         let grains = if bytes == longest { vec![bytes, 1 << 20, 128 << 10] } else { vec![bytes] };
         sums(&gpu, &mut device, bytes, &grains, |number| number)?;

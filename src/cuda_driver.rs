@@ -45,9 +45,6 @@ pub(crate) type IpcHandle = [u8; 64];
 #[derive(Clone, Copy)]
 pub(crate) struct IpcByValue(pub IpcHandle);
 
-/// A function that the driver calls on a thread of its own.
-pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
-
 /// An attribute of a launch, with the layout of `CUlaunchAttribute`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
@@ -218,9 +215,6 @@ functions! {
     stream_id = "cuStreamGetId" (stream: DriverHandle, id: *mut c_ulonglong);
     stream_capturing = "cuStreamIsCapturing" (stream: DriverHandle, status: *mut c_uint);
     stream_wait_event = "cuStreamWaitEvent" (stream: DriverHandle, event: DriverHandle, flags: c_uint);
-    stream_write_value = "cuStreamWriteValue32_v2" (stream: DriverHandle, at: Address, value: u32, flags: c_uint);
-    stream_wait_value = "cuStreamWaitValue32_v2" (stream: DriverHandle, at: Address, value: u32, flags: c_uint);
-    launch_host_function = "cuLaunchHostFunc" (stream: DriverHandle, function: HostFunction, argument: *mut c_void);
     event_create = "cuEventCreate" (event: *mut DriverHandle, flags: c_uint);
     event_record = "cuEventRecord" (event: DriverHandle, stream: DriverHandle);
     event_query = "cuEventQuery" (event: DriverHandle);
@@ -241,14 +235,10 @@ functions! {
     ipc_open = "cuIpcOpenMemHandle_v2" (address: *mut Address, handle: IpcByValue, flags: c_uint);
     ipc_close = "cuIpcCloseMemHandle" (address: Address);
     module_load = "cuModuleLoadData" (module: *mut DriverHandle, image: *const c_void);
-    module_unload = "cuModuleUnload" (module: DriverHandle);
     module_function = "cuModuleGetFunction" (function: *mut DriverHandle, module: DriverHandle, name: *const c_char);
     function_attribute = "cuFuncGetAttribute" (value: *mut c_int, attribute: c_uint, function: DriverHandle);
     resident_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (
         blocks: *mut c_int, function: DriverHandle, threads: c_int, dynamic_memory: usize
-    );
-    occupancy = "cuOccupancyMaxPotentialBlockSize" (
-        grid: *mut c_int, block: *mut c_int, function: DriverHandle, dynamic_memory: *const c_void, memory: usize, limit: c_int
     );
     launch = "cuLaunchKernel" (
         function: DriverHandle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,

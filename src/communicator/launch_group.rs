@@ -87,10 +87,10 @@ impl GroupState {
         arrived.calls += 1;
         arrived.waiting = launch.map(|launch| (arrived.calls, launch));
         let common = self.members.iter().map(|member| member.calls).min().unwrap_or(0);
-        let ready = |member: &MemberState| {
-            member.waiting.as_ref().is_some_and(|(number, _)| *number <= common)
-        };
-        let permits = self.members.iter().filter(|member| ready(member)).filter_map(|member| member.waiting.as_ref());
+        let ready =
+            |member: &MemberState| member.waiting.as_ref().is_some_and(|(number, _)| *number <= common);
+        let permits =
+            self.members.iter().filter(|member| ready(member)).filter_map(|member| member.waiting.as_ref());
         let mut permits = permits.map(|(_, launch)| &launch.permit).peekable();
         if permits.peek().is_none() {
             return;
@@ -211,8 +211,12 @@ mod tests {
         let launch = |member: &LaunchMember, limit| member.launch(ready(|| Ok(())), &fault, limit);
         let errors: Vec<Error> = std::thread::scope(|scope| {
             let waits = [Duration::from_millis(20), Duration::from_secs(20)];
-            let callers: Vec<_> = members.iter().zip(waits).map(|(m, wait)| scope.spawn(move || launch(m, wait))).collect();
-            callers.into_iter().map(|caller| caller.join().expect("no panic").expect_err("rank 2 is late")).collect()
+            let callers: Vec<_> =
+                members.iter().zip(waits).map(|(m, wait)| scope.spawn(move || launch(m, wait))).collect();
+            callers
+                .into_iter()
+                .map(|caller| caller.join().expect("no panic").expect_err("rank 2 is late"))
+                .collect()
         });
         for error in errors {
             assert!(error.message().starts_with("rank 2 did not make the same call"), "{error}");

@@ -95,11 +95,7 @@ impl RegistrationGate {
     ///
     /// # Errors
     /// `Timeout` if calls still run after `limit`; the error of `registration`.
-    pub(super) fn register<R>(
-        &self,
-        limit: Duration,
-        registration: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
+    pub(super) fn register<R>(&self, limit: Duration, registration: impl FnOnce() -> Result<R>) -> Result<R> {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
         state.registrations += 1;

@@ -149,7 +149,8 @@ fn two_communicators_of_a_process_take_turns() {
         let setup = Setup::new(World::Gpu, 2);
         let second = Coordinator::create(&setup.config).expect("a coordinator");
         spawn(&setup, |first| {
-            let (identity, streams) = (Identity::from_unique_id(2, &second.1, first.rank()), [stream(), stream()]);
+            let (identity, streams) =
+                (Identity::from_unique_id(2, &second.1, first.rank()), [stream(), stream()]);
             let second = join(&setup.config, &identity.expect("an identity")).expect("a second world");
             let mut vectors =
                 streams.each_ref().map(|stream| stream.clone_htod(&vec![1f32; COUNT]).expect("memory"));

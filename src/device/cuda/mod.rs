@@ -6,38 +6,32 @@
 //! |---|---|
 //! | `objects` | RAII types for the driver's handles |
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
-//! | `batch` | the kernel launch parameters |
-//! | `device` | the device: which stream runs which job |
+//! | `batch` | the parameters of the kernels before resident ones |
 //! | `engine` | resident kernels, and the device over them |
 //! | `pinned` | page-locked host memory |
 //! | `inventory` | the GPUs that this process sees |
 //! | `buffer` | users' buffers on a GPU, and slices of them |
 //! | `vector` | the vector types that calls accept |
 //! | `ipc` | GPU memory shared between the processes of a node |
-//! | `stream_order` | the order of calls in the caller's stream |
 //! | `standalone` | the device without ranks, for benchmarks |
 //! | `pointer` | whether an address is host or GPU memory |
 
 pub mod batch;
 mod buffer;
-mod device;
-#[allow(dead_code, unused_imports, reason = "communicators use it next")]
 pub(crate) mod engine;
 pub mod image;
 mod inventory;
 pub(crate) mod ipc;
 mod nvrtc;
 pub(crate) mod objects;
-#[allow(dead_code, reason = "the engine uses it")]
 mod pinned;
 pub(crate) mod pointer;
 mod standalone;
-pub(crate) mod stream_order;
 mod vector;
 
 pub use buffer::{GpuBuffer, GpuSlice};
-pub use device::Cuda;
-pub(crate) use device::HostSide;
+pub use engine::Cuda;
+pub(crate) use engine::{Engine, EngineParts, HostSide, KernelKind, Launcher, PreparedLaunch, ResidentCall};
 pub use inventory::{GpuInfo, gpu_count, gpu_info};
 #[doc(hidden)]
 pub use standalone::StandaloneDevice;

@@ -1,4 +1,4 @@
-//! RAII types for the driver's handles: GPU, stream, event, memory, module.
+//! RAII types for the driver's handles: GPU, stream, event, memory.
 //!
 //! Owns the order of destruction: each object holds its GPU, whose context outlives it. Drop logs errors and never panics.
 //! Must not know what is computed or moved.
@@ -9,16 +9,11 @@ use crate::cuda_driver::{
 };
 use crate::error::{Error, Result};
 use crate::memory::Piece;
-use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
-    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUevent_flags, CUstream_flags,
-    CUstreamCaptureMode,
-};
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use cudarc::driver::sys::{CUevent_flags, CUstream_flags, CUstreamCaptureMode};
+use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 /// Logs a failure to release a handle.
 pub(super) fn log_failure(released: DriverResult) {
@@ -114,12 +109,11 @@ impl Gpu {
         Ok(stream.synchronize()?)
     }
 
-    /// Whether a stream belongs to this GPU's context. NULL is the default stream of the current context.
+    /// Whether a stream belongs to this GPU's context, which is current.
     ///
     /// # Safety
     /// The stream is live, or NULL.
     pub(crate) unsafe fn has_stream(&self, stream: DriverHandle) -> std::result::Result<bool, DriverError> {
-        let _entered = self.enter()?;
         let mut context = null_mut();
         // SAFETY: the caller guarantees the stream, and the out-parameter is writable.
         unsafe { self.driver.stream_context(stream, &raw mut context)? };
@@ -175,37 +169,16 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream of default priority.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Self::of(gpu, 0)
-    }
-
-    /// A stream of the highest priority. A GPU has few hardware queues for all streams, and a stream that waits for a value
-    /// blocks later work in the same queue. The driver's documentation warns of this but gives no remedy. A queue has one
-    /// priority, so streams of different priorities most likely have different queues.
-    pub(crate) fn urgent(gpu: &Arc<Gpu>) -> Result<Self> {
-        let (mut least, mut greatest) = (0, 0);
-        let _entered = gpu.enter()?;
-        // SAFETY: the out-parameters are writable.
-        unsafe { gpu.driver.context_priorities(&raw mut least, &raw mut greatest)? };
-        Self::of(gpu, greatest)
-    }
-
-    fn of(gpu: &Arc<Gpu>, priority: c_int) -> Result<Self> {
         let _entered = gpu.enter()?;
         let mut raw = null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: the out-parameter is writable.
-        unsafe { gpu.driver.stream_create(&raw mut raw, flags, priority)? };
+        unsafe { gpu.driver.stream_create(&raw mut raw, flags, 0)? };
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 
     pub(crate) fn raw(&self) -> DriverHandle {
         self.raw
-    }
-
-    /// Has later work of the stream wait for the event's last record.
-    pub(crate) fn wait(&self, event: &StreamEvent) -> DriverResult {
-        // SAFETY: the stream is live.
-        unsafe { event.wait_in(self.raw) }
     }
 
     /// Copies between any two places, on the host or a GPU, after the earlier work of the stream.
@@ -254,13 +227,7 @@ impl StreamEvent {
         Ok(Self { gpu: Arc::clone(gpu), raw })
     }
 
-    /// Records the current work of the stream, in place of what was recorded before.
-    pub(crate) fn record(&self, stream: &Stream) -> DriverResult {
-        // SAFETY: the stream is live.
-        unsafe { self.record_in(stream.raw) }
-    }
-
-    /// Records the current work of a caller's stream.
+    /// Records the current work of a caller's stream, in place of what was recorded before.
     ///
     /// # Safety
     /// The stream is live, or NULL.
@@ -356,200 +323,8 @@ impl Drop for GpuMemory {
     }
 }
 
-/// Host memory that is page-locked for DMA of the GPU, for as long as this lives.
-pub(crate) struct Pinned {
-    gpu: Arc<Gpu>,
-    piece: Piece,
-}
-
-impl Pinned {
-    /// Pins `piece`.
-    ///
-    /// # Errors
-    /// `System` if it cannot be locked, or its mapping is not supported.
-    ///
-    /// # Safety
-    /// The memory stays mapped for as long as this lives.
-    pub(crate) unsafe fn new(gpu: &Arc<Gpu>, piece: Piece, read_only: bool) -> Result<Self> {
-        let _entered = gpu.enter()?;
-        let mut flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-        if read_only {
-            flags |= CU_MEMHOSTREGISTER_READ_ONLY;
-        }
-        // SAFETY: the caller guarantees the memory.
-        let result = unsafe { gpu.driver.host_register(piece.as_ptr().cast(), piece.len(), flags) };
-        result.map_err(|failure| {
-            Error::from(failure).context(format_args!("{} bytes of the host", piece.len()))
-        })?;
-        Ok(Self { gpu: Arc::clone(gpu), piece })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was registered by `host_register`.
-            log_failure(unsafe { self.gpu.driver.host_unregister(self.piece.as_ptr().cast()) });
-        }
-    }
-}
-
-/// 32-bit words in pinned host memory, read and written by the host and by streams of a GPU.
-pub(crate) struct PinnedWords {
-    gpu: Arc<Gpu>,
-    start: NonNull<AtomicU32>,
-    len: usize,
-    address: Address,
-}
-
-// SAFETY: the words are atomics, which any thread may use.
-unsafe impl Send for PinnedWords {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedWords {}
-
-impl PinnedWords {
-    /// `len` words, all zero.
-    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
-        let _entered = gpu.enter()?;
-        let bytes = len * size_of::<AtomicU32>();
-        let (mut start, mut address): (*mut c_void, Address) = (null_mut(), 0);
-        // SAFETY: the out-parameters are writable, and `start` was just allocated.
-        unsafe {
-            gpu.driver.host_allocate(
-                &raw mut start,
-                bytes,
-                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP,
-            )?;
-            if let Err(failure) = gpu.driver.host_address(&raw mut address, start, 0) {
-                log_failure(gpu.driver.host_free(start));
-                return Err(failure.into());
-            }
-        }
-        let start = NonNull::new(start.cast::<AtomicU32>())
-            .ok_or_else(|| Error::internal("cuMemHostAlloc returned nothing"))?;
-        // SAFETY: the allocation has this length and no other owner.
-        unsafe { start.as_ptr().write_bytes(0, len) };
-        Ok(Self { gpu: Arc::clone(gpu), start, len, address })
-    }
-
-    pub(crate) fn get(&self, index: usize) -> &AtomicU32 {
-        assert!(index < self.len, "there are {} words", self.len);
-        // SAFETY: the word lies within the allocation, which lives as long as `self` and holds atomics.
-        unsafe { self.start.add(index).as_ref() }
-    }
-
-    /// The address of a word on the GPU.
-    pub(crate) fn address(&self, index: usize) -> Address {
-        self.address + (index * size_of::<AtomicU32>()) as Address
-    }
-}
-
-impl Drop for PinnedWords {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was allocated by `host_allocate`, and its owner ensures that no stream accesses it.
-            log_failure(unsafe { self.gpu.driver.host_free(self.start.as_ptr().cast()) });
-        }
-    }
-}
-
-/// A module: code loaded on a GPU.
-pub(crate) struct Module {
-    gpu: Arc<Gpu>,
-    raw: DriverHandle,
-}
-
-/// A kernel of a module, and the launch dimensions that fill the GPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
-    raw: DriverHandle,
-    /// Blocks that fill the GPU.
-    pub blocks: u32,
-    /// Threads of a block.
-    pub threads: u32,
-}
-
-// SAFETY: a function may be launched from any thread; the driver locks.
-unsafe impl Send for Kernel {}
-// SAFETY: as above.
-unsafe impl Send for Module {}
-
-impl Module {
-    /// Loads an image: machine code, PTX, or several of them.
-    ///
-    /// # Errors
-    /// `Unsupported` if the image has no code that this GPU can run.
-    pub(crate) fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
-        let _entered = gpu.enter()?;
-        let mut raw = null_mut();
-        // SAFETY: the out-parameter is writable; an image contains its own length.
-        let result = unsafe { gpu.driver.module_load(&raw mut raw, image.as_ptr().cast()) };
-        result.map_err(|failure| {
-            let (major, minor) = gpu.capability;
-            let message = format!(
-                "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
-            );
-            Error::unsupported(message)
-        })?;
-        Ok(Self { gpu: Arc::clone(gpu), raw })
-    }
-
-    /// The kernel with this name. It must not outlive the module.
-    ///
-    /// # Errors
-    /// `Internal` if the module has no such kernel.
-    pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel> {
-        let _entered = self.gpu.enter()?;
-        let (mut raw, mut blocks, mut threads) = (null_mut(), 0, 0);
-        let driver = self.gpu.driver;
-        // SAFETY: the out-parameters are writable, the module is live, and the kernel needs no dynamic memory.
-        let result = unsafe {
-            driver.module_function(&raw mut raw, self.raw, name.as_ptr()).and_then(|()| {
-                driver.occupancy(&raw mut blocks, &raw mut threads, raw, std::ptr::null(), 0, 0)
-            })
-        };
-        result.map_err(|failure| Error::internal(format!("{}: {failure}", name.to_string_lossy())))?;
-        Ok(Kernel { raw, blocks: blocks.unsigned_abs().max(1), threads: threads.unsigned_abs().max(1) })
-    }
-}
-
-impl Kernel {
-    /// Enqueues a launch of a grid of `(x, y)` blocks with one argument, which is copied.
-    ///
-    /// # Safety
-    /// The kernel takes an `A` and is loaded on the stream's GPU; all memory that the argument refers to is valid until the
-    /// launch completes.
-    pub(crate) unsafe fn launch<A>(&self, stream: &Stream, (x, y): (u32, u32), argument: &A) -> DriverResult {
-        let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller guarantees the argument; the stream and the module are live.
-        unsafe {
-            stream.gpu.driver.launch(
-                self.raw,
-                x,
-                y,
-                1,
-                self.threads,
-                1,
-                1,
-                0,
-                stream.raw,
-                arguments.as_mut_ptr(),
-                null_mut(),
-            )
-        }
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the module is live, and its owner ensures that none of its kernels runs.
-            log_failure(unsafe { self.gpu.driver.module_unload(self.raw) });
-        }
-    }
-}
-
-/// The address of a piece on the GPU: with unified addressing, host memory has the same address there.
+/// The address of a piece of GPU memory, or of host memory for a copy. Kernels need other addresses of host memory: see
+/// `pinned`.
 pub(crate) fn address(piece: Piece) -> Address {
     piece.as_ptr() as Address
 }

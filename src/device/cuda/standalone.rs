@@ -3,30 +3,53 @@
 //! Owns a device that reduces vectors of one GPU, so that `bench/gpu_reduce` measures the code that calls run. Must not know
 //! what is measured.
 
-use super::device::{Cuda, HostSide};
+use super::engine::{Cuda, Engine, EngineParts, HostSide, KernelKind, Launcher, ResidentCall};
 use super::{GpuBuffer, objects::Gpu};
-use crate::device::{Arithmetic, Device, Finish, Job, Operand};
-use crate::dtype::Element;
+use crate::cuda_driver::forbid_calls;
+use crate::device::{Arithmetic, CallerStream, Device, Finish, Job, Operand};
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::memory::Arena;
+use crate::fault::Fault;
+use crate::memory::{Arena, Piece};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How long the worker spins until the kernel has started.
+const SPIN: Duration = Duration::from_millis(1);
 
 /// A device that reduces vectors of one GPU.
-pub struct StandaloneDevice(Cuda);
+pub struct StandaloneDevice {
+    device: Cuda,
+    launcher: Launcher,
+    fault: Fault,
+}
+
+/// The sum of vectors, as pieces.
+struct StandaloneSum {
+    dtype: DType,
+    into: Piece,
+    operands: Vec<Piece>,
+    /// Bytes of a job.
+    grain: usize,
+}
 
 impl StandaloneDevice {
-    /// The device of the GPU with the index `gpu`.
+    /// The device of the GPU with the index `gpu`, which keeps as many of `ctas` thread blocks on the GPU as fit.
     ///
     /// # Errors
     /// As for [`GpuBuffer::new`]; `Unsupported` if the GPU cannot run the kernels.
-    pub fn new(gpu: usize) -> Result<Self> {
+    pub fn new(gpu: usize, ctas: usize) -> Result<Self> {
         const SLOT: usize = 4096;
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let arena = Arc::new(Arena::new(SLOT)?);
         let pool =
             arena.piece(0, SLOT).ok_or_else(|| Error::internal("the arena is too small for a slot"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
-        Ok(Self(Cuda::new(&gpu, &host)?))
+        let ctas = u32::try_from(ctas).unwrap_or(u32::MAX).max(1);
+        let engine = Engine::new(&gpu, EngineParts { ctas, small: 0, alone: true })?;
+        let device = Cuda::new(&engine, &host)?;
+        Ok(Self { device, launcher: Launcher::new(&engine)?, fault: Fault::new()? })
     }
 
     /// Sums `vectors` into `into`, in jobs of `grain` elements, and waits for the result.
@@ -42,28 +65,55 @@ impl StandaloneDevice {
         if vectors.iter().any(|vector| vector.len() != into.len()) {
             return Err(Error::invalid_argument("vectors of different lengths"));
         }
-        let (bytes, grain) = (into.len() * size_of::<T>(), grain.max(1) * size_of::<T>());
-        let (mut submitted, mut done) = (0, 0);
-        for first in (0..bytes).step_by(grain) {
-            let len = grain.min(bytes - first);
-            let operand =
-                |vector: &&GpuBuffer<T>| Operand { piece: vector.piece().narrow(first, len), factor: None };
-            let job = Job {
-                dtype: T::DTYPE,
-                arithmetic: Arithmetic::Sum,
-                into: into.piece().narrow(first, len),
-                operands: &vectors.iter().map(operand).collect::<Vec<_>>(),
-                finish: Finish::Keep,
-                streaming: true,
-            };
-            self.0.submit(&job, submitted)?;
-            submitted += 1;
-        }
-        while done < submitted {
-            self.0.poll(&mut |_| done += 1)?;
-        }
-        Ok(())
+        let sum = StandaloneSum {
+            dtype: T::DTYPE,
+            into: into.piece(),
+            operands: vectors.iter().map(|vector| vector.piece()).collect(),
+            grain: grain.max(1) * size_of::<T>(),
+        };
+        // SAFETY: the buffer waits for its stream before that is destroyed.
+        let stream = unsafe { CallerStream::new(into.stream().raw()) };
+        let kind = KernelKind::Reduce(T::DTYPE, Arithmetic::Sum);
+        let (launch, call) = self.launcher.prepare(stream, None, kind, None)?;
+        let Self { device, fault, .. } = self;
+        let fault = &*fault;
+        // The driver may be set to wait for each kernel at its launch.
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || run(device, fault, call, &sum));
+            let launched = launch.launch().map_err(|error| fault.raise(error));
+            let outcome = worker.join().unwrap_or_else(|_| Err(Error::internal("the worker panicked")));
+            launched.and(outcome)
+        })?;
+        into.synchronize()
     }
+}
+
+/// Runs a sum while its kernel is resident.
+fn run(device: &mut Cuda, fault: &Fault, call: ResidentCall, sum: &StandaloneSum) -> Result<()> {
+    let _forbidden = forbid_calls();
+    call.wait_started(fault, SPIN, &AtomicBool::new(false))?;
+    let (mut submitted, mut done) = (0u64, 0);
+    for first in (0..sum.into.len()).step_by(sum.grain) {
+        let len = sum.grain.min(sum.into.len() - first);
+        let operand = |piece: &Piece| Operand { piece: piece.narrow(first, len), factor: None };
+        let job = Job {
+            dtype: sum.dtype,
+            arithmetic: Arithmetic::Sum,
+            into: sum.into.narrow(first, len),
+            operands: &sum.operands.iter().map(operand).collect::<Vec<_>>(),
+            finish: Finish::Keep,
+            streaming: true,
+        };
+        device.submit(&job, submitted)?;
+        submitted += 1;
+    }
+    while done < submitted {
+        fault.check()?;
+        device.poll(&mut |_| done += 1)?;
+        std::hint::spin_loop();
+    }
+    call.finish();
+    Ok(())
 }
 
 impl std::fmt::Debug for StandaloneDevice {

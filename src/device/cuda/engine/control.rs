@@ -198,6 +198,13 @@ impl Control {
         ended
     }
 
+    /// Waits until the kernels of all calls that have finished have ended, but no longer than a second.
+    pub(super) fn wait_finished(&self) {
+        let HostControl { host, kernel, .. } = self.words();
+        let finished = host.finished.load(Ordering::Relaxed);
+        wait_for(|| kernel.ended.load(Ordering::Acquire) >= finished);
+    }
+
     /// Whether a kernel did not end when it was told to.
     pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Relaxed)

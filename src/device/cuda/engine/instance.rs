@@ -63,9 +63,16 @@ impl Engine {
         self.control.staging(input, output).expect("small messages fit the staging memory")
     }
 
-    /// Whether a kernel did not end when it was told to, so that the memory that calls named must not be freed.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.control.is_stuck()
+    /// Waits until every kernel that has started has ended, but no longer than a second. `false` if one has not: then the memory
+    /// that calls named must never be freed. Calls no function of the driver.
+    pub(crate) fn wait_ended(&self) -> bool {
+        self.control.wait_ended()
+    }
+
+    /// Waits until the kernels of all calls that have finished have ended, but no longer than a second. Calls no function of the
+    /// driver.
+    pub(crate) fn wait_finished(&self) {
+        self.control.wait_finished();
     }
 
     /// The number of CTAs of a call.
