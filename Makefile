@@ -31,7 +31,7 @@ CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 QUICK = --config profile.test.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
-	setup fmt clippy doc deny msrv aarch64 \
+	setup setup-cuda fmt clippy doc deny msrv aarch64 \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long gpu-bundle
 
 all: build
@@ -97,10 +97,10 @@ test-rust:
 test-rust-long:
 	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(FEATURES) $(TESTS)
 
-# Builds embed machine code where there is an nvcc, which test-rust uses; here is the other way: the kernels' source is
-# embedded, and NVRTC compiles it when it is needed.
+# Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
+# is embedded, and NVRTC compiles it when it is needed.
 test-nvrtc:
-	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cu13/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
+	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
 	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test $(QUICK) --no-default-features --features cuda --lib what_is_embedded
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
@@ -151,11 +151,14 @@ bench-verbs:
 	bench/verbs.py --flexring target/verbs/release/flexring
 
 # Everything that the tests and lints use beyond stable Rust: Debian packages; by rustup, if it can be had, the minimum Rust
-# version and the target aarch64; from PyPI the compilers of GPU kernels (0.5 GB).
+# version and the target aarch64; from PyPI the compiler of GPU kernels (109 MB).
 setup:
 	@bench/setup.sh $(VERBS_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
 	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || timeout 120 rustup -q toolchain install $(MSRV) --profile minimal >/dev/null 2>&1 || true
 	@timeout 120 rustup -q target add $(ARM) >/dev/null 2>&1 || true
+	@$(MAKE) --no-print-directory setup-cuda
+
+setup-cuda:
 	@bench/setup_cuda.sh target/cuda-toolkit
 
 install: build

@@ -1,19 +1,36 @@
-//! Names the shared library, and compiles the GPU kernels to embed (feature `cuda`): machine code if there is an nvcc. If not,
-//! only the source is embedded, which NVRTC compiles when it is first needed.
+//! Names the shared library, and compiles the GPU kernels to embed (feature `cuda`): machine code if there is a CUDA compiler,
+//! NVRTC or nvcc. If not, only the source is embedded, which NVRTC compiles when it is first needed.
 
+use nvrtc::Nvrtc;
 use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+#[path = "src/device/cuda/nvrtc.rs"]
+#[allow(unsafe_code, dead_code, reason = "it calls a C library; some of it is used at run time only")]
+mod nvrtc;
 
 /// The sources of the kernels. The first one is compiled and includes the others.
 const SOURCES: [&str; 3] = ["kernels/reduce.cu", "kernels/number.h", "kernels/batch.h"];
 
-/// Architectures to compile machine code for, if nvcc supports them. Machine code runs on all later architectures of the same
-/// generation, so sm_86 and sm_87 run that of sm_80. sm_89 has conversions of 8-bit floats that sm_80 lacks.
-const ARCHITECTURES: [u32; 7] = [70, 75, 80, 89, 90, 100, 120];
+/// Options that give the same results as the host device. nvcc and NVRTC both accept them.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
+
+/// Architectures to compile machine code for, if the compiler supports them. Machine code runs on later architectures of the
+/// same generation, so sm_103 runs that of sm_100. sm_89 has conversions of 8-bit floats that sm_80 lacks.
+const ARCHITECTURES: [u32; 8] = [70, 75, 80, 86, 89, 90, 100, 120];
+
+/// Architectures to compile to PTX, which the driver compiles further: for GPUs of a generation without machine code, and for
+/// those of embedded boards, which run no machine code of other GPUs.
+const PTX_ARCHITECTURES: [u32; 2] = [80, 120];
+
+/// The newest major version of CUDA whose machine code old drivers load: 12.x makes code for drivers from 525 on.
+const PREFERRED: i32 = 12;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -21,6 +38,7 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
+    println!("cargo::rerun-if-changed=src/device/cuda/nvrtc.rs");
     for source in SOURCES {
         println!("cargo::rerun-if-changed={source}");
     }
@@ -29,33 +47,34 @@ fn main() {
     }
     let out = PathBuf::from(variable("OUT_DIR").expect("cargo sets OUT_DIR"));
     let choice = variable("FLEXRING_CUDA_KERNELS").unwrap_or_else(|| "auto".to_owned());
-    let nvcc = find_nvcc();
+    let compiler = if choice == "nvrtc" {
+        Err("flexring was built with FLEXRING_CUDA_KERNELS=nvrtc".to_owned())
+    } else {
+        find_compiler()
+    };
     // Tests check that what is embedded follows from these two.
     println!("cargo::rustc-env=FLEXRING_BUILD_CUDA_KERNELS={choice}");
-    println!("cargo::rustc-env=FLEXRING_BUILD_HAS_NVCC={}", nvcc.is_ok());
-    let compiled = match choice.as_str() {
-        "nvrtc" => Err("flexring was built with FLEXRING_CUDA_KERNELS=nvrtc".to_owned()),
-        "nvcc" => Ok(nvcc.and_then(|nvcc| machine_code(&nvcc, &out)).unwrap_or_else(|why| {
-            // Unlike a panic, this prints no backtrace.
-            eprintln!("FLEXRING_CUDA_KERNELS=nvcc, but {why}");
-            std::process::exit(1)
-        })),
-        "auto" => nvcc.and_then(|nvcc| machine_code(&nvcc, &out)),
-        other => {
-            eprintln!("FLEXRING_CUDA_KERNELS must be nvcc, nvrtc or auto, not {other:?}");
-            std::process::exit(1)
-        }
-    };
-    let kernels = match compiled {
-        Ok(kernels) => kernels,
-        Err(why) => {
-            if choice == "auto" && !why.starts_with("there is no nvcc") {
+    println!("cargo::rustc-env=FLEXRING_BUILD_HAS_COMPILER={}", compiler.is_ok());
+    let none_found = compiler.is_err();
+    let compiled = compiler.and_then(|compiler| EmbeddedKernels::compile(&compiler, &out));
+    let kernels = match (choice.as_str(), compiled) {
+        ("auto" | "nvcc", Ok(kernels)) => kernels,
+        ("auto" | "nvrtc", Err(why)) => {
+            if choice == "auto" && !none_found {
                 println!("cargo::warning=GPU kernels are embedded as source: {why}");
             }
-            EmbeddedKernels { code: None, architectures: Vec::new(), compiler: why }
+            EmbeddedKernels { reason: why, ..EmbeddedKernels::default() }
         }
+        ("nvcc", Err(why)) => stop(&format!("FLEXRING_CUDA_KERNELS=nvcc, but {why}")),
+        (other, _) => stop(&format!("FLEXRING_CUDA_KERNELS must be nvcc, nvrtc or auto, not {other:?}")),
     };
     fs::write(out.join("kernels.rs"), kernels.to_rust()).expect("OUT_DIR can be written");
+}
+
+/// Unlike a panic, this prints no backtrace.
+fn stop(message: &str) -> ! {
+    eprintln!("{message}");
+    std::process::exit(1)
 }
 
 /// Sets the SONAME of `libflexring.so` to the name with the major version of the ABI, which is the crate's.
@@ -66,128 +85,259 @@ fn name_shared_library() {
     }
 }
 
-/// The constants that `src/device/cuda/image.rs` includes.
-struct EmbeddedKernels {
-    /// The file with the machine code, if there is any.
-    code: Option<PathBuf>,
-    architectures: Vec<u32>,
-    /// Name and version of the compiler; without machine code, the reason why there is none.
-    compiler: String,
-}
-
-impl EmbeddedKernels {
-    fn to_rust(&self) -> String {
-        let code = self.code.as_ref().map_or("None".to_owned(), |path| {
-            // The driver reads it in machine words.
-            format!(
-                "Some({{\n\
-                 #[repr(align(16))]\n\
-                 struct Aligned<T: ?Sized>(T);\n\
-                 static CODE: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?}));\n\
-                 &CODE.0\n\
-                 }})"
-            )
-        });
-        format!(
-            "const MACHINE_CODE: Option<&[u8]> = {code};\n\
-             const ARCHITECTURES: &[u32] = &{:?};\n\
-             const COMPILER: &str = {:?};\n",
-            self.architectures, self.compiler
-        )
-    }
-}
-
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Compiles the kernels for all architectures into one file. The error says why that is not possible.
-fn machine_code(nvcc: &Path, out: &Path) -> Result<EmbeddedKernels, String> {
-    println!("cargo::rerun-if-changed={}", nvcc.display());
-    let version = output_of(Command::new(nvcc).arg("--version"))?;
-    let supported = output_of(Command::new(nvcc).arg("--list-gpu-code"))?;
-    let supported: Vec<u32> =
-        supported.lines().filter_map(|line| line.trim().strip_prefix("sm_")?.parse().ok()).collect();
-    let architectures: Vec<u32> =
-        ARCHITECTURES.into_iter().filter(|number| supported.contains(number)).collect();
-    let Some(oldest) = architectures.first() else {
-        return Err(format!("{} supports none of the architectures {ARCHITECTURES:?}", nvcc.display()));
-    };
-
-    let release =
-        version.split("release ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("unknown");
-
-    let mut arguments: Vec<String> =
-        ["-std=c++17", "--fmad=false", "--fatbin", "-t0"].map(str::to_owned).to_vec();
-    // Compression saves 10 MB. The drivers that run code of older toolkits may not support it.
-    if release.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|major: u32| major >= 13) {
-        arguments.push("--compress-mode=size".to_owned());
-    }
-    for number in &architectures {
-        arguments.extend(["-gencode".to_owned(), format!("arch=compute_{number},code=sm_{number}")]);
-    }
-    // PTX, which the driver compiles for newer GPUs.
-    arguments.extend(["-gencode".to_owned(), format!("arch=compute_{oldest},code=compute_{oldest}")]);
-    arguments.push(SOURCES[0].to_owned());
-
-    let file = compile_once(out, &(&version, &arguments), |file| {
-        output_of(Command::new(nvcc).args(&arguments).arg("-o").arg(file)).map(|_| ())
-    })?;
-    Ok(EmbeddedKernels { code: Some(file), architectures, compiler: format!("nvcc {release}") })
+/// The constants that `src/device/cuda/image.rs` includes.
+#[derive(Default)]
+struct EmbeddedKernels {
+    /// Architecture and file of each piece of machine code, ascending.
+    code: Vec<(u32, PathBuf)>,
+    ptx: Vec<(u32, PathBuf)>,
+    /// Name and version of the compiler; without machine code, the reason why there is none.
+    reason: String,
+    /// The major version of CUDA that the compiler belongs to.
+    major: i32,
 }
 
-/// The file that `compile` writes, cached by the sources and `options`: debug and release builds, tests and lints share it.
+impl EmbeddedKernels {
+    /// Compiles for all architectures that the compiler supports. The error says why that is not possible.
+    fn compile(compiler: &Compiler, out: &Path) -> Result<Self, String> {
+        println!("cargo::rerun-if-changed={}", compiler.file().display());
+        let files = SOURCES.map(|path| {
+            let text = fs::read_to_string(path).map_err(|cause| format!("cannot read {path}: {cause}"));
+            text.map(|text| (path.trim_start_matches("kernels/"), text))
+        });
+        let files = files.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        let supported = |all: &[u32], kind: &str| {
+            let all = all.iter().filter(|number| compiler.architectures().contains(number));
+            all.map(|number| (*number, format!("{kind}_{number}"))).collect::<Vec<_>>()
+        };
+        let code = supported(&ARCHITECTURES, "sm");
+        let ptx = supported(&PTX_ARCHITECTURES, "compute");
+        if code.is_empty() {
+            return Err(format!("{} supports none of the architectures {ARCHITECTURES:?}", compiler.name()));
+        }
+
+        let targets: Vec<&str> = code.iter().chain(&ptx).map(|(_, target)| target.as_str()).collect();
+        let mut compiled = in_parallel(&targets, |target| {
+            compile_once(out, target, &compiler.name(), &files, || compiler.compile(&files, target, out))
+        })?;
+        let compiled_ptx = compiled.split_off(code.len());
+        let paired = |targets: Vec<(u32, String)>, files: Vec<PathBuf>| {
+            targets.into_iter().map(|(number, _)| number).zip(files).collect()
+        };
+        Ok(Self {
+            code: paired(code, compiled),
+            ptx: paired(ptx, compiled_ptx),
+            reason: compiler.name(),
+            major: compiler.major(),
+        })
+    }
+
+    fn to_rust(&self) -> String {
+        let root = PathBuf::from(variable("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+        let images = |files: &[(u32, PathBuf)]| {
+            let images = files.iter().map(|(architecture, path)| {
+                // The driver reads it in machine words.
+                format!(
+                    "EmbeddedImage {{ architecture: {architecture}, bytes: {{\n\
+                     #[repr(align(16))]\n\
+                     struct Aligned<T: ?Sized>(T);\n\
+                     static BYTES: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?}));\n\
+                     &BYTES.0\n\
+                     }} }},\n"
+                )
+            });
+            images.collect::<String>()
+        };
+        let sources = SOURCES.map(|path| {
+            format!("({:?}, include_str!({:?})),\n", path.trim_start_matches("kernels/"), root.join(path))
+        });
+        format!(
+            "const SOURCES: &[(&str, &str)] = &[{}];\n\
+             const OPTIONS: &[&str] = &{OPTIONS:?};\n\
+             const MACHINE_CODE: &[EmbeddedImage] = &[{}];\n\
+             const PTX: &[EmbeddedImage] = &[{}];\n\
+             const COMPILER: &str = {:?};\n\
+             const COMPILER_MAJOR: i32 = {};\n",
+            sources.concat(),
+            images(&self.code),
+            images(&self.ptx),
+            self.reason,
+            self.major,
+        )
+    }
+}
+
+/// Compiles each target on one of as many threads as cargo grants. The error is that of the first target that failed.
+fn in_parallel(
+    targets: &[&str],
+    compile: impl Fn(&str) -> Result<PathBuf, String> + Sync,
+) -> Result<Vec<PathBuf>, String> {
+    let jobs = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(target) = targets.get(at) else { return done };
+            done.push((at, compile(target)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        let threads: Vec<_> = (0..targets.len().min(jobs))
+            .map(|_| thread::Builder::new().stack_size(nvrtc::STACK).spawn_scoped(scope, work))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.expect("a thread starts").join());
+        results.flat_map(|result| result.expect("compiling does not panic")).collect::<Vec<_>>()
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// The file with what `compile` returns, cached by everything that it depends on: debug and release builds, tests and lints
+/// share it.
 fn compile_once(
     out: &Path,
-    options: &impl Hash,
-    compile: impl Fn(&Path) -> Result<(), String>,
+    target: &str,
+    compiler: &str,
+    files: &[(&str, &str)],
+    compile: impl Fn() -> Result<Vec<u8>, String>,
 ) -> Result<PathBuf, String> {
     let mut hasher = DefaultHasher::new();
-    options.hash(&mut hasher);
-    for source in SOURCES {
-        fs::read(source).map_err(|cause| format!("cannot read {source}: {cause}"))?.hash(&mut hasher);
-    }
+    (target, compiler, files, OPTIONS).hash(&mut hasher);
+    let name = format!("{target}-{:016x}", hasher.finish());
     // OUT_DIR is target/PROFILE/build/PACKAGE/out.
     let shared = out.ancestors().nth(4).unwrap_or(out).join("cuda-kernels");
-    fs::create_dir_all(&shared).map_err(|cause| format!("cannot create {}: {cause}", shared.display()))?;
-    let file = shared.join(format!("{:016x}.fatbin", hasher.finish()));
-    if !file.exists() {
-        let unfinished = out.join("unfinished.fatbin");
-        compile(&unfinished)?;
-        fs::rename(&unfinished, &file)
-            .map_err(|cause| format!("cannot create {}: {cause}", file.display()))?;
+    // Builds for other targets and Rust versions have a folder of their own, below the usual one.
+    let above = shared.ancestors().nth(2).unwrap_or(out).join("cuda-kernels");
+    let candidates = [shared.join(&name), above.join(&name)];
+    if let Some(found) = candidates.iter().find(|file| file.exists()) {
+        return Ok(found.clone());
     }
+    let [file, _] = candidates;
+    let written = compile().map(|image| {
+        let unfinished = out.join(format!("{name}.unfinished"));
+        fs::create_dir_all(&shared)
+            .and_then(|()| fs::write(&unfinished, image))
+            .and_then(|()| fs::rename(&unfinished, &file))
+    })?;
+    written.map_err(|cause| format!("cannot create {}: {cause}", file.display()))?;
     Ok(file)
 }
 
-/// The first nvcc in CUDA_HOME, CUDA_PATH, PATH and the wheels that `make setup-cuda` installs.
-fn find_nvcc() -> Result<PathBuf, String> {
-    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
-    let homes = homes.map(|home| PathBuf::from(home).join("bin"));
+/// A compiler of CUDA's.
+enum Compiler {
+    Nvrtc { library: Nvrtc, folder: PathBuf },
+    Nvcc { program: PathBuf, version: String, architectures: Vec<u32> },
+}
+
+impl Compiler {
+    /// The nvcc at this path.
+    fn nvcc(program: PathBuf) -> Option<Self> {
+        if !program.is_file() {
+            return None;
+        }
+        let version = output_of(Command::new(&program).arg("--version")).ok()?;
+        let version = version.split("release ").nth(1)?.split(',').next()?.to_owned();
+        let architectures = output_of(Command::new(&program).arg("--list-gpu-code")).ok()?;
+        let architectures =
+            architectures.lines().filter_map(|line| line.trim().strip_prefix("sm_")?.parse().ok());
+        Some(Self::Nvcc { version, architectures: architectures.collect(), program })
+    }
+
+    /// Name and version.
+    fn name(&self) -> String {
+        match self {
+            Self::Nvrtc { library, .. } => format!("NVRTC {}", library.version()),
+            Self::Nvcc { version, .. } => format!("nvcc {version}"),
+        }
+    }
+
+    fn major(&self) -> i32 {
+        match self {
+            Self::Nvrtc { library, .. } => library.major(),
+            Self::Nvcc { version, .. } => {
+                version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or_default()
+            }
+        }
+    }
+
+    /// What changes when another version is installed.
+    fn file(&self) -> &Path {
+        match self {
+            Self::Nvrtc { folder, .. } => folder,
+            Self::Nvcc { program, .. } => program,
+        }
+    }
+
+    fn architectures(&self) -> &[u32] {
+        match self {
+            Self::Nvrtc { library, .. } => library.architectures(),
+            Self::Nvcc { architectures, .. } => architectures,
+        }
+    }
+
+    /// Better compilers are greater: one whose machine code old drivers load, and then one for more architectures.
+    fn merit(&self) -> (bool, usize) {
+        let supported = ARCHITECTURES.iter().filter(|number| self.architectures().contains(number));
+        (self.major() <= PREFERRED, supported.count())
+    }
+
+    /// Machine code for `sm_…`, or PTX for `compute_…`, which ends with a NUL, as the driver requires.
+    fn compile(&self, files: &[(&str, &str)], target: &str, out: &Path) -> Result<Vec<u8>, String> {
+        let program = match self {
+            Self::Nvrtc { library, .. } => return library.compile(files, target, &OPTIONS),
+            Self::Nvcc { program, .. } => program,
+        };
+        let output = out.join(format!("{target}.nvcc"));
+        let kind = if target.starts_with("sm_") { "--cubin" } else { "--ptx" };
+        let mut command = Command::new(program);
+        command.args(OPTIONS).args([kind, &format!("--gpu-architecture={target}"), SOURCES[0], "-o"]);
+        output_of(command.arg(&output))?;
+        let mut image =
+            fs::read(&output).map_err(|cause| format!("cannot read {}: {cause}", output.display()))?;
+        if kind == "--ptx" {
+            image.push(0);
+        }
+        Ok(image)
+    }
+}
+
+/// The best compiler in CUDA_HOME, CUDA_PATH, PATH, the wheels that `make setup-cuda` installs, and where NVRTC is usually
+/// installed; of equal ones the first.
+fn find_compiler() -> Result<Compiler, String> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
-    let candidates = homes.chain(env::split_paths(&path)).map(|folder| folder.join("nvcc"));
+    let programs = env::split_paths(&path).map(|folder| folder.join("nvcc"));
+    let programs: Vec<PathBuf> = homes.clone().map(|home| home.join("bin/nvcc")).chain(programs).collect();
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR").unwrap_or_default());
     let wheels =
         variable("FLEXRING_CUDA_WHEELS").map_or_else(|| root.join("target/cuda-toolkit"), PathBuf::from);
-    let found = candidates.chain(in_wheels(&wheels)).find(|candidate| candidate.is_file());
-    found.ok_or_else(|| {
-        "there is no nvcc in CUDA_HOME, CUDA_PATH, PATH or target/cuda-toolkit (make setup-cuda)".to_owned()
+    let beside = programs.iter().filter(|program| program.is_file());
+    let beside = beside.filter_map(|program| Some(program.parent()?.parent()?.to_owned()));
+    let libraries = homes.chain(beside).chain([PathBuf::from("/usr/local/cuda")]);
+    let libraries = libraries.flat_map(|home| [home.join("lib64"), home.join("lib")]);
+
+    let nvrtc = |folder: PathBuf| Some(Compiler::Nvrtc { library: Nvrtc::in_folder(&folder)?.ok()?, folder });
+    let found = libraries.chain(in_wheels(&wheels)).filter_map(nvrtc);
+    let found = found.chain(programs.iter().cloned().filter_map(Compiler::nvcc));
+    let best = found.reduce(|best, other| if other.merit() > best.merit() { other } else { best });
+    best.ok_or_else(|| {
+        "there is neither NVRTC nor nvcc in CUDA_HOME, CUDA_PATH, PATH or target/cuda-toolkit (make setup-cuda)"
+            .to_owned()
     })
 }
 
-/// Where PyPI's wheels install nvcc, in a folder of `pip install --target` or in a virtual environment.
+/// Where PyPI's wheels install NVRTC, in a folder of `pip install --target` or in a virtual environment.
 fn in_wheels(folder: &Path) -> Vec<PathBuf> {
-    let entries = |folder: PathBuf, prefix: &'static str| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let entries = entries.filter(move |entry| entry.file_name().to_string_lossy().starts_with(prefix));
-        entries.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let sites = entries(folder.join("lib"), "python").into_iter().map(|python| python.join("site-packages"));
-    let sites = std::iter::once(folder.to_owned()).chain(sites);
-    sites
-        .flat_map(|site| entries(site.join("nvidia"), "cu1"))
-        .map(|toolkit| toolkit.join("bin/nvcc"))
-        .collect()
+    let entries = fs::read_dir(folder.join("lib")).into_iter().flatten().flatten();
+    let sites = entries.map(|entry| entry.path().join("site-packages")).chain([folder.to_owned()]);
+    let toolkits = ["nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"];
+    sites.flat_map(|site| toolkits.map(|toolkit| site.join(toolkit))).collect()
 }
 
 /// The standard output of a command. If the command fails, its first error line.

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Installs CUDA's compilers from PyPI into a folder; reports the reason if it cannot. They are optional for building and
-# running.
+# Installs CUDA's compiler NVRTC from PyPI into a folder; reports the reason if it cannot. It is optional for building and
+# running. CUDA 12.9 is the last version whose machine code runs on drivers from 525 on and on GPUs of sm_70.
 set -euo pipefail
 folder=$1
-wheels="nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
-    nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-cccl==13.0.85"
+wheels="nvidia-cuda-nvrtc-cu12==12.9.86"
 [ "$(cat "$folder/.wheels" 2>/dev/null)" = "$wheels" ] && exit 0
 skip() {
-    echo "no CUDA compilers in $folder: $1; GPU kernels are embedded as source, and tests of their compilers are skipped"
+    echo "no CUDA compiler in $folder: $1; GPU kernels are embedded as source, and tests of the compiler are skipped"
     exit 0
 }
-[ "$(uname -s)" = Linux ] || skip "the wheels support Linux only"
+[ "$(uname -s)" = Linux ] || skip "the wheel supports Linux only"
 python3 -m pip --version >/dev/null 2>&1 || skip "python3 has no pip"
-echo "installing CUDA's compilers into $folder"
+echo "installing CUDA's compiler into $folder"
 unfinished=$folder.unfinished
 log=$(mktemp)
 trap 'rm -rf "$log" "$unfinished"' EXIT
@@ -20,6 +19,8 @@ rm -rf "$unfinished"
 # shellcheck disable=SC2086
 python3 -m pip install --quiet --no-deps --only-binary=:all: --target "$unfinished" $wheels >"$log" 2>&1 \
     || skip "$(grep -m 1 ERROR "$log" || tail -n 1 "$log")"
+# Another build of the same compiler, which nothing here opens.
+rm -f "$unfinished"/nvidia/cuda_nvrtc/lib/libnvrtc.alt.so* "$unfinished"/nvidia/cuda_nvrtc/lib/libnvrtc-builtins.alt.so*
 echo "$wheels" >"$unfinished/.wheels"
 rm -rf "$folder"
 mv "$unfinished" "$folder"

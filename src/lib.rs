@@ -29,7 +29,7 @@ pub mod logging;
 pub mod memory;
 pub mod plan;
 pub mod rank;
-#[cfg(all(test, any(feature = "cuda", feature = "verbs")))]
+#[cfg(all(test, feature = "verbs"))]
 mod test_effort;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;

@@ -1,38 +1,58 @@
 //! The kernels' image: machine code or PTX for the driver to load.
 //!
-//! Owns what `build.rs` embedded, machine code or only the source, and the on-disk cache of what NVRTC compiles from the
-//! source. Must not know the driver, nor how kernels are launched.
+//! Owns what `build.rs` embedded, machine code or only the source, and the order in which images are tried. `compiler` compiles
+//! the source on the user's machine. Must not know how an image is loaded, nor how kernels are launched.
 
-use super::nvrtc::{FIX, KernelSource, Nvrtc};
+mod compiler;
+#[cfg(test)]
+mod cubin;
+
+use super::nvrtc::{FIX, Nvrtc};
+use crate::cuda_driver::DriverError;
 use crate::device::Arithmetic;
 use crate::dtype::DType;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::CUresult;
 use std::borrow::Cow;
-use std::ffi::{CStr, OsString};
-use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use std::ffi::{CStr, c_int, c_uint};
 
-// Defines MACHINE_CODE (an Option), its ARCHITECTURES, and COMPILER: the compiler's name, or why there is no machine code.
-include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
-
-macro_rules! text {
-    ($path:literal) => {{
-        const TEXT: &str = concat!(include_str!(concat!("../../../kernels/", $path)), "\0");
-        match CStr::from_bytes_with_nul(TEXT.as_bytes()) {
-            Ok(text) => text,
-            Err(_) => panic!("a source contains no NUL"),
-        }
-    }};
+/// What is embedded for one architecture.
+#[derive(Clone, Copy, Debug)]
+struct EmbeddedImage {
+    /// 90 is compute capability 9.0.
+    architecture: u32,
+    bytes: &'static [u8],
 }
 
-const SOURCE: KernelSource<'static> = KernelSource {
-    name: c"reduce.cu",
-    text: text!("reduce.cu"),
-    headers: &[(c"number.h", text!("number.h")), (c"batch.h", text!("batch.h"))],
-};
+// Defines SOURCES (name and text of each file, the first of which is compiled), the compiler's OPTIONS, MACHINE_CODE and PTX
+// (each ascending by architecture), COMPILER (its name and version, or why there is no machine code), and COMPILER_MAJOR.
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Options that give the same results as the host device.
-const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
+/// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
+const OLDEST: u32 = 70;
+
+/// A driver of this version of CUDA loads whatever NVRTC compiles.
+const ANY_DRIVER: c_int = c_int::MAX;
+
+/// Loads the kernels on a GPU of the compute capability `major.minor`: the embedded image that suits it, or else what NVRTC
+/// compiles on this machine, which takes a minute the first time. `driver_version` is that of `cuDriverGetVersion`, such as
+/// 12040. `try_load` passes an image to the driver.
+///
+/// The next image is tried if the driver cannot use this one; any other error ends the attempts. The caller adds the GPU's name
+/// to the error.
+///
+/// # Errors
+/// `Unsupported` if no image can be loaded, with the driver's version, the compute capability and a fix; that of `try_load`
+/// if the driver fails for another reason.
+#[allow(dead_code, reason = "the device still loads what `image` returns")]
+pub(crate) fn load_image<M>(
+    capability: (u32, u32),
+    driver_version: c_int,
+    try_load: impl FnMut(&[u8]) -> std::result::Result<M, DriverError>,
+) -> Result<M> {
+    let compile = || compiler::from_source(capability, driver_version);
+    load_first(&Attempt::all(MACHINE_CODE, PTX, capability), compile, capability, driver_version, try_load)
+}
 
 /// The image to load on a GPU of this compute capability.
 ///
@@ -41,43 +61,44 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 /// # Errors
 /// `Unsupported` if the GPU is too old or there is no NVRTC; `Internal` if the source cannot be compiled.
 pub fn image(major: u32, minor: u32) -> Result<Cow<'static, [u8]>> {
-    match MACHINE_CODE {
-        Some(code) => embedded(code, ARCHITECTURES, major, minor).map(Cow::Borrowed),
-        None => from_source(major, minor).map(Cow::Owned),
+    match Attempt::all(MACHINE_CODE, PTX, (major, minor)).first() {
+        Some(attempt) => Ok(Cow::Borrowed(attempt.image)),
+        None => compiler::from_source((major, minor), ANY_DRIVER).map(Cow::Owned),
     }
-}
-
-/// The image that NVRTC compiles from the source, even if machine code is embedded: for a driver that is older than the
-/// toolkit that compiled the machine code and rejects it.
-///
-/// # Errors
-/// As for [`image`].
-pub fn from_source(major: u32, minor: u32) -> Result<Vec<u8>> {
-    compiled(&SOURCE, None, cache().as_deref(), major, minor)
 }
 
 /// Whether machine code is embedded, so that no compiler is needed at run time.
 #[must_use]
 pub fn is_embedded() -> bool {
-    MACHINE_CODE.is_some()
+    !MACHINE_CODE.is_empty()
 }
 
 /// A description of where the kernels come from, and why.
 #[must_use]
 pub fn origin() -> String {
-    match MACHINE_CODE {
-        Some(code) => format!(
-            "machine code for {} and PTX for all newer GPUs, {:.1} MB, by {COMPILER}",
-            ARCHITECTURES.iter().map(|number| format!("sm_{number}")).collect::<Vec<_>>().join(", "),
-            code.len() as f64 / 1e6
-        ),
-        None => {
-            let compiler = match Nvrtc::find(None) {
-                Ok(nvrtc) => format!("NVRTC {} compiles it when it is first needed", nvrtc.version()),
-                Err(why) => format!("{why}: {FIX}"),
-            };
-            format!("the source alone, because {COMPILER}; {compiler}")
-        }
+    if !is_embedded() {
+        let compiler = match Nvrtc::find(None, ANY_DRIVER) {
+            Ok(nvrtc) => format!("NVRTC {} compiles it when it is first needed", nvrtc.version()),
+            Err(why) => format!("{why}: {FIX}"),
+        };
+        return format!("the source alone, because {COMPILER}; {compiler}");
+    }
+    let names = MACHINE_CODE.iter().map(|image| format!("sm_{}", image.architecture)).collect::<Vec<_>>();
+    let bytes: usize = MACHINE_CODE.iter().chain(PTX).map(|image| image.bytes.len()).sum();
+    format!(
+        "machine code for {} and PTX for newer GPUs, {:.1} MB, by {COMPILER}, for drivers from {} on",
+        names.join(", "),
+        bytes as f64 / 1e6,
+        oldest_driver(COMPILER_MAJOR)
+    )
+}
+
+/// The oldest driver that loads machine code of this major version of CUDA.
+fn oldest_driver(major: c_int) -> u32 {
+    match major {
+        ..=11 => 450,
+        12 => 525,
+        _ => 580,
     }
 }
 
@@ -112,111 +133,90 @@ pub fn symbol(dtype: DType, arithmetic: Arithmetic) -> &'static CStr {
 /// The name of the kernel that copies bytes.
 pub const COPY: &CStr = c"flexring_copy";
 
-fn refused<T>(kind: ErrorKind, message: String) -> Result<T> {
-    Err(Error::new(kind, message))
+/// An embedded image that a GPU may run.
+#[derive(Debug)]
+struct Attempt {
+    name: String,
+    image: &'static [u8],
 }
 
-/// The error for a GPU that is older than every supported architecture.
-fn too_old<T>(major: u32, minor: u32, oldest: u32, compiler: &str) -> Result<T> {
-    let oldest = format!("{}.{}", oldest / 10, oldest % 10);
-    refused(
-        ErrorKind::Unsupported,
-        format!(
-            "this GPU has compute capability {major}.{minor}, and {compiler} compiles kernels for {oldest} and newer: \
-             build flexring with an older CUDA toolkit, or keep the data on the host"
-        ),
-    )
-}
-
-/// The embedded machine code, if a GPU of this compute capability can run it.
-fn embedded(code: &'static [u8], architectures: &[u32], major: u32, minor: u32) -> Result<&'static [u8]> {
-    match architectures.first() {
-        // Architectures without machine code run the embedded PTX.
-        Some(oldest) if *oldest <= major * 10 + minor => Ok(code),
-        oldest => too_old(major, minor, oldest.copied().unwrap_or_default(), COMPILER),
+impl Attempt {
+    /// The images for a GPU, in order of preference: machine code of its generation, then PTX. A driver that supports the GPU
+    /// may still reject PTX, if it is older than the compiler; GPUs of embedded boards reject the machine code.
+    fn all(code: &[EmbeddedImage], ptx: &[EmbeddedImage], (major, minor): (u32, u32)) -> Vec<Self> {
+        let wanted = major * 10 + minor;
+        let newest = |images: &[EmbeddedImage], oldest: u32| {
+            let images = images.iter().filter(|image| (oldest..=wanted).contains(&image.architecture));
+            images.max_by_key(|image| image.architecture).copied()
+        };
+        let code = newest(code, major * 10).map(|image| ("sm", image));
+        let ptx = newest(ptx, 0).map(|image| ("compute", image));
+        let attempt = |(kind, image): (&str, EmbeddedImage)| Self {
+            name: format!("{kind}_{}", image.architecture),
+            image: image.bytes,
+        };
+        code.into_iter().chain(ptx).map(attempt).collect()
     }
 }
 
-/// The target for NVRTC: the GPU itself, an older architecture of its generation, or PTX for the newest architecture that
-/// NVRTC supports, which the driver compiles further.
-fn target(known: &[u32], major: u32, minor: u32) -> Option<String> {
-    let wanted = major * 10 + minor;
-    let not_newer = known.iter().copied().filter(|number| *number <= wanted).max()?;
-    Some(if not_newer / 10 == major { format!("sm_{not_newer}") } else { format!("compute_{not_newer}") })
-}
-
-/// The cache folder, if the user has one.
-fn cache() -> Option<PathBuf> {
-    let named = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
-    let root = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
-    Some(root.or_else(|| named("HOME").map(|home| home.join(".cache")))?.join("flexring"))
-}
-
-/// The image that NVRTC compiles, or the cached one.
-fn compiled(
-    source: &KernelSource<'_>,
-    folder: Option<&Path>,
-    cache: Option<&Path>,
-    major: u32,
-    minor: u32,
-) -> Result<Vec<u8>> {
-    let nvrtc = Nvrtc::find(folder).or_else(|why| {
-        refused(ErrorKind::Unsupported, format!("the kernels for GPUs cannot be compiled: {why}; {FIX}"))
-    })?;
-    let compiler = format!("NVRTC {}", nvrtc.version());
-    let known = nvrtc.architectures();
-    let Some(target) = target(known, major, minor) else {
-        return too_old(major, minor, known.first().copied().unwrap_or_default(), &compiler);
+/// Loads the first image that the driver accepts: one of `attempts`, or else the one that `compile` returns.
+fn load_first<M>(
+    attempts: &[Attempt],
+    compile: impl FnOnce() -> Result<Vec<u8>>,
+    (major, minor): (u32, u32),
+    driver_version: c_int,
+    mut try_load: impl FnMut(&[u8]) -> std::result::Result<M, DriverError>,
+) -> Result<M> {
+    let mut rejected = Vec::new();
+    let mut rejects = |name: &str, image: &[u8]| match try_load(image) {
+        Err(failure) if is_rejection(failure) => {
+            log::info!("the driver cannot load the kernels for {name}: {failure}");
+            rejected.push(format!("{name}: {failure}"));
+            Ok(None)
+        }
+        loaded => loaded.map(Some).map_err(Error::from),
     };
-    let mut key = Xxh3Default::new();
-    for text in [source.text].into_iter().chain(source.headers.iter().map(|(_, text)| *text)) {
-        key.update(text.to_bytes_with_nul());
+    for attempt in attempts {
+        if let Some(loaded) = rejects(&attempt.name, attempt.image)? {
+            return Ok(loaded);
+        }
     }
-    for word in OPTIONS.iter().copied().chain([target.as_str(), &compiler]) {
-        key.update(word.as_bytes());
-        key.update(&[0]);
+    let why = match compile() {
+        Ok(image) => match rejects("what NVRTC compiled on this machine", &image)? {
+            Some(loaded) => return Ok(loaded),
+            None => "or keep the data on the host".to_owned(),
+        },
+        Err(error) => error.message().to_owned(),
+    };
+    let driver = driver_name(driver_version);
+    let mut message =
+        format!("the kernels cannot be loaded by {driver} on a GPU of compute capability {major}.{minor}: ");
+    if !rejected.is_empty() {
+        let (rejected, oldest) = (rejected.join("; "), oldest_driver(COMPILER_MAJOR));
+        message += &format!("it rejects {rejected}: update it to {oldest} or newer; ");
     }
-    let entry = cache.map(|cache| cache.join(format!("kernels-{target}-{:032x}", key.digest128())));
-    if let Some(image) = entry.as_deref().and_then(read) {
-        return Ok(image);
-    }
-    log::info!("compiling the GPU kernels for {target} by {compiler}");
-    let image = nvrtc.compile(source, &target, &OPTIONS).or_else(|why| {
-        refused(ErrorKind::Internal, format!("{compiler} cannot compile the kernels for {target}: {why}"))
-    })?;
-    if let Some(entry) = entry
-        && let Err(cause) = write(&entry, &image)
-    {
-        log::info!("cannot cache the compiled GPU kernels as {}: {cause}", entry.display());
-    }
-    Ok(image)
+    Err(Error::unsupported(message + &why))
 }
 
-/// Length of the digest at the end of a cache entry.
-const DIGEST: usize = size_of::<u128>();
-
-/// The image in a cache entry, if the entry exists and its digest is right.
-fn read(entry: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(entry).ok()?;
-    let len = bytes.len().checked_sub(DIGEST)?;
-    let digest = bytes.split_off(len);
-    let whole = digest == xxh3_128(&bytes).to_le_bytes();
-    if !whole {
-        log::info!("{} is damaged and will be replaced", entry.display());
-    }
-    whole.then_some(bytes)
+/// Whether the driver can load no image like this one, while it may load another.
+fn is_rejection(failure: DriverError) -> bool {
+    const REJECTIONS: [CUresult; 7] = [
+        CUresult::CUDA_ERROR_INVALID_IMAGE,
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        CUresult::CUDA_ERROR_INVALID_PTX,
+        CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+        CUresult::CUDA_ERROR_INVALID_SOURCE,
+    ];
+    failure.code.is_some_and(|code| REJECTIONS.iter().any(|rejection| *rejection as c_uint == code))
 }
 
-/// Writes an entry atomically: other processes see no entry, an old one, or the complete new one.
-fn write(entry: &Path, image: &[u8]) -> std::io::Result<()> {
-    std::fs::create_dir_all(entry.parent().unwrap_or(entry))?;
-    let unfinished = entry.with_extension(format!("{}", std::process::id()));
-    let written = std::fs::write(&unfinished, [image, &xxh3_128(image).to_le_bytes()].concat())
-        .and_then(|()| std::fs::rename(&unfinished, entry));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&unfinished);
-    }
-    written
+/// The driver with its own version, where the kernel module reports it, and the version of CUDA that it supports.
+fn driver_name(version: c_int) -> String {
+    let own = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+    let own = if own.is_empty() { String::new() } else { format!(" {}", own.trim()) };
+    format!("driver{own} with CUDA {}.{}", version / 1000, version % 1000 / 10)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! NVRTC, CUDA's run-time compiler.
+//! NVRTC, CUDA's compiler as a library.
 //!
 //! Owns the library, opened when it is first needed; without it, compiling fails with an explanation. Must not know what is
-//! compiled.
+//! compiled. `build.rs` uses this file too, so it imports nothing of the crate.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -16,15 +16,10 @@ const NAMES: [&str; 4] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"
 
 /// The next step for a user without NVRTC.
 pub(super) const FIX: &str = "install CUDA's NVRTC (Debian's cuda-nvrtc package, PyPI's nvidia-cuda-nvrtc, or a toolkit \
-     that CUDA_HOME names), or build flexring where nvcc is";
+     that CUDA_HOME names), or build flexring where NVRTC or nvcc is";
 
-/// A source file with its headers.
-pub(super) struct KernelSource<'a> {
-    pub(super) name: &'a CStr,
-    pub(super) text: &'a CStr,
-    /// Name and text of each header.
-    pub(super) headers: &'a [(&'a CStr, &'a CStr)],
-}
+/// The stack of a thread that compiles: NVRTC 13.0 was seen to exceed the 2 MiB that threads usually have.
+pub(super) const STACK: usize = 64 << 20;
 
 /// NVRTC.
 #[derive(Debug)]
@@ -97,13 +92,32 @@ fn folders() -> Vec<PathBuf> {
 }
 
 impl Nvrtc {
-    /// Looks in `folder` if it is given, then on the loader's path, then in toolkits.
-    pub(super) fn find(folder: Option<&Path>) -> Result<Self, String> {
-        let library = folder
-            .and_then(open_in)
-            .or_else(|| NAMES.into_iter().find_map(|name| open(OsStr::new(name).as_ref())))
-            .or_else(|| folders().iter().find_map(|folder| open_in(folder)));
-        let library = library.ok_or_else(|| "there is no NVRTC: libnvrtc.so is not found".to_owned())?;
+    /// The first NVRTC of at most this major version: in `folder` if it is given, then on the loader's path, then in toolkits.
+    /// A driver loads the machine code of toolkits up to its own major version.
+    pub(super) fn find(folder: Option<&Path>, most: c_int) -> Result<Self, String> {
+        let on_path = NAMES.into_iter().filter_map(|name| open(OsStr::new(name).as_ref()).map(Self::of));
+        let in_toolkits = folders().into_iter().filter_map(|folder| Self::in_folder(&folder));
+        let all = folder.and_then(Self::in_folder).into_iter().chain(on_path).chain(in_toolkits);
+        let mut failure = "there is no NVRTC: libnvrtc.so is not found".to_owned();
+        for nvrtc in all {
+            match nvrtc {
+                Ok(nvrtc) if nvrtc.major() <= most => return Ok(nvrtc),
+                Ok(nvrtc) => {
+                    failure = format!("NVRTC {} is too new for a driver of CUDA {most}", nvrtc.version());
+                }
+                Err(why) => failure = why,
+            }
+        }
+        Err(failure)
+    }
+
+    /// The NVRTC in a folder, if there is one. The error says why it cannot be used.
+    pub(super) fn in_folder(folder: &Path) -> Option<Result<Self, String>> {
+        Some(Self::of(open_in(folder)?))
+    }
+
+    /// The functions of an open library.
+    fn of(library: NonNull<c_void>) -> Result<Self, String> {
         // SAFETY: the types are those of nvrtc.h, with enums as integers.
         unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcCode =
@@ -136,9 +150,14 @@ impl Nvrtc {
         }
     }
 
-    /// The version, such as `13.0`.
+    /// The version, such as `12.9`.
     pub(super) fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// The major version.
+    pub(super) fn major(&self) -> c_int {
+        self.version.0
     }
 
     /// Supported architectures, ascending; 90 is compute capability 9.0.
@@ -146,22 +165,31 @@ impl Nvrtc {
         &self.architectures
     }
 
-    /// Compiles to machine code for `sm_…`, or to PTX for `compute_…`. The error contains the compiler's log.
+    /// Compiles the first of `files` to machine code for `sm_…`, or to PTX for `compute_…`. A file is a name and a text; the
+    /// first one includes the others. The error contains the compiler's log.
     pub(super) fn compile(
         &self,
-        source: &KernelSource<'_>,
+        files: &[(&str, &str)],
         architecture: &str,
         more: &[&str],
     ) -> Result<Vec<u8>, String> {
-        let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();
-        let texts: Vec<*const c_char> = source.headers.iter().map(|(_, text)| text.as_ptr()).collect();
+        let strings = |of: fn(&(&str, &str)) -> Vec<u8>| {
+            let strings = files.iter().map(|file| CString::new(of(file)));
+            strings.collect::<Result<Vec<_>, _>>().map_err(|_| "a source contains a NUL".to_owned())
+        };
+        let (names, texts) = (strings(|file| file.0.into())?, strings(|file| file.1.into())?);
+        let ([name, names @ ..], [text, texts @ ..]) = (&names[..], &texts[..]) else {
+            return Err("there is no source".to_owned());
+        };
+        let pointers = |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let (names, texts) = (pointers(names), pointers(texts));
         let mut program = NvrtcProgram { handle: null_mut(), functions: &self.functions };
         // SAFETY: all texts are NUL-terminated and outlive the call, which copies them; both arrays have the same length.
         let code = unsafe {
             (self.functions.create)(
                 &raw mut program.handle,
-                source.text.as_ptr(),
-                source.name.as_ptr(),
+                text.as_ptr(),
+                name.as_ptr(),
                 names.len() as c_int,
                 texts.as_ptr(),
                 names.as_ptr(),

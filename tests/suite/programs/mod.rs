@@ -44,7 +44,7 @@ pub fn simulated_cuda() -> Option<PathBuf> {
     #[cfg(not(feature = "cuda"))]
     let embedded = false;
     if !embedded {
-        eprintln!("skipped: no machine code for GPUs is in this build (make setup-cuda installs an nvcc)");
+        eprintln!("skipped: no machine code for GPUs is in this build (make setup-cuda installs a compiler)");
         return None;
     }
     if !present("g++", "C++ compiler for the simulated CUDA driver") {

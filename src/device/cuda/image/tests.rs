@@ -1,17 +1,20 @@
 //! Both sources of an image, checked without a GPU by inspecting the images.
 
+use super::compiler::{compiled, read, target, write};
+use super::cubin::functions;
 use super::*;
-use crate::test_effort::cases;
+use crate::error::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The libraries of the wheels that `make setup-cuda` installs.
+/// The library of the wheel that `make setup-cuda` installs.
 fn wheels() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-toolkit/nvidia/cu13/lib")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-toolkit/nvidia/cuda_nvrtc/lib")
 }
 
 /// NVRTC; if it is missing, `None` and a line that says so.
 fn nvrtc() -> Option<Nvrtc> {
-    match Nvrtc::find(Some(&wheels())) {
+    match Nvrtc::find(Some(&wheels()), ANY_DRIVER) {
         Ok(nvrtc) => Some(nvrtc),
         Err(why) => {
             println!("skipped: {why} (make setup-cuda)");
@@ -20,12 +23,16 @@ fn nvrtc() -> Option<Nvrtc> {
     }
 }
 
+/// What NVRTC compiles from `files` for a GPU of compute capability 9.0.
+fn for_sm_90(files: &[(&str, &str)], cache: Option<&Path>) -> Result<Vec<u8>> {
+    compiled(files, Some(&wheels()), cache, (9, 0), ANY_DRIVER)
+}
+
 /// A small source that compiles fast.
-const SMALL: KernelSource<'static> = KernelSource {
-    name: c"small.cu",
-    text: c"#include \"name.h\"\nextern \"C\" __global__ void NAME(int* at) { *at = 1; }",
-    headers: &[(c"name.h", c"#define NAME small")],
-};
+const SMALL: &[(&str, &str)] = &[
+    ("small.cu", "#include \"name.h\"\nextern \"C\" __global__ void NAME(int* at) { *at = 1; }"),
+    ("name.h", "#define NAME small"),
+];
 
 fn symbols() -> Vec<&'static CStr> {
     let arithmetics = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
@@ -49,7 +56,7 @@ fn kernels_are_named_by_operation_and_type() {
 #[test]
 fn the_compile_target_suits_the_gpu() {
     let known = [75, 80, 86, 90, 100, 120];
-    let target = |major, minor| target(&known, major, minor);
+    let target = |major, minor| target(&known, (major, minor));
     assert_eq!(target(9, 0).as_deref(), Some("sm_90"));
     assert_eq!(
         target(8, 9).as_deref(),
@@ -63,40 +70,181 @@ fn the_compile_target_suits_the_gpu() {
 
 #[test]
 fn gpus_that_are_too_old_are_refused() {
-    assert!(embedded(b"code", &[75, 90], 7, 5).is_ok());
-    assert!(embedded(b"code", &[75, 90], 12, 1).is_ok());
-    let error = embedded(b"code", &[75, 90], 6, 1).expect_err("too old");
+    let error = compiled(SMALL, Some(&wheels()), None, (6, 1), ANY_DRIVER).expect_err("too old");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.message().contains("compute capability 6.1, and "), "{error}");
-    assert!(error.message().contains(" kernels for 7.5 and newer"), "{error}");
+    assert!(error.message().contains("compute capability 6.1, and flexring's kernels need 7.0"), "{error}");
+}
 
-    if nvrtc().is_some() {
-        let error = compiled(&SMALL, Some(&wheels()), None, 3, 5).expect_err("too old");
-        assert!(error.message().contains("compute capability 3.5, and NVRTC "), "{error}");
+#[test]
+fn images_are_tried_from_the_closest_to_the_most_general() {
+    let images = |all: &[u32]| -> Vec<EmbeddedImage> {
+        all.iter().map(|architecture| EmbeddedImage { architecture: *architecture, bytes: b"" }).collect()
+    };
+    let (code, ptx) = (images(&[70, 75, 80, 86, 89, 90, 100, 120]), images(&[80, 120]));
+    let names = |major, minor| {
+        let attempts = Attempt::all(&code, &ptx, (major, minor));
+        attempts.into_iter().map(|attempt| attempt.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(7, 0), ["sm_70"]);
+    assert_eq!(names(8, 0), ["sm_80", "compute_80"]);
+    assert_eq!(names(8, 7), ["sm_86", "compute_80"], "machine code of an older GPU of the generation");
+    assert_eq!(names(9, 0), ["sm_90", "compute_80"]);
+    assert_eq!(names(10, 3), ["sm_100", "compute_80"]);
+    assert_eq!(names(11, 0), ["compute_80"], "no machine code of this generation");
+    assert_eq!(names(12, 1), ["sm_120", "compute_120"]);
+    assert_eq!(names(13, 0), ["compute_120"]);
+    assert!(names(6, 1).is_empty());
+}
+
+/// Loads with a driver that answers with these results, and returns what it was given.
+fn load_with(
+    answers: &[std::result::Result<(), CUresult>],
+    compile: Result<Vec<u8>>,
+) -> (Result<()>, Vec<String>) {
+    let images = [
+        EmbeddedImage { architecture: 80, bytes: b"code" },
+        EmbeddedImage { architecture: 90, bytes: b"not for this GPU" },
+    ];
+    let ptx = [EmbeddedImage { architecture: 80, bytes: b"ptx" }];
+    let attempts = Attempt::all(&images, &ptx, (8, 6));
+    let (mut given, mut answers) = (Vec::new(), answers.iter());
+    let result = load_first(
+        &attempts,
+        || compile,
+        (8, 6),
+        12020,
+        |image| {
+            given.push(String::from_utf8_lossy(image).into_owned());
+            let answer = *answers.next().expect("no more images are tried");
+            answer.map_err(|code| DriverError { function: "cuModuleLoadData", code: Some(code as c_uint) })
+        },
+    );
+    (result, given)
+}
+
+#[test]
+fn the_next_image_is_tried_when_the_driver_rejects_one() {
+    use CUresult::*;
+    let source = || Ok(b"compiled".to_vec());
+    let never = || Err(Error::internal("nothing is to be compiled"));
+
+    assert_eq!(load_with(&[Ok(())], never()).1, ["code"]);
+    let rejected = [Err(CUDA_ERROR_NO_BINARY_FOR_GPU), Ok(())];
+    assert_eq!(load_with(&rejected, never()).1, ["code", "ptx"]);
+    for rejection in [CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_IMAGE] {
+        let (result, given) = load_with(&[Err(rejection), Err(rejection), Ok(())], source());
+        assert!(result.is_ok(), "{result:?}");
+        assert_eq!(given, ["code", "ptx", "compiled"]);
     }
 }
 
 #[test]
-fn every_kernel_is_compiled_by_nvrtc() {
+fn other_failures_of_the_driver_end_the_attempts() {
+    for failure in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS] {
+        let (result, given) = load_with(&[Err(failure)], Ok(Vec::new()));
+        assert_eq!(result.expect_err("it failed").kind(), ErrorKind::System);
+        assert_eq!(given, ["code"]);
+    }
+}
+
+#[test]
+fn the_error_names_driver_capability_and_fix() {
+    const REJECTED: std::result::Result<(), CUresult> = Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+    let none = Err(Error::unsupported("there is no compiler; install one"));
+    let (result, _) = load_with(&[REJECTED; 2], none);
+    let error = result.expect_err("nothing can be loaded");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let fix =
+        format!("update it to {} or newer; there is no compiler; install one", oldest_driver(COMPILER_MAJOR));
+    for part in [
+        "by driver",
+        "with CUDA 12.2 on a GPU of compute capability 8.6: it rejects sm_80: ",
+        "; compute_80: ",
+        &fix,
+    ] {
+        assert!(error.message().contains(part), "{part} in {error}");
+    }
+
+    let (result, given) = load_with(&[REJECTED; 3], Ok(b"compiled".to_vec()));
+    assert_eq!(given.len(), 3);
+    let error = result.expect_err("nothing can be loaded");
+    assert!(error.message().contains("what NVRTC compiled on this machine: "), "{error}");
+}
+
+#[test]
+fn a_driver_gets_no_compiler_that_is_newer() {
     let Some(nvrtc) = nvrtc() else { return };
-    // sm_75 lacks conversions that sm_90 has. A compilation takes half a minute, and build.rs compiles for all of them.
-    let tried: &[u32] = if cases(1) > 1 { &[75, 80, 90] } else { &[90] };
-    let known = nvrtc.architectures();
-    for number in tried.iter().copied().filter(|number| known.contains(number)) {
-        let begin = Instant::now();
-        let image = compiled(&SOURCE, Some(&wheels()), None, number / 10, number % 10).expect("it compiles");
-        println!("sm_{number}: {} bytes in {:.1} s", image.len(), begin.elapsed().as_secs_f64());
-        assert!(image.starts_with(b"\x7fELF"), "machine code");
+    let error = compiled(SMALL, Some(&wheels()), None, (9, 0), 1).expect_err("it is too new");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains(" is too new for a driver of CUDA 1; install "), "{error}");
+    assert!(compiled(SMALL, Some(&wheels()), None, (9, 0), nvrtc.major()).is_ok());
+}
+
+/// A kernel with local memory could not run until the driver has allocated that memory, which waits for other kernels; and a
+/// block of 512 threads must find its registers.
+#[test]
+fn kernels_use_no_local_memory() {
+    for image in MACHINE_CODE {
+        let functions = functions(image.bytes).expect("machine code");
         for name in symbols() {
-            assert!(holds(&image, name), "sm_{number} lacks {}", name.to_string_lossy());
+            assert!(
+                functions.contains_key(name.to_str().expect("ASCII")),
+                "{} has {name:?}",
+                image.architecture
+            );
+        }
+        let most = functions.values().map(|function| function.registers).max();
+        println!("sm_{}: {} bytes, {most:?} registers at most", image.architecture, image.bytes.len());
+        for (name, function) in functions {
+            assert_eq!(function.local, 0, "bytes of local memory of {name} for sm_{}", image.architecture);
+            assert!(function.registers <= 128, "{name} for sm_{}: {function:?}", image.architecture);
         }
     }
-    // A GPU that is newer than NVRTC gets PTX.
-    let image = compiled(&SOURCE, Some(&wheels()), None, 99, 9).expect("it compiles");
-    let text = String::from_utf8_lossy(&image);
-    assert!(text.contains(".version ") && text.contains(".entry flexring_sum_float8e4m3("));
-    assert!(!text.contains("fma.rn."), "no contraction to FMA");
-    assert!(!text.contains(".ftz"), "no flush to zero");
+}
+
+#[test]
+fn local_memory_is_found_in_machine_code() {
+    if nvrtc().is_none() {
+        return;
+    }
+    let text = "extern \"C\" __global__ void indexes(int* at, int n) {\n\
+                int many[64];\n\
+                for (int i = 0; i < n; ++i) many[(i * 7) & 63] += at[i];\n\
+                at[0] = many[n & 63];\n\
+                }\n\
+                extern \"C\" __global__ void plain(int* at) { *at = 1; }";
+    let functions = functions(&for_sm_90(&[("local.cu", text)], None).expect("it compiles"));
+    let functions = functions.expect("machine code");
+    assert_eq!(functions["indexes"].local, 256);
+    assert_eq!(functions["plain"].local, 0);
+    assert!(functions["plain"].registers > 0);
+}
+
+/// What build.rs embeds. Where it embeds nothing, NVRTC compiles the source for one architecture.
+#[test]
+fn images_hold_every_kernel() {
+    let compiled;
+    let images = if MACHINE_CODE.is_empty() && nvrtc().is_some() {
+        let begin = Instant::now();
+        compiled = for_sm_90(SOURCES, None).expect("it compiles");
+        println!("sm_90: {} bytes in {:.1} s", compiled.len(), begin.elapsed().as_secs_f64());
+        vec![&compiled[..]]
+    } else {
+        MACHINE_CODE.iter().map(|image| image.bytes).collect()
+    };
+    for image in images {
+        assert!(image.starts_with(b"\x7fELF"), "machine code");
+        for name in symbols() {
+            assert!(holds(image, name), "{name:?} is missing");
+        }
+    }
+    for image in PTX {
+        assert!(image.bytes.ends_with(b"\0"), "the driver reads PTX up to a NUL");
+        let text = String::from_utf8_lossy(image.bytes);
+        assert!(text.contains(".version ") && text.contains(".entry flexring_sum_float8e4m3("));
+        assert!(!text.contains("fma.rn."), "no contraction to FMA");
+        assert!(!text.contains(".ftz"), "no flush to zero");
+    }
 }
 
 #[test]
@@ -106,7 +254,7 @@ fn compiled_images_are_cached() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("not/there/yet");
-    let image = || compiled(&SMALL, Some(&wheels()), Some(&cache), 9, 0).expect("it compiles");
+    let image = || for_sm_90(SMALL, Some(&cache)).expect("it compiles");
     let first = image();
     let entries = || {
         let entries = std::fs::read_dir(&cache).expect("the cache");
@@ -133,8 +281,8 @@ fn a_wrong_source_fails_with_the_compilers_message() {
     if nvrtc().is_none() {
         return;
     }
-    let wrong = KernelSource { text: c"void kernel() { none(); }", ..SMALL };
-    let error = compiled(&wrong, Some(&wheels()), None, 9, 0).expect_err("it is wrong");
+    let wrong = [("small.cu", "void kernel() { none(); }")];
+    let error = for_sm_90(&wrong, None).expect_err("it is wrong");
     assert_eq!(error.kind(), ErrorKind::Internal);
     assert!(error.message().contains("for sm_90: nvrtcCompileProgram failed: "), "{error}");
     assert!(error.message().contains("small.cu(1)") && error.message().contains("none"), "{error}");
@@ -146,18 +294,18 @@ fn a_cache_that_cannot_be_written_is_not_an_error() {
         return;
     }
     // Not even root can create folders there.
-    compiled(&SMALL, Some(&wheels()), Some(Path::new("/dev/null/flexring")), 9, 0).expect("it compiles");
+    for_sm_90(SMALL, Some(Path::new("/dev/null/flexring"))).expect("it compiles");
 }
 
-/// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was an nvcc, both at build time.
+/// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was a compiler, both at build time.
 #[test]
 fn what_is_embedded_follows_from_the_build() {
     println!("{}", origin());
-    let has_nvcc = env!("FLEXRING_BUILD_HAS_NVCC") == "true";
+    let has_compiler = env!("FLEXRING_BUILD_HAS_COMPILER") == "true";
     let (expects_machine_code, reason) = match env!("FLEXRING_BUILD_CUDA_KERNELS") {
         "nvrtc" => (false, "FLEXRING_CUDA_KERNELS=nvrtc"),
         "nvcc" => (true, ""),
-        "auto" => (has_nvcc, "there is no nvcc"),
+        "auto" => (has_compiler, "there is neither NVRTC nor nvcc"),
         other => panic!("build.rs accepts nvrtc, nvcc and auto, not {other}"),
     };
     assert_eq!(is_embedded(), expects_machine_code, "{}", origin());
@@ -166,16 +314,16 @@ fn what_is_embedded_follows_from_the_build() {
         let image = image.expect("embedded machine code");
         assert!(image.len() > 1 << 16 && image.as_ptr().addr().is_multiple_of(16));
         assert!(origin().starts_with("machine code for sm_"));
-        assert!(ARCHITECTURES.contains(&90));
+        assert!(MACHINE_CODE.is_sorted_by_key(|image| image.architecture));
         return;
     }
-    assert!(ARCHITECTURES.is_empty());
+    assert!(PTX.is_empty());
     assert!(COMPILER.contains(reason) && origin().contains(reason), "{}", origin());
-    if Nvrtc::find(None).is_ok() {
+    if Nvrtc::find(None, ANY_DRIVER).is_ok() {
         assert!(image.expect("NVRTC compiles the source").starts_with(b"\x7fELF"));
     } else {
         let error = image.expect_err("nothing to compile with");
         assert!(error.message().contains("there is no NVRTC"), "{error}");
-        assert!(error.message().contains("build flexring where nvcc is"), "{error}");
+        assert!(error.message().contains("build flexring where NVRTC or nvcc is"), "{error}");
     }
 }
