@@ -123,9 +123,9 @@ $(CUST):
 	@mkdir -p $(CUST)
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
-# Every interleaving of the shared-memory queue and its wake-ups that the memory model allows.
+# What the memory model allows for the shared-memory queue, its wake-ups, and the words that a GPU's kernel and the host share.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup::
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:

@@ -1,0 +1,621 @@
+//! A model of the words that order the host and a resident kernel, checked by loom under every interleaving.
+//!
+//! Owns the evidence for the memory order of `kernels/engine.h`, which docs/gpu.md lists: the model passes with
+//! [`Orders::PROTOCOL`] and fails with each of these orders weakened. Must not depend on the code that it models, which is
+//! CUDA C++ on one side. There is one ring, of one entry or two, and a CTA is one thread except in [`THREADS`].
+//!
+//! A poll that does not find what it waits for ends its thread, instead of repeating: a later poll sees no more than one that
+//! runs later, and loom runs it later in another interleaving. So the model proves what has been ordered when a wait ends,
+//! and not that every wait ends. docs/gpu.md says what else it leaves out: scopes, caches and PCIe.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::thread;
+use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
+
+use Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// CTAs of a kernel.
+const CTAS: u64 = 2;
+/// Bits of the claim word that count tiles.
+const TILE_BITS: u64 = 8;
+/// How often a CTA polls.
+const ROUNDS: u64 = 4;
+/// Elements of `Memory::data`.
+const ELEMENTS: usize = 6;
+/// What an aborting host stores: calls up to this number end.
+const ALL_CALLS: u64 = u64::MAX;
+
+/// The order of each access, and the steps that a mutant leaves out.
+#[derive(Clone, Copy, Debug)]
+struct Orders {
+    host_publishes_head: Ordering,
+    fetcher_reads_head: Ordering,
+    fetcher_publishes_head: Ordering,
+    cta_reads_head: Ordering,
+    cta_claims: Ordering,
+    cta_counts_tile: Ordering,
+    /// Before the completion word is stored.
+    fence_before_done: Option<Ordering>,
+    host_reads_done: Ordering,
+    fetcher_reports_start: Ordering,
+    host_reads_started: Ordering,
+    host_finishes: Ordering,
+    host_aborts: Ordering,
+    fetcher_reads_finished: Ordering,
+    fetcher_sets_over: Ordering,
+    cta_reads_over: Ordering,
+    cta_arrives: Ordering,
+    cta_leaves: Ordering,
+    last_cta_reports_end: Ordering,
+    host_reads_ended: Ordering,
+    thread_enters_barrier: Ordering,
+    thread_leaves_barrier: Ordering,
+    /// The count of finished tiles is zeroed before the entry is published.
+    count_is_zeroed: bool,
+    /// The host overwrites an entry only when the descriptor in it is complete.
+    host_waits_before_reuse: bool,
+    /// The last CTA to leave resets `arrived` and `left`.
+    last_cta_resets: bool,
+}
+
+impl Orders {
+    /// The orders of kernels/engine.h.
+    const PROTOCOL: Self = Self {
+        host_publishes_head: Release,
+        fetcher_reads_head: Acquire,
+        fetcher_publishes_head: Release,
+        cta_reads_head: Acquire,
+        cta_claims: Relaxed,
+        cta_counts_tile: AcqRel,
+        fence_before_done: Some(AcqRel),
+        host_reads_done: Acquire,
+        fetcher_reports_start: Release,
+        host_reads_started: Acquire,
+        host_finishes: Release,
+        host_aborts: Relaxed,
+        fetcher_reads_finished: Acquire,
+        fetcher_sets_over: Relaxed,
+        cta_reads_over: Relaxed,
+        cta_arrives: Relaxed,
+        cta_leaves: AcqRel,
+        last_cta_reports_end: Release,
+        host_reads_ended: Acquire,
+        thread_enters_barrier: Release,
+        thread_leaves_barrier: Acquire,
+        count_is_zeroed: true,
+        host_waits_before_reuse: true,
+        last_cta_resets: true,
+    };
+}
+
+/// A value that is not atomic. loom fails when two threads access it, one of them to write, without an order between them.
+#[derive(Debug, Default)]
+struct Plain {
+    accesses: UnsafeCell<()>,
+    value: Untracked,
+}
+
+impl Plain {
+    fn get(&self) -> u64 {
+        self.accesses.with(|_| self.value.load(Unordered))
+    }
+
+    fn set(&self, value: u64) {
+        self.accesses.with_mut(|_| self.value.store(value, Unordered));
+    }
+}
+
+/// One job: tile `t` adds 1 to the element `from + t` and writes the sum to the element `into + t`.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    tiles: u64,
+    from: u64,
+    into: u64,
+}
+
+/// An entry of the host's ring: no word of it is atomic.
+#[derive(Debug, Default)]
+struct HostEntry {
+    tiles: Plain,
+    from: Plain,
+    into: Plain,
+}
+
+/// An entry of the GPU's ring. CTAs read `tiles` before they have claimed a tile, perhaps while the fetcher overwrites it.
+#[derive(Debug, Default)]
+struct GpuEntry {
+    tiles: AtomicU64,
+    from: Plain,
+    into: Plain,
+}
+
+/// `HostControl`, `GpuState` with one ring each, and the vectors.
+#[derive(Debug)]
+struct Memory {
+    orders: Orders,
+    /// Entries of the ring, 1 or 2.
+    entries: u64,
+
+    head: AtomicU64,
+    finished: AtomicU64,
+    aborted: AtomicU64,
+    started: AtomicU64,
+    ended: AtomicU64,
+    done: [AtomicU64; 2],
+    ring: [HostEntry; 2],
+
+    line_head: AtomicU64,
+    over: AtomicU64,
+    claim: AtomicU64,
+    arrived: AtomicU64,
+    left: AtomicU64,
+    finished_tiles: [AtomicU64; 2],
+    gpu_ring: [GpuEntry; 2],
+
+    data: [Plain; ELEMENTS],
+    input: Plain,
+    staged_input: Plain,
+    staged_output: Plain,
+    output: Plain,
+    /// Read by every CTA while it runs, written by the host when it takes the memory back.
+    mapping: Plain,
+    /// By thread of the CTA of [`THREADS`], the barriers that it has reached.
+    barriers: [AtomicU64; 2],
+}
+
+impl Memory {
+    fn new(orders: Orders, entries: u64) -> Self {
+        let data: [Plain; ELEMENTS] = Default::default();
+        Self {
+            orders,
+            entries,
+            head: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            aborted: AtomicU64::new(0),
+            started: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            done: Default::default(),
+            ring: Default::default(),
+            line_head: AtomicU64::new(0),
+            over: AtomicU64::new(0),
+            claim: AtomicU64::new(0),
+            arrived: AtomicU64::new(0),
+            left: AtomicU64::new(0),
+            finished_tiles: Default::default(),
+            gpu_ring: Default::default(),
+            data,
+            input: Plain::default(),
+            staged_input: Plain::default(),
+            staged_output: Plain::default(),
+            output: Plain::default(),
+            mapping: Plain::default(),
+            barriers: Default::default(),
+        }
+    }
+
+    fn entry(&self, index: u64) -> usize {
+        (index % self.entries) as usize
+    }
+}
+
+/// The host: `submit`, `poll` and the worker.
+impl Memory {
+    fn submit(&self, index: u64, job: Descriptor) {
+        let entry = &self.ring[self.entry(index)];
+        entry.tiles.set(job.tiles);
+        entry.from.set(job.from);
+        entry.into.set(job.into);
+        self.head.store(index + 1, self.orders.host_publishes_head);
+    }
+
+    fn wait(word: &AtomicU64, at_least: u64, order: Ordering) -> Option<()> {
+        thread::yield_now();
+        (word.load(order) >= at_least).then_some(())
+    }
+
+    fn wait_done(&self, index: u64) -> Option<()> {
+        Self::wait(&self.done[self.entry(index)], index + 1, self.orders.host_reads_done)
+    }
+
+    fn wait_started(&self, call: u64) -> Option<()> {
+        Self::wait(&self.started, call, self.orders.host_reads_started)
+    }
+
+    fn finish(&self, call: u64) {
+        self.finished.store(call, self.orders.host_finishes);
+    }
+
+    fn wait_ended(&self, call: u64) -> Option<()> {
+        Self::wait(&self.ended, call, self.orders.host_reads_ended)?;
+        self.mapping.set(1);
+        Some(())
+    }
+}
+
+/// A tile that a CTA has claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Claim {
+    index: u64,
+    tile: u64,
+    tiles: u64,
+}
+
+/// The kernel.
+impl Memory {
+    /// Claims a tile of the descriptors before `head`.
+    fn claim(&self, head: u64) -> Option<Claim> {
+        let next = self.claim.load(Relaxed);
+        let (index, tile) = (next >> TILE_BITS, next & ((1 << TILE_BITS) - 1));
+        if index >= head {
+            return None;
+        }
+        let tiles = self.gpu_ring[self.entry(index)].tiles.load(Relaxed);
+        let after = if tile + 1 >= tiles { (index + 1) << TILE_BITS } else { next + 1 };
+        self.claim.compare_exchange(next, after, self.orders.cta_claims, Relaxed).ok()?;
+        Some(Claim { index, tile, tiles })
+    }
+
+    fn work(&self, claim: Claim) {
+        let entry = &self.gpu_ring[self.entry(claim.index)];
+        let (from, into) = (entry.from.get() + claim.tile, entry.into.get() + claim.tile);
+        self.data[into as usize].set(self.data[from as usize].get() + 1);
+    }
+
+    /// Counts a finished tile. The last one of a descriptor stores its completion word.
+    fn complete(&self, claim: Claim) {
+        let entry = self.entry(claim.index);
+        let finished = self.finished_tiles[entry].fetch_add(1, self.orders.cta_counts_tile) + 1;
+        if finished == claim.tiles {
+            if let Some(order) = self.orders.fence_before_done {
+                fence(order);
+            }
+            self.done[entry].store(claim.index + 1, Relaxed);
+        }
+    }
+
+    /// One CTA from its arrival to its end.
+    fn run_cta(&self, call: u64) -> Option<()> {
+        self.mapping.get();
+        if self.arrived.fetch_add(1, self.orders.cta_arrives) == 0 {
+            self.run_fetcher(call)?;
+        } else {
+            self.run_other(call)?;
+        }
+        self.mapping.get();
+        if self.left.fetch_add(1, self.orders.cta_leaves) + 1 == CTAS {
+            if self.orders.last_cta_resets {
+                self.arrived.store(0, Relaxed);
+                self.left.store(0, Relaxed);
+            }
+            self.ended.store(call, self.orders.last_cta_reports_end);
+        }
+        Some(())
+    }
+
+    /// Whether the call has finished, or was aborted.
+    fn is_over(&self, call: u64) -> Option<bool> {
+        if self.aborted.load(Relaxed) >= call {
+            return Some(true);
+        }
+        (self.finished.load(self.orders.fetcher_reads_finished) >= call).then_some(false)
+    }
+
+    fn run_fetcher(&self, call: u64) -> Option<()> {
+        let mut over = self.is_over(call);
+        if over.is_none() {
+            self.staged_input.set(self.input.get());
+            self.started.store(call, self.orders.fetcher_reports_start);
+        }
+        let mut fetched = self.line_head.load(Relaxed);
+        let mut rounds = 0..ROUNDS;
+        while over.is_none() {
+            rounds.next()?;
+            thread::yield_now();
+            let head = self.head.load(self.orders.fetcher_reads_head);
+            if head > fetched {
+                self.fetch(fetched, head);
+                fetched = head;
+            } else if let Some(claim) = self.claim(fetched) {
+                self.work(claim);
+                self.complete(claim);
+            }
+            over = self.is_over(call);
+        }
+        self.over.store(call, self.orders.fetcher_sets_over);
+        if over == Some(false) {
+            self.output.set(self.staged_output.get());
+        }
+        Some(())
+    }
+
+    fn fetch(&self, fetched: u64, head: u64) {
+        for index in fetched..head {
+            let slot = self.entry(index);
+            if self.orders.count_is_zeroed {
+                self.finished_tiles[slot].store(0, Relaxed);
+            }
+            let (from, into) = (&self.ring[slot], &self.gpu_ring[slot]);
+            into.from.set(from.from.get());
+            into.into.set(from.into.get());
+            into.tiles.store(from.tiles.get(), Relaxed);
+        }
+        self.line_head.store(head, self.orders.fetcher_publishes_head);
+    }
+
+    fn run_other(&self, call: u64) -> Option<()> {
+        for _ in 0..ROUNDS {
+            thread::yield_now();
+            if self.over.load(self.orders.cta_reads_over) >= call {
+                return Some(());
+            }
+            let head = self.line_head.load(self.orders.cta_reads_head);
+            if let Some(claim) = self.claim(head) {
+                self.work(claim);
+                self.complete(claim);
+            }
+        }
+        None
+    }
+
+    /// The kernels of calls 1 to `calls`, one after another as in a stream.
+    fn run_kernels(memory: &Arc<Self>, calls: u64) -> Option<()> {
+        for call in 1..=calls {
+            let other = Arc::clone(memory);
+            let other = thread::spawn(move || other.run_cta(call));
+            let first = memory.run_cta(call);
+            other.join().unwrap().and(first)?;
+        }
+        Some(())
+    }
+}
+
+/// The only CTA of [`THREADS`], with two threads.
+impl Memory {
+    fn barrier(&self, thread: usize, number: u64) -> Option<()> {
+        self.barriers[thread].store(number, self.orders.thread_enters_barrier);
+        Self::wait(&self.barriers[1 - thread], number, self.orders.thread_leaves_barrier)
+    }
+
+    /// Thread 0 polls and reports.
+    fn run_first_thread(&self) -> Option<()> {
+        Self::wait(&self.head, 1, self.orders.fetcher_reads_head)?;
+        self.barrier(0, 1)?;
+        self.barrier(0, 2)?;
+        fence(AcqRel);
+        self.done[0].store(1, Relaxed);
+        Some(())
+    }
+
+    /// Thread 1 reads the entry and does the work.
+    fn run_second_thread(&self) -> Option<()> {
+        self.barrier(1, 1)?;
+        let (from, into) = (self.ring[0].from.get(), self.ring[0].into.get());
+        self.data[into as usize].set(self.data[from as usize].get() + 1);
+        self.barrier(1, 2)
+    }
+
+    fn run_threads(memory: &Arc<Self>) -> Option<()> {
+        let second = Arc::clone(memory);
+        let second = thread::spawn(move || second.run_second_thread());
+        let first = memory.run_first_thread();
+        second.join().unwrap().and(first)
+    }
+}
+
+/// What runs.
+#[derive(Clone, Copy, Debug)]
+struct Scenario {
+    /// Entries of the ring.
+    entries: u64,
+    /// loom explores the interleavings with at most this number of preemptions; polls switch threads without one.
+    preemptions: usize,
+    /// The host, until a poll fails.
+    host: fn(&Memory) -> Option<()>,
+    /// The stream, until a poll fails.
+    stream: fn(&Arc<Memory>) -> Option<()>,
+}
+
+/// A descriptor of two tiles, which two CTAs may share.
+const TWO_TILES: Scenario = Scenario {
+    entries: 1,
+    preemptions: 2,
+    host: |memory| {
+        memory.data[0].set(10);
+        memory.data[1].set(20);
+        memory.submit(0, Descriptor { tiles: 2, from: 0, into: 2 });
+        memory.wait_done(0)?;
+        assert_eq!((memory.data[2].get(), memory.data[3].get()), (11, 21), "wrong sums");
+        // The operands are the host's again.
+        memory.data[0].set(0);
+        memory.data[1].set(0);
+        memory.finish(1);
+        memory.wait_ended(1)
+    },
+    stream: |memory| Memory::run_kernels(memory, 1),
+};
+
+/// Two descriptors in one entry: the second one reads what the first one wrote.
+const REUSED_ENTRY: Scenario = Scenario {
+    entries: 1,
+    preemptions: 2,
+    host: |memory| {
+        memory.data[0].set(10);
+        memory.submit(0, Descriptor { tiles: 1, from: 0, into: 1 });
+        if memory.orders.host_waits_before_reuse {
+            memory.wait_done(0)?;
+        }
+        memory.submit(1, Descriptor { tiles: 2, from: 1, into: 3 });
+        memory.wait_done(1)?;
+        assert_eq!((memory.data[3].get(), memory.data[4].get()), (12, 1), "wrong sums");
+        memory.finish(1);
+        Some(())
+    },
+    stream: |memory| Memory::run_kernels(memory, 1),
+};
+
+/// Two calls of one descriptor each.
+const TWO_CALLS: Scenario = Scenario {
+    entries: 2,
+    preemptions: 1,
+    host: |memory| {
+        memory.data[0].set(10);
+        for call in 1..=2 {
+            memory.wait_started(call)?;
+            memory.submit(call - 1, Descriptor { tiles: 1, from: call - 1, into: call });
+            memory.wait_done(call - 1)?;
+            assert_eq!(memory.data[call as usize].get(), 10 + call, "wrong sums");
+            memory.finish(call);
+        }
+        Some(())
+    },
+    stream: |memory| Memory::run_kernels(memory, 2),
+};
+
+/// The kernel copies a small message into staging memory, and the result out of it.
+const SMALL_MESSAGE: Scenario = Scenario {
+    entries: 1,
+    preemptions: 3,
+    host: |memory| {
+        memory.wait_started(1)?;
+        memory.staged_output.set(memory.staged_input.get() + 1);
+        memory.finish(1);
+        Some(())
+    },
+    stream: |memory| {
+        memory.input.set(30);
+        Memory::run_kernels(memory, 1)?;
+        assert_eq!(memory.output.get(), 31, "wrong output");
+        Some(())
+    },
+};
+
+/// The host aborts the call while a descriptor waits, and takes all memory back when the kernel has ended.
+const ABORT: Scenario = Scenario {
+    entries: 1,
+    preemptions: 3,
+    host: |memory| {
+        memory.submit(0, Descriptor { tiles: 1, from: 0, into: 1 });
+        memory.aborted.store(ALL_CALLS, memory.orders.host_aborts);
+        memory.wait_ended(1)?;
+        memory.ring[0].tiles.set(0);
+        memory.data[0].set(0);
+        memory.data[1].set(0);
+        Some(())
+    },
+    stream: |memory| Memory::run_kernels(memory, 1),
+};
+
+/// A CTA whose first thread polls and reports, while the second one works: what `bar.sync` and `__syncwarp` are for.
+const THREADS: Scenario = Scenario {
+    entries: 1,
+    preemptions: 3,
+    host: |memory| {
+        memory.data[0].set(10);
+        memory.submit(0, Descriptor { tiles: 1, from: 0, into: 1 });
+        memory.wait_done(0)?;
+        assert_eq!(memory.data[1].get(), 11, "wrong sum");
+        memory.submit(1, Descriptor { tiles: 1, from: 1, into: 0 });
+        Some(())
+    },
+    stream: Memory::run_threads,
+};
+
+/// Runs a scenario with changed orders under every interleaving. Panics if one is wrong, or if none runs to its end.
+fn check(scenario: Scenario, change: fn(&mut Orders)) {
+    let mut orders = Orders::PROTOCOL;
+    change(&mut orders);
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(scenario.preemptions);
+    let complete = std::sync::Arc::new(Untracked::new(0));
+    let counter = std::sync::Arc::clone(&complete);
+    model.check(move || {
+        let memory = Arc::new(Memory::new(orders, scenario.entries));
+        let stream = Arc::clone(&memory);
+        let stream = thread::spawn(move || (scenario.stream)(&stream));
+        let host = (scenario.host)(&memory);
+        if stream.join().unwrap().and(host).is_some() {
+            counter.fetch_add(1, Unordered);
+        }
+    });
+    assert_ne!(complete.load(Unordered), 0, "no interleaving runs to its end");
+}
+
+#[test]
+fn two_ctas_share_a_descriptor() {
+    check(TWO_TILES, |_| ());
+}
+
+#[test]
+fn an_entry_is_reused() {
+    check(REUSED_ENTRY, |_| ());
+}
+
+#[test]
+fn kernels_follow_one_another() {
+    check(TWO_CALLS, |_| ());
+}
+
+#[test]
+fn small_messages_are_staged() {
+    check(SMALL_MESSAGE, |_| ());
+}
+
+#[test]
+fn memory_is_free_after_an_aborted_kernel_has_ended() {
+    check(ABORT, |_| ());
+}
+
+#[test]
+fn threads_of_a_cta_are_ordered_by_its_barrier() {
+    check(THREADS, |_| ());
+}
+
+#[test]
+fn one_of_the_count_and_the_fence_need_acquire() {
+    check(TWO_TILES, |orders| orders.cta_counts_tile = Release);
+    check(TWO_TILES, |orders| orders.fence_before_done = Some(Release));
+}
+
+/// What each of these changes breaks.
+macro_rules! mutants {
+    ($($name:ident: $scenario:ident, $field:ident = $value:expr, $panic:literal;)*) => {
+        mod mutants {
+            use super::*;
+            $(
+                #[test]
+                #[should_panic(expected = $panic)]
+                fn $name() {
+                    check($scenario, |orders| orders.$field = $value);
+                }
+            )*
+        }
+    };
+}
+
+mutants! {
+    head_is_published_without_release: TWO_TILES, host_publishes_head = Relaxed, "Causality violation";
+    head_is_fetched_without_acquire: TWO_TILES, fetcher_reads_head = Relaxed, "Causality violation";
+    copied_head_is_published_without_release: TWO_TILES, fetcher_publishes_head = Relaxed, "Causality violation";
+    copied_head_is_read_without_acquire: TWO_TILES, cta_reads_head = Relaxed, "Causality violation";
+    tiles_are_counted_without_release: TWO_TILES, cta_counts_tile = Acquire, "Causality violation";
+    tiles_are_counted_without_order: TWO_TILES, cta_counts_tile = Relaxed, "Causality violation";
+    completion_has_no_fence: TWO_TILES, fence_before_done = None, "Causality violation";
+    completion_has_an_acquire_fence: TWO_TILES, fence_before_done = Some(Acquire), "Causality violation";
+    completion_is_read_without_acquire: TWO_TILES, host_reads_done = Relaxed, "Causality violation";
+    completion_is_read_without_acquire_before_reuse: REUSED_ENTRY, host_reads_done = Relaxed, "Causality violation";
+    entries_are_reused_early: REUSED_ENTRY, host_waits_before_reuse = false, "Causality violation";
+    count_is_not_zeroed: REUSED_ENTRY, count_is_zeroed = false, "wrong sums";
+    start_is_reported_without_release: SMALL_MESSAGE, fetcher_reports_start = Relaxed, "Causality violation";
+    start_is_read_without_acquire: SMALL_MESSAGE, host_reads_started = Relaxed, "Causality violation";
+    end_of_call_is_published_without_release: SMALL_MESSAGE, host_finishes = Relaxed, "Causality violation";
+    end_of_call_is_read_without_acquire: SMALL_MESSAGE, fetcher_reads_finished = Relaxed, "Causality violation";
+    ctas_leave_without_release: ABORT, cta_leaves = Acquire, "Causality violation";
+    ctas_leave_without_acquire: ABORT, cta_leaves = Release, "Causality violation";
+    end_of_kernel_is_reported_without_release: ABORT, last_cta_reports_end = Relaxed, "Causality violation";
+    end_of_kernel_is_read_without_acquire: ABORT, host_reads_ended = Relaxed, "Causality violation";
+    ctas_are_not_reset: TWO_CALLS, last_cta_resets = false, "no interleaving runs to its end";
+    barrier_is_entered_without_release: THREADS, thread_enters_barrier = Relaxed, "Causality violation";
+    barrier_is_left_without_acquire: THREADS, thread_leaves_barrier = Relaxed, "Causality violation";
+}
