@@ -1,41 +1,71 @@
-// The kernels on a CPU, for tests without a GPU.
-//
-//     g++ -O2 -std=c++17 -ffp-contract=off -c kernels/host/launch.cpp -I kernels
-#include "shim.h"
+// Runs kernels on a CPU; see kernels.h.
+#include "kernels.h"
 
-#include "../reduce.cu"
+#include "../engine.cu"
 
+namespace flexring {
 namespace {
-
-using Kernel = void (*)(const flexring::Batch&);
 
 struct NamedKernel {
     const char* name;
     Kernel kernel;
+    // The work on a tile that is no copy.
+    void (*work)(const Tile&);
 };
 
-#define FLEXRING_NAMED(op, Op, name, Type) {"flexring_" #op "_" #name, flexring_##op##_##name},
-constexpr NamedKernel kKernels[] = {FLEXRING_REDUCTIONS(FLEXRING_NAMED){"flexring_copy", flexring_copy}};
+#define FLEXRING_NAMED(op, Op, name, Type) {"flexring_" #op "_" #name, flexring_##op##_##name, Reducing<Type, Op>::work},
+constexpr NamedKernel kKernels[] = {FLEXRING_REDUCTIONS(FLEXRING_NAMED){"flexring_copy", flexring_copy, Copying::work}};
+
+const NamedKernel* find(const char* name) {
+    for (const NamedKernel& named : kKernels) {
+        if (std::strcmp(named.name, name) == 0) return &named;
+    }
+    return nullptr;
+}
 
 }  // namespace
 
-// Runs every thread of a grid of grid_x times grid_y blocks, one after another. Returns 0, or -1 if there is no kernel of
-// that name or a GPU would refuse the launch.
-extern "C" int flexring_host_launch(const char* kernel, unsigned grid_x, unsigned grid_y, unsigned block,
-                                    const void* batch) {
-    const flexring::Batch& parameters = *static_cast<const flexring::Batch*>(batch);
-    if (grid_x == 0 || grid_y == 0 || grid_y > flexring::kTasks) return -1;
-    if (block == 0 || block > flexring::kMaxThreads) return -1;
-    for (const NamedKernel& named : kKernels) {
-        if (std::strcmp(named.name, kernel) != 0) continue;
-        gridDim = {grid_x, grid_y, 1};
-        blockDim = {block, 1, 1};
-        for (blockIdx.y = 0; blockIdx.y < grid_y; ++blockIdx.y) {
-            for (blockIdx.x = 0; blockIdx.x < grid_x; ++blockIdx.x) {
-                for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) named.kernel(parameters);
+Kernel kernel_named(const char* name) {
+    const NamedKernel* named = find(name);
+    return named ? named->kernel : nullptr;
+}
+
+void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
+    gridDim = {grid, 1, 1};
+    blockDim = {1, 1, 1};
+    blockIdx = {cta, 0, 0};
+    threadIdx = {0, 0, 0};
+    flexring::machine = &machine;
+    kernel(parameters);
+    flexring::machine = nullptr;
+}
+
+}  // namespace flexring
+
+// Does the work of the descriptors in `entries`, without the protocol: every tile of each, by each of `block` threads in turn.
+// Returns 0, or -1 if there is no kernel of that name or the entries are not sound.
+extern "C" int flexring_host_work(const char* kernel, const void* entries, unsigned count, unsigned block) {
+    using namespace flexring;
+    const NamedKernel* named = find(kernel);
+    if (!named || count > kEntries || block == 0 || block > kMaxThreads) return -1;
+    static thread_local Descriptor ring[kEntries];
+    std::memcpy(ring, entries, count * sizeof(Descriptor));
+    gridDim = {1, 1, 1};
+    blockDim = {block, 1, 1};
+    blockIdx = {0, 0, 0};
+    for (u32 entry = 0; entry < count; entry += entries_of(ring[entry].operands)) {
+        const Descriptor& job = ring[entry];
+        if (job.operands == 0 || job.tiles == 0 || entry + entries_of(job.operands) > count) return -1;
+        for (u32 nth = 0; nth < job.tiles; ++nth) {
+            const Tile tile = tile_of(ring, entry, nth);
+            for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
+                if (job.copies) {
+                    copy_tile(tile);
+                } else {
+                    named->work(tile);
+                }
             }
         }
-        return 0;
     }
-    return -1;
+    return 0;
 }

@@ -1,21 +1,34 @@
-// The part of CUDA that the kernels use, for a host compiler: runs the same source on a CPU, one thread after another.
-// Compile without contraction (-ffp-contract=off).
+// The part of CUDA that the kernels use, for a host compiler: a CTA is one host thread, with one CUDA thread.
+//
+// Owns the orders of `memory_order.h` as atomic operations of the compiler. None is stronger than on a GPU, so ThreadSanitizer
+// reports a missing one. Compile without contraction (-ffp-contract=off).
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <vector>
 
+#define FLEXRING_ON_HOST
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __forceinline__ inline
-#define __launch_bounds__(most)
-// Passed by reference, because a copy for each thread would take most of the time.
-#define FLEXRING_PARAMETER(type) const type&
+#define __launch_bounds__(...)
+#define __shared__ static thread_local
 
 struct Index {
     unsigned x, y, z;
 };
 
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+inline void __syncthreads() {}
+
+[[noreturn]] inline void __trap() {
+    std::fputs("a kernel has executed a trap\n", stderr);
+    std::abort();
+}
 
 template <class To, class From>
 inline To same_bits(From from) {
@@ -35,3 +48,68 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
+
+#include "../number.h"
+
+namespace flexring {
+
+// What a CTA runs on. Its functions may throw, to end the CTA.
+class Machine {
+  public:
+    virtual ~Machine() = default;
+    // Where the bytes at an address of the GPU can be accessed, until `end_reach`.
+    virtual void* reach(void* at, u64 bytes, u32 alignment, bool write) = 0;
+    // As `reach`, for words that several CTAs access with atomic operations.
+    virtual void* reach_shared(void* at, u64 bytes) = 0;
+    virtual void end_reach() = 0;
+    // The CTA has nothing to do.
+    virtual void pause(bool fetcher) = 0;
+    // A word has changed that other CTAs wait for.
+    virtual void published(const void* word) = 0;
+};
+
+// Of this CTA.
+inline thread_local Machine* machine = nullptr;
+
+inline u64 load_acquire_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+inline u64 load_acquire_gpu(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+inline u64 load_relaxed(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+inline u64 load_relaxed_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+inline void store_relaxed(u64* word, u64 value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    if (machine) machine->published(word);
+}
+inline void store_relaxed(u32* word, u32 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+inline void store_release_gpu(u64* word, u64 value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    if (machine) machine->published(word);
+}
+// ThreadSanitizer does not know fences, so this is not a fence and a relaxed store.
+inline void store_release_sys(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+inline u32 add_relaxed(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
+inline u32 add_acq_rel(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
+inline u64 compare_and_swap_relaxed(u64* word, u64 expected, u64 after) {
+    __atomic_compare_exchange_n(word, &expected, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+
+inline void pause_fetcher() { machine->pause(true); }
+inline void pause_poller() { machine->pause(false); }
+
+template <class T>
+inline const T* reach_to_read(const T* at, u64 bytes) {
+    return machine ? static_cast<const T*>(machine->reach(const_cast<T*>(at), bytes, sizeof(T), false)) : at;
+}
+template <class T>
+inline T* reach_to_write(T* at, u64 bytes) {
+    return machine ? static_cast<T*>(machine->reach(at, bytes, sizeof(T), true)) : at;
+}
+template <class T>
+inline T& reach_shared(T* at) {
+    return machine ? *static_cast<T*>(machine->reach_shared(at, sizeof(T))) : *at;
+}
+inline void end_reach() {
+    if (machine) machine->end_reach();
+}
+
+}  // namespace flexring

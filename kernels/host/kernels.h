@@ -1,0 +1,19 @@
+// The kernels on a CPU, for tests without a GPU. A program that uses them is linked with launch.cpp:
+//
+//     g++ -O2 -std=c++17 -ffp-contract=off -c kernels/host/launch.cpp -I kernels
+#pragma once
+
+#include "../engine.h"
+#include "shim.h"
+
+namespace flexring {
+
+using Kernel = void (*)(LaunchParameters);
+
+// The kernel of this name; null if there is none.
+Kernel kernel_named(const char* name);
+
+// Runs CTA number `cta` of a grid to its end on this thread. Passes on what the machine throws.
+void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine);
+
+}  // namespace flexring
