@@ -54,6 +54,29 @@ using CUmemoryPool = struct CUmemPoolHandle_st*;
 using CUhostFn = void (*)(void*);
 using CUoccupancyB2DSize = size_t (*)(int);
 
+enum CUlaunchAttributeID : int {
+    CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN = 10,
+};
+struct CUlaunchAttribute {
+    CUlaunchAttributeID id;
+    char padding[4];
+    union {
+        char bytes[64];
+        int priority;
+        int domain;
+    } value;
+};
+struct CUlaunchConfig {
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared;
+    CUstream stream;
+    CUlaunchAttribute* attributes;
+    unsigned count;
+};
+static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "the layout of cuda.h");
+
 struct CUuuid {
     char bytes[16];
 };

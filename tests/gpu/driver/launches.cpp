@@ -1,143 +1,16 @@
 // Modules, functions and launches: flexring's kernels, from the same source compiled for the CPU.
 //
-// Owns what a kernel may access. A batch is copied when it is launched, as a GPU takes parameters by value. Its addresses
-// are looked up when the stream reaches it. Its tasks run in any order, with pauses between them. A race between blocks of
-// one launch ends the process.
+// Owns what a launch may look like. Its parameters are copied when it is launched, as a GPU takes them by value.
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <numeric>
 
-#include "../../../kernels/batch.h"
+#include "kernel_runs.h"
 #include "world.h"
-
-extern "C" int flexring_host_launch(const char* kernel, unsigned grid_x, unsigned grid_y, unsigned block,
-                                    const void* batch);
 
 using namespace sim;
 
 namespace {
-
-// Bytes of an element of a kernel; 0 if there is no such kernel.
-size_t element_of(const std::string& name) {
-    // Never destroyed, because threads may launch while the process exits.
-    static const auto& sizes = *new std::map<std::string, size_t>{
-        {"int8", 1},  {"uint8", 1}, {"int32", 4},  {"uint32", 4},   {"int64", 8},       {"uint64", 8},
-        {"half", 2},  {"float", 4}, {"double", 8}, {"bfloat16", 2}, {"float8e4m3", 1}, {"float8e5m2", 1},
-    };
-    if (name == "flexring_copy") return 1;
-    const size_t last = name.rfind('_');
-    const auto size = last == std::string::npos ? sizes.end() : sizes.find(name.substr(last + 1));
-    return size == sizes.end() ? 0 : size->second;
-}
-
-bool exists(const std::string& name) {
-    // A kernel returns at once for a task without elements.
-    flexring::Batch nothing{};
-    return element_of(name) != 0 && flexring_host_launch(name.c_str(), 1, 1, 1, &nothing) == 0;
-}
-
-struct Piece {
-    CUdeviceptr at;
-    size_t bytes;
-    bool overlaps(const Piece& other) const { return at < other.at + other.bytes && other.at < at + bytes; }
-};
-
-CUdeviceptr address(const void* at) { return reinterpret_cast<CUdeviceptr>(at); }
-
-// Blocks run concurrently in any order, so a task must not write what another one reads or writes, nor what it reads itself
-// except for exactly the same elements.
-void check_for_races(const char* kernel, const flexring::Batch& batch, unsigned tasks, size_t element) {
-    for (unsigned writer = 0; writer < tasks; ++writer) {
-        const flexring::Task& task = batch.tasks[writer];
-        const Piece into{address(task.into), task.count * element};
-        for (unsigned reader = 0; into.bytes && reader < tasks; ++reader) {
-            const flexring::Task& other = batch.tasks[reader];
-            const Piece theirs{address(other.into), other.count * element};
-            if (!theirs.bytes) continue;
-            if (reader != writer && into.overlaps(theirs)) {
-                die(kernel, "two tasks of a launch write to the same memory");
-            }
-            for (unsigned i = other.first; i < other.first + other.operands; ++i) {
-                const Piece operand{address(batch.operands[i].at), theirs.bytes};
-                const bool in_place = reader == writer && operand.at == into.at;
-                if (!in_place && into.overlaps(operand)) {
-                    die(kernel, "a task writes to what the same launch reads elsewhere");
-                }
-            }
-        }
-    }
-}
-
-void check_shape(const char* kernel, const flexring::Batch& batch, unsigned tasks) {
-    if (tasks > flexring::kTasks) die(kernel, "the grid has more tasks than a batch");
-    for (unsigned i = 0; i < tasks; ++i) {
-        const flexring::Task& task = batch.tasks[i];
-        if (task.count == 0) continue;
-        if (task.operands == 0) die(kernel, "a task has no operands");
-        if (task.first > flexring::kOperands || task.operands > flexring::kOperands - task.first) {
-            die(kernel, "a task has operands beyond the end of the batch");
-        }
-    }
-}
-
-struct Launch {
-    std::string kernel;
-    size_t element;
-    unsigned grid_x, grid_y, block;
-    flexring::Batch batch;
-
-    CUresult reach(const Context& context, CUdeviceptr at, size_t bytes, Access access,
-                   std::vector<View>& views) const {
-        if (at % element != 0) {
-            say(kernel + ": " + hexadecimal(at) + " is not aligned to its elements");
-            return CUDA_ERROR_MISALIGNED_ADDRESS;
-        }
-        views.emplace_back();
-        return world().memory->reach(context, kernel.c_str(), at, bytes, access, By::Kernel, views.back());
-    }
-
-    // Replaces the GPU's addresses by those at which the simulation accesses the bytes.
-    CUresult translate(const Context& context, flexring::Batch& there, std::vector<View>& views) const {
-        Lock lock(world().mutex);
-        for (unsigned i = 0; i < grid_y; ++i) {
-            flexring::Task& task = there.tasks[i];
-            const size_t bytes = task.count * element;
-            if (bytes == 0) continue;
-            CUresult code = reach(context, address(task.into), bytes, Access::Write, views);
-            if (code != CUDA_SUCCESS) return code;
-            task.into = views.back().at;
-            for (unsigned j = task.first; j < task.first + task.operands; ++j) {
-                // Tasks may share an operand, so the launched addresses are looked up, not the replaced ones.
-                code = reach(context, address(batch.operands[j].at), bytes, Access::Read, views);
-                if (code != CUDA_SUCCESS) return code;
-                there.operands[j].at = views.back().at;
-            }
-        }
-        return CUDA_SUCCESS;
-    }
-
-    CUresult run(Stream& stream) const {
-        flexring::Batch there = batch;
-        std::vector<View> views;
-        if (CUresult code = translate(*stream.context, there, views); code != CUDA_SUCCESS) return code;
-        std::array<unsigned, flexring::kTasks> order;
-        std::iota(order.begin(), order.end(), 0);
-        std::shuffle(order.begin(), order.begin() + grid_y, stream.random);
-        for (unsigned i = 0; i < grid_y; ++i) {
-            if (i) stream.dawdle();
-            std::swap(there.tasks[0], there.tasks[order[i]]);
-            if (flexring_host_launch(kernel.c_str(), grid_x, 1, block, &there) != 0) return CUDA_ERROR_LAUNCH_FAILED;
-            std::swap(there.tasks[0], there.tasks[order[i]]);
-        }
-        Lock lock(world().mutex);
-        for (const View& view : views) {
-            if (view.range->gone) die(kernel.c_str(), "memory was freed or unregistered while the kernel used it");
-        }
-        return CUDA_SUCCESS;
-    }
-};
 
 CUresult load(const char* name, CUmodule* out, const void* image) {
     return in_context(name, [&](Context& context, Lock& lock) {
@@ -158,6 +31,38 @@ CUresult about(const char* name, CUfunction function, Body body) {
         if (found == world().functions.end() || found->second.context != &context) return CUDA_ERROR_INVALID_HANDLE;
         return body(found->second, lock);
     });
+}
+
+// Checks and enqueues a launch. `shape` is a grid and a block.
+CUresult launch_in(Stream& stream, Lock& lock, const char* name, CUfunction function, const std::array<unsigned, 6>& shape,
+                   unsigned shared, void** parameters, void** extra) {
+    auto& functions = world().functions;
+    auto found = functions.find(function);
+    if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+    const auto [grid, grid_y, grid_z, block, block_y, block_z] = shape;
+    if (grid == 0 || grid > 2147483647u || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
+    if (block == 0 || block > static_cast<unsigned>(flexring::kMaxThreads)) return CUDA_ERROR_INVALID_VALUE;
+    // flexring's kernels use only x.
+    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (extra) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!parameters || !parameters[0]) return CUDA_ERROR_INVALID_VALUE;
+    KernelLaunch launch{found->second.name, flexring::kernel_named(found->second.name.c_str()), grid, block, {}};
+    std::memcpy(&launch.parameters, parameters[0], sizeof launch.parameters);
+    const bool addressed = launch.parameters.gpu && launch.parameters.host;
+    if (launch.parameters.call != 0 && !addressed) die(name, "the kernel of a call has no control words");
+    found->second.load(lock, name);
+    submit(stream, name, [launch](Stream& stream) { return run_kernel(stream, launch); });
+    return CUDA_SUCCESS;
+}
+
+// Whether a GPU accepts these attributes of a launch: its priority, and its memory synchronisation domain from sm_90 on.
+bool accepts(const CUlaunchAttribute& attribute) {
+    switch (attribute.id) {
+        case CU_LAUNCH_ATTRIBUTE_PRIORITY: return true;
+        case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+            return settings().major >= 9 && attribute.value.domain >= 0 && attribute.value.domain <= 1;
+        default: return false;
+    }
 }
 
 }  // namespace
@@ -190,7 +95,7 @@ SIMCUDA_EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule module, co
         if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
         auto found = world().modules.find(module);
         if (found == world().modules.end() || found->second.context != &context) return CUDA_ERROR_INVALID_HANDLE;
-        if (!exists(name)) return CUDA_ERROR_NOT_FOUND;
+        if (!flexring::kernel_named(name)) return CUDA_ERROR_NOT_FOUND;
         const auto handle = static_cast<CUfunction>(world().memory->handle());
         world().functions[handle] = {&context, module, name};
         *out = handle;
@@ -218,7 +123,7 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
                                                                     size_t) {
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!blocks || block <= 0) return CUDA_ERROR_INVALID_VALUE;
-        *blocks = block > flexring::kMaxThreads ? 0 : 2048 / block;
+        *blocks = static_cast<int>(ctas_per_multiprocessor(static_cast<unsigned>(block)));
         return CUDA_SUCCESS;
     });
 }
@@ -228,7 +133,7 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, 
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!grid || !block || limit < 0) return CUDA_ERROR_INVALID_VALUE;
         *block = limit ? std::min(limit, flexring::kMaxThreads) : flexring::kMaxThreads;
-        *grid = 2 * (2048 / *block);
+        *grid = static_cast<int>(settings().multiprocessors * ctas_per_multiprocessor(static_cast<unsigned>(*block)));
         return CUDA_SUCCESS;
     });
 }
@@ -237,22 +142,20 @@ SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, uns
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                        CUstream handle, void** parameters, void** extra) {
     return in_stream(__func__, handle, [&](Stream& stream, Lock& lock) {
-        auto& functions = world().functions;
-        auto found = functions.find(function);
-        if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
-        constexpr unsigned most = flexring::kMaxThreads;
-        if (grid_x == 0 || grid_x > 2147483647u || grid_y == 0 || grid_y > 65535u) return CUDA_ERROR_INVALID_VALUE;
-        if (block_x == 0 || block_x > most || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
-        // flexring's kernels use neither z nor a block's y.
-        if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
-        if (extra) return CUDA_ERROR_NOT_SUPPORTED;
-        if (!parameters || !parameters[0]) return CUDA_ERROR_INVALID_VALUE;
-        Launch launch{found->second.name, element_of(found->second.name), grid_x, grid_y, block_x, {}};
-        std::memcpy(&launch.batch, parameters[0], sizeof launch.batch);
-        check_shape(launch.kernel.c_str(), launch.batch, grid_y);
-        check_for_races(launch.kernel.c_str(), launch.batch, grid_y, launch.element);
-        found->second.load(lock, "cuLaunchKernel");
-        submit(stream, "cuLaunchKernel", [launch](Stream& stream) { return launch.run(stream); });
-        return CUDA_SUCCESS;
+        return launch_in(stream, lock, "cuLaunchKernel", function, {grid_x, grid_y, grid_z, block_x, block_y, block_z}, shared,
+                         parameters, extra);
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+    if (!config) return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_INVALID_VALUE; });
+    return in_stream(__func__, config->stream, [&](Stream& stream, Lock& lock) {
+        if (config->count && !config->attributes) return CUDA_ERROR_INVALID_VALUE;
+        for (unsigned nth = 0; nth < config->count; ++nth) {
+            if (!accepts(config->attributes[nth])) return CUDA_ERROR_INVALID_VALUE;
+        }
+        const std::array<unsigned, 6> shape = {config->grid[0],  config->grid[1],  config->grid[2],
+                                               config->block[0], config->block[1], config->block[2]};
+        return launch_in(stream, lock, "cuLaunchKernelEx", function, shape, config->shared, parameters, extra);
     });
 }

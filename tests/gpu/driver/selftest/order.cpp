@@ -100,8 +100,7 @@ void kernels_compute() {
     CUstream one = stream();
     for (size_t i = 0; i < count; ++i) a[i] = static_cast<float>(i);
     to_device(memory, a, count * 4, one);
-    flexring::Batch batch = sum_of(memory, memory, mapped(a), count);
-    WORKS(launch(kernel("flexring_sum_float"), batch, 1, one));
+    WORKS(launch(kernel("flexring_sum_float"), sum_of(memory, memory, mapped(a), count), 1, one));
     WORKS(to_host(result, memory, count * 4, one));
     WORKS(synchronize(one));
     for (size_t i = 0; i < count; ++i) CHECK(result[i] == 2.0f * static_cast<float>(i));
@@ -118,13 +117,6 @@ void kernels_compute() {
     CUoccupancyB2DSize none = nullptr;
     WORKS(cu("cuOccupancyMaxPotentialBlockSize", &grid, &block, function, none, size_t{0}, 0));
     CHECK(grid > 0 && block > 0);
-}
-
-void racing_tasks_die() {
-    begin();
-    Pointer memory = allocate();
-    flexring::Batch batch = sum_of(memory, memory + 4, memory, 100);
-    launch(kernel("flexring_sum_float"), batch, 1, stream());
 }
 
 void streams_wait_for_values() {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "../../../../kernels/batch.h"
+#include "../../../../kernels/engine.h"
 #include "../abi.h"
 
 #define CHECK(condition)                                                              \
@@ -86,27 +86,27 @@ inline Pointer mapped(const void* at) {
     return there;
 }
 
+// Allocates what launches need.
+void prepare_launches();
+
 inline CUfunction kernel(const char* name) {
     CUmodule module = nullptr;
     CUfunction function = nullptr;
+    prepare_launches();
     WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
     WORKS(cu("cuModuleGetFunction", &function, module, name));
     return function;
 }
 
-inline CUresult launch(CUfunction function, flexring::Batch batch, unsigned tasks, CUstream stream) {
-    void* parameters[] = {&batch};
-    void** extra = nullptr;
-    return cu("cuLaunchKernel", function, 2u, tasks, 1u, 64u, 1u, 1u, 0u, stream, &parameters[0], extra);
-}
+// A sum of two vectors of floats.
+struct FloatSum {
+    Pointer into, a, b;
+    size_t count;
+};
+inline FloatSum sum_of(Pointer into, Pointer a, Pointer b, size_t count) { return {into, a, b, count}; }
 
-inline flexring::Batch sum_of(Pointer into, Pointer a, Pointer b, size_t count) {
-    flexring::Batch batch{};
-    batch.tasks[0] = {reinterpret_cast<void*>(into), count, 0, 2, 0, 0};
-    batch.operands[0].at = reinterpret_cast<void*>(a);
-    batch.operands[1].at = reinterpret_cast<void*>(b);
-    return batch;
-}
+// Launches a kernel, and plays flexring's part: publishes the sum, and finishes the call when it is done.
+CUresult launch(CUfunction function, const FloatSum& sum, unsigned ctas, CUstream stream);
 
 // The arguments of a process that a scenario started.
 extern std::string argument;
@@ -115,7 +115,12 @@ void order_needs_events();
 void legacy_stream_keeps_order();
 void pinned_copies_take_time();
 void kernels_compute();
-void racing_tasks_die();
+void racing_tiles_die();
+void kernels_share_the_gpu();
+void broken_kernels_leave();
+void endless_kernels_are_reported();
+void overlapping_kernels_die();
+void memory_freed_under_a_kernel_is_noticed();
 void streams_wait_for_values();
 void host_functions_run_one_at_a_time();
 void calls_in_host_functions_die();

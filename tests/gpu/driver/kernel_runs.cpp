@@ -1,0 +1,446 @@
+// Runs kernels on host threads; see kernel_runs.h.
+
+#include "kernel_runs.h"
+
+#include <algorithm>
+#include <climits>
+#include <csignal>
+#include <list>
+
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "world.h"
+
+namespace sim {
+namespace {
+
+using flexring::u32;
+using flexring::u64;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// Thrown to end a CTA of a kernel that is broken or cancelled.
+struct Left {};
+
+// Threads that run one function after another, because a new thread for each CTA of each kernel takes too long. Never ended:
+// a thread that has nothing to do waits for the next function.
+class Pool {
+public:
+    void run(std::function<void()> function) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        waiting_.push_back(std::move(function));
+        if (idle_ >= waiting_.size()) return arrived_.notify_one();
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        std::thread([this] { work(); }).detach();
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+private:
+    [[noreturn]] void work() {
+        prctl(PR_SET_NAME, "simulated CTA");
+        prctl(PR_SET_TIMERSLACK, 1000);
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (true) {
+            ++idle_;
+            arrived_.wait(lock, [this] { return !waiting_.empty(); });
+            --idle_;
+            std::function<void()> function = std::move(waiting_.front());
+            waiting_.pop_front();
+            lock.unlock();
+            function();
+            function = nullptr;
+            lock.lock();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    std::deque<std::function<void()>> waiting_;
+    size_t idle_ = 0;
+};
+
+Pool& pool() {
+    static Pool* never_destroyed = new Pool;
+    return *never_destroyed;
+}
+
+// What a CTA reads or writes at the moment, by alias.
+struct Piece {
+    const char* at;
+    size_t bytes;
+    bool written;
+    bool races_with(const Piece& other) const {
+        return (written || other.written) && at < other.at + other.bytes && other.at < at + bytes;
+    }
+};
+
+class Cta;
+
+// What all kernels of the process share.
+struct Machines {
+    std::mutex mutex;
+    // What every CTA of every kernel accesses now.
+    std::map<const Cta*, std::vector<Piece>> pieces;
+    // The communicators' states that a running kernel uses.
+    std::set<const void*> states;
+    // By context: resident CTAs.
+    std::map<const Context*, unsigned> resident;
+    std::condition_variable left;
+};
+
+Machines& machines() {
+    static Machines* never_destroyed = new Machines;
+    return *never_destroyed;
+}
+
+// A launch whose stream has reached it.
+class Run {
+public:
+    Run(Stream& stream, const KernelLaunch& launch) : launch(launch), stream_(stream), context_(*stream.context) {}
+
+    CUresult run();
+
+    // Breaks the kernel: its CTAs leave without writing any further word.
+    void fail(CUresult code) {
+        std::lock_guard<std::mutex> guard(mutex_);
+        if (code_ == CUDA_SUCCESS) code_ = code;
+        stop();
+    }
+    // Called at every step of a CTA. Throws if the CTA must leave.
+    void step() {
+        if (steps_left_ > 0 && --steps_left_ == 0) fail(injected_);
+        if (stopped_) throw Left{};
+    }
+    Context& context() const { return context_; }
+
+    // Waits until a word changes that the other CTAs poll, for at most two milliseconds. `seen`: the changes before the poll.
+    void await_change(u32& seen) {
+        const timespec longest{0, 2'000'000};
+        if (!stopped_) syscall(SYS_futex, &changes_, FUTEX_WAIT_PRIVATE, seen, &longest, nullptr, 0);
+        seen = changes_.load(std::memory_order_relaxed);
+    }
+    void note_change(bool for_all) {
+        changes_.fetch_add(1, std::memory_order_relaxed);
+        syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, for_all ? INT_MAX : 3, nullptr, nullptr, 0);
+    }
+
+    const KernelLaunch& launch;
+
+private:
+    void stop() {
+        stopped_ = true;
+        note_change(true);
+    }
+    CUresult look_up();
+    // Takes room for a CTA; false if the GPU has none.
+    bool make_resident();
+    void run_ctas(u64 seed);
+    void await_room();
+    void await_end();
+    std::string story();
+
+    Stream& stream_;
+    Context& context_;
+    // What it may access until its end, and where its control words are.
+    std::vector<View> views_;
+    flexring::GpuState* gpu_ = nullptr;
+    flexring::HostControl* host_ = nullptr;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    unsigned next_ = 0, resident_ = 0, ended_ = 0;
+    CUresult code_ = CUDA_SUCCESS;
+    std::atomic<bool> stopped_{false};
+    std::atomic<u32> changes_{0};
+    // For an injected failure: the steps until it happens.
+    std::atomic<long> steps_left_{0};
+    CUresult injected_ = CUDA_SUCCESS;
+};
+
+// A CTA on its thread.
+class Cta final : public flexring::Machine {
+public:
+    Cta(Run& run, u64 seed) : run_(run), random_(seed) {}
+    ~Cta() { forget_pieces(); }
+
+    void* reach(void* at, u64 bytes, u32 alignment, bool write) override {
+        run_.step();
+        idle_ = 0;
+        // Sometimes a CTA is slow.
+        if (settings().delay_us && random_() % 32 == 0) {
+            std::this_thread::sleep_for(microseconds(random_() % settings().delay_us));
+        }
+        const auto address = reinterpret_cast<CUdeviceptr>(at);
+        const char* name = run_.launch.name.c_str();
+        if (address % alignment != 0) {
+            say(std::string(name) + ": " + hexadecimal(address) + " is not aligned to its elements");
+            leave(CUDA_ERROR_MISALIGNED_ADDRESS);
+        }
+        const View view = look_up(address, bytes, write);
+        views_.push_back(view);
+        check_for_races({view.at, bytes, write});
+        return view.at;
+    }
+
+    void* reach_shared(void* at, u64 bytes) override {
+        run_.step();
+        char* const alias = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, true).at;
+        if (at == run_.launch.parameters.gpu) line_ = reinterpret_cast<flexring::GpuLine*>(alias);
+        return alias;
+    }
+
+    void end_reach() override {
+        forget_pieces();
+        Lock lock(world().mutex);
+        for (const View& view : views_) {
+            if (view.range->gone) die(run_.launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
+        }
+        views_.clear();
+    }
+
+    void pause(bool fetcher) override {
+        run_.step();
+        if (fetcher) {
+            // Host memory does not wake it. The longer nothing has happened, the longer it sleeps.
+            idle_ = std::min(idle_ + 5, 150u);
+            std::this_thread::sleep_for(microseconds(idle_));
+        } else if (random_() % 8 == 0) {
+            std::this_thread::sleep_for(microseconds(random_() % 200));
+        } else {
+            run_.await_change(seen_);
+        }
+        run_.step();
+    }
+
+    void published(const void* word) override {
+        const auto place = static_cast<const char*>(word) - reinterpret_cast<const char*>(line_);
+        if (place < 0 || place >= static_cast<long>(sizeof(flexring::GpuLine))) return;
+        idle_ = 0;
+        run_.note_change(word == &line_->over);
+    }
+
+private:
+    [[noreturn]] void leave(CUresult code) {
+        run_.fail(code);
+        throw Left{};
+    }
+
+    View look_up(CUdeviceptr address, u64 bytes, bool write) {
+        Lock lock(world().mutex);
+        View view;
+        const CUresult code =
+            world().memory->reach(run_.context(), run_.launch.name.c_str(), address, bytes,
+                                  write ? Access::Write : Access::Read, By::Kernel, view);
+        if (code != CUDA_SUCCESS) {
+            lock.unlock();
+            leave(code);
+        }
+        return view;
+    }
+
+    // CTAs run in any order, so one must not write what another one reads or writes, nor what it reads itself, except for
+    // exactly the same elements.
+    void check_for_races(const Piece& piece) {
+        std::lock_guard<std::mutex> guard(machines().mutex);
+        for (const auto& [cta, pieces] : machines().pieces) {
+            for (const Piece& other : pieces) {
+                const bool in_place = cta == this && other.at == piece.at && other.bytes == piece.bytes;
+                if (!in_place && piece.races_with(other)) die(run_.launch.name.c_str(), race_with(*cta, piece));
+            }
+        }
+        machines().pieces[this].push_back(piece);
+    }
+
+    std::string race_with(const Cta& other, const Piece& piece) const {
+        const std::string what = piece.written ? "writes to" : "reads";
+        const std::string who = &other == this ? "itself accesses elsewhere"
+                                : &other.run_ == &run_ ? "another tile of the same launch accesses"
+                                                       : "a tile of another kernel accesses";
+        return "a tile " + what + " memory that " + who + " at the same time";
+    }
+
+    void forget_pieces() {
+        std::lock_guard<std::mutex> guard(machines().mutex);
+        machines().pieces.erase(this);
+    }
+
+    Run& run_;
+    std::minstd_rand random_;
+    std::vector<View> views_;
+    const flexring::GpuLine* line_ = nullptr;
+    unsigned idle_ = 0;
+    u32 seen_ = 0;
+};
+
+u64 value_of(const u64& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
+
+std::string Run::story() {
+    using namespace flexring;
+    const char* const rings[kRings] = {"out", "in", "reduce"};
+    std::string story = "call " + std::to_string(launch.parameters.call) + ", " + std::to_string(resident_) +
+                        " CTAs resident, " + std::to_string(ended_) + " of " + std::to_string(launch.grid) + " ended; started " +
+                        std::to_string(value_of(host_->kernel.started)) + ", finished " +
+                        std::to_string(value_of(host_->host.finished)) + ", aborted " +
+                        std::to_string(value_of(host_->host.aborted));
+    for (int ring = 0; ring < kRings; ++ring) {
+        const u64 next = value_of(gpu_->claim[ring].next);
+        story += std::string("; ring ") + rings[ring] + ": published " + std::to_string(value_of(host_->host.head[ring])) +
+                 ", fetched " + std::to_string(value_of(gpu_->line.head[ring])) + ", claimed " +
+                 std::to_string(next >> kTileBits) + " tile " + std::to_string(next & ((1ull << kTileBits) - 1));
+    }
+    return story;
+}
+
+CUresult Run::look_up() {
+    using flexring::LaunchParameters;
+    const LaunchParameters& parameters = launch.parameters;
+    Lock lock(world().mutex);
+    const std::pair<const void*, size_t> pieces[] = {
+        {parameters.gpu, sizeof *parameters.gpu},          {parameters.host, sizeof *parameters.host},
+        {parameters.input, parameters.input_bytes},        {parameters.staged_input, parameters.input_bytes},
+        {parameters.output, parameters.output_bytes},      {parameters.staged_output, parameters.output_bytes},
+    };
+    for (const auto& [at, bytes] : pieces) {
+        if (bytes == 0) continue;
+        views_.emplace_back();
+        const auto address = reinterpret_cast<CUdeviceptr>(at);
+        const CUresult code = world().memory->reach(context_, launch.name.c_str(), address, bytes, Access::Read, By::Kernel,
+                                                    views_.back());
+        if (code != CUDA_SUCCESS) return code;
+    }
+    gpu_ = reinterpret_cast<flexring::GpuState*>(views_[0].at);
+    host_ = reinterpret_cast<flexring::HostControl*>(views_[1].at);
+    if (!views_[0].range->on_device()) die(launch.name.c_str(), "the state of the communicator is not in GPU memory");
+    if (!views_[1].range->on_host()) die(launch.name.c_str(), "the control words are not in pinned host memory");
+    if ((injected_ = world().asked_to_fail("kernel")) != CUDA_SUCCESS) steps_left_ = 1 + static_cast<long>(stream_.random() % 100);
+    return CUDA_SUCCESS;
+}
+
+bool Run::make_resident() {
+    std::lock_guard<std::mutex> guard(machines().mutex);
+    unsigned& resident = machines().resident[&context_];
+    if (resident >= settings().multiprocessors * ctas_per_multiprocessor(launch.block)) return false;
+    ++resident;
+    return true;
+}
+
+void Run::run_ctas(u64 seed) {
+    while (true) {
+        unsigned cta = 0;
+        {
+            std::lock_guard<std::mutex> guard(mutex_);
+            if (next_ == launch.grid || stopped_) break;
+            cta = next_++;
+        }
+        try {
+            Cta machine(*this, seed + cta);
+            flexring::run_cta(launch.kernel, launch.parameters, launch.grid, cta, machine);
+        } catch (const Left&) {
+        }
+        std::lock_guard<std::mutex> guard(mutex_);
+        ++ended_;
+    }
+    {
+        std::lock_guard<std::mutex> guard(machines().mutex);
+        --machines().resident[&context_];
+        machines().left.notify_all();
+    }
+    std::lock_guard<std::mutex> guard(mutex_);
+    --resident_;
+    changed_.notify_all();
+}
+
+// Waits until the GPU has room for one CTA.
+void Run::await_room() {
+    const auto since = Clock::now();
+    while (!make_resident()) {
+        std::unique_lock<std::mutex> lock(machines().mutex);
+        machines().left.wait_for(lock, milliseconds(5));
+        lock.unlock();
+        Lock all(world().mutex);
+        if (stream_.cancelled || context_.error != CUDA_SUCCESS) return stop();
+        if (settings().hang_s && Clock::now() - since > std::chrono::seconds(settings().hang_s)) {
+            die(launch.name.c_str(), "waits for " + std::to_string(settings().hang_s) +
+                                         " s already for a CTA to become resident: other kernels fill the GPU");
+        }
+    }
+}
+
+// Waits for the end of all CTAs; lets further ones become resident at random times.
+void Run::await_end() {
+    const auto since = Clock::now();
+    // Half of the kernels keep as many CTAs as they began with.
+    const bool grows = stream_.random() % 2;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (resident_ > 0) {
+        changed_.wait_for(lock, milliseconds(1 + stream_.random() % 8));
+        lock.unlock();
+        bool over = stream_.cancelled;
+        {
+            Lock all(world().mutex);
+            over = over || context_.error != CUDA_SUCCESS;
+        }
+        const bool more = grows && stream_.random() % 4 == 0 && !over;
+        lock.lock();
+        if (over) stop();
+        if (more && resident_ > 0 && next_ < launch.grid && make_resident()) {
+            ++resident_;
+            pool().run([this, seed = stream_.random()] { run_ctas(seed); });
+        }
+        if (settings().hang_s && Clock::now() - since > std::chrono::seconds(settings().hang_s)) {
+            die(launch.name.c_str(), "runs for " + std::to_string(settings().hang_s) + " s already: " + story());
+        }
+    }
+}
+
+CUresult Run::run() {
+    // The launch that loads the kernel.
+    if (launch.parameters.call == 0) {
+        Cta machine(*this, 0);
+        flexring::run_cta(launch.kernel, launch.parameters, launch.grid, 0, machine);
+        return CUDA_SUCCESS;
+    }
+    if (const CUresult code = look_up(); code != CUDA_SUCCESS) return code;
+    {
+        std::lock_guard<std::mutex> guard(machines().mutex);
+        if (!machines().states.insert(gpu_).second) die(launch.name.c_str(), "two kernels of one communicator run at the same time");
+    }
+    ++running_kernels;
+    await_room();
+    unsigned begin = 0;
+    if (!stopped_) {
+        const unsigned wanted = stream_.random() % 3 == 0 ? 1 : 1 + static_cast<unsigned>(stream_.random() % launch.grid);
+        begin = 1;
+        while (begin < wanted && make_resident()) ++begin;
+    }
+    resident_ = begin;
+    for (unsigned nth = 0; nth < begin; ++nth) pool().run([this, seed = stream_.random()] { run_ctas(seed); });
+    await_end();
+    --running_kernels;
+    {
+        std::lock_guard<std::mutex> guard(machines().mutex);
+        machines().states.erase(gpu_);
+    }
+    Lock lock(world().mutex);
+    for (const View& view : views_) {
+        if (view.range->gone) die(launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
+    }
+    return code_;
+}
+
+}  // namespace
+
+unsigned ctas_per_multiprocessor(unsigned block) {
+    constexpr unsigned threads = 2048;
+    return block == 0 || block > static_cast<unsigned>(flexring::kMaxThreads) ? 0 : threads / block;
+}
+
+CUresult run_kernel(Stream& stream, const KernelLaunch& launch) { return Run(stream, launch).run(); }
+
+}  // namespace sim
