@@ -273,19 +273,20 @@ class Communicator {
         const u64 jobs = small ? 0 : one_in(3) ? below(4) : below(120);
         // After this number of reports.
         const u64 abort_after = one_in(12) ? below(jobs + 1) : std::numeric_limits<u64>::max();
-        bool aborted = false;
+        // Without waiting for the kernel's start.
+        bool aborted = one_in(40);
         {
             const Launch launch(kernel, parameters, grid, resident);
-            while (load(host_->kernel.started) < call_) nap();
-            check(load(host_->kernel.started) == call_, "a kernel that has not been launched has started");
-            if (small) {
+            while (!aborted && load(host_->kernel.started) < call_) nap();
+            check(load(host_->kernel.started) <= call_, "a kernel that has not been launched has started");
+            if (small && !aborted) {
                 for (u64 i = 0; i < bytes; ++i) {
                     check(staged_input.at()[i] == input.at()[i], "the staged input has other bytes");
                     staged_output.at()[i] = static_cast<char>(staged_input.at()[i] + 1);
                 }
             }
             u64 published = 0, reported = 0;
-            while (reported < jobs && !aborted) {
+            while (reported < jobs && reported < abort_after && !aborted) {
                 const u64 burst = one_in(4) ? jobs : 1 + below(3);
                 for (u64 nth = 0; nth < burst && published < jobs; ++nth) {
                     const int ring = below(kRings);
@@ -296,10 +297,9 @@ class Communicator {
                 const u64 now = poll();
                 reported += now;
                 if (now == 0) nap();
-                aborted = reported >= abort_after;
             }
-            if (abort_after == 0 || (aborted = aborted || abort_after <= reported)) {
-                aborted = true;
+            aborted = aborted || reported >= abort_after;
+            if (aborted) {
                 store(host_->host.aborted, std::numeric_limits<u64>::max());
             } else {
                 store(host_->host.finished, call_);

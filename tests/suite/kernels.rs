@@ -1,5 +1,5 @@
-//! The source of the GPU kernels, compiled for the CPU, gives the same bits as the host device for every type, operation,
-//! alignment and length. Only the payload and sign of NaNs may differ.
+//! The source of the GPU kernels, compiled for the CPU: gives the same bits as the host device for every type, operation,
+//! alignment and length (only the payload and sign of NaNs may differ), and keeps its protocol with the host under random work.
 #![allow(
     unsafe_code,
     clippy::print_stderr,
@@ -9,14 +9,12 @@
 use fastrand::Rng;
 use flexring::DType;
 use flexring::config::Simd;
-use flexring::device::cuda::batch::{Batch, BatchBuilder, KernelOperand, OPERANDS};
 use flexring::device::cuda::image::{COPY, symbol};
 use flexring::device::host::Host;
 use flexring::device::{Arithmetic, Device, Finish, Job, Submitted};
 use flexring::memory::Piece;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::NonNull;
@@ -27,25 +25,78 @@ const ARITHMETICS: [Arithmetic; 4] = [Arithmetic::Sum, Arithmetic::Prod, Arithme
 /// The bytes around a destination, which must not change.
 const CANARY: u8 = 0xa5;
 
-type Launch = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *const c_void) -> c_int;
+// As in kernels/engine.h, where a descriptor and its further entries are 128 bytes each.
+const FIRST_OPERANDS: usize = 10;
+const MORE_OPERANDS: usize = 16;
+const SCALED: u64 = 1 << 63;
+const LARGEST_BLOCK: u32 = 512;
+/// So many that a descriptor has two further entries.
+const OPERANDS: usize = 35;
 
-/// The kernels as a shared library for the host, compiled once for all tests that use these sources; `None` where there
-/// is no compiler.
-fn compiled() -> Option<PathBuf> {
+type Entry = [u64; 16];
+type Work = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_uint) -> c_int;
+
+/// The descriptors of some jobs.
+#[derive(Default)]
+struct Entries(Vec<Entry>);
+
+impl Entries {
+    fn push(
+        &mut self,
+        into: u64,
+        count: u64,
+        operands: &[(u64, Option<f64>)],
+        divide: u32,
+        tile: u64,
+        copies: bool,
+    ) {
+        let factor = operands.iter().find_map(|operand| operand.1).unwrap_or(1.0);
+        let words: Vec<u64> =
+            operands.iter().map(|(at, factor)| if factor.is_some() { at | SCALED } else { *at }).collect();
+        let tiles = count.div_ceil(tile).max(1);
+        let (first, further) = words.split_at(words.len().min(FIRST_OPERANDS));
+        let mut entry = [0; 16];
+        entry[..6].copy_from_slice(&[
+            into,
+            count,
+            factor.to_bits(),
+            words.len() as u64 | u64::from(divide) << 32,
+            tile | tiles << 32,
+            u64::from(copies),
+        ]);
+        entry[6..6 + first.len()].copy_from_slice(first);
+        self.0.push(entry);
+        for operands in further.chunks(MORE_OPERANDS) {
+            let mut entry = [0; 16];
+            entry[..operands.len()].copy_from_slice(operands);
+            self.0.push(entry);
+        }
+    }
+
+    /// Does the work with this kernel, one thread of a block after another. False if there is no such kernel.
+    fn run(&self, kernel: &CStr, block: u32) -> bool {
+        let work = kernels().expect("a compiler: the test has checked it");
+        // SAFETY: the entries have the layout of descriptors, and all their addresses are valid.
+        unsafe { work(kernel.as_ptr(), self.0.as_ptr().cast(), self.0.len() as c_uint, block) == 0 }
+    }
+}
+
+/// What g++ makes of these sources in kernels/host with these options, compiled once for all tests; `None` where there is no
+/// compiler, or where it does not know the options.
+fn compiled(sources: &[&str], options: &[&str]) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let arguments = [
-        "-O2",
+    let common = [
         "-std=c++17",
         "-ffp-contract=off",
+        "-pthread",
         "-Wall",
         "-Wextra",
         "-Werror",
         "-Wno-unknown-pragmas",
-        "-shared",
-        "-fPIC",
+        "-Ikernels",
     ];
     let mut hasher = DefaultHasher::new();
-    arguments.hash(&mut hasher);
+    (sources, options, common).hash(&mut hasher);
     for folder in ["kernels", "kernels/host"] {
         let entries = std::fs::read_dir(root.join(folder)).expect("the folder of the kernels can be read");
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -54,40 +105,48 @@ fn compiled() -> Option<PathBuf> {
             std::fs::read(path).expect("a source can be read").hash(&mut hasher);
         }
     }
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{:016x}.so", hasher.finish()));
-    if library.exists() {
-        return Some(library);
+    let compiled =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{:016x}.so", hasher.finish()));
+    if compiled.exists() {
+        return Some(compiled);
     }
     // Tests that run at the same time may compile it twice; each moves a complete file into place.
-    let unfinished = library.with_extension(std::process::id().to_string());
-    let mut compiler = Command::new("g++");
-    compiler.current_dir(root).args(arguments).args(["kernels/host/launch.cpp", "-Ikernels", "-o"]);
-    let output = match compiler.arg(&unfinished).output() {
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("skipped: no g++");
-            return None;
+    let unfinished = compiled.with_extension(std::process::id().to_string());
+    let compile = |input: &[PathBuf]| {
+        let mut compiler = Command::new("g++");
+        compiler.current_dir(root).args(common).args(options).args(input).arg("-o").arg(&unfinished);
+        match compiler.output() {
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => None,
+            output => Some(output.expect("the compiler runs")),
         }
-        output => output.expect("the compiler runs"),
     };
+    let probe = compiled.with_extension("probe.cpp");
+    std::fs::write(&probe, "int main() {}").expect("a file can be written");
+    if !compile(&[probe]).is_some_and(|output| output.status.success()) {
+        eprintln!("skipped: no g++, or not with {options:?}");
+        return None;
+    }
+    let sources: Vec<PathBuf> = sources.iter().map(|name| Path::new("kernels/host").join(name)).collect();
+    let output = compile(&sources)?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::rename(&unfinished, &library).expect("the library can be moved into place");
-    Some(library)
+    std::fs::rename(&unfinished, &compiled).expect("the file can be moved into place");
+    Some(compiled)
 }
 
 /// The compiled kernels; `None` if there is no compiler.
-fn kernels() -> Option<Launch> {
-    static KERNELS: OnceLock<Option<Launch>> = OnceLock::new();
+fn kernels() -> Option<Work> {
+    static KERNELS: OnceLock<Option<Work>> = OnceLock::new();
     *KERNELS.get_or_init(|| {
-        let library = compiled()?;
+        let library = compiled(&["launch.cpp"], &["-O2", "-shared", "-fPIC"])?;
         let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("no zeros");
         // SAFETY: the library is compiled from this checkout and has no initializers; it is never closed.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "it can be loaded");
         // SAFETY: the library is open.
-        let function = unsafe { libc::dlsym(library, c"flexring_host_launch".as_ptr()) };
+        let function = unsafe { libc::dlsym(library, c"flexring_host_work".as_ptr()) };
         assert!(!function.is_null(), "kernels/host/launch.cpp exports it");
         // SAFETY: this is its type.
-        Some(unsafe { std::mem::transmute::<*mut c_void, Launch>(function) })
+        Some(unsafe { std::mem::transmute::<*mut c_void, Work>(function) })
     })
 }
 
@@ -191,13 +250,15 @@ struct Case {
     dtype: DType,
     arithmetic: Arithmetic,
     count: usize,
+    /// Of each operand; all have the same factor or none.
     factors: Vec<Option<f64>>,
     divide: u32,
     /// Offset in a granule, in elements, of each operand and, last, of the destination.
     skews: Vec<usize>,
     /// The operand that the result replaces, if any.
     in_place: Option<usize>,
-    grid: u32,
+    /// Granules of a tile.
+    tile: usize,
     block: u32,
 }
 
@@ -211,7 +272,7 @@ impl Case {
             divide: 0,
             skews: vec![0; operands + 1],
             in_place: None,
-            grid: 2,
+            tile: 4096,
             block: 32,
         }
     }
@@ -254,23 +315,17 @@ impl Case {
         memories[self.destination()].vector()
     }
 
-    fn push(&self, builder: &mut BatchBuilder, memories: &mut [VectorMemory]) -> bool {
+    fn push(&self, entries: &mut Entries, memories: &mut [VectorMemory]) {
         let addresses: Vec<u64> =
             memories.iter_mut().map(|memory| memory.piece().as_ptr().addr() as u64).collect();
-        let operands =
-            addresses.iter().zip(&self.factors).map(|(at, factor)| KernelOperand::new(*at, *factor));
+        let operands: Vec<_> = addresses.iter().copied().zip(self.factors.iter().copied()).collect();
         let into = addresses[self.destination()];
-        builder.push(into, self.count as u64, operands, NonZeroU32::new(self.divide))
+        let tile = self.tile * 16 / self.dtype.size();
+        entries.push(into, self.count as u64, &operands, self.divide, tile as u64, false);
     }
 }
 
-fn launch(kernel: &CStr, grid: (u32, u32), block: u32, batch: &Batch) -> bool {
-    let launch = kernels().expect("a compiler: the test has checked it");
-    // SAFETY: the batch has the layout of the launch parameters, and all its addresses are valid.
-    unsafe { launch(kernel.as_ptr(), grid.0, grid.1, block, (&raw const *batch).cast()) == 0 }
-}
-
-/// Runs cases of one type and operation in one launch, runs each of them on the host, and compares the results.
+/// Runs cases of one type and operation together, runs each of them on the host, and compares the results.
 fn check(host: &mut Host, random: &mut Rng, cases: &[Case]) {
     let inputs: Vec<Vec<Vec<u8>>> = cases
         .iter()
@@ -280,16 +335,15 @@ fn check(host: &mut Host, random: &mut Rng, cases: &[Case]) {
 }
 
 fn check_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
-    let mut builder = BatchBuilder::default();
+    let mut entries = Entries::default();
     let mut memories: Vec<Vec<VectorMemory>> =
         cases.iter().zip(inputs).map(|(case, inputs)| case.memories(inputs)).collect();
     for (case, memories) in cases.iter().zip(&mut memories) {
-        assert!(case.push(&mut builder, memories), "there is room");
+        case.push(&mut entries, memories);
     }
     let first = &cases[0];
     let kernel = symbol(first.dtype, first.arithmetic);
-    let grid = (first.grid, builder.tasks() as u32);
-    assert!(launch(kernel, grid, first.block, builder.batch()), "no kernel {}", kernel.to_string_lossy());
+    assert!(entries.run(kernel, first.block), "no kernel {}", kernel.to_string_lossy());
 
     for ((case, inputs), memories) in cases.iter().zip(inputs).zip(&mut memories) {
         let expected = case.on_host(host, inputs);
@@ -352,7 +406,7 @@ fn every_type_operation_and_finish_gives_the_hosts_bits() {
                         let counts = counts(dtype, block);
                         let mut case =
                             Case::new(dtype, arithmetic, counts[random.usize(..counts.len())], operands);
-                        case.grid = [1, 2, 3, 5][random.usize(..4)];
+                        case.tile = [1, 7, 40, 4096][random.usize(..4)];
                         (case.block, case.divide, case.in_place) = (block as u32, divide, in_place);
                         if operands == OPERANDS {
                             case.count %= 300;
@@ -364,8 +418,9 @@ fn every_type_operation_and_finish_gives_the_hosts_bits() {
                             *skew = if odd { random.usize(..granule) } else { alike };
                         }
                         check(&mut host, random, std::slice::from_ref(&case));
+                        let common = random_factor(dtype, random);
                         for factor in &mut case.factors {
-                            *factor = random_factor(dtype, random);
+                            *factor = common.filter(|_| random.usize(..3) > 0);
                         }
                         check(&mut host, random, std::slice::from_ref(&case));
                     }
@@ -395,7 +450,7 @@ fn every_alignment_and_length_is_processed_completely() {
 }
 
 #[test]
-fn tasks_of_one_launch_are_independent() {
+fn descriptors_are_independent() {
     let Some(mut host) = host() else { return };
     let random = &mut Rng::with_seed(7);
     for dtype in DType::ALL {
@@ -458,14 +513,14 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
     for from in 0..16 {
         for into in 0..16 {
             for len in [0, 1, 2, 14, 15, 16, 17, 31, 32, 33, 47, 511, 512, 513, 1024, 2999] {
-                for block in [1, 8, 40] {
+                for (block, tile) in [(1, 16), (8, 496), (40, 4096)] {
                     let mut source = VectorMemory::holding(&bytes[..len], from);
                     let mut target = VectorMemory::holding(&vec![0; len], into);
-                    let mut builder = BatchBuilder::default();
                     let at = |memory: &mut VectorMemory| memory.piece().as_ptr().addr() as u64;
-                    let operand = KernelOperand::new(at(&mut source), None);
-                    assert!(builder.push(at(&mut target), len as u64, std::iter::once(operand), None));
-                    assert!(launch(COPY, (3, 1), block, builder.batch()));
+                    let (source, into_at) = (at(&mut source), at(&mut target));
+                    let mut entries = Entries::default();
+                    entries.push(into_at, len as u64, &[(source, None)], 0, tile, true);
+                    assert!(entries.run(COPY, block));
                     assert_eq!(target.vector(), bytes[..len], "{len} bytes from {from} to {into}");
                     assert!(target.is_intact_around(), "{len} bytes from {from} to {into}");
                 }
@@ -475,11 +530,28 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
 }
 
 #[test]
-fn launches_that_a_gpu_would_refuse_are_refused() {
+fn unknown_kernels_and_too_large_blocks_are_refused() {
     let Some(_) = host() else { return };
-    let builder = BatchBuilder::default();
-    assert!(!launch(c"flexring_sum_quad", (1, 1), 32, builder.batch()));
-    assert!(!launch(COPY, (1, 1), 513, builder.batch()));
-    assert!(!launch(COPY, (0, 1), 32, builder.batch()));
-    assert!(launch(COPY, (1, 16), 32, builder.batch()), "empty tasks");
+    let nothing = Entries::default();
+    assert!(!nothing.run(c"flexring_sum_quad", 32));
+    assert!(!nothing.run(COPY, LARGEST_BLOCK + 1));
+    assert!(!nothing.run(COPY, 0));
+    assert!(nothing.run(COPY, LARGEST_BLOCK));
+}
+
+/// Plays the host against kernels of which a random number of CTAs is resident; see kernels/host/stress.cpp.
+fn keeps_its_protocol(options: &[&str], communicators: &str) {
+    let Some(program) = compiled(&["stress.cpp", "launch.cpp"], options) else { return };
+    let output = Command::new(program).args(["1", communicators]).output().expect("the program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn random_work_with_random_residency_is_complete_and_correct() {
+    keeps_its_protocol(&["-O1"], "60");
+}
+
+#[test]
+fn nothing_but_the_protocol_orders_memory_accesses() {
+    keeps_its_protocol(&["-O1", "-g", "-fsanitize=thread"], "15");
 }
