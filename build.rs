@@ -16,7 +16,13 @@ use std::thread;
 mod nvrtc;
 
 /// The sources of the kernels. The first one is compiled and includes the others.
-const SOURCES: [&str; 3] = ["kernels/reduce.cu", "kernels/number.h", "kernels/batch.h"];
+const SOURCES: [&str; 5] = [
+    "kernels/engine.cu",
+    "kernels/engine.h",
+    "kernels/memory_order.h",
+    "kernels/number.h",
+    "kernels/reduce.h",
+];
 
 /// Options that give the same results as the host device. nvcc and NVRTC both accept them.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];

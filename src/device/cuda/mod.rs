@@ -16,7 +16,6 @@
 //! | `standalone` | the device without ranks, for benchmarks |
 //! | `pointer` | whether an address is host or GPU memory |
 
-pub mod batch;
 mod buffer;
 pub(crate) mod engine;
 pub mod image;
