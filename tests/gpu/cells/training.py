@@ -25,12 +25,13 @@ def calls(comm):
     for call in range(CALLS):
         count = (5, 1000, 70_000, 1 << 20)[call % 4]
         both = torch.randint(-1000, 1000, (comm.size, count), generator=generator).float()
+        wanted = both.sum(0)
         tensor = both[comm.rank].cuda()
         begun = time.perf_counter()
         comm.all_reduce(tensor)
         got = tensor.cpu()
         seconds += time.perf_counter() - begun
-        if not torch.equal(got, both.sum(0)):
+        if not torch.equal(got, wanted):
             raise SystemExit(f"call {call}: a wrong sum of {count} elements")
         # New memory and its release between calls.
         del tensor
@@ -72,7 +73,8 @@ def train(comm):
 def main():
     torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
-    torch.cuda.current_stream().synchronize()
+    # A context, so that flexring prepares this GPU when the ranks join.
+    torch.zeros(1, device="cuda")
     comm = flexring.torch.from_process_group()
     result = {"torch": torch.__version__, "calls": CALLS, "call_ms": calls(comm)}
     result |= train(comm)
