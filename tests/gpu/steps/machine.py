@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 
-from .session import Cell
+from .session import Cell, Failed
 
 SECONDS = 60
 QUESTION = "Which GPU, driver and limits does this machine have?"
@@ -30,10 +30,18 @@ def system(session):
     tools = ("nvidia-smi", "nvcc", "nvidia-cuda-mps-control", "compute-sanitizer", "nsys")
     result["tools"] = {tool: shutil.which(tool) for tool in tools}
     if result["tools"]["nvidia-smi"]:
-        values = session.run(["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"]).strip()
-        result["nvidia_smi"] = dict(zip(SMI.split(","), (value.strip() for value in values.splitlines()[0].split(","))))
-        result["topology"] = session.run(["nvidia-smi", "topo", "-m"])
+        values = smi(session, f"--query-gpu={SMI}", "--format=csv,noheader").splitlines()
+        result["nvidia_smi"] = dict(zip(SMI.split(","), (value.strip() for value in values[0].split(",")))) if values else {}
+        result["topology"] = smi(session, "topo", "-m")
     return result
+
+
+def smi(session, *arguments):
+    """What nvidia-smi prints, if only an error."""
+    try:
+        return session.run(["nvidia-smi", *arguments]).strip()
+    except Failed as failure:
+        return str(failure)
 
 
 def words(rows):

@@ -49,7 +49,36 @@ def milliseconds(value):
     return "       -" if value is None else f"{value:8.2f}"
 
 
+def late(result):
+    """What was blocked until the kernel ended, or still is."""
+    return [*result["blocked_until_the_end"], *(f"{name} FOR EVER" for name in result["never_returned"])]
+
+
+def verdicts(rows):
+    """Whether the driver does what the design relies on."""
+    probed = [(name, result) for name, result in rows if "action" in result]
+    for sentence, holds in (
+        ("the kernel started without a further call of the driver", lambda result: result["started_ms"] is not None),
+        ("the kernel saw the host's word within 1 s", lambda result: result["kernel_saw_word_ms"] is not None),
+        ("all calls returned once the kernel had ended", lambda result: not result["never_returned"]),
+        ("no call failed", lambda result: not result.get("errors")),
+    ):
+        against = [name for name, result in probed if not holds(result)]
+        yield f"{sentence}: " + (f"NOT in {'; '.join(against)}" if against else f"in all {len(probed)} cells")
+
+
+def differences(rows, others):
+    """Where other results, such as those of the simulated driver, have other calls blocked."""
+    others = dict(others)
+    for name, result in rows:
+        other = others.get(name)
+        if other and "action" in result and late(result) != late(other):
+            yield f"{name}: blocked {', '.join(late(result)) or 'nothing'}, there {', '.join(late(other)) or 'nothing'}"
+
+
 def words(rows):
+    if any("action" in result for _, result in rows):
+        yield from verdicts(rows)
     header = "{:28} {:13} {:6} {:>8} {:>8} {:>8} {:>8}  {}".format(
         "while a kernel waits", "its stream", "conns", "started", "returned", "others", "seen", "blocked until the kernel's end"
     )
@@ -59,8 +88,7 @@ def words(rows):
     for _, result in rows:
         if "action" not in result:
             continue
-        late = [*result["blocked_until_the_end"], *(f"{name} FOR EVER" for name in result["never_returned"])]
-        notes = [", ".join(late)]
+        notes = [", ".join(late(result))]
         if result["ended_early"]:
             notes.append("THE KERNEL ENDED BEFORE THE WORD")
         if result["action"].startswith("global_capture"):
