@@ -1,8 +1,10 @@
 //! Measures sums of two random vectors on a GPU beside a copy on the GPU: bytes read and written per second, in GB/s.
 //!
-//! `cargo bench --bench gpu_reduce [-- MIB]`. Prints a line of JSON for each measurement: vectors of MIB MiB (256 by default),
-//! a sixteenth and a 256th of that, whole, and the longest ones also in sub-chunks of 1 MiB and 128 KiB. A measurement is
-//! made from the host: it contains the start of the kernel and the wait for its end.
+//! `cargo bench --bench gpu_reduce [-- MIB [CTAS]]`. Prints a line of JSON for each measurement: vectors of MIB MiB (256 by
+//! default), a sixteenth and a 256th of that, whole, and the longest ones also in sub-chunks of 1 MiB and 128 KiB, by CTAS
+//! thread blocks (as many as the GPU holds by default, and for 0). The last vector is also summed in sub-chunks of 4 KiB, which
+//! shows the cost of a descriptor. A measurement is made from the host: it contains the start of the kernel and the wait for
+//! its end.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use flexring::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};
@@ -16,18 +18,28 @@ const REPEATS: usize = 15;
 const SHORTEST: usize = 64 << 10;
 
 fn main() {
-    let mib = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(256);
-    if let Err(error) = measure(mib << 20) {
+    let mut numbers = std::env::args().skip(1).filter_map(|word| word.parse::<usize>().ok());
+    let mib = numbers.next().unwrap_or(256);
+    let ctas = numbers.next().filter(|&ctas| ctas > 0).unwrap_or(usize::MAX);
+    if let Err(error) = measure(mib << 20, ctas) {
         println!("{}", serde_json::json!({ "error": error.message() }));
         std::process::exit(1);
     }
 }
 
-fn measure(longest: usize) -> Result<()> {
+fn measure(longest: usize, ctas: usize) -> Result<()> {
     let gpu = gpu_info(0)?.name;
-    let mut device = StandaloneDevice::new(0, usize::MAX)?;
-    for bytes in [longest, longest / 16, longest / 256].into_iter().filter(|&bytes| bytes >= SHORTEST) {
-        let grains = if bytes == longest { vec![bytes, 1 << 20, 128 << 10] } else { vec![bytes] };
+    let mut device = StandaloneDevice::new(0, ctas)?;
+    let lengths: Vec<usize> =
+        [longest, longest / 16, longest / 256].into_iter().filter(|&bytes| bytes >= SHORTEST).collect();
+    for &bytes in &lengths {
+        let mut grains = vec![bytes];
+        if bytes == longest {
+            grains.extend([1 << 20, 128 << 10]);
+        }
+        if Some(&bytes) == lengths.last() {
+            grains.push(4 << 10);
+        }
         sums(&gpu, &mut device, bytes, &grains, |number| number)?;
         sums(&gpu, &mut device, bytes, &grains, bf16::from_f32)?;
         sums(&gpu, &mut device, bytes, &grains, f16::from_f32)?;
@@ -82,7 +94,7 @@ fn report(gpu: &str, dtype: &str, what: &str, bytes: usize, moves: usize, second
         "{}",
         serde_json::json!({
             "gpu": gpu, "type": dtype, "what": what, "bytes": bytes, "bytes_moved": bytes * moves,
-            "best_gb_s": rate(seconds[0]), "median_gb_s": rate(seconds[seconds.len() / 2]),
+            "median_us": seconds[seconds.len() / 2] * 1e6, "best_gb_s": rate(seconds[0]), "median_gb_s": rate(seconds[seconds.len() / 2]),
         })
     );
 }

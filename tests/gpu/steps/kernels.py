@@ -62,6 +62,19 @@ def words(rows):
             part = 100 * row["median_gb_s"] / copies[row["type"], row["bytes"]]
             line = f"  {row['type']:8} {row['bytes'] / MIB:7.2f} MiB  {row['what']:16}"
             yield f"{line} {row['median_gb_s']:8.1f}, {part:5.1f} % of a copy"
+        yield from descriptors_words(result["rows"])
+
+
+def descriptors_words(rows):
+    """What a descriptor costs: the same sum in one and in many."""
+    for row in rows:
+        grain = 4 << 10
+        if row["what"] != "sum in 4 KiB":
+            continue
+        whole = f"sum in {row['bytes'] >> 10} KiB"
+        one = next(other for other in rows if (other["type"], other["bytes"], other["what"]) == (row["type"], row["bytes"], whole))
+        cost = (row["median_us"] - one["median_us"]) / (row["bytes"] / grain - 1)
+        yield f"  {row['type']:8} a descriptor of 4 KiB costs {cost:.2f} us more than one for all"
 
 
 def stages_words(result):
