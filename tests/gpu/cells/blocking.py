@@ -77,6 +77,7 @@ class Probe:
         self.pinned = [driver.pinned(4 * MIB)[0] for _ in range(2)]
         self.pageable = ctypes.create_string_buffer(4 * MIB)
         self.event = driver.event()
+        self.spin = None
         if gate == "kernel":
             self.module = driver.module()
             self.spin, self.empty = (driver.function(self.module, name) for name in ("spin", "nothing"))
@@ -101,14 +102,7 @@ class Probe:
 
     def start(self):
         """Starts what waits for the host."""
-        if self.gate == "kernel":
-            self.driver.launch(self.spin, self.own, self.control.device, control.LIMIT)
-            return
-        at = self.control.device
-        self.driver.call("cuStreamWriteValue64_v2", self.own, c_uint64(at + control.STARTED), c_uint64(1), c_uint(0))
-        self.driver.call("cuStreamWaitValue64_v2", self.own, c_uint64(at + control.GO), c_uint64(1), c_uint(0))
-        for word in (control.SAW, control.ENDED):
-            self.driver.call("cuStreamWriteValue64_v2", self.own, c_uint64(at + word), c_uint64(1), c_uint(0))
+        self.control.spin(self.own, self.spin)
 
     def copy(self, name, stream, *pair):
         host, device = pair

@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from ctypes import c_uint, c_uint64
 
 GO, STARTED, SAW, ENDED, ROUNDS, WRONG = 0, 128, 136, 144, 152, 160
 
@@ -10,11 +11,21 @@ LIMIT = 4_000_000_000
 
 
 class Control:
-    """A block of pinned memory of zeros. `device` is its address for kernels."""
+    """A block of pinned memory of zeros, this one or a new one. `device` is its address for kernels."""
 
-    def __init__(self, driver):
-        self.host, self.device = driver.pinned(4096)
+    def __init__(self, driver, host=None, device=None):
+        self.driver = driver
+        self.host, self.device = driver.pinned(4096) if host is None else (host, device)
         self.words = {}
+
+    def spin(self, stream, function):
+        """Starts a kernel that waits for the word go; without `function` a wait in the stream, which stands in for it."""
+        if function:
+            self.driver.launch(function, stream, self.device, LIMIT)
+            return
+        write, wait = "cuStreamWriteValue64_v2", "cuStreamWaitValue64_v2"
+        for name, word in ((write, STARTED), (wait, GO), (write, SAW), (write, ENDED)):
+            self.driver.call(name, stream, c_uint64(self.device + word), c_uint64(1), c_uint(0))
 
     def word(self, offset):
         if offset not in self.words:

@@ -19,13 +19,17 @@ def cells(session):
     return [*first, *costs(), *(cell for group in others for cell in group)]
 
 
+def gate(session):
+    """What waits for the host: the simulated driver has no kernel of ours."""
+    return "wait_value" if session.simulated else "kernel"
+
+
 def blocking(connections, stream):
     """The cells of one kind of stream."""
 
     def measured(action):
         def measure(session):
-            gate = "wait_value" if session.simulated else "kernel"
-            result = session.cell("blocking.py", action, stream, gate, env={"CUDA_DEVICE_MAX_CONNECTIONS": connections})
+            result = session.cell("blocking.py", action, stream, gate(session), env={"CUDA_DEVICE_MAX_CONNECTIONS": connections})
             return {"connections": connections, "stream": stream, "action": action, **result}
 
         return measure
@@ -36,10 +40,11 @@ def blocking(connections, stream):
 
 
 def costs():
-    """What the design costs: the cells that measure words and lines of mapped memory, and the death of a neighbour."""
+    """What the design costs: the cells that measure words and lines of mapped memory, and neighbours."""
     return [
         Cell("round trip of a mapped word", 20, lambda session: session.cell("mapped.py", "round_trip"), SIMULATED),
         Cell("fetch of a line", 20, lambda session: session.cell("mapped.py", "fetch"), SIMULATED),
+        Cell("pages shared by processes", 20, lambda session: session.cell("shared_pages.py", gate(session))),
         Cell("exporter killed", 20, lambda session: session.cell("peer_killed.py"), SIMULATED),
         Cell("bandwidth of mapped memory", 40, lambda session: session.cell("mapped.py", "bandwidth"), SIMULATED),
     ]
@@ -112,6 +117,10 @@ def costs_words(results):
         yield f"load of a line by a warp: GPU memory {fetch['gpu_memory_ns']} ns"
         for name in ("host_memory_ns", "host_memory_with_copies_ns"):
             yield f"  {name[:-3].replace('_', ' ')}: " + ", ".join(f"{size} {time} ns" for size, time in fetch[name].items())
+    shared = results.get("pages shared by processes")
+    if shared:
+        yield f"pages that another process has pinned: code {shared['code']}, read-only: {shared['read_only']}"
+        yield f"  a kernel saw the other process's word after {shared.get('kernel_saw_neighbours_word_ms')} ms"
     killed = results.get("exporter killed")
     if killed:
         going = "still reads" if killed["still_reading"] else "no longer reads"
