@@ -56,7 +56,7 @@ def milliseconds(value):
 
 def late(result):
     """What was blocked until the kernel ended, or still is."""
-    return [*result["blocked_until_the_end"], *(f"{name} FOR EVER" for name in result["never_returned"])]
+    return [*result["blocked_until_the_end"], *(f"{name} never returned" for name in result["never_returned"])]
 
 
 def verdicts(rows):
