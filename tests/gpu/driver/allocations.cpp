@@ -155,7 +155,7 @@ SIMCUDA_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* at,
         const RangeRef range = world().memory->find(address);
         if (!out || flags != 0 || !range || !range->on_host()) return CUDA_ERROR_INVALID_VALUE;
         if (!range->mapped_to_device()) return CUDA_ERROR_INVALID_VALUE;
-        *out = range->device + range->offset(address);
+        *out = settings().host_pointers ? address : range->device + range->offset(address);
         return CUDA_SUCCESS;
     });
 }

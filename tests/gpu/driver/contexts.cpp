@@ -140,7 +140,7 @@ SIMCUDA_EXPORT CUresult cuCtxSetFlags(unsigned flags) {
 
 SIMCUDA_EXPORT CUresult cuCtxSynchronize() {
     return in_context(__func__, [&](Context& context, Lock& lock) {
-        context.drain(lock, "cuCtxSynchronize");
+        synchronize(context, lock, "cuCtxSynchronize", [&] { context.drain(lock, "cuCtxSynchronize"); });
         return context.error;
     });
 }

@@ -81,6 +81,7 @@ Settings read() {
     if (std::getenv("SIMCUDA_IMPLICIT_SYNC")) {
         s.implicit_sync = flag("SIMCUDA_IMPLICIT_SYNC", true) ? ImplicitSync::Always : ImplicitSync::Never;
     }
+    s.synchronize_holds = flag("SIMCUDA_SYNCHRONIZE_HOLDS", s.synchronize_holds);
     if (const char* loading = std::getenv("CUDA_MODULE_LOADING")) s.lazy_loading = std::string(loading) != "EAGER";
     s.host_pointers = flag("SIMCUDA_HOST_POINTERS", s.host_pointers);
     s.multiprocessors = static_cast<unsigned>(number("SIMCUDA_MULTIPROCESSORS", s.multiprocessors));

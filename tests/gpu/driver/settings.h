@@ -47,10 +47,13 @@ struct Settings {
     // lock held. CUDA may, and which calls do depends on the driver: by default each one does or does not at random. Always
     // waiting hides memory that is released too early, never waiting hides deadlocks.
     ImplicitSync implicit_sync = ImplicitSync::Random;
+    // SIMCUDA_SYNCHRONIZE_HOLDS: whether functions that synchronise with a stream, an event or a context hold the context's
+    // lock while they wait. Some drivers do.
+    bool synchronize_holds = true;
     // CUDA_MODULE_LOADING: whether a kernel is loaded by its first launch (LAZY, the default) or with its module (EAGER).
     bool lazy_loading = true;
-    // SIMCUDA_HOST_POINTERS: whether kernels and memory operations may use a host pointer of pinned memory. CUDA allows it on
-    // most systems, but documents only the address from cuMemHostGetDevicePointer for all of them.
+    // SIMCUDA_HOST_POINTERS: whether kernels and memory operations may use a host pointer of pinned memory, and
+    // cuMemHostGetDevicePointer returns it. So it is on most systems, but CUDA does not promise it for all of them.
     bool host_pointers = false;
     // SIMCUDA_MULTIPROCESSORS of each GPU.
     unsigned multiprocessors = 8;

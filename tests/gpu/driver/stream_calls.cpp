@@ -146,9 +146,13 @@ SIMCUDA_EXPORT CUresult cuStreamQuery(CUstream handle) {
 }
 
 SIMCUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
-    return about(__func__, handle, [](const StreamRef& stream, Lock& lock) {
+    const char* name = __func__;
+    return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
+        if (handle == CU_STREAM_PER_THREAD) return CUDA_ERROR_NOT_SUPPORTED;
+        StreamRef stream = any_stream(context, handle);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        await(lock, stream->last, "cuStreamSynchronize");
+        synchronize(context, lock, name, [&] { await(lock, stream->last, name); });
         return stream->context->error;
     });
 }
@@ -261,10 +265,11 @@ SIMCUDA_EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 SIMCUDA_EXPORT CUresult cuEventSynchronize(CUevent event) {
-    return in_context(__func__, [&](Context&, Lock& lock) {
+    const char* name = __func__;
+    return in_context(name, [&](Context& context, Lock& lock) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
-        if (PointRef point = found->point) await(lock, point, "cuEventSynchronize");
+        if (PointRef point = found->point) synchronize(context, lock, name, [&] { await(lock, point, name); });
         return found->context->error;
     });
 }

@@ -148,6 +148,15 @@ private:
     Context* context_ = nullptr;
 };
 
+// The wait of a function that synchronises, in a call that holds the lock of `context`.
+template <class Wait>
+void synchronize(Context& context, Lock& lock, const char* function, Wait wait) {
+    if (settings().synchronize_holds) return wait();
+    context.lock.release();
+    wait();
+    context.lock.take(lock, function, context);
+}
+
 // Whether a call may proceed. Takes the world's lock; if a context is needed, finds the current one and takes its lock.
 CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Holds& holds);
 void trace(const char* name, CUresult code);

@@ -33,9 +33,12 @@ struct Scenario {
 
 const std::vector<Scenario> scenarios = {
     SCENARIO(calls_need_a_context, {}, 0, {}),
+#ifndef __SANITIZE_THREAD__
+    // Their programs have data races on purpose, and check that they read wrong values.
     SCENARIO(order_needs_events, {"SIMCUDA_DELAY_US=300"}, 0, {}),
-    SCENARIO(legacy_stream_keeps_order, {}, 0, {}),
     SCENARIO(pinned_copies_take_time, {}, 0, {}),
+#endif
+    SCENARIO(legacy_stream_keeps_order, {}, 0, {}),
     SCENARIO(kernels_compute, {}, 0, {}),
     SCENARIO(racing_tiles_die, {}, SIGABRT, {"flexring_sum_float: a tile "}),
     SCENARIO(kernels_share_the_gpu, {"SIMCUDA_MULTIPROCESSORS=1"}, 0, {}),
@@ -70,6 +73,18 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(processes_end_during_work, {}, 0, {}),
     SCENARIO(forks_are_refused, {}, 0, {}),
     SCENARIO(threads_share_the_driver, {}, 0, {}),
+    SCENARIO(calls_hold_the_lock_while_they_wait, {"SIMCUDA_IMPLICIT_SYNC=1"}, 0, {}),
+    SCENARIO(other_calls_return_at_once, {"SIMCUDA_IMPLICIT_SYNC=0"}, 0, {}),
+    SCENARIO(full_streams_block_launches, {}, 0, {}),
+    SCENARIO(synchronizing_releases_the_lock_on_demand, {"SIMCUDA_SYNCHRONIZE_HOLDS=0"}, 0, {}),
+    SCENARIO(deadlocks_behind_the_lock_are_reported, {"SIMCUDA_HANG_S=1"}, SIGABRT,
+             {"waits for 1 s already", "holds the lock of the context", "cuEventQuery in thread"}),
+    SCENARIO(exits_while_threads_wait_for_a_lock, {}, 0, {}),
+    SCENARIO(one_queue_blocks_other_streams, {"CUDA_DEVICE_MAX_CONNECTIONS=1"}, 0, {}),
+    SCENARIO(own_queues_do_not_block, {"CUDA_DEVICE_MAX_CONNECTIONS=32"}, 0, {}),
+    SCENARIO(running_work_does_not_block_its_queue, {"CUDA_DEVICE_MAX_CONNECTIONS=1", "SIMCUDA_IMPLICIT_SYNC=0"}, 0, {}),
+    SCENARIO(unsafe_calls_invalidate_captures, {}, 0, {}),
+    SCENARIO(captures_end_in_their_thread, {}, 0, {}),
 };
 
 // Runs a scenario in a process of its own for at most a minute. Returns what is wrong with its end, or nothing.
