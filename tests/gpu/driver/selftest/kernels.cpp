@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include <pthread.h>
+
 #include "programs.h"
 
 namespace selftest {
@@ -171,6 +173,24 @@ void memory_freed_under_a_kernel_is_noticed() {
     WORKS(cu("cuMemHostUnregister", static_cast<void*>(control.host())));
     control.finish();
     synchronize(one);
+}
+
+void workers_call_nothing_while_a_kernel_runs() {
+    begin();
+    CUfunction sum = kernel("flexring_sum_float");
+    Control control;
+    int count = 0;
+    auto named_call = [&](const char* name) {
+        std::thread([&, name] {
+            pthread_setname_np(pthread_self(), name);
+            WORKS(cu("cuDeviceGetCount", &count));
+        }).join();
+    };
+    named_call("flexring-worker");
+    WORKS(control.launch(sum, 2, stream()));
+    while (!control.has_started()) nap();
+    named_call("another");
+    named_call("flexring-worker");
 }
 
 }  // namespace selftest

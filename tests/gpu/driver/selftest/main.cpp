@@ -48,6 +48,8 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(overlapping_kernels_die, {}, SIGABRT, {"two kernels of one communicator run at the same time"}),
     SCENARIO(memory_freed_under_a_kernel_is_noticed, {"SIMCUDA_IMPLICIT_SYNC=0"}, SIGABRT,
              {"memory was freed or unregistered while the kernel used it"}),
+    SCENARIO(workers_call_nothing_while_a_kernel_runs, {}, SIGABRT,
+             {"cuDeviceGetCount: called by a worker of flexring while a kernel runs"}),
     SCENARIO(errors_are_sticky, {}, 0, {"goes beyond the end of its allocation"}),
     SCENARIO(unregistered_memory_is_out_of_reach, {}, 0, {"is host memory that is not registered"}),
     SCENARIO(the_host_cannot_touch_device_memory, {}, SIGSEGV, {}),

@@ -26,6 +26,7 @@ void unregistered_memory_is_out_of_reach() {
     CHECK(attribute(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address(host + 1)) == copy + sizeof(float));
     CHECK(attribute(CU_POINTER_ATTRIBUTE_HOST_POINTER, copy + sizeof(float)) == address(host + 1));
     WORKS(launch(sum, sum_of(memory, memory, copy, 256), 1, one));
+    WORKS(synchronize(one));
     host[0] = 5;
     WORKS(cu("cuMemcpyAsync", copy + sizeof(float), address(host), sizeof(float), one));
     WORKS(synchronize(one));

@@ -121,6 +121,7 @@ void broken_kernels_leave();
 void endless_kernels_are_reported();
 void overlapping_kernels_die();
 void memory_freed_under_a_kernel_is_noticed();
+void workers_call_nothing_while_a_kernel_runs();
 void streams_wait_for_values();
 void host_functions_run_one_at_a_time();
 void calls_in_host_functions_die();
