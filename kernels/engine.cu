@@ -56,9 +56,9 @@ constexpr int kWordOfOperands = 3;
 constexpr int kWordOfTiles = 4;
 constexpr u64 kTileMask = (1ull << kTileBits) - 1;
 
-// A tile that this CTA works on.
+// What a CTA does next. Only the fetcher does what is not a tile of a descriptor.
 struct Claim {
-    enum Kind : u32 { kNothing, kTile, kOver } kind;
+    enum Kind : u32 { kNothing, kTile, kInput, kOutput, kOver } kind;
     u32 ring;
     // The running index of the descriptor, and the number of its tile.
     u64 index;
@@ -146,20 +146,11 @@ __device__ __forceinline__ bool claim_left_tile(GpuState& gpu, u32 first_ring, u
     return false;
 }
 
-// Does the work on a tile, and reports the descriptor if this was the last one. Called by all threads.
-template <class Work>
-__device__ __forceinline__ void work_on(GpuState& gpu, HostControl& host, const Claim& claim) {
+// Reports a tile, and the descriptor if this was its last one. Called by one thread after a barrier.
+__device__ __forceinline__ void report_tile(GpuState& gpu, HostControl& host, const Claim& claim) {
     const u32 entry = static_cast<u32>(claim.index % kEntries);
-    const Tile tile = tile_of(gpu.ring[claim.ring], entry, claim.tile);
-    const u32 tiles = tile.descriptor().tiles;
-    if (tile.descriptor().copies) {
-        copy_tile(tile);
-    } else {
-        Work::work(tile);
-    }
-    end_reach();
-    __syncthreads();
-    if (threadIdx.x == 0 && add_acq_rel(&gpu.finished_tiles[claim.ring][entry], 1) + 1 == tiles) {
+    const u32 tiles = gpu.ring[claim.ring][entry].tiles;
+    if (add_acq_rel(&gpu.finished_tiles[claim.ring][entry], 1) + 1 == tiles) {
         store_release_sys(&host.done[claim.ring][entry], claim.index + 1);
     }
 }
@@ -175,82 +166,71 @@ __device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& h
     }
 }
 
-// The first CTA to arrive: brings descriptors to the GPU until the call is over.
-template <class Work>
-__device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gpu, HostControl& host, Shared& shared) {
+// A step of the first CTA to arrive: brings new descriptors to the GPU. Called by all threads; `started` is the same in each.
+__device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gpu, const HostControl& host, Shared& shared,
+                                      bool started, u32 first_ring) {
     const u64* const line = reinterpret_cast<const u64*>(&host.host);
-    u32 first_ring = 0;
-    bool started = false;
-    for (u32 ring = threadIdx.x; ring < kRings; ring += blockDim.x) {
-        shared.seen[ring] = 0;
-        shared.head[ring] = load_relaxed(&gpu.line.head[ring]);
+    for (u32 nth = threadIdx.x; nth < kLineWords; nth += blockDim.x) shared.line[nth] = load_acquire_sys(line + nth);
+    __syncthreads();
+    const bool aborted = shared.line[kAborted] >= call.call, finished = shared.line[kFinished] >= call.call;
+    if (aborted || finished) {
+        if (threadIdx.x == 0) {
+            store_relaxed(&gpu.line.over, call.call);
+            shared.claim.kind = !aborted && started ? Claim::kOutput : Claim::kOver;
+        }
+        return;
     }
-    for (;;) {
-        for (u32 nth = threadIdx.x; nth < kLineWords; nth += blockDim.x) shared.line[nth] = load_acquire_sys(line + nth);
-        __syncthreads();
-        const bool aborted = shared.line[kAborted] >= call.call, finished = shared.line[kFinished] >= call.call;
-        if (aborted || finished) {
-            if (threadIdx.x == 0) store_relaxed(&gpu.line.over, call.call);
-            if (!aborted && started) {
-                copy(static_cast<u8*>(call.output), static_cast<const u8*>(call.staged_output), call.output_bytes);
-                end_reach();
-            }
-            return;
-        }
-        if (!started) {
-            copy(static_cast<u8*>(call.staged_input), static_cast<const u8*>(call.input), call.input_bytes);
-            end_reach();
-            __syncthreads();
-            if (threadIdx.x == 0) store_release_sys(&host.kernel.started, call.call);
-            started = true;
-        }
-        bool news = false;
+    if (!started) {
+        if (threadIdx.x == 0) shared.claim.kind = Claim::kInput;
+        return;
+    }
+    bool news = false;
 #pragma unroll 1
-        for (u32 ring = 0; ring < kRings; ++ring) {
-            const u64 from = shared.head[ring], head = shared.line[ring];
-            if (from == head) continue;
-            news = true;
-            copy_entries(gpu, host, ring, from, head);
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                store_release_gpu(&gpu.line.head[ring], head);
-                shared.head[ring] = head;
-            }
-        }
-        if (threadIdx.x == 0 && !claim_left_tile(gpu, first_ring, shared.seen, shared.claim)) {
-            shared.claim.kind = Claim::kNothing;
-            if (!news) pause_fetcher();
-        }
-        // Also: every thread has read `shared.line`.
+    for (u32 ring = 0; ring < kRings; ++ring) {
+        const u64 from = shared.head[ring], head = shared.line[ring];
+        if (from == head) continue;
+        news = true;
+        copy_entries(gpu, host, ring, from, head);
         __syncthreads();
-        const Claim claim = shared.claim;
-        if (claim.kind == Claim::kTile) {
-            work_on<Work>(gpu, host, claim);
-            first_ring = claim.ring + 1;
+        if (threadIdx.x == 0) {
+            store_release_gpu(&gpu.line.head[ring], head);
+            shared.head[ring] = head;
         }
+    }
+    if (threadIdx.x == 0 && !claim_left_tile(gpu, first_ring, shared.seen, shared.claim)) {
+        shared.claim.kind = Claim::kNothing;
+        if (!news) pause_fetcher();
     }
 }
 
-// Every other CTA: works on tiles until the call is over.
-template <class Work>
-__device__ __forceinline__ void serve(u64 call, GpuState& gpu, HostControl& host, Shared& shared) {
-    const u32 first_ring = shared.ticket % kRings;
-    for (;;) {
-        if (threadIdx.x == 0) {
-            for (;;) {
-                if (load_relaxed(&gpu.line.over) >= call) {
-                    shared.claim.kind = Claim::kOver;
-                    break;
-                }
-                if (claim_tile(gpu, first_ring, shared.claim)) break;
-                pause_poller();
-            }
-        }
-        __syncthreads();
-        const Claim claim = shared.claim;
-        if (claim.kind == Claim::kOver) return;
-        work_on<Work>(gpu, host, claim);
+// A step of every other CTA: waits until there is a tile or the call is over. Called by one thread.
+__device__ __forceinline__ void await_tile(u64 call, GpuState& gpu, u32 first_ring, Claim& claim) {
+    while (load_relaxed(&gpu.line.over) < call) {
+        if (claim_tile(gpu, first_ring, claim)) return;
+        pause_poller();
     }
+    claim.kind = Claim::kOver;
+}
+
+// The only place where memory of the user or of transports is accessed, so that the code is there once.
+template <class Work>
+__device__ __forceinline__ void work_on(const LaunchParameters& call, const GpuState& gpu, const Claim& claim) {
+    u8* into = static_cast<u8*>(call.output);
+    const u8* from = static_cast<const u8*>(call.staged_output);
+    u64 bytes = call.output_bytes;
+    if (claim.kind == Claim::kInput) {
+        into = static_cast<u8*>(call.staged_input);
+        from = static_cast<const u8*>(call.input);
+        bytes = call.input_bytes;
+    } else if (claim.kind == Claim::kTile) {
+        const Tile tile = tile_of(gpu.ring[claim.ring], static_cast<u32>(claim.index % kEntries), claim.tile);
+        const Descriptor& job = tile.descriptor();
+        if (!job.copies) return Work::work(tile);
+        into = reinterpret_cast<u8*>(job.into) + tile.first;
+        from = reinterpret_cast<const u8*>(job.at[0]) + tile.first;
+        bytes = tile.count;
+    }
+    copy(into, from, bytes);
 }
 
 template <class Work>
@@ -261,13 +241,37 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
     GpuState& gpu = reach_shared(call.gpu);
     HostControl& host = reach_shared(call.host);
     if (threadIdx.x == 0) shared.ticket = add_relaxed(&gpu.arrived, 1);
-    __syncthreads();
-    if (shared.ticket == 0) {
-        fetch<Work>(call, gpu, host, shared);
-    } else {
-        serve<Work>(call.call, gpu, host, shared);
+    for (u32 ring = threadIdx.x; ring < kRings; ring += blockDim.x) {
+        shared.seen[ring] = 0;
+        shared.head[ring] = load_relaxed(&gpu.line.head[ring]);
     }
     __syncthreads();
+    const bool fetcher = shared.ticket == 0;
+    bool started = false;
+    u32 first_ring = shared.ticket % kRings;
+    for (;;) {
+        if (fetcher) {
+            fetch(call, gpu, host, shared, started, first_ring);
+        } else if (threadIdx.x == 0) {
+            await_tile(call.call, gpu, first_ring, shared.claim);
+        }
+        __syncthreads();
+        const Claim claim = shared.claim;
+        if (claim.kind == Claim::kNothing) continue;
+        if (claim.kind == Claim::kOver) break;
+        work_on<Work>(call, gpu, claim);
+        end_reach();
+        __syncthreads();
+        if (claim.kind == Claim::kOutput) break;
+        if (claim.kind == Claim::kInput) {
+            if (threadIdx.x == 0) store_release_sys(&host.kernel.started, call.call);
+            started = true;
+        } else {
+            if (threadIdx.x == 0) report_tile(gpu, host, claim);
+            if (fetcher) first_ring = (claim.ring + 1) % kRings;
+        }
+    }
+    // The barrier behind the last work is also behind all accesses of this CTA.
     if (threadIdx.x == 0 && add_acq_rel(&gpu.left, 1) + 1 == gridDim.x) {
         store_relaxed(&gpu.arrived, 0);
         store_relaxed(&gpu.left, 0);

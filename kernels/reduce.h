@@ -1,4 +1,4 @@
-// The work on one tile of a descriptor by the threads of one CTA: the reduction of its operands, or a copy.
+// The work on one tile by the threads of one CTA: the reduction of a descriptor's operands, or a copy.
 //
 // A tile's destination is divided into granules: aligned blocks of 16 bytes, of which the first and the last may be partial. If
 // all operands have the same offset in a granule as the destination, whole granules are read and written, several at a time by
@@ -395,11 +395,6 @@ __device__ __forceinline__ void copy(u8* to, const u8* source, u64 count) {
         const u64 place = at * 16 + nth % 16;
         if (!whole && !again && place >= skew && place < skew + count) into[place - skew] = from[place - skew];
     }
-}
-
-__device__ __forceinline__ void copy_tile(const Tile& tile) {
-    const Descriptor& job = tile.descriptor();
-    copy(reinterpret_cast<u8*>(job.into) + tile.first, reinterpret_cast<const u8*>(job.at[0]) + tile.first, tile.count);
 }
 
 }  // namespace flexring

@@ -60,7 +60,8 @@ extern "C" int flexring_host_work(const char* kernel, const void* entries, unsig
             const Tile tile = tile_of(ring, entry, nth);
             for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
                 if (job.copies) {
-                    copy_tile(tile);
+                    copy(reinterpret_cast<u8*>(job.into) + tile.first, reinterpret_cast<const u8*>(job.at[0]) + tile.first,
+                         tile.count);
                 } else {
                     named->work(tile);
                 }

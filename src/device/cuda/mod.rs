@@ -6,7 +6,6 @@
 //! |---|---|
 //! | `objects` | RAII types for the driver's handles |
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
-//! | `batch` | the parameters of the kernels before resident ones |
 //! | `engine` | resident kernels, and the device over them |
 //! | `pinned` | page-locked host memory |
 //! | `inventory` | the GPUs that this process sees |
