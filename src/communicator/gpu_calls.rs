@@ -8,7 +8,7 @@
 
 use super::call_queue::{ActiveCall, QueueTicket};
 use super::gpu::PreparedLaunch;
-use super::launch_group::ReadyLaunch;
+use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
@@ -81,14 +81,25 @@ impl Communicator {
     }
 }
 
+impl Launch for PreparedLaunch {
+    fn launch(&mut self) -> Result<()> {
+        Self::launch(self)
+    }
+
+    fn record(self: Box<Self>) -> Result<()> {
+        Self::record(*self)
+    }
+}
+
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
-    fn launch(&self, prepared: PreparedLaunch, permit: LaunchPermit) -> Result<()> {
+    fn launch(&self, mut prepared: PreparedLaunch, permit: LaunchPermit) -> Result<()> {
         let Some(member) = &self.launch_member else {
             permit.begin();
-            return prepared.launch();
+            prepared.launch()?;
+            return prepared.record();
         };
-        let ready = ReadyLaunch { permit, launch: Box::new(move || prepared.launch()) };
+        let ready = ReadyLaunch { permit, launch: Box::new(prepared) };
         member.launch(ready, &self.fault, self.timeout)
     }
 

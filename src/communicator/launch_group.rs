@@ -16,10 +16,19 @@ use std::time::{Duration, Instant};
 /// How often a rank that waits for the others checks whether the communicator has failed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A kernel that is ready to be launched, by any thread.
+/// A kernel that can be launched by any thread.
+pub(super) trait Launch: Send {
+    /// Launches the kernel.
+    fn launch(&mut self) -> Result<()>;
+
+    /// Orders later work behind the kernel. Not before all kernels are launched that this one waits for.
+    fn record(self: Box<Self>) -> Result<()>;
+}
+
+/// A kernel that is ready to be launched.
 pub(super) struct ReadyLaunch {
     pub permit: LaunchPermit,
-    pub launch: Box<dyn FnOnce() -> Result<()> + Send>,
+    pub launch: Box<dyn Launch>,
 }
 
 /// The ranks of one communicator in this process.
@@ -97,10 +106,15 @@ impl GroupState {
         }
         // All at once: a registration that came between two of them would wait for the first, and the first for the second.
         GATE.begin(permits);
-        for member in self.members.iter_mut().filter(|member| ready(member)) {
-            if let Some((_, ready)) = member.waiting.take() {
-                member.outcome = Some((ready.launch)());
+        let mut launched = Vec::with_capacity(self.members.len());
+        for (index, member) in self.members.iter_mut().enumerate().filter(|(_, member)| ready(member)) {
+            if let Some((_, mut ready)) = member.waiting.take() {
+                let outcome = ready.launch.launch();
+                launched.push((index, ready.launch, outcome));
             }
+        }
+        for (index, launch, outcome) in launched {
+            self.members[index].outcome = Some(outcome.and_then(|()| launch.record()));
         }
     }
 }
@@ -168,10 +182,21 @@ impl LaunchMember {
 mod tests {
     use super::super::registration_gate::permit;
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
-    fn ready(launch: impl FnOnce() -> Result<()> + Send + 'static) -> ReadyLaunch {
-        ReadyLaunch { permit: permit().0, launch: Box::new(launch) }
+    struct FakeLaunch<F>(F);
+
+    impl<F: FnMut(&str) -> Result<()> + Send> Launch for FakeLaunch<F> {
+        fn launch(&mut self) -> Result<()> {
+            (self.0)("launch")
+        }
+
+        fn record(mut self: Box<Self>) -> Result<()> {
+            (self.0)("record")
+        }
+    }
+
+    fn ready(launch: impl FnMut(&str) -> Result<()> + Send + 'static) -> ReadyLaunch {
+        ReadyLaunch { permit: permit().0, launch: Box::new(FakeLaunch(launch)) }
     }
 
     fn members(count: usize) -> Vec<LaunchMember> {
@@ -180,47 +205,51 @@ mod tests {
     }
 
     #[test]
-    fn no_kernel_is_launched_before_all_ranks_call() {
-        let launched = Arc::new(AtomicU32::new(0));
+    fn kernels_are_launched_together_when_all_ranks_have_called() {
+        let steps = Arc::new(Mutex::new(Vec::new()));
         let fault = Fault::new().expect("a descriptor");
         let members = members(3);
         std::thread::scope(|scope| {
             let mut callers = Vec::new();
             for member in &members[..2] {
-                let (counter, fault) = (Arc::clone(&launched), &fault);
-                let count = move || {
-                    counter.fetch_add(1, Ordering::Relaxed);
+                let (steps, fault) = (Arc::clone(&steps), &fault);
+                let note = move |step: &str| {
+                    steps.lock().expect("no panic").push(step.to_owned());
                     Ok(())
                 };
-                callers
-                    .push(scope.spawn(move || member.launch(ready(count), fault, Duration::from_secs(20))));
+                callers.push(scope.spawn(move || member.launch(ready(note), fault, Duration::from_secs(20))));
             }
-            std::thread::sleep(Duration::from_millis(30));
-            assert_eq!(launched.load(Ordering::Relaxed), 0);
+            wait_for_calls(&members, 2);
+            assert!(steps.lock().expect("no panic").is_empty());
             // A call on the host takes part, but has no kernel.
             members[2].pass();
             callers.into_iter().for_each(|caller| caller.join().expect("no panic").expect("launched"));
         });
-        assert_eq!(launched.load(Ordering::Relaxed), 2);
+        assert_eq!(*steps.lock().expect("no panic"), ["launch", "launch", "record", "record"]);
+    }
+
+    /// Waits until this many calls have been made.
+    fn wait_for_calls(members: &[LaunchMember], calls: u64) {
+        let made = || members[0].group.lock().members.iter().map(|member| member.calls).sum::<u64>();
+        while made() < calls {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
     fn a_missing_rank_is_named_and_the_others_stop_waiting() {
         let fault = Fault::new().expect("a descriptor");
         let members = members(3);
-        let launch = |member: &LaunchMember, limit| member.launch(ready(|| Ok(())), &fault, limit);
-        let errors: Vec<Error> = std::thread::scope(|scope| {
-            let waits = [Duration::from_millis(20), Duration::from_secs(20)];
-            let callers: Vec<_> =
-                members.iter().zip(waits).map(|(m, wait)| scope.spawn(move || launch(m, wait))).collect();
-            callers
-                .into_iter()
-                .map(|caller| caller.join().expect("no panic").expect_err("rank 2 is late"))
-                .collect()
+        let launch = |member: &LaunchMember, limit| member.launch(ready(|_| Ok(())), &fault, limit);
+        std::thread::scope(|scope| {
+            let patient = scope.spawn(|| launch(&members[0], Duration::from_secs(20)));
+            wait_for_calls(&members, 1);
+            let late = launch(&members[1], Duration::from_millis(10));
+            for error in [late, patient.join().expect("no panic")] {
+                let error = error.expect_err("rank 2 does not call");
+                assert!(error.message().starts_with("rank 2 did not make the same call"), "{error}");
+            }
         });
-        for error in errors {
-            assert!(error.message().starts_with("rank 2 did not make the same call"), "{error}");
-        }
         assert!(launch(&members[2], Duration::ZERO).is_err(), "the group has ended");
     }
 
@@ -229,9 +258,9 @@ mod tests {
         let fault = Fault::new().expect("a descriptor");
         let members = members(2);
         members[1].pass();
-        let failed = members[0].launch(ready(|| Err(Error::system("no room"))), &fault, Duration::ZERO);
+        let failed = members[0].launch(ready(|_| Err(Error::system("no room"))), &fault, Duration::ZERO);
         assert_eq!(failed.expect_err("it failed").message(), "no room");
         members[1].pass();
-        members[0].launch(ready(|| Ok(())), &fault, Duration::ZERO).expect("the next one is launched");
+        members[0].launch(ready(|_| Ok(())), &fault, Duration::ZERO).expect("the next one is launched");
     }
 }

@@ -36,7 +36,11 @@ pub(in crate::communicator) struct GpuState;
 pub(in crate::communicator) enum PreparedLaunch {}
 
 impl PreparedLaunch {
-    pub(in crate::communicator) fn launch(self) -> Result<()> {
+    pub(in crate::communicator) fn launch(&mut self) -> Result<()> {
+        match *self {}
+    }
+
+    pub(in crate::communicator) fn record(self) -> Result<()> {
         match self {}
     }
 }

@@ -1,6 +1,7 @@
 //! The GPU of a communicator, over CUDA.
 
 use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::registration_gate::GATE;
 use crate::config::{Config, environment};
 use crate::device::CallerStream;
 use crate::device::cuda::{self, Engine, EngineParts, KernelKind, Launcher};
@@ -10,6 +11,7 @@ use crate::executor::{Executor, GpuParts};
 use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
 pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
@@ -36,6 +38,8 @@ pub(in crate::communicator) struct GpuState {
     small: usize,
     /// Whether other ranks of the communicator are threads of this process.
     shares_process: bool,
+    /// How long to wait for calls of this process before memory is registered.
+    timeout: Duration,
     layout: ArenaLayout,
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
@@ -66,6 +70,7 @@ impl GpuState {
             ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),
             small,
             shares_process,
+            timeout: config.timeout,
             layout,
             arena: Arc::clone(arena),
             registrar,
@@ -146,7 +151,13 @@ impl GpuState {
         let on_gpu = device.landing().piece();
         if let Some(registrar) = &self.registrar {
             registrar.try_register(on_host);
-            registrar.try_register(on_gpu);
+            let registered = GATE.register(self.timeout, || {
+                registrar.try_register(on_gpu);
+                Ok(())
+            });
+            if let Err(error) = registered {
+                log::warn!("data is staged in host memory for RDMA devices: {}", error.message());
+            }
         }
         let sharing = shares.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
         let sharing = sharing.unwrap_or_else(|error| {

@@ -192,12 +192,13 @@ impl Launcher {
 }
 
 impl PreparedLaunch {
-    /// Launches the kernel. May be called by any thread, unless the stream is that of a thread. May wait until the stream has
-    /// room, or, with `CUDA_LAUNCH_BLOCKING`, until the call has ended, so the call must be queued before.
+    /// Launches the kernel, in the order of the calls' numbers. May be called by any thread, unless the stream is that of a
+    /// thread. May wait until the stream has room, or, with `CUDA_LAUNCH_BLOCKING`, until the call has ended, so the call must
+    /// be queued before.
     ///
     /// # Errors
     /// `System` if the GPU fails; `Unsupported` for the stream of another thread.
-    pub(crate) fn launch(mut self) -> Result<()> {
+    pub(crate) fn launch(&mut self) -> Result<()> {
         if self.thread.is_some_and(|thread| thread != std::thread::current().id()) {
             let message = "calls of several ranks in one process cannot use the default stream of a thread: use another stream";
             return Err(Error::unsupported(message));
@@ -220,19 +221,39 @@ impl PreparedLaunch {
                 }
                 engine.control.set_launched(self.parameters.call);
                 let ctas = engine.ctas(self.kind);
-                engine.kernels.launch(self.kind, ctas, stream, &self.parameters)?;
-                state.ended.record_in(stream)?;
-                self.other.map_or(Ok(()), |other| state.ended.wait_in(other.handle()))
+                engine.kernels.launch(self.kind, ctas, stream, &self.parameters)
             })()
         };
         drop(entered);
         state.last = Some(self.identity);
-        launched.map_err(|failure| {
-            Error::from(failure).context(format_args!("call {} on {gpu:?}", self.parameters.call))
-        })?;
         drop(state);
+        launched.map_err(|failure| self.failed(failure))?;
         self.launched = true;
         Ok(())
+    }
+
+    /// Orders later work behind the kernel that was launched: later calls, and the work of the second stream. Not together
+    /// with the launch, because streams may share a hardware queue: there this waits for the kernel, and everything that is
+    /// launched later waits for this. So kernels that wait for each other must be launched before.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(crate) fn record(self) -> Result<()> {
+        let gpu = &self.order.engine.gpu;
+        let state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the creators of the streams promised that they are live.
+        let recorded = unsafe {
+            gpu.enter().and_then(|_entered| {
+                state.ended.record_in(self.stream.handle())?;
+                self.other.map_or(Ok(()), |other| state.ended.wait_in(other.handle()))
+            })
+        };
+        recorded.map_err(|failure| self.failed(failure))
+    }
+
+    fn failed(&self, failure: DriverError) -> Error {
+        let gpu = &self.order.engine.gpu;
+        Error::from(failure).context(format_args!("call {} on {gpu:?}", self.parameters.call))
     }
 }
 
