@@ -74,13 +74,14 @@ impl StandaloneDevice {
         // SAFETY: the buffer waits for its stream before that is destroyed.
         let stream = unsafe { CallerStream::new(into.stream().raw()) };
         let kind = KernelKind::Reduce(T::DTYPE, Arithmetic::Sum);
-        let (launch, call) = self.launcher.prepare(stream, None, kind, None)?;
+        let (mut launch, call) = self.launcher.prepare(stream, None, kind, None)?;
         let Self { device, fault, .. } = self;
         let fault = &*fault;
         // The driver may be set to wait for each kernel at its launch.
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || run(device, fault, call, &sum));
-            let launched = launch.launch().map_err(|error| fault.raise(error));
+            let launched = launch.launch().and_then(|()| launch.record());
+            let launched = launched.map_err(|error| fault.raise(error));
             let outcome = worker.join().unwrap_or_else(|_| Err(Error::internal("the worker panicked")));
             launched.and(outcome)
         })?;
