@@ -44,7 +44,6 @@ const ANY_DRIVER: c_int = c_int::MAX;
 /// # Errors
 /// `Unsupported` if no image can be loaded, with the driver's version, the compute capability and a fix; that of `try_load`
 /// if the driver fails for another reason.
-#[allow(dead_code, reason = "the device still loads what `image` returns")]
 pub(crate) fn load_image<M>(
     capability: (u32, u32),
     driver_version: c_int,

@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUfunction_attribute, CUlaunchAttributeID, CUlaunchMemSyncDomain,
 };
-use std::borrow::Cow;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,9 +70,10 @@ impl Kernels {
     }
 
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module(load_module(gpu)?);
         let driver = gpu.driver();
         let _entered = gpu.enter()?;
+        // It is never unloaded.
+        let module = load_module(gpu)?;
         let processors =
             driver.attribute(gpu.ordinal as usize, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let mut functions = Vec::new();
@@ -85,7 +85,7 @@ impl Kernels {
             let (mut raw, mut local, mut blocks) = (null_mut(), 0, 0);
             // SAFETY: the out-parameters are writable, and the module is live.
             unsafe {
-                driver.module_function(&raw mut raw, module.0, name.as_ptr()).map_err(named)?;
+                driver.module_function(&raw mut raw, module, name.as_ptr()).map_err(named)?;
                 let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as c_uint;
                 driver.function_attribute(&raw mut local, attribute, raw).map_err(named)?;
                 driver.resident_blocks(&raw mut blocks, raw, THREADS as c_int, 0).map_err(named)?;
@@ -192,12 +192,6 @@ impl Kernels {
     }
 }
 
-/// A loaded module. It is never unloaded.
-struct Module(DriverHandle);
-
-// SAFETY: a handle may be used from any thread; the driver locks.
-unsafe impl Send for Module {}
-
 /// The name of a kernel.
 fn symbol(kind: KernelKind) -> &'static CStr {
     match kind {
@@ -226,30 +220,16 @@ fn attributes(gpu: &Gpu) -> Result<Option<Vec<LaunchAttribute>>> {
     Ok(Some(attributes))
 }
 
-/// Loads the module on a thread of its own: the compiler of kernels, NVRTC 13.0, was seen to run out of the 2 MiB that threads
-/// usually have for their stack.
-fn load_module(gpu: &Arc<Gpu>) -> Result<DriverHandle> {
-    let on_thread = Arc::clone(gpu);
-    let load = move || -> Result<Module> {
-        let gpu = on_thread;
-        let (major, minor) = gpu.capability;
-        let image: Cow<'static, [u8]> = image::image(major, minor)?;
+/// Loads the module. The context is current.
+fn load_module(gpu: &Gpu) -> Result<DriverHandle> {
+    let driver = gpu.driver();
+    let version = c_int::try_from(driver.version()?).unwrap_or(c_int::MAX);
+    let try_load = |image: &[u8]| {
         let mut raw = null_mut();
-        let _entered = gpu.enter()?;
         // SAFETY: the out-parameter is writable; an image contains its own length.
-        let loaded = unsafe { gpu.driver().module_load(&raw mut raw, image.as_ptr().cast()) };
-        loaded.map_err(|failure| {
-            Error::unsupported(format!(
-                "{gpu:?} of compute capability {major}.{minor} cannot run flexring's kernels: {failure}"
-            ))
-        })?;
-        Ok(Module(raw))
+        unsafe { driver.module_load(&raw mut raw, image.as_ptr().cast())? };
+        Ok(raw)
     };
-    let thread = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(64 << 20);
-    let thread = thread
-        .spawn(load)
-        .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
-    let module =
-        thread.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))?;
-    Ok(module.0)
+    image::load_image(gpu.capability, version, try_load)
+        .map_err(|error| error.context(format_args!("{gpu:?}")))
 }
