@@ -43,11 +43,16 @@ def measured(name, connections):
         reasons = sorted({result["message"] for result in report.results if result["outcome"] == "skipped"})
         result = {**counts, "skipped_because": reasons, "connections": connections}
         if failed or not report.results:
-            tests = "; ".join(f"{test['name']}: {test['message'][-600:]}" for test in failed[:12])
+            tests = "; ".join(f"{test['name']}: {shortened(test['message'])}" for test in failed[:12])
             raise Failed(f"{counts['passed']} passed, {len(failed)} failed: {tests}")
         return result
 
     return measure
+
+
+def shortened(message):
+    """The beginning and the end of a failed test's message."""
+    return message if len(message) < 1000 else f"{message[:600]} ... {message[-400:]}"
 
 
 def words(rows):
