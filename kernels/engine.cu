@@ -1,4 +1,4 @@
-// The resident kernels: one for each type and operation, and one that only copies.
+// The resident kernels: one for each type, and one that only copies.
 //
 // A call is one launch. It runs from the moment at which the caller's stream reaches it until the host has finished the call.
 // Meanwhile the host publishes descriptors, and the CTAs work on tiles of them. `engine.h` has the layout. The words of the
@@ -76,9 +76,9 @@ struct Shared {
 };
 
 // Work that a CTA does on tiles: a reduction, or nothing but copies.
-template <class E, class Op>
+template <class E>
 struct Reducing {
-    static __device__ __forceinline__ void work(const Tile& tile) { reduce_tile<E, Op>(tile); }
+    static __device__ __forceinline__ void work(const Tile& tile) { reduce_tile<E>(tile); }
 };
 struct Copying {
     // The host publishes only copies to this kernel. Anything else would be lost.
@@ -281,30 +281,19 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
 
 }  // namespace flexring
 
-// One kernel for each type, named as in src/dtype.rs, and each operation.
-#define FLEXRING_OPERATIONS(with, name, type) \
-    with(sum, Sum, name, type) with(prod, Prod, name, type) with(max, Max, name, type) with(min, Min, name, type)
-#define FLEXRING_REDUCTIONS(with)                \
-    FLEXRING_OPERATIONS(with, int8, Int8)        \
-    FLEXRING_OPERATIONS(with, uint8, Uint8)      \
-    FLEXRING_OPERATIONS(with, int32, Int32)      \
-    FLEXRING_OPERATIONS(with, uint32, Uint32)    \
-    FLEXRING_OPERATIONS(with, int64, Int64)      \
-    FLEXRING_OPERATIONS(with, uint64, Uint64)    \
-    FLEXRING_OPERATIONS(with, half, Half)        \
-    FLEXRING_OPERATIONS(with, float, Single)     \
-    FLEXRING_OPERATIONS(with, double, Double)    \
-    FLEXRING_OPERATIONS(with, bfloat16, Bfloat)  \
-    FLEXRING_OPERATIONS(with, float8e4m3, E4m3)  \
-    FLEXRING_OPERATIONS(with, float8e5m2, E5m2)
+// The types, named as in src/dtype.rs.
+#define FLEXRING_TYPES(with)                                                        \
+    with(int8, Int8) with(uint8, Uint8) with(int32, Int32) with(uint32, Uint32)     \
+    with(int64, Int64) with(uint64, Uint64) with(half, Half) with(float, Single)    \
+    with(double, Double) with(bfloat16, Bfloat) with(float8e4m3, E4m3) with(float8e5m2, E5m2)
 
-#define FLEXRING_KERNEL(op, Op, name, Type)                                                          \
+#define FLEXRING_KERNEL(name, Type)                                                                  \
     extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads, 1)                           \
-        flexring_##op##_##name(const __grid_constant__ flexring::LaunchParameters call) {            \
-        flexring::run<flexring::Reducing<flexring::Type, flexring::Op>>(call);                       \
+        flexring_##name(const __grid_constant__ flexring::LaunchParameters call) {                   \
+        flexring::run<flexring::Reducing<flexring::Type>>(call);                                     \
     }
 
-FLEXRING_REDUCTIONS(FLEXRING_KERNEL)
+FLEXRING_TYPES(FLEXRING_KERNEL)
 
 extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads, 1)
     flexring_copy(const __grid_constant__ flexring::LaunchParameters call) {

@@ -27,6 +27,9 @@ constexpr unsigned long long kScaled = 1ull << 63;
 // Bits of a claim word that count tiles; the others hold the running index of the entry.
 constexpr int kTileBits = 24;
 
+// How two elements are combined. The numbers of Arithmetic in src/device/mod.rs.
+enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
+
 // One job: the reduction of `operands` vectors into `into`, or the copy of one.
 struct alignas(128) Descriptor {
     // Address of the destination.
@@ -45,7 +48,8 @@ struct alignas(128) Descriptor {
     unsigned int tiles;
     // 1 for a copy of bytes, else 0.
     unsigned int copies;
-    unsigned int reserved;
+    // How two elements are combined: an Operation.
+    unsigned int operation;
     // Addresses of the first operands, in order of reduction. Further entries of the ring follow where there are more.
     unsigned long long at[kFirstOperands];
 };

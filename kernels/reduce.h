@@ -172,12 +172,19 @@ __device__ __forceinline__ void take(bool scaled, typename E::Acc factor, const 
     }
 }
 
-// Widens and multiplies the granules of an operand, and combines them with `sums`.
+// What a descriptor says besides addresses, in registers: the compiler must assume that stores to the destination change memory.
+template <class E>
+struct Arithmetic {
+    u32 operands;
+    u32 divide;
+    u32 operation;
+    typename E::Acc factor;
+};
+
+// Combines each of `sums` with one of `values`.
 template <class E, class Op, int kGranules>
-__device__ __forceinline__ void add(bool scaled, typename E::Acc factor, const Granule (&read)[kGranules],
-                                    typename E::Acc (&sums)[kGranules][kElements<E>]) {
-    typename E::Acc values[kGranules][kElements<E>];
-    take<E, kGranules>(scaled, factor, read, values);
+__device__ __forceinline__ void combine_each(const typename E::Acc (&values)[kGranules][kElements<E>],
+                                             typename E::Acc (&sums)[kGranules][kElements<E>]) {
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) {
 #pragma unroll
@@ -185,12 +192,27 @@ __device__ __forceinline__ void add(bool scaled, typename E::Acc factor, const G
     }
 }
 
+// Widens and multiplies the granules of an operand, and combines them with `sums`. The operation is chosen here, so that all
+// the code around it is in a kernel once; the branch is uniform, and small beside the loads of the granules.
+template <class E, int kGranules>
+__device__ __forceinline__ void add(const Arithmetic<E>& job, bool scaled, const Granule (&read)[kGranules],
+                                    typename E::Acc (&sums)[kGranules][kElements<E>]) {
+    typename E::Acc values[kGranules][kElements<E>];
+    take<E, kGranules>(scaled, job.factor, read, values);
+    switch (job.operation) {
+        case kSum: return combine_each<E, Sum, kGranules>(values, sums);
+        case kProd: return combine_each<E, Prod, kGranules>(values, sums);
+        case kMax: return combine_each<E, Max, kGranules>(values, sums);
+        default: return combine_each<E, Min, kGranules>(values, sums);
+    }
+}
+
 // Adds an operand and the next one, if there is one. Both are read before either is used. (Reading one operand ahead does not
 // work: the compiler gives both the same registers, and waits.)
-template <class E, class Op, int kGranules, bool kFirst, class Words, class Load>
-__device__ __forceinline__ void add_two(const Words& operands, u32 nth, u32 count, typename E::Acc factor, Load load,
+template <class E, int kGranules, bool kFirst, class Words, class Load>
+__device__ __forceinline__ void add_two(const Words& operands, u32 nth, const Arithmetic<E>& job, Load load,
                                         typename E::Acc (&sums)[kGranules][kElements<E>]) {
-    const bool both = nth + 1 < count;
+    const bool both = nth + 1 < job.operands;
     const u64 one = operands[nth], two = both ? operands[nth + 1] : 0;
     Granule first[kGranules], second[kGranules];
 #pragma unroll
@@ -198,42 +220,33 @@ __device__ __forceinline__ void add_two(const Words& operands, u32 nth, u32 coun
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) second[g] = load(Words::address_of(two), g);
     if constexpr (kFirst) {
-        take<E, kGranules>(is_scaled(one), factor, first, sums);
+        take<E, kGranules>(is_scaled(one), job.factor, first, sums);
     } else {
-        add<E, Op, kGranules>(is_scaled(one), factor, first, sums);
+        add<E, kGranules>(job, is_scaled(one), first, sums);
     }
-    if (both) add<E, Op, kGranules>(is_scaled(two), factor, second, sums);
+    if (both) add<E, kGranules>(job, is_scaled(two), second, sums);
 }
-
-// What a descriptor says besides addresses, in registers: the compiler must assume that stores to the destination change memory.
-template <class E>
-struct Arithmetic {
-    u32 operands;
-    u32 divide;
-    typename E::Acc factor;
-};
 
 // Reduces kGranules granules: `load` reads the g-th one from an operand, or zeros if the operand is null; `store` writes it to
 // the destination.
-template <class E, class Op, int kGranules, class Words, class Load, class Store>
+template <class E, int kGranules, class Words, class Load, class Store>
 __device__ __forceinline__ void combine(const Words& operands, const Arithmetic<E>& job, Load load, Store store) {
     const u32 count = job.operands, divide = job.divide;
-    const typename E::Acc factor = job.factor;
     typename E::Acc sums[kGranules][kElements<E>];
     if constexpr (kGranules == 1) {
         Granule read[1] = {load(Words::address_of(operands[0]), 0)};
-        take<E, 1>(is_scaled(operands[0]), factor, read, sums);
+        take<E, 1>(is_scaled(operands[0]), job.factor, read, sums);
 #pragma unroll 1
         for (u32 nth = 1; nth < count; ++nth) {
             const u64 word = operands[nth];
             read[0] = load(Words::address_of(word), 0);
-            add<E, Op, 1>(is_scaled(word), factor, read, sums);
+            add<E, 1>(job, is_scaled(word), read, sums);
         }
     } else {
-        add_two<E, Op, kGranules, true>(operands, 0, count, factor, load, sums);
+        add_two<E, kGranules, true>(operands, 0, job, load, sums);
 #pragma unroll 1
         for (u32 nth = 2; nth < count; nth += 2) {
-            add_two<E, Op, kGranules, false>(operands, nth, count, factor, load, sums);
+            add_two<E, kGranules, false>(operands, nth, job, load, sums);
         }
     }
     if (divide > 1) {
@@ -289,13 +302,13 @@ __device__ __forceinline__ void scatter(Stored* at, const Granule& granule, int 
     }
 }
 
-template <class E, class Op>
+template <class E>
 __device__ __forceinline__ void reduce_tile(const Tile& tile) {
     using Stored = typename E::Stored;
     constexpr int kCount = kElements<E>;
     if (tile.count == 0) return;
     const Descriptor& descriptor = tile.descriptor();
-    const Arithmetic<E> job{descriptor.operands, descriptor.divide, E::factor(descriptor.factor)};
+    const Arithmetic<E> job{descriptor.operands, descriptor.divide, descriptor.operation, E::factor(descriptor.factor)};
     const u64 count = tile.count;
     const Operands<Stored> operands(tile);
     Stored* const into = reach_to_write(reinterpret_cast<Stored*>(descriptor.into) + tile.first, count * sizeof(Stored));
@@ -313,7 +326,7 @@ __device__ __forceinline__ void reduce_tile(const Tile& tile) {
         constexpr int kGranules = kAtOnce<E>;
         for (u64 at = begin + threadIdx.x; at < end; at += step * kGranules) {
             const u64 first = at * kCount - skew;
-            combine<E, Op, kGranules>(
+            combine<E, kGranules>(
                 operands, job,
                 [=](const Stored* from, int g) {
                     const bool there = from != nullptr && at + g * step < end;
@@ -334,7 +347,7 @@ __device__ __forceinline__ void reduce_tile(const Tile& tile) {
         const long long first = static_cast<long long>(at * kCount) - skew;
         const int from = at == 0 ? static_cast<int>(skew) : 0;
         const int to = at < end ? kCount : static_cast<int>(skew + count - end * kCount);
-        combine<E, Op, 1>(
+        combine<E, 1>(
             operands, job,
             [=](const Stored* operand, int) {
                 const Stored* elements = operand + first;

@@ -13,8 +13,8 @@ struct NamedKernel {
     void (*work)(const Tile&);
 };
 
-#define FLEXRING_NAMED(op, Op, name, Type) {"flexring_" #op "_" #name, flexring_##op##_##name, Reducing<Type, Op>::work},
-constexpr NamedKernel kKernels[] = {FLEXRING_REDUCTIONS(FLEXRING_NAMED){"flexring_copy", flexring_copy, Copying::work}};
+#define FLEXRING_NAMED(name, Type) {"flexring_" #name, flexring_##name, Reducing<Type>::work},
+constexpr NamedKernel kKernels[] = {FLEXRING_TYPES(FLEXRING_NAMED){"flexring_copy", flexring_copy, Copying::work}};
 
 const NamedKernel* find(const char* name) {
     for (const NamedKernel& named : kKernels) {

@@ -178,6 +178,7 @@ class ReduceJob final : public Job {
         job.count = count_;
         job.factor = 3;
         job.divide = divide_;
+        job.operation = static_cast<u32>(op_);
         job.tile = 16 / sizeof(T) * (1 + below(100));
         return job;
     }
@@ -231,7 +232,6 @@ constexpr Type kTypes[] = {
     {"uint32", reduction<u32>},       {"int64", reduction<long long>},  {"uint64", reduction<u64>},
     {"float", reduction<float>},      {"double", reduction<double>},
 };
-constexpr const char* kOperations[] = {"sum", "prod", "max", "min"};
 
 // The host's side of a communicator.
 class Communicator {
@@ -251,7 +251,7 @@ class Communicator {
         const Type& type = kTypes[below(std::size(kTypes))];
         const Op op = static_cast<Op>(below(4));
         const bool copies = one_in(6);
-        const std::string name = copies ? "flexring_copy" : std::string("flexring_") + kOperations[static_cast<int>(op)] + "_" + type.name;
+        const std::string name = std::string("flexring_") + (copies ? "copy" : type.name);
         const Kernel kernel = kernel_named(name.c_str());
         check(kernel != nullptr, "there is no such kernel");
 

@@ -16,16 +16,18 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 /// The arithmetic of a reduction. Averages and factors are separate: see [`Finish`] and [`Operand`].
+/// The numbers are those of `Operation` in `kernels/engine.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
 pub enum Arithmetic {
     /// `a + b`; integers wrap.
-    Sum,
+    Sum = 0,
     /// `a * b`; integers wrap.
-    Prod,
+    Prod = 1,
     /// IEEE 754-2019 `maximum` for floats: NaN if either is NaN, and -0 < +0.
-    Max,
+    Max = 2,
     /// IEEE 754-2019 `minimum` for floats.
-    Min,
+    Min = 3,
 }
 
 impl Arithmetic {

@@ -227,7 +227,7 @@ impl GpuState {
         other: Option<CallerStream>,
     ) -> Result<(PreparedLaunch, ResidentCall)> {
         let copies = small || !call.collective.reduces();
-        let kind = if copies { KernelKind::Copy } else { KernelKind::Reduce(call.dtype, call.arithmetic()) };
+        let kind = if copies { KernelKind::Copy } else { KernelKind::Reduce(call.dtype) };
         let small = small.then_some((call.input, call.output));
         self.opened()?.launcher.prepare(stream, other, kind, small)
     }

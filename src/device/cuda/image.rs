@@ -9,7 +9,6 @@ mod cubin;
 
 use super::nvrtc::{FIX, Nvrtc};
 use crate::cuda_driver::DriverError;
-use crate::device::Arithmetic;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUresult;
@@ -101,32 +100,23 @@ fn oldest_driver(major: c_int) -> u32 {
     }
 }
 
-/// The name of the kernel for a reduction.
+/// The name of the kernel that reduces elements of a type.
 #[must_use]
-pub fn symbol(dtype: DType, arithmetic: Arithmetic) -> &'static CStr {
-    macro_rules! names {
-        ($($name:literal: $dtype:ident),* $(,)?) => {
-            match dtype {
-                $(DType::$dtype => [
-                    concat!("flexring_sum_", $name, "\0"),
-                    concat!("flexring_prod_", $name, "\0"),
-                    concat!("flexring_max_", $name, "\0"),
-                    concat!("flexring_min_", $name, "\0"),
-                ],)*
-            }
-        };
+pub fn symbol(dtype: DType) -> &'static CStr {
+    match dtype {
+        DType::I8 => c"flexring_int8",
+        DType::U8 => c"flexring_uint8",
+        DType::I32 => c"flexring_int32",
+        DType::U32 => c"flexring_uint32",
+        DType::I64 => c"flexring_int64",
+        DType::U64 => c"flexring_uint64",
+        DType::F16 => c"flexring_half",
+        DType::F32 => c"flexring_float",
+        DType::F64 => c"flexring_double",
+        DType::BF16 => c"flexring_bfloat16",
+        DType::F8E4M3 => c"flexring_float8e4m3",
+        DType::F8E5M2 => c"flexring_float8e5m2",
     }
-    let names = names! {
-        "int8": I8, "uint8": U8, "int32": I32, "uint32": U32, "int64": I64, "uint64": U64,
-        "half": F16, "float": F32, "double": F64, "bfloat16": BF16, "float8e4m3": F8E4M3, "float8e5m2": F8E5M2,
-    };
-    let name = match arithmetic {
-        Arithmetic::Sum => names[0],
-        Arithmetic::Prod => names[1],
-        Arithmetic::Max => names[2],
-        Arithmetic::Min => names[3],
-    };
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("each name ends with its only NUL")
 }
 
 /// The name of the kernel that copies bytes.

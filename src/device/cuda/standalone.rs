@@ -73,7 +73,7 @@ impl StandaloneDevice {
         };
         // SAFETY: the buffer waits for its stream before that is destroyed.
         let stream = unsafe { CallerStream::new(into.stream().raw()) };
-        let kind = KernelKind::Reduce(T::DTYPE, Arithmetic::Sum);
+        let kind = KernelKind::Reduce(T::DTYPE);
         let (mut launch, call) = self.launcher.prepare(stream, None, kind, None)?;
         let Self { device, fault, .. } = self;
         let fault = &*fault;

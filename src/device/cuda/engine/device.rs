@@ -127,7 +127,7 @@ impl Cuda {
     /// Refuses a job that the running kernel cannot do.
     fn check_kernel(&self, job: &Job<'_>, copies: bool) -> Result<()> {
         let running = self.engine.control.running();
-        let wanted = KernelKind::Reduce(job.dtype, job.arithmetic);
+        let wanted = KernelKind::Reduce(job.dtype);
         if running == 0 {
             return Err(Error::internal("a job was submitted for a GPU that runs no kernel"));
         }
@@ -207,6 +207,7 @@ fn descriptor(job: &Job<'_>, copies: bool, into: u64) -> Descriptor {
         tile: (tile / size) as u32,
         tiles: job.into.len().div_ceil(tile).max(1) as u32,
         copies: copies.into(),
+        operation: job.arithmetic as u32,
         ..Descriptor::default()
     }
 }

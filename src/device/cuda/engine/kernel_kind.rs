@@ -2,7 +2,6 @@
 //!
 //! Owns that choice and its number. Must not know how kernels are loaded or launched.
 
-use crate::device::Arithmetic;
 use crate::dtype::DType;
 
 /// The kernel of a call. Each kernel also copies.
@@ -10,26 +9,21 @@ use crate::dtype::DType;
 pub(crate) enum KernelKind {
     /// Copies only.
     Copy,
-    /// Reduces this type with this arithmetic.
-    Reduce(DType, Arithmetic),
+    /// Reduces elements of this type.
+    Reduce(DType),
 }
 
 impl KernelKind {
     /// All kinds, in the order of [`index`](Self::index).
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        let reductions = DType::ALL.into_iter().flat_map(|dtype| {
-            Arithmetic::ALL.into_iter().map(move |arithmetic| Self::Reduce(dtype, arithmetic))
-        });
-        std::iter::once(Self::Copy).chain(reductions)
+        std::iter::once(Self::Copy).chain(DType::ALL.into_iter().map(Self::Reduce))
     }
 
     /// Its number among all kinds.
     pub(super) fn index(self) -> usize {
         match self {
             Self::Copy => 0,
-            Self::Reduce(dtype, arithmetic) => {
-                1 + dtype as usize * Arithmetic::ALL.len() + arithmetic as usize
-            }
+            Self::Reduce(dtype) => 1 + dtype as usize,
         }
     }
 

@@ -196,7 +196,7 @@ impl Kernels {
 fn symbol(kind: KernelKind) -> &'static CStr {
     match kind {
         KernelKind::Copy => image::COPY,
-        KernelKind::Reduce(dtype, arithmetic) => image::symbol(dtype, arithmetic),
+        KernelKind::Reduce(dtype) => image::symbol(dtype),
     }
 }
 

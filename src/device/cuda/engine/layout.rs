@@ -49,7 +49,8 @@ pub(super) struct Descriptor {
     pub tiles: u32,
     /// 1 for a copy of bytes, else 0.
     pub copies: u32,
-    pub reserved: u32,
+    /// How two elements are combined: an [`Arithmetic`](crate::device::Arithmetic) as a number.
+    pub operation: u32,
     /// Addresses of the first operands.
     pub at: [u64; FIRST_OPERANDS],
 }
@@ -65,7 +66,7 @@ impl Descriptor {
             self.factor.to_bits(),
             pair(self.operands, self.divide),
             pair(self.tile, self.tiles),
-            pair(self.copies, self.reserved),
+            pair(self.copies, self.operation),
         ]);
         words[6..].copy_from_slice(&self.at);
         words
@@ -221,7 +222,7 @@ mod tests {
     fn fields_have_the_order_of_the_header() {
         assert_eq!(
             fields("Descriptor"),
-            ["into", "count", "factor", "operands", "divide", "tile", "tiles", "copies", "reserved", "at"]
+            ["into", "count", "factor", "operands", "divide", "tile", "tiles", "copies", "operation", "at"]
         );
         assert_eq!(fields("HostLine"), ["head", "finished", "aborted"]);
         assert_eq!(fields("KernelLine"), ["started", "ended"]);
@@ -257,7 +258,7 @@ mod tests {
             tile: 6,
             tiles: 7,
             copies: 8,
-            reserved: 9,
+            operation: 9,
             at: std::array::from_fn(|nth| 10 + nth as u64),
         };
         // SAFETY: both are 128 bytes without padding, and all bit patterns are valid integers.

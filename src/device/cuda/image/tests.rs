@@ -35,9 +35,7 @@ const SMALL: &[(&str, &str)] = &[
 ];
 
 fn symbols() -> Vec<&'static CStr> {
-    let arithmetics = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
-    let of = |dtype| arithmetics.map(|arithmetic| symbol(dtype, arithmetic));
-    DType::ALL.into_iter().flat_map(of).chain([COPY]).collect()
+    DType::ALL.into_iter().map(symbol).chain([COPY]).collect()
 }
 
 fn holds(image: &[u8], name: &CStr) -> bool {
@@ -45,11 +43,9 @@ fn holds(image: &[u8], name: &CStr) -> bool {
 }
 
 #[test]
-fn kernels_are_named_by_operation_and_type() {
-    assert_eq!(symbol(DType::BF16, Arithmetic::Max), c"flexring_max_bfloat16");
+fn kernels_are_named_by_type() {
     for dtype in DType::ALL {
-        let name = format!("flexring_sum_{}", dtype.name());
-        assert_eq!(symbol(dtype, Arithmetic::Sum).to_bytes(), name.as_bytes());
+        assert_eq!(symbol(dtype).to_bytes(), format!("flexring_{}", dtype.name()).as_bytes());
     }
 }
 
@@ -241,7 +237,7 @@ fn images_hold_every_kernel() {
     for image in PTX {
         assert!(image.bytes.ends_with(b"\0"), "the driver reads PTX up to a NUL");
         let text = String::from_utf8_lossy(image.bytes);
-        assert!(text.contains(".version ") && text.contains(".entry flexring_sum_float8e4m3("));
+        assert!(text.contains(".version ") && text.contains(".entry flexring_float8e4m3("));
         assert!(!text.contains("fma.rn."), "no contraction to FMA");
         assert!(!text.contains(".ftz"), "no flush to zero");
     }

@@ -103,7 +103,7 @@ void racing_tiles_die() {
     begin();
     Pointer memory = allocate();
     CUstream one = stream();
-    launch(kernel("flexring_sum_float"), sum_of(memory, memory + 4, memory, 100), 4, one);
+    launch(kernel("flexring_float"), sum_of(memory, memory + 4, memory, 100), 4, one);
     synchronize(one);
 }
 
@@ -114,7 +114,7 @@ void kernels_share_the_gpu() {
     constexpr unsigned kernels = 6;
     auto* ones = reinterpret_cast<float*>(pinned(count * 4));
     for (size_t i = 0; i < count; ++i) ones[i] = 1;
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     std::vector<CUstream> streams;
     std::vector<Pointer> results;
     for (unsigned nth = 0; nth < kernels; ++nth) {
@@ -133,7 +133,7 @@ void kernels_share_the_gpu() {
 
 void broken_kernels_leave() {
     begin();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     CUstream one = stream();
     Control control;
     WORKS(control.launch(sum, 4, one));
@@ -145,7 +145,7 @@ void broken_kernels_leave() {
 void endless_kernels_are_reported() {
     begin();
     Pointer memory = allocate();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     CUstream one = stream();
     Control control;
     control.publish(sum_of(memory, memory, memory, 8));
@@ -156,7 +156,7 @@ void endless_kernels_are_reported() {
 
 void overlapping_kernels_die() {
     begin();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     Control control;
     WORKS(control.launch(sum, 2, stream()));
     WORKS(control.launch(sum, 2, stream()));
@@ -165,7 +165,7 @@ void overlapping_kernels_die() {
 
 void memory_freed_under_a_kernel_is_noticed() {
     begin();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     CUstream one = stream();
     Control control;
     WORKS(control.launch(sum, 2, one));
@@ -177,7 +177,7 @@ void memory_freed_under_a_kernel_is_noticed() {
 
 void workers_call_nothing_while_a_kernel_runs() {
     begin();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     Control control;
     int count = 0;
     auto named_call = [&](const char* name) {

@@ -64,7 +64,7 @@ void calls_hold_the_lock_while_they_wait() {
     static unsigned char pageable[kBytes], registered[kBytes];
     unsigned char *host = pinned(), *other = pinned();
     CUevent recorded = event();
-    CUfunction sum = kernel("flexring_sum_float");
+    CUfunction sum = kernel("flexring_float");
     check_waits(one, [&] { WORKS(to_host(pageable, memory, kBytes, one)); });
     check_waits(one, [&] { WORKS(synchronize(one)); });
     check_waits(one, [&] {
@@ -98,7 +98,7 @@ void other_calls_return_at_once() {
     // Each of the two streams has a hardware queue of its own.
     allocate();
     unsigned char* host = pinned();
-    WORKS(launch(kernel("flexring_sum_float"), sum_of(memory, memory, memory, 8), 1, two));
+    WORKS(launch(kernel("flexring_float"), sum_of(memory, memory, memory, 8), 1, two));
     WORKS(to_host(host, memory, kBytes, two));
     WORKS(cu("cuEventRecord", never, two));
     WORKS(synchronize(two));

@@ -100,7 +100,7 @@ void kernels_compute() {
     CUstream one = stream();
     for (size_t i = 0; i < count; ++i) a[i] = static_cast<float>(i);
     to_device(memory, a, count * 4, one);
-    WORKS(launch(kernel("flexring_sum_float"), sum_of(memory, memory, mapped(a), count), 1, one));
+    WORKS(launch(kernel("flexring_float"), sum_of(memory, memory, mapped(a), count), 1, one));
     WORKS(to_host(result, memory, count * 4, one));
     WORKS(synchronize(one));
     for (size_t i = 0; i < count; ++i) CHECK(result[i] == 2.0f * static_cast<float>(i));
@@ -109,7 +109,7 @@ void kernels_compute() {
     CUfunction function = nullptr;
     CHECK(cu("cuModuleLoadData", &module, static_cast<const void*>(nullptr)) == CUDA_ERROR_INVALID_IMAGE);
     WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
-    CHECK(cu("cuModuleGetFunction", &function, module, "flexring_sum_string") == CUDA_ERROR_NOT_FOUND);
+    CHECK(cu("cuModuleGetFunction", &function, module, "flexring_string") == CUDA_ERROR_NOT_FOUND);
     for (const char* name : {"flexring_copy", "flexring_max_bfloat16", "flexring_prod_int64"}) {
         WORKS(cu("cuModuleGetFunction", &function, module, name));
     }
