@@ -4,7 +4,7 @@ use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
 use crate::config::{Config, environment};
 use crate::device::CallerStream;
-use crate::device::cuda::{self, Engine, EngineParts, KernelKind, Launcher};
+use crate::device::cuda::{self, EngineParts, GpuEngine, KernelKind, Launcher};
 use crate::device::cuda::{objects::Gpu, objects::GpuMemory};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
@@ -48,7 +48,7 @@ pub(in crate::communicator) struct GpuState {
 
 struct OpenedGpu {
     gpu: Arc<Gpu>,
-    engine: Arc<Engine>,
+    engine: Arc<GpuEngine>,
     launcher: Launcher,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
     /// one is used. None is freed before the end, because calls that are not over may use it.
@@ -140,7 +140,7 @@ impl GpuState {
         let gpu = Gpu::open(gpu)?;
         let pool = self.layout.gpu_pool();
         let on_host = pool.piece(&self.arena);
-        let engine = Engine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;
+        let engine = GpuEngine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;
         let host = cuda::HostSide {
             slots: pool.slots(),
             pool: on_host,

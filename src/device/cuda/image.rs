@@ -27,9 +27,6 @@ struct EmbeddedImage {
 // (each ascending by architecture), COMPILER (its name and version, or why there is no machine code), and COMPILER_MAJOR.
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
-const OLDEST: u32 = 70;
-
 /// A driver of this version of CUDA loads whatever NVRTC compiles.
 const ANY_DRIVER: c_int = c_int::MAX;
 

@@ -29,7 +29,9 @@ mod vector;
 
 pub use buffer::{GpuBuffer, GpuSlice};
 pub use engine::Cuda;
-pub(crate) use engine::{Engine, EngineParts, HostSide, KernelKind, Launcher, PreparedLaunch, ResidentCall};
+pub(crate) use engine::{
+    EngineParts, GpuEngine, HostSide, KernelKind, Launcher, PreparedLaunch, ResidentCall,
+};
 pub use inventory::{GpuInfo, gpu_count, gpu_info};
 #[doc(hidden)]
 pub use standalone::StandaloneDevice;

@@ -86,18 +86,18 @@ fn address_on(gpu: &Gpu, start: NonNull<u8>) -> Result<Address> {
 }
 
 /// A page-locked range of host memory.
-struct Registration {
+struct HostRegistration {
     gpu: Arc<Gpu>,
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: it is an address and a length; nothing is read or written through them here.
-unsafe impl Send for Registration {}
+unsafe impl Send for HostRegistration {}
 // SAFETY: as above.
-unsafe impl Sync for Registration {}
+unsafe impl Sync for HostRegistration {}
 
-impl Drop for Registration {
+impl Drop for HostRegistration {
     fn drop(&mut self) {
         if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: the memory was registered by `host_register`, and is still mapped.
@@ -107,9 +107,9 @@ impl Drop for Registration {
 }
 
 /// All ranges that this process has page-locked. The driver refuses to lock a range twice.
-static REGISTRATIONS: Mutex<Vec<Weak<Registration>>> = Mutex::new(Vec::new());
+static REGISTRATIONS: Mutex<Vec<Weak<HostRegistration>>> = Mutex::new(Vec::new());
 
-fn registrations() -> MutexGuard<'static, Vec<Weak<Registration>>> {
+fn registrations() -> MutexGuard<'static, Vec<Weak<HostRegistration>>> {
     REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -117,7 +117,7 @@ fn registrations() -> MutexGuard<'static, Vec<Weak<Registration>>> {
 pub(crate) struct PinnedRange {
     piece: Piece,
     address: Address,
-    registration: Option<Arc<Registration>>,
+    registration: Option<Arc<HostRegistration>>,
 }
 
 impl PinnedRange {
@@ -132,7 +132,7 @@ impl PinnedRange {
         let mut registrations = registrations();
         let start = NonNull::new(piece.as_ptr()).ok_or_else(|| Error::internal("a piece begins at zero"))?;
         registrations.retain(|registration| registration.strong_count() > 0);
-        let same = |known: &Arc<Registration>| known.start == start && known.len == piece.len();
+        let same = |known: &Arc<HostRegistration>| known.start == start && known.len == piece.len();
         let known = registrations.iter().filter_map(Weak::upgrade).find(same);
         let _entered = gpu.enter()?;
         let registration = match known {
@@ -140,7 +140,7 @@ impl PinnedRange {
             None => {
                 // SAFETY: the caller guarantees the memory.
                 unsafe { register(gpu, piece, read_only)? };
-                let new = Arc::new(Registration { gpu: Arc::clone(gpu), start, len: piece.len() });
+                let new = Arc::new(HostRegistration { gpu: Arc::clone(gpu), start, len: piece.len() });
                 registrations.push(Arc::downgrade(&new));
                 new
             }

@@ -3,7 +3,7 @@
 //! Owns a device that reduces vectors of one GPU, so that `bench/gpu_reduce` measures the code that calls run. Must not know
 //! what is measured.
 
-use super::engine::{Cuda, Engine, EngineParts, HostSide, KernelKind, Launcher, ResidentCall};
+use super::engine::{Cuda, EngineParts, GpuEngine, HostSide, KernelKind, Launcher, ResidentCall};
 use super::{GpuBuffer, objects::Gpu};
 use crate::cuda_driver::forbid_calls;
 use crate::device::{Arithmetic, CallerStream, Device, Finish, Job, Operand};
@@ -47,7 +47,7 @@ impl StandaloneDevice {
             arena.piece(0, SLOT).ok_or_else(|| Error::internal("the arena is too small for a slot"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX).max(1);
-        let engine = Engine::new(&gpu, EngineParts { ctas, small: 0, alone: true })?;
+        let engine = GpuEngine::new(&gpu, EngineParts { ctas, small: 0, alone: true })?;
         let device = Cuda::new(&engine, &host)?;
         Ok(Self { device, launcher: Launcher::new(&engine)?, fault: Fault::new()? })
     }

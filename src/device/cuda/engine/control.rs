@@ -26,7 +26,7 @@ const NAP: Duration = Duration::from_micros(20);
 const PAGE: usize = 4096;
 
 /// The memory of one communicator.
-struct ControlMemory {
+struct EngineMemory {
     /// A `HostControl`, then staging memory for an input and an output.
     host: PinnedMemory,
     state: GpuMemory,
@@ -37,9 +37,9 @@ struct ControlMemory {
 }
 
 /// Memory whose communicators have ended, and with them all kernels.
-static SPARE: Mutex<Vec<ControlMemory>> = Mutex::new(Vec::new());
+static SPARE: Mutex<Vec<EngineMemory>> = Mutex::new(Vec::new());
 
-impl ControlMemory {
+impl EngineMemory {
     fn new(gpu: &Arc<Gpu>, staging: usize) -> Result<Self> {
         let control = size_of::<HostControl>().next_multiple_of(PAGE);
         let host = PinnedMemory::new(gpu, control + 2 * staging)?;
@@ -70,7 +70,7 @@ impl ControlMemory {
 /// The memory that a communicator shares with its kernels. Dropping it calls no function of the driver.
 pub(super) struct Control {
     /// Never dropped: it is leaked, or used again.
-    memory: ManuallyDrop<ControlMemory>,
+    memory: ManuallyDrop<EngineMemory>,
     /// The number of the last call whose kernel was launched.
     launched: AtomicU64,
     /// The number of the last call that was prepared for a launch.
@@ -93,8 +93,8 @@ impl Control {
         let index = spare.iter().position(|memory| memory.is_for(gpu, staging));
         let used = index.map(|index| spare.swap_remove(index));
         drop(spare);
-        let used = used.and_then(ControlMemory::if_valid);
-        let memory = used.map_or_else(|| ControlMemory::new(gpu, staging), Ok)?;
+        let used = used.and_then(EngineMemory::if_valid);
+        let memory = used.map_or_else(|| EngineMemory::new(gpu, staging), Ok)?;
         let calls = memory.calls;
         Ok(Arc::new(Self {
             memory: ManuallyDrop::new(memory),
@@ -124,7 +124,7 @@ impl Control {
 
     /// Staging memory for an input and an output of this many bytes; `None` if they are too long.
     pub(super) fn staging(&self, input: usize, output: usize) -> Option<(Piece, Piece)> {
-        let ControlMemory { host, staging, .. } = &*self.memory;
+        let EngineMemory { host, staging, .. } = &*self.memory;
         let first = size_of::<HostControl>().next_multiple_of(PAGE);
         let part = |number: usize, len: usize| {
             (len <= *staging).then(|| host.piece().narrow(first + number * staging, len))

@@ -4,7 +4,7 @@
 //! how kernels are launched. Submitting, polling and aborting call no function of the driver.
 
 use super::address_map::{AddressMap, HostSide, OperandPlace};
-use super::instance::Engine;
+use super::instance::GpuEngine;
 use super::kernel_kind::KernelKind;
 use super::layout::{Descriptor, IN, OUT, REDUCE, RINGS, SCALED, TILE_BITS};
 use super::ring::{MOST_OPERANDS, Ring, Work};
@@ -56,7 +56,7 @@ pub struct Cuda {
     starved: [VecDeque<StarvedJob>; RINGS],
     /// Whether the jobs were aborted.
     failed: bool,
-    engine: Arc<Engine>,
+    engine: Arc<GpuEngine>,
     landing: Arc<GpuMemory>,
     arena: Arc<Arena>,
 }
@@ -67,7 +67,7 @@ impl Cuda {
     ///
     /// # Errors
     /// `System` if the GPU has too little memory, or this rank's pool cannot be pinned.
-    pub(crate) fn new(engine: &Arc<Engine>, host: &HostSide<'_>) -> Result<Self> {
+    pub(crate) fn new(engine: &Arc<GpuEngine>, host: &HostSide<'_>) -> Result<Self> {
         let (slots, slot) = host.slots;
         let landing = GpuMemory::new(&engine.gpu, (slots * slot).next_multiple_of(BLOCK));
         let landing = landing.map_err(|error| {

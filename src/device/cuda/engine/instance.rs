@@ -4,7 +4,7 @@
 
 use super::control::Control;
 use super::kernel_kind::KernelKind;
-use super::kernels::Kernels;
+use super::kernels::GpuKernels;
 use crate::device::cuda::objects::Gpu;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
@@ -24,14 +24,14 @@ pub(crate) struct EngineParts {
 }
 
 /// Control memory, kernels and staging memory of one communicator on one GPU.
-pub(crate) struct Engine {
+pub(crate) struct GpuEngine {
     pub(super) gpu: Arc<Gpu>,
-    pub(super) kernels: Arc<Kernels>,
+    pub(super) kernels: Arc<GpuKernels>,
     pub(super) control: Arc<Control>,
     parts: EngineParts,
 }
 
-impl Engine {
+impl GpuEngine {
     /// An engine on this GPU. The first one of a process loads the kernels. Calls the driver, which may wait for running
     /// kernels, so no kernel may depend on the thread.
     ///
@@ -49,7 +49,7 @@ impl Engine {
                  use a GPU without a display"
             );
         }
-        let kernels = Kernels::of(gpu, parts.small)?;
+        let kernels = GpuKernels::of(gpu, parts.small)?;
         let control = Control::new(gpu, parts.small)?;
         kernels.add_user();
         Ok(Arc::new(Self { gpu: Arc::clone(gpu), kernels, control, parts }))
@@ -84,15 +84,15 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for GpuEngine {
     fn drop(&mut self) {
         self.kernels.remove_user();
     }
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for GpuEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Engine({:?}, {:?})", self.gpu, self.parts)
+        write!(f, "GpuEngine({:?}, {:?})", self.gpu, self.parts)
     }
 }
 

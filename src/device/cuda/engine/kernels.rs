@@ -33,7 +33,7 @@ struct KernelFunction {
 }
 
 /// The kernels of one GPU.
-pub(super) struct Kernels {
+pub(super) struct GpuKernels {
     gpu: Arc<Gpu>,
     /// By [`KernelKind::index`].
     functions: Vec<KernelFunction>,
@@ -44,14 +44,14 @@ pub(super) struct Kernels {
 }
 
 // SAFETY: functions may be launched from any thread; the driver locks.
-unsafe impl Send for Kernels {}
+unsafe impl Send for GpuKernels {}
 // SAFETY: as above.
-unsafe impl Sync for Kernels {}
+unsafe impl Sync for GpuKernels {}
 
 /// The kernels of all GPUs that this process uses. They keep the GPUs' contexts.
-static LOADED: Mutex<Vec<Arc<Kernels>>> = Mutex::new(Vec::new());
+static LOADED: Mutex<Vec<Arc<GpuKernels>>> = Mutex::new(Vec::new());
 
-impl Kernels {
+impl GpuKernels {
     /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call loads them and launches each once, so that no later launch loads anything: that
     /// would wait for kernels that run.
     ///

@@ -5,7 +5,7 @@
 //!
 //! Only callers' threads come here. Nothing that a running kernel depends on waits for them.
 
-use super::instance::Engine;
+use super::instance::GpuEngine;
 use super::kernel_kind::KernelKind;
 use super::layout::LaunchParameters;
 use super::resident_call::ResidentCall;
@@ -27,7 +27,7 @@ pub(crate) struct Launcher(Arc<LaunchOrder>);
 
 /// The order of launches.
 struct LaunchOrder {
-    engine: Arc<Engine>,
+    engine: Arc<GpuEngine>,
     state: Mutex<LaunchState>,
 }
 
@@ -74,7 +74,7 @@ impl Launcher {
     ///
     /// # Errors
     /// `System` if the GPU fails.
-    pub(crate) fn new(engine: &Arc<Engine>) -> Result<Self> {
+    pub(crate) fn new(engine: &Arc<GpuEngine>) -> Result<Self> {
         let state = LaunchState {
             ended: StreamEvent::new(&engine.gpu)?,
             other: StreamEvent::new(&engine.gpu)?,

@@ -28,7 +28,7 @@ mod ring;
 
 pub(crate) use address_map::HostSide;
 pub use device::Cuda;
-pub(crate) use instance::{Engine, EngineParts};
+pub(crate) use instance::{EngineParts, GpuEngine};
 pub(crate) use kernel_kind::KernelKind;
 pub(crate) use launcher::{Launcher, PreparedLaunch};
 pub(crate) use resident_call::ResidentCall;

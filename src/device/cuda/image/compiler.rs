@@ -2,13 +2,16 @@
 //!
 //! Owns the choice of the target and the cache on disk. Must not know the driver.
 
-use super::{OLDEST, OPTIONS, SOURCES};
+use super::{OPTIONS, SOURCES};
 use crate::device::cuda::nvrtc::{self, FIX, Nvrtc};
 use crate::error::{Error, ErrorKind, Result};
 use std::ffi::{OsString, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
+const OLDEST: u32 = 70;
 
 /// The image that NVRTC compiles from the source for a GPU of this compute capability and a driver of this version, such as
 /// 12040. Compiles once at a time, on a thread with the stack that NVRTC needs.
