@@ -108,7 +108,7 @@ impl CallRunner {
         if self.gpu_state.serves(piece.memory())? {
             return Ok(());
         }
-        self.gpu_state.open_late(piece.memory(), &mut self.lock_engine().executor)
+        self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 
     /// Waits for a call's turn on a thread that is not the worker.
@@ -143,7 +143,7 @@ impl CallRunner {
     /// Waits for the end of all kernels, before what they access is freed.
     pub(super) fn end_gpu(&self) {
         if !self.gpu_state.end() {
-            self.lock_engine().executor.leak();
+            self.lock_state().executor.leak();
         }
     }
 }

@@ -135,11 +135,11 @@ impl Communicator {
             if infos.iter().any(|info| info.has_gpu) {
                 // Opening memory may wait for a GPU, so it is done before the first call.
                 connection.all_gather("memory of GPUs", &[])?;
-                runner.lock_engine().executor.open_neighbours();
+                runner.lock_state().executor.open_neighbours();
             }
             // No rank may make a call before all ranks have all links.
             connection.all_gather("links", &[])?;
-            runner.lock_engine().executor.settle_sharing();
+            runner.lock_state().executor.settle_sharing();
         }
         Self::start(runner)
     }
@@ -192,8 +192,8 @@ impl Communicator {
         let runners: Vec<CallRunner> =
             arenas.into_iter().zip(neighbours).enumerate().map(rank).collect::<Result<_>>()?;
         // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
-        runners.iter().for_each(|runner| runner.lock_engine().executor.open_neighbours());
-        runners.iter().for_each(|runner| runner.lock_engine().executor.settle_sharing());
+        runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
+        runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
         runners.into_iter().map(Self::start).collect()
     }
 }

@@ -36,7 +36,7 @@ use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
-use runner::{CallRunner, Engine, QueuedCall};
+use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -128,7 +128,7 @@ impl Communicator {
             return Err(Error::invalid_argument(message));
         }
         let _turn = self.runner.wait_turn(&self.runner.queue.take_ticket());
-        let Engine { executor, plans, .. } = &mut *self.runner.lock_engine();
+        let RunnerState { executor, plans, .. } = &mut *self.runner.lock_state();
         plans.replace(plan, executor);
         Ok(())
     }

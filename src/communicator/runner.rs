@@ -47,7 +47,7 @@ pub(super) struct CallRunner {
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.
     pub leaving: AtomicBool,
-    pub engine: Mutex<Engine>,
+    pub state: Mutex<RunnerState>,
     pub queue: CallQueue,
     pub fault: Arc<Fault>,
     /// Whether a caller on this rank has received the error that ended the communicator.
@@ -58,7 +58,7 @@ pub(super) struct CallRunner {
 }
 
 /// What only the running call uses.
-pub(super) struct Engine {
+pub(super) struct RunnerState {
     pub executor: Executor,
     pub plans: Plans,
     /// Intermediate results outside the caller's memory; as long as the longest call needed so far.
@@ -122,19 +122,19 @@ impl CallRunner {
         // The kernels of later calls may wait in streams already, and of other communicators run: a driver call could wait
         // for them while they wait for this thread.
         let _no_driver = gpu::forbid_calls();
-        let mut engine = self.lock_engine();
+        let mut state = self.lock_state();
         self.check_usable()?;
-        engine.sequence += 1;
+        state.sequence += 1;
         // Fail before `leave_call`, so that the report to the other ranks names the call.
-        let outcome = self.attempt(checked, &mut engine).map_err(|failure| self.fail(failure));
+        let outcome = self.attempt(checked, &mut state).map_err(|failure| self.fail(failure));
         self.control.leave_call();
         outcome
     }
 
-    /// Locks the engine. After a panic in an earlier call the executor has given up its links and refuses to
+    /// Locks the state. After a panic in an earlier call the executor has given up its links and refuses to
     /// run, so a poisoned lock is safe to use.
-    pub(super) fn lock_engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock_state(&self) -> MutexGuard<'_, RunnerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses calls on a communicator that has failed. The first caller gets the original error, later
@@ -156,10 +156,10 @@ impl CallRunner {
         }
     }
 
-    fn attempt(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<()> {
-        let (path, program) = self.path(checked, engine)?;
+    fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
+        let (path, program) = self.path(checked, state)?;
         let call = Call {
-            sequence: engine.sequence,
+            sequence: state.sequence,
             collective: checked.collective,
             dtype: checked.dtype,
             op: checked.op.code(),
@@ -175,13 +175,13 @@ impl CallRunner {
             call,
             input: checked.input,
             output: checked.output,
-            scratch: self.scratch(checked, engine)?,
+            scratch: self.scratch(checked, state)?,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
         };
-        engine.executor.run(&bound, path)
+        state.executor.run(&bound, path)
     }
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
@@ -191,23 +191,23 @@ impl CallRunner {
     }
 
     /// How the call is executed, and the digest by which ranks check that they run the same program.
-    fn path(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<(CallPath, u64)> {
+    fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(CallPath, u64)> {
         if self.is_small(checked) {
-            return Ok((CallPath::Small, engine.plans.digest()));
+            return Ok((CallPath::Small, state.plans.digest()));
         }
-        engine.plans.path(checked, &mut engine.executor)
+        state.plans.path(checked, &mut state.executor)
     }
 
     /// Memory as long as the whole vector, if the caller's output is shorter; else empty.
-    fn scratch(&self, checked: &CheckedCall, engine: &mut Engine) -> Result<Piece> {
+    fn scratch(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Piece> {
         let bytes = checked.scratch_bytes();
         if bytes == 0 || checked.on_gpu {
             return Ok(checked.gpu_scratch);
         }
-        if engine.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
-            engine.scratch = None;
-            engine.scratch = Some(self.user_memory.alloc(bytes)?);
+        if state.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
+            state.scratch = None;
+            state.scratch = Some(self.user_memory.alloc(bytes)?);
         }
-        Ok(engine.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
+        Ok(state.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
     }
 }

@@ -8,7 +8,7 @@ use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
 use super::launch_group::{LaunchGroup, LaunchMember};
 use super::plans::Plans;
-use super::runner::{CallRunner, Engine};
+use super::runner::{CallRunner, RunnerState};
 use super::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
@@ -97,7 +97,7 @@ impl CallRunnerBuilder<'_> {
             launch_member,
             leaving: AtomicBool::new(false),
             user_memory: UserMemory::new(arena, self.prefault, registrar),
-            engine: Mutex::new(Engine { executor, plans: self.plans, scratch: None, sequence: 0 }),
+            state: Mutex::new(RunnerState { executor, plans: self.plans, scratch: None, sequence: 0 }),
             queue: CallQueue::default(),
             fault,
             error_reported: AtomicBool::new(false),

@@ -186,9 +186,18 @@ impl Control {
     pub(super) fn wait_ended(&self) -> bool {
         // The store of `aborted` or `finished` precedes the load of `started`.
         fence(Ordering::SeqCst);
+        self.wait_ended_until(self.words().kernel.started.load(Ordering::Acquire))
+    }
+
+    /// [`wait_ended`](Self::wait_ended) for all kernels that were launched. One that has not started accesses only control
+    /// memory when it does, but what frees memory waits for it in the driver, and for the stream in front of it.
+    pub(super) fn wait_launched(&self) -> bool {
+        self.wait_ended_until(self.launched.load(Ordering::Relaxed))
+    }
+
+    fn wait_ended_until(&self, call: u64) -> bool {
         let kernel = &self.words().kernel;
-        let started = kernel.started.load(Ordering::Acquire);
-        let ended = wait_for(|| kernel.ended.load(Ordering::Acquire) >= started);
+        let ended = wait_for(|| kernel.ended.load(Ordering::Acquire) >= call);
         if !ended && !self.stuck.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "a kernel on {:?} did not end within {END_TIMEOUT:?}: the memory that it may access is not freed",

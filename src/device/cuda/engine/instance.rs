@@ -63,10 +63,10 @@ impl GpuEngine {
         self.control.staging(input, output).expect("small messages fit the staging memory")
     }
 
-    /// Waits until every kernel that has started has ended, but no longer than a second. `false` if one has not: then the memory
+    /// Waits until every kernel that was launched has ended, but no longer than a second. `false` if one has not: then the memory
     /// that calls named must never be freed. Calls no function of the driver.
     pub(crate) fn wait_ended(&self) -> bool {
-        self.control.wait_ended()
+        self.control.wait_launched()
     }
 
     /// Waits until the kernels of all calls that have finished have ended, but no longer than a second. Calls no function of the
