@@ -102,12 +102,14 @@ fn gpu_failures_are_reported_on_every_rank() {
             // The first allocation is the program's own.
             ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
             ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
-            // Before the stream reaches the call, during the call, and between two calls.
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:4:700")]),
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:20:700")]),
+            ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:1:1")]),
+            // The first 15 items of work belong to the program and to the first launch of each kernel. Then each call has a
+            // kernel and an event.
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:16:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:17:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
-            ("broken", "cuStreamWaitValue32_v2 failed", &[("SIMCUDA_FAIL", "cuStreamWaitValue32_v2:4:1")]),
-            ("broken", "cuLaunchKernel failed", &[("SIMCUDA_FAIL", "cuLaunchKernel:3:719")]),
+            ("broken", "cuEventRecord failed", &[("SIMCUDA_FAIL", "cuEventRecord:2:1")]),
+            ("broken", "cuLaunchKernelEx failed", &[("SIMCUDA_FAIL", "cuLaunchKernelEx:16:719")]),
         ] {
             let text = succeed(program().args([failure, phrase]).envs(settings.iter().copied()), LIMIT);
             assert!(text.ends_with("gpu_failures: ok\n"), "{text}");
