@@ -163,12 +163,12 @@ impl EmbeddedKernels {
             format!("({:?}, include_str!({:?})),\n", path.trim_start_matches("kernels/"), root.join(path))
         });
         format!(
-            "const SOURCES: &[(&str, &str)] = &[{}];\n\
-             const OPTIONS: &[&str] = &{OPTIONS:?};\n\
-             const MACHINE_CODE: &[EmbeddedImage] = &[{}];\n\
-             const PTX: &[EmbeddedImage] = &[{}];\n\
-             const COMPILER: &str = {:?};\n\
-             const COMPILER_MAJOR: i32 = {};\n",
+            "pub(super) const SOURCES: &[(&str, &str)] = &[{}];\n\
+             pub(super) const OPTIONS: &[&str] = &{OPTIONS:?};\n\
+             pub(super) const MACHINE_CODE: &[EmbeddedImage] = &[{}];\n\
+             pub(super) const PTX: &[EmbeddedImage] = &[{}];\n\
+             pub(super) const COMPILER: &str = {:?};\n\
+             pub(super) const COMPILER_MAJOR: i32 = {};\n",
             sources.concat(),
             images(&self.code),
             images(&self.ptx),

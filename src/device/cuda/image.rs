@@ -1,12 +1,14 @@
 //! The kernels' image: machine code or PTX for the driver to load.
 //!
-//! Owns what `build.rs` embedded, machine code or only the source, and the order in which images are tried. `compiler` compiles
+//! Owns the order in which images are tried: those that `build.rs` embedded, then what `compiler` compiles from
 //! the source on the user's machine. Must not know how an image is loaded, nor how kernels are launched.
 
 mod compiler;
 #[cfg(test)]
 mod cubin;
+mod embedded;
 
+use self::embedded::{COMPILER, COMPILER_MAJOR, EmbeddedImage, MACHINE_CODE, PTX};
 use super::nvrtc::{FIX, Nvrtc};
 use crate::cuda_driver::DriverError;
 use crate::dtype::DType;
@@ -14,18 +16,6 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::CUresult;
 use std::borrow::Cow;
 use std::ffi::{CStr, c_int, c_uint};
-
-/// What is embedded for one architecture.
-#[derive(Clone, Copy, Debug)]
-struct EmbeddedImage {
-    /// 90 is compute capability 9.0.
-    architecture: u32,
-    bytes: &'static [u8],
-}
-
-// Defines SOURCES (name and text of each file, the first of which is compiled), the compiler's OPTIONS, MACHINE_CODE and PTX
-// (each ascending by architecture), COMPILER (its name and version, or why there is no machine code), and COMPILER_MAJOR.
-include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// A driver of this version of CUDA loads whatever NVRTC compiles.
 const ANY_DRIVER: c_int = c_int::MAX;

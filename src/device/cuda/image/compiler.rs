@@ -2,7 +2,7 @@
 //!
 //! Owns the choice of the target and the cache on disk. Must not know the driver.
 
-use super::{OPTIONS, SOURCES};
+use super::embedded::{OPTIONS, SOURCES};
 use crate::device::cuda::nvrtc::{self, FIX, Nvrtc};
 use crate::error::{Error, ErrorKind, Result};
 use std::ffi::{OsString, c_int};

@@ -2,6 +2,7 @@
 
 use super::compiler::{compiled, read, target, write};
 use super::cubin::functions;
+use super::embedded::SOURCES;
 use super::*;
 use crate::error::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,15 @@
+//! The kernels that are part of this build: their source, and machine code if there was a compiler.
+//!
+//! Owns what `build.rs` wrote. Must not know which of it a GPU can run.
+
+/// What is embedded for one architecture.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EmbeddedImage {
+    /// 90 is compute capability 9.0.
+    pub architecture: u32,
+    pub bytes: &'static [u8],
+}
+
+// Defines SOURCES (name and text of each file, the first of which is compiled), the compiler's OPTIONS, MACHINE_CODE and PTX
+// (each ascending by architecture), COMPILER (its name and version, or why there is no machine code), and COMPILER_MAJOR.
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
