@@ -110,7 +110,7 @@ void kernels_compute() {
     CHECK(cu("cuModuleLoadData", &module, static_cast<const void*>(nullptr)) == CUDA_ERROR_INVALID_IMAGE);
     WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
     CHECK(cu("cuModuleGetFunction", &function, module, "flexring_string") == CUDA_ERROR_NOT_FOUND);
-    for (const char* name : {"flexring_copy", "flexring_max_bfloat16", "flexring_prod_int64"}) {
+    for (const char* name : {"flexring_copy", "flexring_bfloat16", "flexring_int64"}) {
         WORKS(cu("cuModuleGetFunction", &function, module, name));
     }
     int grid = 0, block = 0;
