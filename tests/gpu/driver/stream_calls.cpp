@@ -247,10 +247,18 @@ SIMCUDA_EXPORT CUresult cuEventCreate(CUevent* out, unsigned flags) {
 }
 
 SIMCUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
-    return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
+    const char* name = __func__;
+    return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
+        if (handle == CU_STREAM_PER_THREAD) return CUDA_ERROR_NOT_SUPPORTED;
+        StreamRef stream = world().stream(context, handle);
         const EventRef found = world().event(event);
-        if (!found || found->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
-        found->point = submit(stream, "cuEventRecord", nullptr);
+        if (!stream || !found || found->context != &context) return CUDA_ERROR_INVALID_HANDLE;
+        // A capture takes the record in; the event stays as it is.
+        if (stream->capture == Capture::Active) return CUDA_SUCCESS;
+        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (stream->legacy && invalidate_captures_behind_legacy(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        make_room(lock, *stream, name);
+        found->point = submit(*stream, name, nullptr);
         return CUDA_SUCCESS;
     });
 }
