@@ -176,7 +176,10 @@ __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gp
     if (aborted || finished) {
         if (threadIdx.x == 0) {
             store_relaxed(&gpu.line.over, call.call);
-            shared.claim.kind = !aborted && started ? Claim::kOutput : Claim::kOver;
+            // A later call may have been aborted after this one had finished. `finished` was stored before, so whoever has
+            // acquired `aborted` reads it; the look above may have read it too early.
+            const bool complete = finished || load_acquire_sys(line + kFinished) >= call.call;
+            shared.claim.kind = complete && started ? Claim::kOutput : Claim::kOver;
         }
         return;
     }
