@@ -3,7 +3,6 @@
 //! Owns the public methods for them. Must not know how a call runs: each method has the arguments checked,
 //! and submits the call to the stream of its vector.
 
-use super::gpu_calls::CHECK_INTERVAL;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
@@ -145,9 +144,9 @@ impl Communicator {
         })
     }
 
-    /// Waits until a call in a stream is over. The GPU reports nothing if its context breaks, so it is asked meanwhile.
+    /// Waits until a call in a stream is over.
     fn wait_for(&self, outcome: &CallOutcome) -> Result<()> {
-        outcome.wait_checking(CHECK_INTERVAL, || self.runner.check_gpu())?;
+        outcome.wait()?;
         self.runner.gpu_state.wait_ended();
         Ok(())
     }

@@ -198,7 +198,17 @@ impl Communicator {
         call: CheckedCall,
         kernel: Option<(ResidentCall, RunningCall)>,
     ) -> Result<Arc<CallOutcome>> {
-        let outcome = Arc::new(CallOutcome::default());
+        let outcome = if self.runner.gpu_state.is_open() {
+            let runner = Arc::downgrade(&self.runner);
+            let check = move || {
+                if let Some(runner) = runner.upgrade() {
+                    runner.check_gpu();
+                }
+            };
+            Arc::new(CallOutcome::with_check(gpu_calls::CHECK_INTERVAL, check))
+        } else {
+            Arc::new(CallOutcome::default())
+        };
         let ticket = self.runner.queue.take_ticket();
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };

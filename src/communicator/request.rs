@@ -38,14 +38,22 @@ impl<T: Element> Owned for Buffer<T> {
 }
 
 /// The result of a call, shared by its caller and the thread that runs it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct CallOutcome {
     /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
+    /// What threads that wait do every so often.
+    check: Option<(Duration, Box<dyn Fn() + Send + Sync>)>,
 }
 
 impl CallOutcome {
+    /// The result of a call that ends only if threads that wait for it call `check` every so often: a broken GPU reports
+    /// nothing.
+    pub(super) fn with_check(interval: Duration, check: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { check: Some((interval, Box::new(check))), ..Self::default() }
+    }
+
     /// Sets the result and wakes the waiters. Only the first call has an effect.
     pub(super) fn end(&self, result: Result<()>) {
         self.lock().get_or_insert(result);
@@ -59,20 +67,12 @@ impl CallOutcome {
             if let Some(result) = &*result {
                 return result.clone();
             }
-            result = self.ended.wait(result).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// [`wait`](Self::wait), and calls `check` every so often meanwhile.
-    #[cfg(feature = "cuda")]
-    pub(super) fn wait_checking(&self, interval: Duration, mut check: impl FnMut()) -> Result<()> {
-        let mut result = self.lock();
-        loop {
-            if let Some(result) = &*result {
-                return result.clone();
-            }
-            let (woken, wait) =
-                self.ended.wait_timeout(result, interval).unwrap_or_else(PoisonError::into_inner);
+            let Some((interval, check)) = &self.check else {
+                result = self.ended.wait(result).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let waited = self.ended.wait_timeout(result, *interval);
+            let (woken, wait) = waited.unwrap_or_else(PoisonError::into_inner);
             result = woken;
             if wait.timed_out() && result.is_none() {
                 drop(result);
@@ -89,6 +89,12 @@ impl CallOutcome {
 
     fn lock(&self) -> MutexGuard<'_, Option<Result<()>>> {
         self.result.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for CallOutcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CallOutcome").field(&*self.lock()).finish()
     }
 }
 

@@ -150,7 +150,7 @@ impl Launcher {
             thread: of_thread.then(|| std::thread::current().id()),
             launched: false,
         };
-        Ok((launch, ResidentCall::new(Arc::clone(control), parameters.call, kind)))
+        Ok((launch, ResidentCall::new(Arc::clone(control), parameters.call, kind, small.is_some())))
     }
 
     /// Queries the event behind the last kernel, which fails if the context is broken. The context is current.

@@ -22,12 +22,14 @@ pub(crate) struct ResidentCall {
     control: Arc<Control>,
     number: u64,
     kind: KernelKind,
+    /// Whether the kernel copies the result out after the call has finished.
+    staged: bool,
     finished: bool,
 }
 
 impl ResidentCall {
-    pub(super) fn new(control: Arc<Control>, number: u64, kind: KernelKind) -> Self {
-        Self { control, number, kind, finished: false }
+    pub(super) fn new(control: Arc<Control>, number: u64, kind: KernelKind, staged: bool) -> Self {
+        Self { control, number, kind, staged, finished: false }
     }
 
     /// Waits until the stream has reached the call, and its kernel has started: spins for `spin`, then sleeps. `leaving`: the
@@ -67,6 +69,10 @@ impl ResidentCall {
     pub(crate) fn finish(mut self) {
         self.finished = true;
         self.control.finish(self.number);
+        if self.staged {
+            // Whoever waits for the call finds its result.
+            self.control.wait_finished();
+        }
     }
 }
 
