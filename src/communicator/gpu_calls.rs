@@ -108,6 +108,11 @@ impl CallRunner {
         if self.gpu_state.serves(piece.memory())? {
             return Ok(());
         }
+        // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other communicators.
+        let _turn = self.wait_turn(&self.queue.take_ticket());
+        if self.gpu_state.serves(piece.memory())? {
+            return Ok(());
+        }
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 

@@ -94,7 +94,10 @@ impl GroupState {
     fn arrive(&mut self, member: usize, launch: Option<ReadyLaunch>) {
         let arrived = &mut self.members[member];
         arrived.calls += 1;
-        arrived.waiting = launch.map(|launch| (arrived.calls, launch));
+        // A call without a kernel, by another thread of the rank, leaves the launch that waits.
+        if let Some(launch) = launch {
+            arrived.waiting = Some((arrived.calls, launch));
+        }
         let common = self.members.iter().map(|member| member.calls).min().unwrap_or(0);
         let ready =
             |member: &MemberState| member.waiting.as_ref().is_some_and(|(number, _)| *number <= common);
