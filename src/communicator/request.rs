@@ -6,7 +6,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-#[cfg(feature = "cuda")]
 use std::time::Duration;
 
 mod sealed {
