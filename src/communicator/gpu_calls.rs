@@ -10,6 +10,7 @@ use super::call_queue::{ActiveCall, QueueTicket};
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
+use super::request::CHECK_INTERVAL;
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
@@ -17,9 +18,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How often a thread that waits for calls on a GPU checks that the GPU works.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Communicator {
     /// Starts a checked call that takes effect in a stream: after the work that is in it already, and before

@@ -205,7 +205,7 @@ impl Communicator {
                     runner.check_gpu();
                 }
             };
-            Arc::new(CallOutcome::with_check(gpu_calls::CHECK_INTERVAL, check))
+            Arc::new(CallOutcome::with_check(check))
         } else {
             Arc::new(CallOutcome::default())
         };

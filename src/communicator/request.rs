@@ -36,21 +36,24 @@ impl<T: Element> Owned for Buffer<T> {
     }
 }
 
+/// How often a thread that waits for calls on a GPU checks that the GPU works.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// The result of a call, shared by its caller and the thread that runs it.
 #[derive(Default)]
 pub(crate) struct CallOutcome {
     /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
-    /// What threads that wait do every so often.
-    check: Option<(Duration, Box<dyn Fn() + Send + Sync>)>,
+    /// What threads that wait do every [`CHECK_INTERVAL`].
+    check: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl CallOutcome {
-    /// The result of a call that ends only if threads that wait for it call `check` every so often: a broken GPU reports
-    /// nothing.
-    pub(super) fn with_check(interval: Duration, check: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { check: Some((interval, Box::new(check))), ..Self::default() }
+    /// The result of a call that ends only if threads that wait for it call `check` every [`CHECK_INTERVAL`]: a broken GPU
+    /// reports nothing.
+    pub(super) fn with_check(check: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { check: Some(Box::new(check)), ..Self::default() }
     }
 
     /// Sets the result and wakes the waiters. Only the first call has an effect.
@@ -66,11 +69,11 @@ impl CallOutcome {
             if let Some(result) = &*result {
                 return result.clone();
             }
-            let Some((interval, check)) = &self.check else {
+            let Some(check) = &self.check else {
                 result = self.ended.wait(result).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let waited = self.ended.wait_timeout(result, *interval);
+            let waited = self.ended.wait_timeout(result, CHECK_INTERVAL);
             let (woken, wait) = waited.unwrap_or_else(PoisonError::into_inner);
             result = woken;
             if wait.timed_out() && result.is_none() {
