@@ -28,6 +28,7 @@ pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
 pub mod plan;
+mod process_number;
 pub mod rank;
 #[cfg(all(test, feature = "verbs"))]
 mod test_effort;

@@ -1,8 +1,8 @@
 //! How error messages identify a process.
 
 use super::node::host_name;
+use crate::process_number::process_number;
 use std::fmt;
-use std::sync::OnceLock;
 
 /// Identifies a process, for comparison and in messages.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -11,16 +11,15 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// The host's name.
     pub(super) host: String,
-    /// Random number of the process: containers may share both a host name and a process id.
+    /// Number of the process: containers may share both a host name and a process id.
     pub(super) instance: u64,
 }
 
 impl Process {
     /// Identifies this process. Every call returns the same value.
     pub(super) fn current() -> Self {
-        static INSTANCE: OnceLock<u64> = OnceLock::new();
         // Without random numbers, host name and process id must suffice.
-        let instance = *INSTANCE.get_or_init(|| getrandom::u64().unwrap_or(0));
+        let instance = process_number().unwrap_or(0);
         Self { instance, pid: std::process::id(), host: host_name() }
     }
 }

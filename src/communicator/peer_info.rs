@@ -6,7 +6,6 @@ use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
 use crate::transport::verbs::port_selection::Rail;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 
 /// What a rank publishes about itself.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -36,24 +35,6 @@ pub(super) struct RailOffer {
     pub rails: Vec<Rail>,
     /// Why there are none, if RDMA devices are wanted.
     pub why_not: Option<Error>,
-}
-
-/// A number that no other process in the world has. Process ids may repeat across containers, and a random number across a
-/// fork.
-///
-/// # Errors
-/// `System` if the system has no random numbers.
-pub(super) fn process_number() -> Result<u64> {
-    static DRAWN: OnceLock<u64> = OnceLock::new();
-    let drawn = match DRAWN.get() {
-        Some(drawn) => *drawn,
-        None => {
-            let random = getrandom::u64()
-                .map_err(|cause| Error::system(format!("cannot draw a random number: {cause}")))?;
-            *DRAWN.get_or_init(|| random)
-        }
-    };
-    Ok(drawn ^ u64::from(std::process::id()))
 }
 
 impl PeerInfo {

@@ -7,21 +7,12 @@ use super::pointer;
 use crate::cuda_driver::{Address, IpcByValue};
 use crate::error::{Error, Result};
 use crate::memory::{Export, MemorySpace, Piece, Sharing, lend, lend_in_place};
+use crate::process_number::process_number;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: enables peer access if the memory is on another GPU.
 const ENABLE_PEER_ACCESS: u32 = 1;
-
-/// A random number that identifies this process to its neighbours. Process ids may repeat across containers.
-///
-/// # Errors
-/// `System` if the system has no random numbers.
-fn process() -> Result<u64> {
-    static DRAWN: OnceLock<Option<u64>> = OnceLock::new();
-    let drawn = DRAWN.get_or_init(|| getrandom::u64().ok());
-    drawn.ok_or_else(|| Error::system("there are no random numbers"))
-}
 
 /// What one rank exports and opens.
 pub(crate) struct Ipc {
@@ -39,7 +30,7 @@ impl Ipc {
     /// # Errors
     /// `System` if the driver does not export it.
     pub(crate) fn new(gpu: &Arc<Gpu>, memory: &Arc<GpuMemory>) -> Result<Self> {
-        let process = process()?;
+        let process = process_number()?;
         let _entered = gpu.enter()?;
         let mut handle = IpcByValue([0; 64]);
         // SAFETY: the out-parameter is writable, and the address is the start of an allocation.
