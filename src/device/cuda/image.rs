@@ -14,7 +14,6 @@ use crate::cuda_driver::DriverError;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUresult;
-use std::borrow::Cow;
 use std::ffi::{CStr, c_int, c_uint};
 
 /// A driver of this version of CUDA loads whatever NVRTC compiles.
@@ -37,19 +36,6 @@ pub(crate) fn load_image<M>(
 ) -> Result<M> {
     let compile = || compiler::from_source(capability, driver_version);
     load_first(&Attempt::all(MACHINE_CODE, PTX, capability), compile, capability, driver_version, try_load)
-}
-
-/// The image to load on a GPU of this compute capability.
-///
-/// Without embedded machine code this compiles the source, once per machine, which takes some seconds.
-///
-/// # Errors
-/// `Unsupported` if the GPU is too old or there is no NVRTC; `Internal` if the source cannot be compiled.
-pub fn image(major: u32, minor: u32) -> Result<Cow<'static, [u8]>> {
-    match Attempt::all(MACHINE_CODE, PTX, (major, minor)).first() {
-        Some(attempt) => Ok(Cow::Borrowed(attempt.image)),
-        None => compiler::from_source((major, minor), ANY_DRIVER).map(Cow::Owned),
-    }
 }
 
 /// Whether machine code is embedded, so that no compiler is needed at run time.
