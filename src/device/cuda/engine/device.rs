@@ -55,7 +55,6 @@ pub struct Cuda {
     /// By ring, jobs that wait for bounce slots, in the order of submission.
     starved: [VecDeque<StarvedJob>; RINGS],
     /// Whether the jobs were aborted.
-    failed: bool,
     engine: Arc<GpuEngine>,
     landing: Arc<GpuMemory>,
     arena: Arc<Arena>,
@@ -81,7 +80,6 @@ impl Cuda {
             addresses,
             rings: std::array::from_fn(|number| Ring::new(words, number)),
             starved: std::array::from_fn(|_| VecDeque::new()),
-            failed: false,
             engine: Arc::clone(engine),
             landing: Arc::new(landing),
             arena: Arc::clone(host.arena),
@@ -167,7 +165,7 @@ impl Cuda {
     }
 
     fn check(&self) -> Result<()> {
-        if self.failed || self.engine.control.is_aborted() {
+        if self.engine.control.is_aborted() {
             return Err(Error::aborted("the GPU's work was aborted"));
         }
         Ok(())
@@ -245,7 +243,6 @@ impl Device for Cuda {
         control.wait_ended();
         self.rings.iter_mut().for_each(Ring::clear);
         self.starved.iter_mut().for_each(VecDeque::clear);
-        self.failed = true;
     }
 }
 
