@@ -126,7 +126,7 @@ __device__ __forceinline__ bool claim_tile(GpuState& gpu, u32 first_ring, Claim&
     return false;
 }
 
-// As `claim_tile`, for the fetcher: only a tile that nobody has claimed since its last look, unless it is the only CTA.
+// As `claim_tile`, for the fetcher: only a tile that no CTA has claimed since its last look, unless it is the only CTA.
 __device__ __forceinline__ bool claim_left_tile(GpuState& gpu, u32 first_ring, u64* seen, Claim& claim) {
     const bool alone = gridDim.x == 1;
 #pragma unroll 1
@@ -176,8 +176,8 @@ __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gp
     if (aborted || finished) {
         if (threadIdx.x == 0) {
             store_relaxed(&gpu.line.over, call.call);
-            // A later call may have been aborted after this one had finished. `finished` was stored before, so whoever has
-            // acquired `aborted` reads it; the look above may have read it too early.
+            // A later call may have been aborted after this one had finished. `finished` was stored before, so a
+            // load behind the acquire of `aborted` reads it; the load above may have been too early.
             const bool complete = finished || load_acquire_sys(line + kFinished) >= call.call;
             shared.claim.kind = complete && started ? Claim::kOutput : Claim::kOver;
         }

@@ -36,7 +36,7 @@ impl CheckedCall {
         !self.on_gpu
     }
 
-    /// The same call on copies of its vectors in host memory.
+    /// This call on copies of its vectors in host memory.
     pub(super) fn staged(self, input: Piece, output: Piece) -> Self {
         Self { input, output, in_place: false, ..self }
     }
