@@ -2,8 +2,8 @@
 //!
 //! Owns the ticket lock for that. Must not know what a call is.
 
+use super::checked_wait::wait_until;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
 #[derive(Debug, Default)]
@@ -34,37 +34,13 @@ impl CallQueue {
         QueueTicket(state.next - 1)
     }
 
-    /// Waits for this ticket's turn. The turn ends when the guard is dropped.
-    pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
+    /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the guard
+    /// is dropped.
+    pub(super) fn wait_turn(&self, ticket: &QueueTicket, check: Option<&dyn Fn()>) -> ActiveCall<'_> {
         let mut state = self.lock();
-        while state.serving != ticket.0 {
-            state.waiting += 1;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.waiting -= 1;
-        }
-        ActiveCall(self)
-    }
-
-    /// [`wait_turn`](Self::wait_turn), and calls `check` every so often meanwhile.
-    pub(super) fn wait_turn_checking(
-        &self,
-        ticket: &QueueTicket,
-        interval: Duration,
-        mut check: impl FnMut(),
-    ) -> ActiveCall<'_> {
-        let mut state = self.lock();
-        while state.serving != ticket.0 {
-            state.waiting += 1;
-            let (woken, wait) =
-                self.changed.wait_timeout(state, interval).unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.waiting -= 1;
-            if wait.timed_out() && state.serving != ticket.0 {
-                drop(state);
-                check();
-                state = self.lock();
-            }
-        }
+        state.waiting += 1;
+        let is_turn = |state: &QueueState| state.serving == ticket.0;
+        wait_until(&self.state, &self.changed, state, is_turn, check).waiting -= 1;
         ActiveCall(self)
     }
 

@@ -7,10 +7,10 @@
 //! may block until the kernel ends, and the kernel ends when the worker has run the call.
 
 use super::call_queue::{ActiveCall, QueueTicket};
+use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
-use super::request::CHECK_INTERVAL;
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
@@ -108,19 +108,13 @@ impl CallRunner {
         }
         // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other communicators.
         let _turn = self.wait_turn(&self.queue.take_ticket());
-        if self.gpu_state.serves(piece.memory())? {
-            return Ok(());
-        }
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 
     /// Waits for a call's turn on a thread that is not the worker.
     pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
-        if self.gpu_state.is_open() {
-            self.queue.wait_turn_checking(ticket, CHECK_INTERVAL, || self.check_gpu())
-        } else {
-            self.queue.wait_turn(ticket)
-        }
+        let check = || self.check_gpu();
+        self.queue.wait_turn(ticket, self.gpu_state.is_open().then_some(&check))
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker must not call

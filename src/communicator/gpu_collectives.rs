@@ -3,7 +3,7 @@
 //! Owns the public methods for them. Must not know how a call runs: each method has the arguments checked,
 //! and submits the call to the stream of its vector.
 
-use super::{CallOutcome, CheckedCall, Communicator};
+use super::{CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
 use crate::dtype::{Element, ReduceOp};
@@ -144,17 +144,10 @@ impl Communicator {
         })
     }
 
-    /// Waits until a call in a stream is over.
-    fn wait_for(&self, outcome: &CallOutcome) -> Result<()> {
-        outcome.wait()?;
-        self.runner.gpu_state.wait_ended();
-        Ok(())
-    }
-
     /// Submits a call on one vector, and waits for it if vectors of this kind require that.
     fn run_in_place<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
         let outcome = self.submit_in_stream(checked, stream, None)?;
-        if V::WAITS { self.wait_for(&outcome) } else { Ok(()) }
+        if V::WAITS { outcome.wait() } else { Ok(()) }
     }
 
     /// Submits a call that reads one vector and writes another. It takes effect in the stream of the vector
@@ -168,7 +161,7 @@ impl Communicator {
         send.lend_for_reading(|input, other| {
             receive.lend(|output, stream| {
                 let outcome = self.submit_in_stream(validate(input, output)?, stream, Some(other))?;
-                if V::WAITS || W::WAITS { self.wait_for(&outcome) } else { Ok(()) }
+                if V::WAITS || W::WAITS { outcome.wait() } else { Ok(()) }
             })
         })
     }

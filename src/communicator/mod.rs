@@ -6,6 +6,7 @@
 mod buffers;
 mod call_queue;
 mod checked_call;
+mod checked_wait;
 mod collectives;
 mod control_plane;
 mod gpu;
@@ -140,10 +141,6 @@ impl Communicator {
     pub fn synchronize(&self) -> Result<()> {
         let ticket = self.runner.queue.take_ticket();
         drop(self.runner.wait_turn(&ticket));
-        if self.status().is_ok() {
-            // The kernel of a short call copies the result to the GPU after the call.
-            self.runner.gpu_state.wait_ended();
-        }
         self.status().inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 

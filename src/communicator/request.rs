@@ -2,11 +2,11 @@
 //!
 //! Owns the outcome of a call and the request that waits for it. Must not know what runs the call.
 
+use super::checked_wait::wait_until;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 mod sealed {
     pub trait Sealed {}
@@ -36,21 +36,18 @@ impl<T: Element> Owned for Buffer<T> {
     }
 }
 
-/// How often a thread that waits for calls on a GPU checks that the GPU works.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-
 /// The result of a call, shared by its caller and the thread that runs it.
 #[derive(Default)]
 pub(crate) struct CallOutcome {
     /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
-    /// What threads that wait do every [`CHECK_INTERVAL`].
+    /// What threads that wait do every so often.
     check: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl CallOutcome {
-    /// The result of a call that ends only if threads that wait for it call `check` every [`CHECK_INTERVAL`]: a broken GPU
+    /// The result of a call that ends only if threads that wait for it call `check` every so often: a broken GPU
     /// reports nothing.
     pub(super) fn with_check(check: impl Fn() + Send + Sync + 'static) -> Self {
         Self { check: Some(Box::new(check)), ..Self::default() }
@@ -64,24 +61,9 @@ impl CallOutcome {
 
     /// Waits until the call is over and returns its result.
     pub(crate) fn wait(&self) -> Result<()> {
-        let mut result = self.lock();
-        loop {
-            if let Some(result) = &*result {
-                return result.clone();
-            }
-            let Some(check) = &self.check else {
-                result = self.ended.wait(result).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let waited = self.ended.wait_timeout(result, CHECK_INTERVAL);
-            let (woken, wait) = waited.unwrap_or_else(PoisonError::into_inner);
-            result = woken;
-            if wait.timed_out() && result.is_none() {
-                drop(result);
-                check();
-                result = self.lock();
-            }
-        }
+        let check = self.check.as_ref().map(|check| &**check as &dyn Fn());
+        let result = wait_until(&self.result, &self.ended, self.lock(), Option::is_some, check);
+        result.clone().unwrap_or_else(|| Err(Error::internal("a call is over without a result")))
     }
 
     /// Whether the call is over, with success or not.

@@ -93,7 +93,7 @@ impl CallRunner {
             log::debug!("cannot set the timer slack: {cause}");
         }
         for mut queued in calls {
-            let _turn = self.queue.wait_turn(&queued.ticket);
+            let _turn = self.queue.wait_turn(&queued.ticket, None);
             let resident = queued.resident.take();
             let on_gpu = resident.is_some();
             let outcome = self.run_in_turn(&queued.call, resident);

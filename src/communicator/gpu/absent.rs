@@ -126,8 +126,6 @@ impl GpuState {
         Ok(())
     }
 
-    pub(in crate::communicator) fn wait_ended(&self) {}
-
     pub(in crate::communicator) fn end(&self) -> bool {
         true
     }

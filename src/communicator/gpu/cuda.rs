@@ -245,13 +245,6 @@ impl GpuState {
         self.opened.get().map_or(Ok(()), |opened| opened.launcher.check_health())
     }
 
-    /// Waits for the kernels of calls that are over, which end by themselves. Calls no driver.
-    pub(in crate::communicator) fn wait_ended(&self) {
-        if let Some(opened) = self.opened.get() {
-            opened.engine.wait_finished();
-        }
-    }
-
     /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory is never freed,
     /// and `false` is returned.
     pub(in crate::communicator) fn end(&self) -> bool {

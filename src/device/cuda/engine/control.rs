@@ -17,10 +17,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the host waits for a kernel that was told to end. A kernel that runs sees the word in microseconds; longer than
+/// How long the host waits for a kernel that is to end. A kernel that runs sees the word in microseconds; longer than
 /// that, it waits for a GPU that is busy with another process, or the context is broken.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the host sleeps between two looks at a word that is about to change.
+/// How long the host looks without sleeping: a kernel usually ends sooner, and the next call waits for it.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long it then sleeps between two looks.
 const NAP: Duration = Duration::from_micros(20);
 /// Bytes of a page, to which staging memory is rounded.
 const PAGE: usize = 4096;
@@ -77,7 +79,7 @@ pub(super) struct Control {
     calls: AtomicU64,
     /// The kind of the running call's kernel, by [`KernelKind::code`].
     kind: AtomicU64,
-    /// Whether a kernel did not end when it was told to.
+    /// Whether a kernel has not ended in time.
     stuck: AtomicBool,
 }
 
@@ -214,7 +216,7 @@ impl Control {
         wait_for(|| kernel.ended.load(Ordering::Acquire) >= finished);
     }
 
-    /// Whether a kernel did not end when it was told to.
+    /// Whether a kernel has not ended in time.
     pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Relaxed)
     }
@@ -241,12 +243,13 @@ impl Drop for Control {
 
 /// Waits until `is_so`, but no longer than [`END_TIMEOUT`]. Whether it is.
 fn wait_for(is_so: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + END_TIMEOUT;
+    let begun = Instant::now();
     while !is_so() {
-        if Instant::now() > deadline {
-            return false;
+        match begun.elapsed() {
+            waited if waited > END_TIMEOUT => return false,
+            waited if waited < SPIN => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
         }
-        std::thread::sleep(NAP);
     }
     true
 }

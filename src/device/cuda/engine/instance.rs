@@ -69,12 +69,6 @@ impl GpuEngine {
         self.control.wait_launched()
     }
 
-    /// Waits until the kernels of all calls that have finished have ended, but no longer than a second. Calls no function of the
-    /// driver.
-    pub(crate) fn wait_finished(&self) {
-        self.control.wait_finished();
-    }
-
     /// The number of CTAs of a call.
     pub(super) fn ctas(&self, kind: KernelKind) -> u32 {
         if self.parts.alone {

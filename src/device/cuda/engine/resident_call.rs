@@ -70,7 +70,7 @@ impl ResidentCall {
         self.finished = true;
         self.control.finish(self.number);
         if self.staged {
-            // Whoever waits for the call finds its result.
+            // Threads that wait for the call read its result as soon as it is over.
             self.control.wait_finished();
         }
     }
