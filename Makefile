@@ -12,7 +12,7 @@ ABI = $(firstword $(subst ., ,$(VERSION)))
 
 # Debian packages: for the build with RDMA, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
-TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev python3 python3-torch
+TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
 # The feature verbs is tested and linted wherever it can be built. Evaluated when a recipe runs, after the packages came.

@@ -19,6 +19,7 @@ mod descriptions;
 mod failures;
 mod header;
 mod imports;
+mod launchers;
 mod pipeline;
 mod planners;
 mod python;

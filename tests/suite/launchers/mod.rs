@@ -1,0 +1,147 @@
+//! Real launchers: torchrun, Open MPI, MPICH and Slurm start ranks, which find each other, compute exact sums, and name a
+//! killed rank.
+//!
+//! Ranks are processes of this test binary. They report by files, because launchers treat output differently.
+
+mod slurm;
+
+use crate::harness::{test_name, with_watchdog};
+use crate::programs::{present, program, run};
+use flexring::{Communicator, ReduceOp};
+use slurm::Slurm;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Timeout of one launcher; none of them takes that long, even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const RANKS: usize = 3;
+
+/// The folder of the reports. Set in ranks only.
+const FOLDER: &str = "TEST_LAUNCHED_IN";
+/// Set if rank 1 is to be killed.
+const KILLS: &str = "TEST_LAUNCHED_KILLS";
+
+/// What a rank does.
+#[test]
+fn a_rank_of_a_launcher() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    with_watchdog(Duration::from_secs(40), || {
+        let comm = Communicator::from_env().expect("the world meets");
+        let report = |name: &str, text: &str| {
+            let path = Path::new(&folder).join(format!("{name} {}", comm.rank()));
+            std::fs::write(path, text).expect("a report");
+        };
+        assert_eq!(comm.world_size(), RANKS);
+        for count in [1, 50_000] {
+            let mut vector = vec![comm.rank() as u32 + 1; count];
+            comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+            assert!(vector.iter().all(|element| *element == 6));
+        }
+        report("sums", "exact");
+        if std::env::var_os(KILLS).is_none() {
+            return;
+        }
+        if comm.rank() == 1 {
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+        let error = loop {
+            if let Err(error) = comm.all_reduce(&mut [1f32; 1000], ReduceOp::Sum) {
+                break error;
+            }
+        };
+        report("error", error.message());
+    });
+}
+
+/// Starts ranks with the command that `launcher` returns, once without and once with a rank that is killed.
+fn starts_ranks_that_reduce_and_name_a_killed_rank(launcher: impl Fn() -> Command) {
+    for kills in [false, true] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = launcher();
+        // Launchers end the other ranks by SIGTERM when one was killed, but these have something to report.
+        command.args(["sh", "-c", "trap '' TERM; exec \"$@\"", "rank"]);
+        command.arg(std::env::current_exe().expect("this binary"));
+        command.args([&test_name(module_path!(), "a_rank_of_a_launcher"), "--exact", "--nocapture"]);
+        command.env(FOLDER, folder.path());
+        if kills {
+            command.env(KILLS, "1");
+        }
+        let ended = run(&mut command, LIMIT);
+        let report = |name: &str, rank: usize| {
+            std::fs::read_to_string(folder.path().join(format!("{name} {rank}"))).unwrap_or_default()
+        };
+        for rank in 0..RANKS {
+            assert_eq!(report("sums", rank), "exact", "rank {rank}: {}", ended.text);
+            let error = report("error", rank);
+            let named = error.contains("rank 1 (pid ");
+            assert_eq!(named, kills && rank != 1, "rank {rank}: {error:?}: {}", ended.text);
+        }
+        assert!(kills || ended.status.success(), "{}: {}", ended.status, ended.text);
+    }
+}
+
+#[test]
+fn open_mpi_starts_ranks() {
+    if !present("mpirun.openmpi", "Open MPI (openmpi-bin)") {
+        return;
+    }
+    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+        let mut mpirun = program("mpirun.openmpi");
+        // Containers often run as root, and may have fewer cores than ranks.
+        mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        mpirun.args(["--oversubscribe", "--enable-recovery", "-np"]).arg(RANKS.to_string());
+        mpirun
+    });
+}
+
+#[test]
+fn mpich_starts_ranks() {
+    if !present("mpiexec.hydra", "MPICH (mpich)") {
+        return;
+    }
+    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+        let mut mpiexec = program("mpiexec.hydra");
+        mpiexec.args(["-disable-auto-cleanup", "-n"]).arg(RANKS.to_string());
+        mpiexec
+    });
+}
+
+#[test]
+fn torchrun_starts_ranks() {
+    let torchrun = ["torchrun", "/usr/bin/torchrun"];
+    let Some(torchrun) = torchrun
+        .into_iter()
+        .find(|name| Command::new(name).arg("--help").output().is_ok_and(|it| it.status.success()))
+    else {
+        eprintln!("skipped: no torchrun (python3-torch)");
+        return;
+    };
+    let logs = tempfile::tempdir().expect("a folder");
+    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+        let mut command = program(torchrun);
+        command.args(["--no_python", "--standalone", "--monitor_interval", "1", "--nproc_per_node"]);
+        // PyTorch 1.13 with Python 3.11 does not start ranks without these two options.
+        command.arg(RANKS.to_string()).args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
+        command
+    });
+}
+
+#[test]
+fn slurm_starts_ranks() {
+    let programs = [("munged", "MUNGE"), ("slurmctld", "Slurm"), ("slurmd", "Slurm"), ("srun", "Slurm")];
+    if !programs.iter().all(|(program, name)| present(program, &format!("{name} (slurm-wlm)"))) {
+        return;
+    }
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: Slurm's daemons are tested as root only");
+        return;
+    }
+    let slurm = Slurm::start();
+    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+        let mut srun = slurm.command("srun");
+        srun.args(["--overcommit", "--immediate=20", "--ntasks"]).arg(RANKS.to_string());
+        srun
+    });
+}
