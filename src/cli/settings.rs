@@ -19,6 +19,10 @@ pub fn expected(name: &str) -> String {
 /// # Errors
 /// The message of [`expected`] if it is not.
 pub fn checked(name: &str, text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        // For a variable that would mean that it is unset.
+        return Err(expected(name));
+    }
     let read = Config::read(|asked| (asked == name).then(|| text.to_owned()));
     read.map(|_| text.to_owned()).map_err(|_| expected(name))
 }
@@ -64,6 +68,7 @@ mod tests {
         assert_eq!(checked("FLEXRING_DIMENSIONS", "4x2"), Ok("4x2".to_owned()));
         let message = checked("FLEXRING_DIMENSIONS", "4*2").expect_err("not dimensions");
         assert_eq!(message, "expected whole numbers from 1 joined by x, such as 4x2");
+        assert_eq!(checked("FLEXRING_DIMENSIONS", ""), Err(message));
         assert!(checked("FLEXRING_ALGO", "rign").expect_err("not an algorithm").contains("local-master or"));
     }
 }

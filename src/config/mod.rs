@@ -58,20 +58,21 @@ macro_rules! settings {
             /// The names of all settings, in the order of the table.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
-            /// Reads every setting through `lookup`, which gives a variable's text if it is set.
+            /// Reads every setting through `lookup`, which gives a variable's text if it is set. An empty text is as good
+            /// as none, because shells and YAML files cannot always unset a variable.
             ///
             /// # Errors
             /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
             pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
                 let mut config = Self::default();
-                $(if let Some(text) = lookup($name) {
+                $(if let Some(text) = set(lookup($name)) {
                     config.$field = parse($name, &text, &$check)?;
                 })*
                 Ok(config)
             }
 
-            /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was
-            /// set.
+            /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was set, unless
+            /// the text is empty.
             pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<SettingRow> {
                 let default = Self::default();
                 vec![$(SettingRow {
@@ -79,7 +80,7 @@ macro_rules! settings {
                     expected: ValueCheck::<$ty>::expected(&$check),
                     default: default.$field.show(),
                     value: self.$field.show(),
-                    origin: if lookup($name).is_some() { Origin::Environment } else { Origin::Default },
+                    origin: if set(lookup($name)).is_some() { Origin::Environment } else { Origin::Default },
                     description: $description,
                 }),*]
             }
@@ -221,6 +222,11 @@ settings! {
         "Instruction set of reductions on the host.";
     log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,
         "Most detailed level of messages that flexring writes to standard error.";
+}
+
+/// The text of a variable that is set, and not to an empty text.
+fn set(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
 }
 
 /// Parses `text` as the value of the setting `name`.

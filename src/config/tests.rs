@@ -31,10 +31,18 @@ fn values_are_parsed() {
 }
 
 #[test]
+fn an_empty_variable_is_as_good_as_none() {
+    let every: Vec<(&str, &str)> = Config::NAMES.iter().map(|name| (*name, "")).collect();
+    assert_eq!(read(&every).expect("all are unset"), Config::default());
+    for row in Config::default().table(|_| Some(String::new())) {
+        assert_eq!(row.origin, Origin::Default, "{}", row.name);
+    }
+}
+
+#[test]
 fn errors_quote_the_variable_and_its_text() {
     for (name, text) in [
         ("FLEXRING_RANK", "-1"),
-        ("FLEXRING_RANK", ""),
         ("FLEXRING_ALGO", "rign"),
         ("FLEXRING_SUBCHUNK", "1000"),
         ("FLEXRING_SUBCHUNK", "99999999999999999999G"),
