@@ -1,11 +1,30 @@
 //! Reads topologies and plans from files.
 //!
-//! Owns the file access for `plan`, which does no I/O. Must not know the formats.
+//! Owns the file access for `plan`, which does no I/O, and the longest files. Must not know the formats.
 
+use crate::config::Size;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 use crate::plan::{plan_file, topology_file};
+use std::fs::File;
+use std::io::{self, Read};
+
+/// Longest topology. A million nodes take less than half of it.
+const LONGEST_TOPOLOGY: Size = Size(64 << 20);
+
+/// Longest plan. A ring of 3,000 ranks takes about half of it.
+const LONGEST_PLAN: Size = Size(512 << 20);
+
+/// The text of the file at `path`. Reads no further than `longest`: a device, for example, has no end.
+fn text_of(path: &str, longest: Size) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(longest.0 as u64 + 1).read_to_string(&mut text)?;
+    if text.len() > longest.0 {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {longest}")));
+    }
+    Ok(text)
+}
 
 /// The topology that `text` describes in the short form, or that the file with this name describes. `hosts` are the host
 /// names of the ranks, by rank, inside a job.
@@ -16,7 +35,7 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     if let Some(topology) = topology_file::parse_short(text) {
         return topology;
     }
-    let contents = std::fs::read_to_string(text).map_err(|cause| {
+    let contents = text_of(text, LONGEST_TOPOLOGY).map_err(|cause| {
         let message = format!(
             "the topology {text} is not a short form such as 2+3, and cannot be read as a file: {cause}"
         );
@@ -30,7 +49,7 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
 /// # Errors
 /// `InvalidSetting`, naming the file.
 pub fn plan(path: &str) -> Result<Schedule> {
-    let text = std::fs::read_to_string(path).map_err(|cause| {
+    let text = text_of(path, LONGEST_PLAN).map_err(|cause| {
         Error::invalid_setting(format!("the plan {path} cannot be read: {cause}")).with_source(cause)
     })?;
     plan_file::parse(path, &text)
@@ -55,6 +74,14 @@ mod tests {
         );
         std::fs::write(&path, "node = 3").expect("a file");
         assert!(message(name).starts_with(&format!("{name}:1: ")), "{}", message(name));
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let error = topology("/dev/zero", None).expect_err("it has no end");
+        assert!(error.message().ends_with("cannot be read as a file: it is longer than 64M"), "{error}");
+        let error = plan("/dev/zero").expect_err("it has no end");
+        assert_eq!(error.message(), "the plan /dev/zero cannot be read: it is longer than 512M");
     }
 
     #[test]
