@@ -13,11 +13,13 @@ use std::collections::BTreeSet;
 #[must_use]
 pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
     let mut has_contributed = vec![false; schedule.world()];
+    let ranks_below = ranks_below(topology);
     let mut captions = Vec::new();
     for level in schedule.levels() {
-        captions.push(caption(&LevelSummary::of(level, topology), &has_contributed, topology));
-        for group in level.groups().iter().filter(|group| group.moves()) {
-            group.participants().for_each(|rank| has_contributed[rank] = true);
+        let summary = LevelSummary::of(level, topology);
+        captions.push(caption(&summary, &has_contributed, topology, &ranks_below));
+        for rank in summary.blocks.iter().flat_map(|block| &block.members) {
+            has_contributed[*rank] = true;
         }
     }
     captions
@@ -68,10 +70,16 @@ impl LevelSummary {
     }
 }
 
-fn caption(summary: &LevelSummary, has_contributed: &[bool], topology: &Topology) -> String {
+/// The caption of a level. `ranks_below` is that of the function of this name.
+fn caption(
+    summary: &LevelSummary,
+    has_contributed: &[bool],
+    topology: &Topology,
+    ranks_below: &[usize],
+) -> String {
     let blocks = &summary.blocks;
     let Some(first) = blocks.first() else { return "nothing moves".to_owned() };
-    let Subject { subject, plural, ranks } = Subject::of(blocks, topology);
+    let Subject { subject, plural, ranks } = Subject::of(blocks, topology, ranks_below);
     let verb = |verb: &str| if plural { verb.to_owned() } else { format!("{verb}s") };
     let fresh = !blocks.iter().flat_map(|block| &block.members).any(|rank| has_contributed[*rank]);
     let roots = blocks.iter().map(|block| block.roots.len()).max().unwrap_or(0);
@@ -104,15 +112,14 @@ struct Subject {
 }
 
 impl Subject {
-    fn of(blocks: &[ParticipantBlock], topology: &Topology) -> Self {
+    fn of(blocks: &[ParticipantBlock], topology: &Topology, ranks_below: &[usize]) -> Self {
         let many = |subject: &str, ranks| Self { subject: subject.to_owned(), plural: true, ranks };
         let each = |subject: &str| Self { subject: subject.to_owned(), plural: false, ranks: "its ranks" };
         let vertices: BTreeSet<VertexId> = blocks.iter().map(|block| block.ancestor).collect();
         let places: BTreeSet<Tier> = vertices.iter().map(|vertex| Tier::of(topology, *vertex)).collect();
         let place = places.first().filter(|_| places.len() == 1);
         let [first, ..] = blocks else { return many("all ranks", "them") };
-        let covers_subtree =
-            |block: &ParticipantBlock| ranks_below(topology, block.ancestor) == block.members.len();
+        let covers_subtree = |block: &ParticipantBlock| ranks_below[block.ancestor] == block.members.len();
         let alone = vertices.len() == blocks.len() && blocks.iter().all(covers_subtree);
         let by_branch = first.size < first.members.len();
         match place {
@@ -165,9 +172,15 @@ impl Tier {
     }
 }
 
-fn ranks_below(topology: &Topology, vertex: VertexId) -> usize {
-    let below = |rank: &usize| topology.lowest_common_ancestor(topology.leaf(*rank), vertex) == vertex;
-    (0..topology.world()).filter(below).count()
+/// By vertex, the number of ranks in its subtree.
+fn ranks_below(topology: &Topology) -> Vec<usize> {
+    let vertices = topology.vertices();
+    let mut counts = vec![0; vertices.len()];
+    for rank in 0..topology.world() {
+        let up = std::iter::successors(Some(topology.leaf(rank)), |vertex| vertices[*vertex].parent);
+        up.for_each(|vertex| counts[vertex] += 1);
+    }
+    counts
 }
 
 fn is_one_of_each_node(block: &ParticipantBlock, topology: &Topology) -> bool {

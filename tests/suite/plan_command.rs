@@ -173,6 +173,56 @@ fn the_error_of_an_incorrect_plan_names_the_rank() {
 }
 
 #[test]
+fn a_million_ranks_are_planned_and_the_table_is_short() {
+    let table = printed("--topology 1000000");
+    assert!(table.starts_with("ring on 1000000: 1000000 ranks on 1 node\n"), "{}", &table[..1000]);
+    for line in [
+        "level 0: all ranks divide the vector among them\n",
+        "  [0, 1/1000000)            1-1000 and 999000 more",
+        "\n  ... 999700 groups ...\n",
+        "\n  ... 999700 shards ...\n",
+        "  [999999/1000000, 1)       999999\n",
+        "1000000 calls by 1000000 ranks at 1 level: 1 for each rank and level on average\n",
+    ] {
+        assert!(table.contains(line), "{line:?} in\n{table}");
+    }
+    assert!(table.lines().count() < 700, "{} lines", table.lines().count());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("hosts.conf");
+    std::fs::write(&path, "SwitchName=a Nodes=n[000000-499999]\nSwitchName=b Nodes=n[500000-999998]\n")
+        .expect("a file");
+    let table = printed(&format!("--topology {}", path.display()));
+    assert!(
+        table.starts_with("flexreduce on hosts.conf: 999999 ranks on 999999 nodes\n"),
+        "{}",
+        &table[..1000]
+    );
+    assert!(
+        table.lines().count() < 1000 && table.contains("groups ...\n"),
+        "{} lines",
+        table.lines().count()
+    );
+
+    assert!(printed("--topology 1000000 --explain").ends_with("counted for at most 1024 ranks\n"));
+    for (flags, words) in [
+        ("--verify", "1000000 ranks are too many for a proof: expected at most 4096"),
+        ("--json", "1000000000000 participants, too many for JSON"),
+        ("--write never.json", "1000000000000 participants, too many for JSON"),
+    ] {
+        let (code, err) = refused(&format!("--topology 1000000 {flags}"));
+        assert_eq!(code, Some(2), "{flags}: {err}");
+        assert!(err.contains(words), "{flags}: {err}");
+    }
+}
+
+#[test]
+fn a_topology_without_an_end_is_refused() {
+    let (code, err) = refused("--topology /dev/zero");
+    assert_eq!(code, Some(2));
+    assert!(err.contains("the topology /dev/zero") && err.contains("it is longer than 64M"), "{err}");
+}
+
+#[test]
 fn every_algorithm_is_verified() {
     for algorithm in
         ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]

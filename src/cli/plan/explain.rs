@@ -28,6 +28,9 @@ pub fn text(planned: &Planned) -> String {
     text + "\n" + &costs(planned)
 }
 
+/// Most ranks whose programs are counted. The work grows with the square of their number.
+const MOST_RANKS: usize = 1024;
+
 /// The sizes of vectors that do not use this plan.
 fn exceptions(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
@@ -50,6 +53,9 @@ fn exceptions(planned: &Planned) -> Vec<String> {
 /// The load and the time of each link, and the time in a ring.
 fn costs(planned: &Planned) -> String {
     let Planned { topology, config, .. } = planned;
+    if topology.world() > MOST_RANKS {
+        return format!("the loads of the links are counted for at most {MOST_RANKS} ranks\n");
+    }
     let ring = Plan::on(ring::plan(topology), topology, config.lowering);
     let [ours, rings] =
         [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));

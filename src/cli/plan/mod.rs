@@ -22,14 +22,14 @@ use std::path::Path;
 pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
     let planned = Planned::from_options(options)?;
     if let Some(path) = &options.write {
-        write(path, &(plan_file::write(&planned.schedule, None) + "\n"))?;
+        write(path, &json(&planned, None)?)?;
     }
     if let Some(path) = &options.svg {
         write(path, &draw(&planned)?)?;
     }
     let mut text = String::new();
     if options.json {
-        text = plan_file::write(&planned.schedule, planned.count) + "\n";
+        text = json(&planned, planned.count)?;
     } else if !options.explain && !options.verify && options.write.is_none() && options.svg.is_none() {
         text = table::text(&planned);
     }
@@ -41,6 +41,22 @@ pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
         text = text + separator + &proof::text(&planned)?;
     }
     output::print(&text)
+}
+
+/// Most participants of all groups of a plan file: about 400 MB of text.
+const MOST_PARTICIPANTS: usize = 16 << 20;
+
+/// The plan as JSON. Spans are fractions, or with a `count` elements of a vector of that length.
+fn json(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
+    let groups = planned.schedule.levels().iter().flat_map(|level| level.groups());
+    let participants = groups.map(|group| group.len()).sum::<usize>();
+    if participants > MOST_PARTICIPANTS {
+        return Err(CommandError::Usage(format!(
+            "the groups of this plan have {participants} participants, too many for JSON: expected at most \
+             {MOST_PARTICIPANTS}"
+        )));
+    }
+    Ok(plan_file::write(&planned.schedule, count) + "\n")
 }
 
 fn draw(planned: &Planned) -> Result<String, CommandError> {

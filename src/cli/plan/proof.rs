@@ -6,10 +6,18 @@ use super::planned::Planned;
 use crate::error::CommandError;
 use flexring::plan::verifier::VerifiedPlan;
 
+/// Most ranks of a plan that is verified. The work grows with more than the square of their number.
+const MOST_RANKS: usize = 4096;
+
 /// Verifies the plan and returns a description of what was proved. The error names the property that fails.
 pub fn text(planned: &Planned) -> Result<String, CommandError> {
     let Planned { schedule, topology, called, file, .. } = planned;
     let world = topology.world();
+    if world > MOST_RANKS {
+        return Err(CommandError::Usage(format!(
+            "{world} ranks are too many for a proof: expected at most {MOST_RANKS}"
+        )));
+    }
     if let Err(error) = VerifiedPlan::for_all(planned.lowered()) {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{file}: "));
         return Err(CommandError::Failed(format!("{file}{}", error.message())));

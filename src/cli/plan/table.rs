@@ -7,7 +7,7 @@ use crate::output::counted;
 use flexring::plan::Rank;
 use flexring::plan::captions::captions;
 use flexring::plan::fraction::Span;
-use flexring::plan::schedule::{Group, Level};
+use flexring::plan::schedule::{Group, Level, Shard};
 
 /// The output: a table for each level, and one of the owners.
 pub fn text(planned: &Planned) -> String {
@@ -19,16 +19,11 @@ pub fn text(planned: &Planned) -> String {
         calls += level.groups().iter().filter(|group| group.moves()).count();
     }
     text += "\nowners at the end\n";
-    let mut lines = vec![cells(*count, "span", "elements", &["rank"])];
-    for shard in schedule.shards() {
-        lines.push(cells(
-            *count,
-            &shard.span.to_string(),
-            &elements(shard.span, *count),
-            &[&shard.owner.to_string()],
-        ));
-    }
-    text += &aligned(&lines);
+    let row = |shard: &Shard| {
+        let owner = shard.owner.to_string();
+        cells(*count, &shard.span.to_string(), &elements(shard.span, *count), &[&owner])
+    };
+    text += &rows(cells(*count, "span", "elements", &["rank"]), schedule.shards(), "shard", row);
     let levels = schedule.levels().len();
     let average = calls as f64 / (levels * schedule.world()).max(1) as f64;
     text + &format!(
@@ -45,12 +40,39 @@ fn table(level: &Level, count: Option<u64>) -> String {
         return String::new();
     }
     let row = |group: &Group| {
-        let participants: Vec<Rank> = group.participants().collect();
-        let (participants, root) = (runs(&participants), group.root.to_string());
+        let (participants, root) = (participants(group), group.root.to_string());
         cells(count, &group.span.to_string(), &elements(group.span, count), &[&participants, &root])
     };
-    let head = cells(count, "span", "elements", &["participants", "root"]);
-    aligned(&std::iter::once(head).chain(level.groups().iter().map(row)).collect::<Vec<_>>())
+    rows(cells(count, "span", "elements", &["participants", "root"]), level.groups(), "group", row)
+}
+
+/// Most lines of a table. Of longer ones, the first and the last are shown.
+const MOST_ROWS: usize = 300;
+
+/// Most participants of a group that are listed.
+const MOST_PARTICIPANTS: usize = 1000;
+
+/// The table of `items`, each of which is a `noun`: the line `head` and one for each item. Without the middle if they are
+/// too many.
+fn rows<T>(head: Vec<String>, items: &[T], noun: &str, row: impl Fn(&T) -> Vec<String>) -> String {
+    let shown = if items.len() > MOST_ROWS { MOST_ROWS / 2 } else { items.len() };
+    let last = &items[items.len().saturating_sub(shown).max(shown)..];
+    let head = std::iter::once(head);
+    let mut lines: Vec<Vec<String>> = head.chain(items[..shown].iter().chain(last).map(row)).collect();
+    let left_out = items.len() - shown - last.len();
+    if left_out > 0 {
+        lines.insert(1 + shown, vec![format!("... {} ...", counted(left_out, noun))]);
+    }
+    aligned(&lines)
+}
+
+/// The participants of a group in the order of addition: all, or the first ones and the number of the others.
+fn participants(group: &Group) -> String {
+    let shown: Vec<Rank> = group.participants().take(MOST_PARTICIPANTS).collect();
+    match group.len() - shown.len() {
+        0 => runs(&shown),
+        others => format!("{} and {others} more", runs(&shown)),
+    }
 }
 
 /// The cells of a line. There is a column of elements only if the vector has a count.
