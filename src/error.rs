@@ -4,6 +4,7 @@
 //! and suspect are serialized. Must not know who raises an error or who handles it.
 
 use crate::rank::Rank;
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -135,6 +136,13 @@ impl Error {
     /// An [`ErrorKind::Internal`] error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
+    }
+
+    /// An [`ErrorKind::Internal`] error for a panic with this payload.
+    pub(crate) fn panicked(payload: &(dyn Any + Send)) -> Self {
+        let message = payload.downcast_ref::<&str>().copied();
+        let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        Self::internal(format!("flexring panicked, please report this: {}", message.unwrap_or("no message")))
     }
 
     /// Prefixes the message with `context`: `context: message`. Kind, suspect and source stay.

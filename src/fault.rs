@@ -4,6 +4,7 @@
 //! raises the error or how waiting threads react.
 
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::wake::WakeFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
@@ -45,6 +46,16 @@ impl Fault {
     /// The error that was raised.
     pub fn check(&self) -> Result<()> {
         self.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// [`check`](Self::check) for loops that wait on a thread of the program: also ends the wait if the program's interrupt
+    /// check says so. Such loops sleep for `interrupt::longest_sleep` at most.
+    ///
+    /// # Errors
+    /// As for [`check`](Self::check), and `Aborted` if the program wants the thread back.
+    pub(crate) fn check_waiting(&self) -> Result<()> {
+        self.check()?;
+        interrupt::check().map_err(|error| self.raise(error))
     }
 
     /// A descriptor that becomes readable when the fault is raised, and stays so.

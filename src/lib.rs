@@ -1,7 +1,7 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `wake`, `logging`; (2) `plan`, `description`; (3) `cuda_driver`, `memory`, `device`, `transport`;
+//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
 //! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // The library logs through `log`. Tests print why they are skipped.
@@ -24,10 +24,13 @@ pub mod error;
 pub mod executor;
 pub mod fault;
 pub mod float8;
+mod interrupt;
 pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
 pub mod plan;
+#[allow(unsafe_code, reason = "calls the C library")]
+mod process;
 mod process_number;
 pub mod rank;
 #[cfg(all(test, feature = "verbs"))]

@@ -9,6 +9,8 @@ import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
+from . import _interrupt
+
 UNIQUE_ID_BYTES = 128
 
 _NAME = "libflexring.so"
@@ -71,6 +73,7 @@ _SIGNATURES = {
     ],
     "flexring_wait": [c_void_p],
     "flexring_test": [c_void_p, POINTER(c_int)],
+    "flexring_set_interrupt_check": [_interrupt.CheckFunction],
 }  # fmt: skip
 
 
@@ -114,6 +117,7 @@ def _declare(library):
 
 _loaded, _path = _load()
 library = _declare(_loaded)
+_interrupt.install(library)
 
 
 def library_path():
@@ -128,6 +132,7 @@ def version():
 
 
 def check(result):
-    """Raises the error of a call, unless its result is success."""
+    """Raises the exception of a signal handler that ended a call, or the error of the call, unless it succeeded."""
+    _interrupt.raise_pending()
     if result != 0:
         raise FlexringError(result, library.flexring_last_error().decode("utf-8", "replace"))

@@ -7,10 +7,10 @@ over.
 import contextlib
 import ctypes
 import math
-import os
 import threading
 import weakref
 
+from . import _interrupt
 from ._gpu import stream_for
 from ._library import UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._vector import SIZES, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
@@ -44,25 +44,14 @@ class _Handle:
 
     def __init__(self, pointer):
         self.pointer = pointer
-        self._process = os.getpid()
-        weakref.finalize(self, _call_in_process, library.flexring_comm_free, (pointer,), self._process)
-
-    def is_usable(self):
-        """Whether this process joined the world. A forked child cannot use the communicator, because threads and
-        connections do not survive a fork."""
-        return os.getpid() == self._process
+        # In a forked child it frees the child's copy of the handle only.
+        weakref.finalize(self, library.flexring_comm_free, pointer)
 
     def read_number(self, function):
         """The number that ``function`` writes for this communicator."""
         number = ctypes.c_int()
         check(function(self.pointer, ctypes.byref(number)))
         return number.value
-
-
-def _call_in_process(function, arguments, process):
-    """Calls a function, unless this process is a forked child."""
-    if os.getpid() == process:
-        function(*arguments)
 
 
 def _ctypes_array(block, shape, name):
@@ -75,8 +64,7 @@ def _ctypes_array(block, shape, name):
 
 
 def _free(handle, address):
-    if handle.is_usable():
-        library.flexring_free(handle.pointer, address)
+    library.flexring_free(handle.pointer, address)
 
 
 class Communicator:
@@ -95,6 +83,10 @@ class Communicator:
     allocated until the stream has passed the call. The allocators of torch and CuPy ensure that in the stream in which a
     vector was created; for tensors flexring ensures it in other streams, too. A failure is raised by the next call, or by
     :meth:`synchronize` and :meth:`status`.
+
+    Ctrl-C and other signals whose handler raises an exception end a waiting call of the main thread at once: the
+    communicator is aborted on all ranks. A forked child, such as one of ``multiprocessing``, cannot use the communicator
+    of its parent.
     """
 
     def __init__(self, handle):
@@ -106,6 +98,7 @@ class Communicator:
     def from_env(cls):
         """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
         FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
+        _interrupt.install(library)
         pointer = ctypes.c_void_p()
         check(library.flexring_comm_init_from_env(ctypes.byref(pointer)))
         return cls(_Handle(pointer.value))
@@ -117,6 +110,7 @@ class Communicator:
             raise ValueError(f"there is no rank {rank} among {size}")
         if len(id) != UNIQUE_ID_BYTES:
             raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, but this one has {len(id)}")
+        _interrupt.install(library)
         pointer = ctypes.c_void_p()
         id = UniqueId.from_buffer_copy(id)
         check(library.flexring_comm_init_rank(ctypes.byref(pointer), size, id, rank))
@@ -302,11 +296,6 @@ class Communicator:
         handle = self._handle
         if handle is None:
             raise FlexringError(FlexringError.INVALID_ARGUMENT, "this communicator is closed")
-        if not handle.is_usable():
-            raise FlexringError(
-                FlexringError.INVALID_ARGUMENT,
-                "this communicator belongs to the parent process: a communicator cannot be used after fork",
-            )
         return handle
 
 
@@ -330,6 +319,9 @@ class Request:
                     check(library.flexring_wait(pointer))
                 except FlexringError as error:
                     self._error = error
+                except BaseException:
+                    self._error = FlexringError(FlexringError.ABORTED, "a signal ended the wait for this request")
+                    raise
                 self._owners = None
             if self._error is not None:
                 raise self._error
@@ -351,5 +343,5 @@ class Request:
 
     def __del__(self):
         # A running call writes to the vectors, so they must not be freed before it is over.
-        if self._pointer is not None and self._owners[0].is_usable():
+        if self._pointer is not None:
             library.flexring_wait(self._pointer)

@@ -258,7 +258,7 @@ if child == 0:
     try:
         comm.all_reduce(array.array("f", [1]))
     except flexring.FlexringError as error:
-        assert "after fork" in str(error), error
+        assert "was created by process" in str(error) and "after fork" in str(error), error
     else:
         os._exit(3)
     del comm, kept
@@ -268,6 +268,113 @@ assert os.waitpid(child, 0)[1] == 0
 comm.all_reduce(array.array("f", [1]))
 """
         ended = self.run_python(program, FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+
+    def test_a_child_of_multiprocessing_gets_an_error(self):
+        program = """
+import array, multiprocessing, flexring
+comm = flexring.Communicator.from_env()
+kept = comm.alloc(1000)
+def child(results):
+    try:
+        comm.all_reduce(array.array("f", [1]))
+    except flexring.FlexringError as error:
+        results.put((error.code, str(error)))
+fork = multiprocessing.get_context("fork")
+results = fork.Queue()
+process = fork.Process(target=child, args=(results,))
+process.start()
+code, message = results.get(timeout=30)
+process.join()
+assert process.exitcode == 0 and code == flexring.FlexringError.INVALID_ARGUMENT, (process.exitcode, message)
+assert f"forked child {process.pid}" in message, message
+comm.all_reduce(array.array("f", [1]))
+"""
+        ended = self.run_python(program, FLEXRING_RANK="0", FLEXRING_WORLD_SIZE="1")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    # Two ranks: the main thread is rank 0, and a second thread is rank 1.
+    TWO_RANKS = """
+import array, os, signal, threading, time, flexring
+from flexring import FlexringError
+
+def floats(count):
+    return array.array("f", [1] * count)
+
+def two_ranks():
+    made, other = flexring.unique_id(), []
+    thread = threading.Thread(target=lambda: other.append(flexring.Communicator.from_unique_id(made, 1, 2)))
+    thread.start()
+    comm = flexring.Communicator.from_unique_id(made, 0, 2)
+    thread.join()
+    return comm, other[0]
+
+def signal_soon(number):
+    threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+"""
+
+    def test_ctrl_c_ends_a_waiting_call_at_once(self):
+        program = self.TWO_RANKS + """
+def pending_call(comm):
+    request = comm.all_reduce_async(floats(5000))
+    comm.synchronize()
+
+for wait in [
+    lambda comm: comm.all_reduce(floats(1)),
+    lambda comm: comm.all_reduce(floats(50_000)),
+    lambda comm: comm.all_reduce_async(floats(5000)).wait(),
+    pending_call,
+]:
+    ours, theirs = two_ranks()
+    signal_soon(signal.SIGINT)
+    begun = time.monotonic()
+    try:
+        wait(ours)
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("the call ended")
+    assert time.monotonic() - begun < 5
+    for comm in ours, theirs:
+        try:
+            comm.all_reduce(floats(1))
+        except FlexringError as error:
+            assert error.code == FlexringError.ABORTED and "interrupted" in str(error), error
+        else:
+            raise AssertionError("the communicator works")
+"""
+        ended = self.run_python(program)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_ctrl_c_ends_a_rendezvous_at_once(self):
+        program = self.TWO_RANKS + """
+signal_soon(signal.SIGINT)
+begun = time.monotonic()
+try:
+    flexring.Communicator.from_unique_id(flexring.unique_id(), 0, 2)
+except KeyboardInterrupt:
+    assert time.monotonic() - begun < 5
+else:
+    raise AssertionError("the rendezvous ended")
+"""
+        ended = self.run_python(program)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_a_signal_handler_that_returns_runs_while_a_call_waits(self):
+        program = self.TWO_RANKS + """
+ours, theirs = two_ranks()
+handled = []
+signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))
+signal_soon(signal.SIGUSR1)
+begun = time.monotonic()
+peer = threading.Timer(1, theirs.all_reduce, (floats(50_000),))
+peer.start()
+assert set(ours.all_reduce(floats(50_000))) == {2}
+assert handled and handled[0] - begun < 0.8, (handled, begun)
+peer.join()
+"""
+        ended = self.run_python(program)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
 

@@ -19,6 +19,7 @@ use super::protocol::{
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::process::spawn;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -120,9 +121,8 @@ impl ControlConnection {
             state: CallState::Idle { finished: 0 },
             closing: false,
         };
-        let thread = std::thread::Builder::new()
-            .name("flexring-ctrl".to_owned())
-            .spawn(move || control_thread.run())
+        let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
+        let thread = spawn(builder, move || control_thread.run())
             .map_err(|cause| Error::io("cannot start the control connection's thread", cause))?;
         Ok(Self {
             rank: identity.rank,

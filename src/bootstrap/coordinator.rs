@@ -13,6 +13,7 @@ use super::server::Server;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::process;
 use crate::wake::WakeFd;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -83,9 +84,8 @@ impl Coordinator {
             listeners,
             Rendezvous::new(token, location),
         );
-        std::thread::Builder::new()
-            .name("flexring-coord".to_owned())
-            .spawn(move || server.run())
+        let builder = std::thread::Builder::new().name("flexring-coord".to_owned());
+        process::spawn(builder, move || server.run())
             .map_err(|cause| Error::io("cannot start the coordinator's thread", cause))?;
         Ok(coordinator)
     }

@@ -4,6 +4,7 @@
 //! the frames mean.
 
 use super::protocol::{Bytes, FrameDecoder};
+use crate::process::ClosedInChild;
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// One end of a control connection.
 #[derive(Debug)]
 pub(super) struct FramedStream {
+    _closed_in_child: ClosedInChild,
     stream: TcpStream,
     cutter: FrameDecoder,
     outgoing: VecDeque<Bytes>,
@@ -36,7 +38,13 @@ impl FramedStream {
     pub(super) fn new(stream: TcpStream, magic: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, cutter: FrameDecoder::new(magic), outgoing: VecDeque::new(), sent: 0 })
+        Ok(Self {
+            _closed_in_child: ClosedInChild::new(stream.as_fd()),
+            stream,
+            cutter: FrameDecoder::new(magic),
+            outgoing: VecDeque::new(),
+            sent: 0,
+        })
     }
 
     /// Reads once, at most 16 KiB, so that no peer can keep the thread from the others. Frames longer than

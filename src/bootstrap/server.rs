@@ -9,11 +9,13 @@ use super::framed_stream::FramedStream;
 use super::process::Process;
 use super::protocol::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToCoordinator, ToRank, decode, encode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
+use crate::process::ClosedInChild;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,6 +65,7 @@ type ClientId = u64;
 pub(super) struct Server {
     wake: Arc<WakeFd>,
     abandoned: Arc<AtomicBool>,
+    _closed_in_child: Vec<ClosedInChild>,
     listeners: Vec<TcpListener>,
     accept_resumes: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
@@ -87,6 +90,7 @@ impl Server {
         Self {
             wake,
             abandoned,
+            _closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
             listeners,
             accept_resumes: None,
             clients: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! Memory that peers read directly, and registration of other memory.
 
-use super::comm::{borrow, flexring_comm};
+use super::comm::{borrow, borrow_in_creator, flexring_comm};
 use super::status::{flexring_result, guarded};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -9,7 +9,8 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 /// Allocates `bytes` bytes, zeroed and aligned to a page, in memory that the other ranks of this node read
-/// directly, so that calls on it copy nothing. Free it with flexring_free.
+/// directly, so that calls on it copy nothing. Free it with flexring_free. Forked children do not have this
+/// memory: access ends them by SIGSEGV.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn flexring_alloc(
     })
 }
 
-/// Frees memory that flexring_alloc returned. NULL is allowed.
+/// Frees memory that flexring_alloc returned. NULL is allowed. Has no effect in a forked child.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; no call uses the memory any more.
@@ -40,7 +41,9 @@ pub unsafe extern "C" fn flexring_alloc(
 pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_void) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller guarantees the handle.
-        let comm = unsafe { borrow(comm, "flexring_free")? };
+        let Some(comm) = (unsafe { borrow_in_creator(comm, "flexring_free")? }) else {
+            return Ok(());
+        };
         if memory.is_null() || comm.communicator.end_lease(memory.cast()) {
             return Ok(());
         }

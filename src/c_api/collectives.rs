@@ -298,7 +298,8 @@ pub unsafe extern "C" fn flexring_reduce(
     }
 }
 
-/// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait.
+/// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait. In a forked child of the process that
+/// made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
     outcome: Arc<CallOutcome>,
@@ -368,6 +369,7 @@ pub unsafe extern "C" fn flexring_test(
         if done.is_null() {
             return Err(Error::invalid_argument("flexring_test: done is NULL"));
         }
+        request.outcome.check_process()?;
         // SAFETY: `done` is not NULL, and the caller guarantees that it may be written.
         unsafe { done.write(c_int::from(request.outcome.is_over())) };
         Ok(())

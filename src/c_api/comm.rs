@@ -8,20 +8,48 @@ use crate::error::{Error, Result};
 use std::ffi::c_int;
 
 /// A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
+///
+/// A forked child of the process that made it cannot use it, because threads and connections do not survive a fork: its
+/// calls return FLEXRING_INVALID_ARGUMENT. The child may free it, which has no effect on the parent, and may make
+/// communicators of its own.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_comm {
     pub(super) communicator: Communicator,
 }
 
-/// The communicator behind a handle.
+/// The communicator behind a handle. Fails in a forked child of the process that created it.
 ///
 /// # Safety
 /// `comm` is NULL or was returned by a `flexring_comm_init_*` function and not freed yet.
 pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
+    // SAFETY: the caller's contract is the same.
+    let comm = unsafe { borrow_anywhere(comm, function)? };
+    comm.communicator.check_process().map_err(|error| error.context(function))?;
+    Ok(comm)
+}
+
+/// [`borrow`], but succeeds in a forked child, too.
+///
+/// # Safety
+/// As for [`borrow`].
+unsafe fn borrow_anywhere<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
     // SAFETY: the caller guarantees that a pointer that is not NULL is a live handle, and handles are only
     // borrowed shared.
     unsafe { comm.as_ref() }
         .ok_or_else(|| Error::invalid_argument(format!("{function}: the communicator is NULL")))
+}
+
+/// [`borrow`], but `None` in a forked child.
+///
+/// # Safety
+/// As for [`borrow`].
+pub(super) unsafe fn borrow_in_creator<'a>(
+    comm: *const flexring_comm,
+    function: &str,
+) -> Result<Option<&'a flexring_comm>> {
+    // SAFETY: the caller's contract is the same.
+    let comm = unsafe { borrow_anywhere(comm, function)? };
+    Ok(comm.communicator.is_in_creator().then_some(comm))
 }
 
 /// Writes a handle of a new communicator to `out`.
@@ -160,7 +188,7 @@ pub unsafe extern "C" fn flexring_comm_abort(comm: *mut flexring_comm) -> flexri
 }
 
 /// Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
-/// Memory of flexring_alloc must have been freed by flexring_free.
+/// Memory of flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.

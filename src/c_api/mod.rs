@@ -8,6 +8,7 @@
 pub mod buffer;
 pub mod collectives;
 pub mod comm;
+pub mod interrupt;
 pub mod status;
 pub mod types;
 pub mod unique_id;

@@ -57,11 +57,7 @@ thread_local! {
 
 /// Runs the body of an entry point. Errors and panics become a code, and a message for `flexring_last_error`.
 pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let message = panic.downcast_ref::<&str>().map(|message| (*message).to_owned());
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(Error::internal(format!("flexring panicked, please report this: {message}")))
-    });
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
     let Err(error) = outcome else {
         return flexring_result::FLEXRING_SUCCESS;
     };

@@ -17,6 +17,7 @@ impl Communicator {
     /// # Errors
     /// `System` if there is not that much memory.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        self.check_process()?;
         self.runner.user_memory.alloc(len)
     }
 
@@ -27,6 +28,7 @@ impl Communicator {
     /// # Errors
     /// `System` if the memory cannot be locked or a device has no room for it.
     pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
+        self.check_process()?;
         Registered::new(&self.runner.user_memory, vector)
     }
 

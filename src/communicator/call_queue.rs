@@ -3,7 +3,8 @@
 //! Owns the ticket lock for that. Must not know what a call is.
 
 use super::checked_wait::wait_until;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
 #[derive(Debug, Default)]
@@ -20,28 +21,40 @@ struct QueueState {
     serving: u64,
     /// Threads that wait for their turn.
     waiting: u32,
+    /// Tickets after the current one that were dropped before their turn.
+    dropped: BTreeSet<u64>,
 }
 
-/// A position in the order.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct QueueTicket(u64);
+/// A position in the order. Dropping it before its turn passes the turn on.
+#[derive(Debug)]
+pub(super) struct QueueTicket {
+    number: u64,
+    queue: Arc<CallQueue>,
+}
 
 impl CallQueue {
     /// Takes the next position.
-    pub(super) fn take_ticket(&self) -> QueueTicket {
+    pub(super) fn take_ticket(self: &Arc<Self>) -> QueueTicket {
         let mut state = self.lock();
         state.next += 1;
-        QueueTicket(state.next - 1)
+        QueueTicket { number: state.next - 1, queue: Arc::clone(self) }
     }
 
-    /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the guard
-    /// is dropped.
-    pub(super) fn wait_turn(&self, ticket: &QueueTicket, check: Option<&dyn Fn()>) -> ActiveCall<'_> {
+    /// Ends the turn of the ticket `number`, or if it has not come yet, skips it when it comes.
+    fn end_turn(&self, number: u64) {
         let mut state = self.lock();
-        state.waiting += 1;
-        let is_turn = |state: &QueueState| state.serving == ticket.0;
-        wait_until(&self.state, &self.changed, state, is_turn, check).waiting -= 1;
-        ActiveCall(self)
+        if number > state.serving {
+            state.dropped.insert(number);
+            return;
+        }
+        state.serving += 1;
+        while state.dropped.first() == Some(&state.serving) {
+            state.dropped.pop_first();
+            state.serving += 1;
+        }
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -49,16 +62,39 @@ impl CallQueue {
     }
 }
 
-/// The current turn. Dropping it starts the next one.
-#[derive(Debug)]
-pub(super) struct ActiveCall<'a>(&'a CallQueue);
+impl QueueTicket {
+    /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the
+    /// ticket is dropped.
+    pub(super) fn wait_turn(&self, check: Option<&dyn Fn()>) {
+        let CallQueue { state, changed } = &*self.queue;
+        let mut waiting = self.queue.lock();
+        waiting.waiting += 1;
+        let is_turn = |state: &QueueState| state.serving == self.number;
+        wait_until(state, changed, waiting, is_turn, check).waiting -= 1;
+    }
+}
 
-impl Drop for ActiveCall<'_> {
+impl Drop for QueueTicket {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.serving += 1;
-        if state.waiting > 0 {
-            self.0.changed.notify_all();
-        }
+        self.queue.end_turn(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_ticket_passes_its_turn_on() {
+        let queue = Arc::new(CallQueue::default());
+        let [first, second, third, fourth] = std::array::from_fn(|_| queue.take_ticket());
+        first.wait_turn(None);
+        drop(third);
+        drop(second);
+        let waiter = std::thread::spawn(move || fourth.wait_turn(None));
+        drop(first);
+        waiter.join().expect("no panic");
+        queue.take_ticket().wait_turn(None);
+        assert!(queue.lock().dropped.is_empty());
     }
 }

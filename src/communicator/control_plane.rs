@@ -48,13 +48,12 @@ impl ControlPlane {
         }
     }
 
-    /// Ends the communicator on all ranks.
-    pub(super) fn abort(&self, fault: &Fault, rank: Rank) {
-        let message = "the communicator was aborted";
+    /// Ends the communicator on all ranks, for this reason.
+    pub(super) fn abort(&self, fault: &Fault, rank: Rank, reason: &str) {
         match self {
-            Self::Processes(connection) => connection.abort(message),
+            Self::Processes(connection) => connection.abort(reason),
             Self::Threads(_) => {
-                fault.raise(Error::aborted(format!("rank {rank}: {message}")));
+                fault.raise(Error::aborted(format!("rank {rank}: {reason}")));
             }
         }
     }

@@ -6,15 +6,17 @@
 //! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
 //! may block until the kernel ends, and the kernel ends when the worker has run the call.
 
-use super::call_queue::{ActiveCall, QueueTicket};
+use super::call_queue::QueueTicket;
 use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
+use super::request::WaitCheck;
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
+use crate::interrupt;
 use crate::memory::Piece;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +44,7 @@ impl Communicator {
         stream: CallerStream,
         other: Option<CallerStream>,
     ) -> Result<Arc<CallOutcome>> {
+        self.check_process()?;
         if checked.is_empty() {
             // An empty call has no memory, so it needs no stream.
             return self.submit(checked);
@@ -89,6 +92,16 @@ impl Launch for PreparedLaunch {
     }
 }
 
+impl WaitCheck for CallRunner {
+    fn is_needed(&self) -> bool {
+        self.has_checks()
+    }
+
+    fn check(&self) {
+        self.check_waiting();
+    }
+}
+
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
     fn launch(&self, mut prepared: PreparedLaunch, permit: LaunchPermit) -> Result<()> {
@@ -107,20 +120,38 @@ impl CallRunner {
             return Ok(());
         }
         // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other communicators.
-        let _turn = self.wait_turn(&self.queue.take_ticket());
+        let ticket = self.queue.take_ticket();
+        self.wait_turn(&ticket);
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 
     /// Waits for a call's turn on a thread that is not the worker.
-    pub(super) fn wait_turn(&self, ticket: &QueueTicket) -> ActiveCall<'_> {
-        let check = || self.check_gpu();
-        self.queue.wait_turn(ticket, self.gpu_state.is_open().then_some(&check))
+    pub(super) fn wait_turn(&self, ticket: &QueueTicket) {
+        let check = || self.check_waiting();
+        ticket.wait_turn(self.has_checks().then_some(&check));
+    }
+
+    /// Whether a thread that waits for a call must call [`check_waiting`](Self::check_waiting) every so often.
+    pub(super) fn has_checks(&self) -> bool {
+        self.gpu_state.is_open() || interrupt::has_check()
+    }
+
+    /// What a thread that waits for a call does every so often: it ends the communicator if the GPU is broken, or if the
+    /// program wants this thread back.
+    pub(super) fn check_waiting(&self) {
+        self.check_gpu();
+        if self.fault.get().is_none()
+            && let Err(error) = interrupt::check()
+        {
+            self.fail(error);
+        }
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker must not call
     /// the driver to find out.
     pub(super) fn check_gpu(&self) {
-        if self.fault.get().is_none()
+        if self.gpu_state.is_open()
+            && self.fault.get().is_none()
             && let Err(error) = self.gpu_state.check()
         {
             self.fail(error);

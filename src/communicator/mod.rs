@@ -34,20 +34,26 @@ use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
+use crate::process::{self, CreatorProcess};
 use crate::rank::Rank;
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
+use request::WaitCheck;
 use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
 ///
 /// Calls may come from any thread; they run one at a time. After an error the communicator refuses all
 /// further calls on every rank. Drop it and make a new one.
+///
+/// A forked child of this process cannot use the communicator: threads and connections do not survive a fork. There, calls
+/// fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
 pub struct Communicator {
+    creator: CreatorProcess,
     runner: Arc<CallRunner>,
     /// Locked from taking a ticket to sending the call, so that the worker receives calls in ticket order.
     submissions: Mutex<Option<Sender<QueuedCall>>>,
@@ -91,12 +97,12 @@ impl Communicator {
         let runner = Arc::new(runner);
         let (submissions, calls) = channel();
         let worker = Arc::clone(&runner);
-        let worker = std::thread::Builder::new()
-            .name("flexring-worker".to_owned())
-            .spawn(move || worker.run_queued(&calls))
+        let builder = std::thread::Builder::new().name("flexring-worker".to_owned());
+        let worker = process::spawn(builder, move || worker.run_queued(&calls))
             .map_err(|cause| Error::io("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", runner.summary);
-        Ok(Self { runner, submissions: Mutex::new(Some(submissions)), worker: Some(worker) })
+        let creator = CreatorProcess::current();
+        Ok(Self { creator, runner, submissions: Mutex::new(Some(submissions)), worker: Some(worker) })
     }
 
     /// This process's rank, from 0.
@@ -123,12 +129,14 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if the plan is for another number of ranks.
     pub fn use_plan(&self, plan: &VerifiedPlan) -> Result<()> {
+        self.check_process()?;
         let (planned, world) = (plan.plan().schedule().world(), self.runner.world);
         if planned != world {
             let message = format!("the plan is for {planned} ranks, but there are {world}");
             return Err(Error::invalid_argument(message));
         }
-        let _turn = self.runner.wait_turn(&self.runner.queue.take_ticket());
+        let ticket = self.runner.queue.take_ticket();
+        self.runner.wait_turn(&ticket);
         let RunnerState { executor, plans, .. } = &mut *self.runner.lock_state();
         plans.replace(plan, executor);
         Ok(())
@@ -139,8 +147,10 @@ impl Communicator {
     /// # Errors
     /// The error that ended the communicator, if it has failed.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_process()?;
         let ticket = self.runner.queue.take_ticket();
-        drop(self.runner.wait_turn(&ticket));
+        self.runner.wait_turn(&ticket);
+        drop(ticket);
         self.status().inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 
@@ -149,13 +159,29 @@ impl Communicator {
     /// # Errors
     /// The error that ended the communicator, if it has failed.
     pub fn status(&self) -> Result<()> {
+        self.check_process()?;
         self.runner.fault.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running
-    /// calls return an error on every rank.
+    /// calls return an error on every rank. Has no effect in a forked child.
     pub fn abort(&self) {
-        self.runner.control.abort(&self.runner.fault, self.runner.rank);
+        if self.is_in_creator() {
+            self.runner.abort("the communicator was aborted");
+        }
+    }
+
+    /// Whether this process has created the communicator, and is not a forked child.
+    pub(crate) fn is_in_creator(&self) -> bool {
+        self.creator.is_current()
+    }
+
+    /// Checks that this process has created the communicator.
+    ///
+    /// # Errors
+    /// `InvalidArgument` in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.creator.check("this communicator")
     }
 
     /// Checks arguments of calls of this rank.
@@ -165,11 +191,12 @@ impl Communicator {
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
+        self.check_process()?;
         let ticket = self.runner.queue.take_ticket();
         if let Some(member) = &self.runner.launch_member {
             member.pass();
         }
-        let _turn = self.runner.wait_turn(&ticket);
+        self.runner.wait_turn(&ticket);
         let outcome = self.runner.run(checked);
         self.runner.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
         outcome
@@ -177,6 +204,7 @@ impl Communicator {
 
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
     pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
+        self.check_process()?;
         let outcome = self.send(&self.lock_submissions(), checked, None)?;
         if let Some(member) = &self.runner.launch_member {
             member.pass();
@@ -195,22 +223,23 @@ impl Communicator {
         call: CheckedCall,
         kernel: Option<(ResidentCall, RunningCall)>,
     ) -> Result<Arc<CallOutcome>> {
-        let outcome = if self.runner.gpu_state.is_open() {
-            let runner = Arc::downgrade(&self.runner);
-            let check = move || {
-                if let Some(runner) = runner.upgrade() {
-                    runner.check_gpu();
-                }
-            };
-            Arc::new(CallOutcome::with_check(check))
-        } else {
-            Arc::new(CallOutcome::default())
-        };
+        let check: Weak<dyn WaitCheck> = Arc::downgrade(&self.runner) as _;
+        let outcome = Arc::new(CallOutcome::new(check, self.creator));
         let ticket = self.runner.queue.take_ticket();
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
         let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
         sent.then_some(outcome).ok_or_else(|| Error::internal("the worker thread has ended"))
+    }
+
+    /// Leaves everything as it is, in a forked child: its threads do not exist here, and its links, its devices and its
+    /// shared memory are those of the parent.
+    fn leak(&mut self) {
+        std::mem::forget(Arc::clone(&self.runner));
+        std::mem::forget(self.worker.take());
+        // The parent's threads may have held the lock of the mutex, or of the channel.
+        let submissions = self.submissions.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(submissions.take());
     }
 
     /// This rank's part of a vector that consists of one equal part per rank. If the vector's length is not a
@@ -223,6 +252,10 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if !self.is_in_creator() {
+            self.leak();
+            return;
+        }
         self.runner.leaving.store(true, Ordering::Release);
         // The worker ends when it has run all submitted calls.
         *self.lock_submissions() = None;

@@ -6,7 +6,8 @@ use super::checked_wait::wait_until;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::process::CreatorProcess;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 mod sealed {
     pub trait Sealed {}
@@ -36,21 +37,28 @@ impl<T: Element> Owned for Buffer<T> {
     }
 }
 
+/// What threads that wait for a call do every so often.
+pub(super) trait WaitCheck: Send + Sync {
+    /// Whether this thread must do it.
+    fn is_needed(&self) -> bool;
+
+    /// Ends the call if it cannot end by itself, or if the program wants the thread back.
+    fn check(&self);
+}
+
 /// The result of a call, shared by its caller and the thread that runs it.
-#[derive(Default)]
 pub(crate) struct CallOutcome {
     /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
-    /// What threads that wait do every so often.
-    check: Option<Box<dyn Fn() + Send + Sync>>,
+    check: Weak<dyn WaitCheck>,
+    creator: CreatorProcess,
 }
 
 impl CallOutcome {
-    /// The result of a call that ends only if threads that wait for it call `check` every so often: a broken GPU
-    /// reports nothing.
-    pub(super) fn with_check(check: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { check: Some(Box::new(check)), ..Self::default() }
+    /// The result of a call that is not over. Threads that wait for it call `check`.
+    pub(super) fn new(check: Weak<dyn WaitCheck>, creator: CreatorProcess) -> Self {
+        Self { result: Mutex::default(), ended: Condvar::new(), check, creator }
     }
 
     /// Sets the result and wakes the waiters. Only the first call has an effect.
@@ -59,16 +67,31 @@ impl CallOutcome {
         self.ended.notify_all();
     }
 
-    /// Waits until the call is over and returns its result.
+    /// Waits until the call is over and returns its result. In a forked child it is never over, so it returns an error.
     pub(crate) fn wait(&self) -> Result<()> {
-        let check = self.check.as_ref().map(|check| &**check as &dyn Fn());
+        self.check_process()?;
+        let is_needed = self.check.upgrade().is_some_and(|check| check.is_needed());
+        let check = || {
+            if let Some(check) = self.check.upgrade() {
+                check.check();
+            }
+        };
+        let check = is_needed.then_some(&check as &dyn Fn());
         let result = wait_until(&self.result, &self.ended, self.lock(), Option::is_some, check);
         result.clone().unwrap_or_else(|| Err(Error::internal("a call is over without a result")))
     }
 
     /// Whether the call is over, with success or not.
     pub(crate) fn is_over(&self) -> bool {
-        self.lock().is_some()
+        !self.creator.is_current() || self.lock().is_some()
+    }
+
+    /// Checks that this process has started the call.
+    ///
+    /// # Errors
+    /// `InvalidArgument` in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.creator.check("this request")
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Result<()>>> {

@@ -14,12 +14,13 @@ use super::request::CallOutcome;
 use super::user_memory::UserMemory;
 use crate::call::{Call, Collective};
 use crate::dtype::ReduceOp;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, CallPath, Executor};
 use crate::fault::Fault;
 use crate::memory::{Buffer, Piece};
 use crate::rank::Rank;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +49,7 @@ pub(super) struct CallRunner {
     /// Whether the communicator is being dropped.
     pub leaving: AtomicBool,
     pub state: Mutex<RunnerState>,
-    pub queue: CallQueue,
+    pub queue: Arc<CallQueue>,
     pub fault: Arc<Fault>,
     /// Whether a caller on this rank has received the error that ended the communicator.
     pub error_reported: AtomicBool,
@@ -65,6 +66,9 @@ pub(super) struct RunnerState {
     pub scratch: Option<Buffer<u8>>,
     /// Sequence number of the last call, from 1.
     pub sequence: u64,
+    /// Whether the next call panics.
+    #[cfg(test)]
+    pub panics: bool,
 }
 
 /// A call that waits for the worker.
@@ -93,10 +97,10 @@ impl CallRunner {
             log::debug!("cannot set the timer slack: {cause}");
         }
         for mut queued in calls {
-            let _turn = self.queue.wait_turn(&queued.ticket, None);
+            queued.ticket.wait_turn(None);
             let resident = queued.resident.take();
             let on_gpu = resident.is_some();
-            let outcome = self.run_in_turn(&queued.call, resident);
+            let outcome = self.guarded(|| self.run_in_turn(&queued.call, resident));
             // The caller of a call in a stream does not get this outcome, so the next call reports it.
             self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
             drop(queued.running.take());
@@ -126,13 +130,27 @@ impl CallRunner {
         self.check_usable()?;
         state.sequence += 1;
         // Fail before `leave_call`, so that the report to the other ranks names the call.
-        let outcome = self.attempt(checked, &mut state).map_err(|failure| self.fail(failure));
+        let outcome =
+            self.guarded(|| self.attempt(checked, &mut state).map_err(|failure| self.fail(failure)));
         self.control.leave_call();
         outcome
     }
 
-    /// Locks the state. After a panic in an earlier call the executor has given up its links and refuses to
-    /// run, so a poisoned lock is safe to use.
+    /// Runs `body`. A panic in it ends the communicator on all ranks, because it would leave them waiting for this one.
+    fn guarded(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        outcome.unwrap_or_else(|panic| {
+            Err(self.fail(Error::panicked(&*panic).context(format_args!("rank {}", self.rank))))
+        })
+    }
+
+    /// Ends the communicator on all ranks, for this reason.
+    pub(super) fn abort(&self, reason: &str) {
+        self.control.abort(&self.fault, self.rank, reason);
+    }
+
+    /// Locks the state. After a panic the executor has given up its links and refuses to run, so a poisoned lock is safe
+    /// to use.
     pub(super) fn lock_state(&self) -> MutexGuard<'_, RunnerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,6 +168,10 @@ impl CallRunner {
 
     /// Ends the communicator on all ranks, unless it has already failed, and returns the error that ended it.
     pub(super) fn fail(&self, failure: Error) -> Error {
+        if self.fault.get().is_none() && failure.kind() == ErrorKind::Aborted {
+            // There is no other cause to wait for.
+            self.abort(failure.message());
+        }
         match self.fault.get() {
             Some(error) => error.clone(),
             None => self.fault.raise(self.control.report_failure(failure)),
@@ -157,6 +179,8 @@ impl CallRunner {
     }
 
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
+        #[cfg(test)]
+        assert!(!state.panics, "a test wants a panic");
         let (path, program) = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
@@ -209,5 +233,47 @@ impl CallRunner {
             state.scratch = Some(self.user_memory.alloc(bytes)?);
         }
         Ok(state.scratch.as_ref().map_or(Piece::EMPTY, |scratch| scratch.piece().narrow(0, bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::{Communicator, ErrorKind, ReduceOp, Result};
+    use std::time::Duration;
+
+    fn two_ranks() -> [Communicator; 2] {
+        let config = Config { timeout: Duration::from_secs(10), ..Config::default() };
+        let ranks = Communicator::local_with(&config, 2).expect("two ranks");
+        ranks.try_into().expect("two ranks")
+    }
+
+    fn names_the_panic<T>(outcome: Result<T>, kinds: &[ErrorKind]) {
+        let error = outcome.map(drop).expect_err("a rank panicked");
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!(error.message().contains("rank 0: flexring panicked"), "{error}");
+        assert!(error.message().ends_with("a test wants a panic"), "{error}");
+    }
+
+    #[test]
+    fn a_panic_on_the_worker_fails_all_ranks_and_the_queued_calls() {
+        let [first, second] = two_ranks();
+        first.runner.lock_state().panics = true;
+        let queued =
+            [0; 3].map(|_| first.all_reduce_async(vec![1f32; 1000], ReduceOp::Sum).expect("a request"));
+        names_the_panic(second.all_reduce(&mut [1f32; 1000], ReduceOp::Sum), &[ErrorKind::Internal]);
+        for request in queued {
+            names_the_panic(request.wait(), &[ErrorKind::Internal, ErrorKind::Aborted]);
+        }
+        names_the_panic(first.all_reduce(&mut [1f32], ReduceOp::Sum), &[ErrorKind::Aborted]);
+        names_the_panic(first.synchronize(), &[ErrorKind::Internal]);
+    }
+
+    #[test]
+    fn a_panic_in_a_blocking_call_is_an_error_on_all_ranks() {
+        let [first, second] = two_ranks();
+        first.runner.lock_state().panics = true;
+        names_the_panic(first.all_reduce(&mut [1f32; 1000], ReduceOp::Sum), &[ErrorKind::Internal]);
+        names_the_panic(second.all_reduce(&mut [1f32; 1000], ReduceOp::Sum), &[ErrorKind::Internal]);
     }
 }

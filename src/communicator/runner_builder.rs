@@ -3,7 +3,6 @@
 //! Owns the layout of a rank's arena, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
-use super::call_queue::CallQueue;
 use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
 use super::launch_group::{LaunchGroup, LaunchMember};
@@ -97,8 +96,15 @@ impl CallRunnerBuilder<'_> {
             launch_member,
             leaving: AtomicBool::new(false),
             user_memory: UserMemory::new(arena, self.prefault, registrar),
-            state: Mutex::new(RunnerState { executor, plans: self.plans, scratch: None, sequence: 0 }),
-            queue: CallQueue::default(),
+            state: Mutex::new(RunnerState {
+                executor,
+                plans: self.plans,
+                scratch: None,
+                sequence: 0,
+                #[cfg(test)]
+                panics: false,
+            }),
+            queue: Arc::default(),
             fault,
             error_reported: AtomicBool::new(false),
             control,

@@ -5,6 +5,7 @@
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
+use crate::process::CreatorProcess;
 use crate::transport::shm::RemotePrefault;
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -106,6 +107,7 @@ fn address_and_length(piece: Piece) -> (usize, usize) {
 
 /// A vector that is registered with the RDMA devices of a communicator until it is dropped.
 pub struct Registered<'a, T: Element> {
+    creator: CreatorProcess,
     vector: &'a mut [T],
     piece: Piece,
     user_memory: &'a UserMemory,
@@ -114,7 +116,7 @@ pub struct Registered<'a, T: Element> {
 impl<'a, T: Element> Registered<'a, T> {
     pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T]) -> Result<Self> {
         let piece = lend_in_place(vector, |piece| user_memory.register(piece).map(|()| piece))?;
-        Ok(Self { vector, piece, user_memory })
+        Ok(Self { creator: CreatorProcess::current(), vector, piece, user_memory })
     }
 }
 
@@ -133,7 +135,10 @@ impl<T: Element> DerefMut for Registered<'_, T> {
 
 impl<T: Element> Drop for Registered<'_, T> {
     fn drop(&mut self) {
-        if let Err(error) = self.user_memory.deregister(self.piece) {
+        // A forked child would end the registration of its parent.
+        if self.creator.is_current()
+            && let Err(error) = self.user_memory.deregister(self.piece)
+        {
             log::warn!("cannot deregister a vector: {}", error.message());
         }
     }

@@ -5,6 +5,7 @@
 use super::links::Links;
 use crate::error::Result;
 use crate::fault::Fault;
+use crate::interrupt::{InterruptTimer, longest_sleep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
@@ -33,11 +34,21 @@ pub(super) struct Wait {
     since: Option<Instant>,
     /// The next sleep while a device is busy.
     nap: Duration,
+    /// When this call asks next whether the program wants its thread back.
+    interrupt: InterruptTimer,
 }
 
 impl Wait {
     pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
-        Self { spin, timeout, crowded, polls: 0, since: None, nap: FIRST_NAP }
+        Self {
+            spin,
+            timeout,
+            crowded,
+            polls: 0,
+            since: None,
+            nap: FIRST_NAP,
+            interrupt: InterruptTimer::default(),
+        }
     }
 
     /// How long a call may make no progress.
@@ -47,6 +58,7 @@ impl Wait {
 
     /// Resets the wait at the start of a call.
     pub(super) fn begin(&mut self) {
+        self.interrupt = InterruptTimer::default();
         self.progressed();
     }
 
@@ -61,7 +73,7 @@ impl Wait {
     /// wake-up descriptor. `false` if there was no progress for the timeout.
     ///
     /// # Errors
-    /// The fault, if it was raised.
+    /// The fault, if it was raised; `Aborted` if the program wants its thread back.
     pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, devices_busy: bool) -> Result<bool> {
         let longest = if devices_busy { self.nap } else { LONGEST_SLEEP };
         self.pause_for(fault, links, longest, || false)
@@ -71,7 +83,7 @@ impl Wait {
     /// true after peers were asked to notify this rank. `false` if there was no progress for the timeout.
     ///
     /// # Errors
-    /// The fault, if it was raised.
+    /// As for [`pause`](Self::pause).
     pub(super) fn pause_unless(
         &mut self,
         fault: &Fault,
@@ -112,8 +124,9 @@ impl Wait {
             }
             return Ok(true);
         }
+        self.interrupt.check_at(now)?;
         if links.set_need_wakeup() && !is_ready() {
-            sleep(fault, links, (self.timeout - waited).min(longest));
+            sleep(fault, links, (self.timeout - waited).min(longest).min(longest_sleep()));
             self.nap = (2 * self.nap).min(LONGEST_NAP);
         }
         links.clear_need_wakeup();

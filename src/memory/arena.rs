@@ -111,6 +111,7 @@ impl Arena {
         if let Err(cause) = advised {
             log::debug!("no huge pages for shared memory: {cause}");
         }
+        hide_from_children(&map);
         Ok(map)
     }
 
@@ -272,6 +273,7 @@ impl PeerArena {
         unsafe {
             let _ = rustix::mm::madvise(start, len, Advice::LinuxHugepage);
         }
+        hide_from_children(&map);
         let arena = Self { map };
         arena.prefault(0, fixed);
         Ok(arena)
@@ -292,6 +294,16 @@ impl PeerArena {
     #[must_use]
     pub fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
         piece_of(&self.map, offset, len)
+    }
+}
+
+/// Keeps shared memory out of forked children. It would not be copied: what a child wrote to a vector in it would change
+/// the parent's vector, and change sums. Without it, a child that uses such a vector ends by SIGSEGV.
+fn hide_from_children(map: &MmapRaw) {
+    // SAFETY: the range is the whole mapping, and the advice changes nothing in this process.
+    let advised = unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxDontFork) };
+    if let Err(cause) = advised {
+        log::debug!("forked children share the memory of this rank: {cause}");
     }
 }
 

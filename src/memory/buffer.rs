@@ -5,12 +5,17 @@ use super::piece::Piece;
 use super::registrar::Registrar;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::process::CreatorProcess;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// A vector in memory that peers on the node read directly, so that reducing it needs no copies. Initially zero.
+///
+/// A forked child of this process does not have the memory: using the vector ends the child by SIGSEGV, dropping it has no
+/// effect.
 pub struct Buffer<T: Element> {
+    creator: CreatorProcess,
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
     piece: Piece,
@@ -32,7 +37,14 @@ impl<T: Element> Buffer<T> {
         if let Some(registrar) = &registrar {
             registrar.try_register(piece);
         }
-        Ok(Self { arena, registrar, piece, offset, elements: PhantomData })
+        Ok(Self {
+            creator: CreatorProcess::current(),
+            arena,
+            registrar,
+            piece,
+            offset,
+            elements: PhantomData,
+        })
     }
 }
 
@@ -69,6 +81,11 @@ impl<T: Element> DerefMut for Buffer<T> {
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if !self.creator.is_current() {
+            // The memory and its registration are those of the parent.
+            std::mem::forget(Arc::clone(&self.arena));
+            return;
+        }
         if let Some(registrar) = &self.registrar {
             registrar.try_deregister(self.piece);
         }

@@ -68,6 +68,11 @@ fn an_abort_ends_a_blocked_call_at_once() {
     passes("abort");
 }
 
+#[test]
+fn forked_children_cannot_use_communicators_and_hide_no_death() {
+    passes("fork");
+}
+
 /// Compiles a program and passes it to `run`. The program uses the simulated CUDA driver.
 fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
     if !can_compile() {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which they appear in the header.
-const SOURCES: [&str; 6] = ["status", "unique_id", "comm", "buffer", "types", "collectives"];
+const SOURCES: [&str; 7] = ["status", "unique_id", "comm", "buffer", "types", "collectives", "interrupt"];
 
 const INTRODUCTION: &str = "\
 /*

@@ -108,6 +108,7 @@ impl RankProcesses {
                 let _ = exited.send(RankExit { rank, pid, status, error });
             }
         };
+        #[allow(clippy::disallowed_methods, reason = "a thread of the command, not of the library")]
         std::thread::Builder::new().name(format!("stderr-{rank}")).spawn(forward).map_err(|cause| {
             Error::io(format!("cannot start the thread that reads the output of rank {rank}"), cause)
         })?;

@@ -9,6 +9,7 @@ use super::control_page::ControlPage;
 use super::neighbours::Neighbours;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, PeerArena};
+use crate::process;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::Arc;
@@ -42,9 +43,8 @@ impl RemotePrefault {
             followed.push((control, Arc::clone(&other.arena), 0));
         }
         let worker = PrefaultThread { wake: wake.try_clone()?, stop: Arc::clone(&stop), followed };
-        let thread = std::thread::Builder::new()
-            .name("flexring-prefault".to_owned())
-            .spawn(move || worker.run())
+        let builder = std::thread::Builder::new().name("flexring-prefault".to_owned());
+        let thread = process::spawn(builder, move || worker.run())
             .map_err(|cause| Error::io("cannot start a thread", cause))?;
         Ok(Self {
             control: ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(arena) as _)?,

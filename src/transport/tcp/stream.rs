@@ -3,6 +3,7 @@
 //! Owns the socket, its readiness, and its two queues. Must not know links, ranks or events.
 
 use super::frame::Frame;
+use crate::process::ClosedInChild;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
@@ -30,6 +31,7 @@ pub(super) enum ReadOutcome {
 /// directly to their destinations. Nothing else is read: what the peer sends ahead of this rank waits in the kernel.
 #[derive(Debug)]
 pub(super) struct FrameStream {
+    _closed_in_child: ClosedInChild,
     socket: TcpStream,
     /// Frames to send, oldest first.
     outgoing: VecDeque<Frame>,
@@ -53,6 +55,7 @@ impl FrameStream {
     /// Wraps a connected socket, with room for `window` messages in each direction.
     pub fn new(socket: TcpStream, window: usize) -> Self {
         Self {
+            _closed_in_child: ClosedInChild::new(socket.as_fd()),
             socket,
             // Room for this rank's call too, and for a call that was not sent before the next one.
             outgoing: VecDeque::with_capacity(window + 2),

@@ -13,6 +13,7 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
+use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
@@ -464,7 +465,8 @@ fn aborted() -> Error {
 
 /// Destroys queue pairs in a thread, so that the caller does not wait. Without a thread, destroys them at once.
 fn destroy_deferred(peers: Vec<Peer>) {
-    if let Err(cause) = std::thread::Builder::new().name("flexring-drop".to_owned()).spawn(|| drop(peers)) {
+    let builder = std::thread::Builder::new().name("flexring-drop".to_owned());
+    if let Err(cause) = process::spawn(builder, || drop(peers)) {
         log::debug!("verbs: queue pairs are destroyed without a thread: {cause}");
     }
 }

@@ -5,6 +5,7 @@
 use super::embedded::{OPTIONS, SOURCES};
 use crate::device::cuda::nvrtc::{self, FIX, Nvrtc};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process;
 use std::ffi::{OsString, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -22,8 +23,8 @@ pub(super) fn from_source(capability: (u32, u32), driver_version: c_int) -> Resu
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let compiler = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(nvrtc::STACK);
-    let compiled = compiler
-        .spawn(move || compiled(SOURCES, None, cache().as_deref(), capability, driver_version / 1000))
+    let compile = move || compiled(SOURCES, None, cache().as_deref(), capability, driver_version / 1000);
+    let compiled = process::spawn(compiler, compile)
         .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
     compiled.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))
 }

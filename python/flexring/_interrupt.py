@@ -1,0 +1,67 @@
+"""Signal handlers while a call waits, so that Ctrl-C acts at once.
+
+Python runs signal handlers between two instructions of the main thread, which is not while a function of the library waits
+for other ranks. So the library calls back every 50 milliseconds. If a handler raises an exception then, the library aborts
+the communicator, and the exception is raised when the call has returned.
+
+Must not know communicators.
+"""
+
+import ctypes
+import os
+import threading
+
+CheckFunction = ctypes.CFUNCTYPE(ctypes.c_int)
+
+# The exception of a handler, from its callback to the end of the call.
+_raised = None
+# The thread that has a callback: the main thread, which is the only one that runs handlers.
+_thread = None
+
+
+def _run_handlers():
+    """Runs the handlers that are due whenever it continues. Yields 1 if one of them has raised an exception, else 0.
+
+    A generator, because Python may also run handlers when a function begins, which is outside of its ``try``.
+    """
+    global _raised
+    ended = 0
+    while True:
+        try:
+            yield ended
+            ctypes.pythonapi.PyErr_CheckSignals()
+            ended = 0
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            _raised, ended = error, 1
+
+
+_handlers = _run_handlers()
+next(_handlers)
+_check = CheckFunction(_handlers.__next__)
+
+
+def install(library):
+    """Lets handlers run while calls of the main thread wait. Has no effect in other threads."""
+    global _thread
+    if _thread is None and threading.current_thread() is threading.main_thread():
+        library.flexring_set_interrupt_check(_check)
+        _thread = threading.get_ident()
+
+
+def _forget_thread():
+    global _thread
+    _thread = None
+
+
+# In a forked child another thread may be the main thread.
+os.register_at_fork(after_in_child=_forget_thread)
+
+
+def raise_pending():
+    """Raises the exception of a handler that ended a call of this thread, if there is one."""
+    global _raised
+    if _raised is not None and threading.get_ident() == _thread:
+        error, _raised = _raised, None
+        raise error

@@ -1,0 +1,10 @@
+//! What a library must respect in a process that is not its own: forks, and signals.
+//!
+//! Owns the detection of forked children, the sockets that they must not keep, and how the library's threads are
+//! started. Must not know what the threads and sockets are for.
+
+mod fork;
+mod thread;
+
+pub(crate) use fork::{ClosedInChild, CreatorProcess};
+pub(crate) use thread::spawn;
