@@ -7,6 +7,7 @@ the communicator, and the exception is raised when the call has returned.
 Must not know communicators.
 """
 
+import atexit
 import ctypes
 import os
 import threading
@@ -47,6 +48,8 @@ def install(library):
     global _thread
     if _thread is None and threading.current_thread() is threading.main_thread():
         library.flexring_set_interrupt_check(_check)
+        # The callback does not outlive the module.
+        atexit.register(library.flexring_set_interrupt_check, CheckFunction())
         _thread = threading.get_ident()
 
 

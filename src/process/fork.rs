@@ -107,14 +107,15 @@ struct DescriptorBlock {
     next: AtomicPtr<DescriptorBlock>,
 }
 
-static FIRST: DescriptorBlock = DescriptorBlock::EMPTY;
+static FIRST: DescriptorBlock = DescriptorBlock::new();
 
 /// What takes the place of the sockets in a child: an eventfd without other use.
 static REPLACEMENT: AtomicI32 = AtomicI32::new(FREE);
 
 impl DescriptorBlock {
-    const EMPTY: Self =
-        Self { slots: [const { AtomicI32::new(FREE) }; SLOTS], next: AtomicPtr::new(null_mut()) };
+    const fn new() -> Self {
+        Self { slots: [const { AtomicI32::new(FREE) }; SLOTS], next: AtomicPtr::new(null_mut()) }
+    }
 
     fn next(&self) -> Option<&'static Self> {
         // SAFETY: the pointer is null or comes from `Box::leak`.
@@ -124,7 +125,7 @@ impl DescriptorBlock {
     /// The next block, which is added if there is none.
     fn next_or_new(&self) -> &'static Self {
         self.next().unwrap_or_else(|| {
-            let new: *mut Self = Box::leak(Box::new(Self::EMPTY));
+            let new: *mut Self = Box::leak(Box::new(Self::new()));
             match self.next.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
                 // SAFETY: the block was leaked above.
                 Ok(_) => unsafe { &*new },

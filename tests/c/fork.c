@@ -28,7 +28,7 @@ static void sums_are_exact(float *elements) {
 
 /* What a child may do and not do. Its vectors hold 99 where they are its own. */
 static void in_child(pid_t parent) {
-    char cause[100];
+    char cause[200];
     void *memory = NULL;
     flexring_request *other = NULL;
     int number = 0;
