@@ -9,6 +9,7 @@ use super::launcher::RendezvousPoint;
 use super::protocol::{FRAME_LIMIT, Hello, HelloHeader, HelloParams, ToRank, decode};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::interrupt::longest_sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
@@ -225,7 +226,7 @@ pub(super) fn join(
         let until = (now + pause).min(deadline);
         pause = (2 * pause).min(MAX_PAUSE);
         sleep(None, until, fault);
-        fault.check()?;
+        fault.check_waiting()?;
     }
 }
 
@@ -282,7 +283,7 @@ fn try_address(
     let mut until = (now + HELLO_ACK_TIMEOUT).min(deadline + GRACE);
     let mut is_acknowledged = false;
     loop {
-        fault.check().map_err(ConnectError::Fatal)?;
+        fault.check_waiting().map_err(ConnectError::Fatal)?;
         let end = match connection.flush() {
             Ok(()) => {
                 let received = connection.receive(FRAME_LIMIT);
@@ -329,7 +330,7 @@ fn sleep(connection: Option<&FramedStream>, until: Instant, fault: &Fault) {
     let wake = fault.wake_fd();
     let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
     fds.extend(connection.map(|connection| PollFd::new(connection, connection.poll_flags())));
-    let left = until.saturating_duration_since(Instant::now());
+    let left = until.saturating_duration_since(Instant::now()).min(longest_sleep());
     // An early wake-up is harmless: every caller checks the clock.
     let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
 }

@@ -19,6 +19,7 @@ use super::protocol::{
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::interrupt::longest_sleep;
 use crate::process::spawn;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
@@ -258,11 +259,21 @@ impl Shared {
         self.wake.notify();
     }
 
-    /// Waits until `done` returns true, at most for `timeout`.
+    /// Waits until `done` returns true, at most for `timeout`, or until the program wants the thread back. Callers see from
+    /// what `done` has taken, and from the fault, why the wait ended.
     fn wait(&self, timeout: Duration, mut done: impl FnMut(&mut SharedState) -> bool) {
-        let state = self.state();
-        // Callers see from what `done` has taken whether the wait timed out.
-        let _ = self.changed.wait_timeout_while(state, timeout, |state| !done(state));
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let state = self.state();
+            let slice = left.min(longest_sleep());
+            let waited = self.changed.wait_timeout_while(state, slice, |state| !done(state));
+            let (state, wait) = waited.unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+            if !wait.timed_out() || slice == left || self.fault.check_waiting().is_err() {
+                return;
+            }
+        }
     }
 }
 
