@@ -50,9 +50,14 @@ typedef enum {
 } flexring_result;
 
 // A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
+//
+// A forked child of the process that made it cannot use it, because threads and connections do not survive a fork: its
+// calls return FLEXRING_INVALID_ARGUMENT. The child may free it, which has no effect on the parent, and may make
+// communicators of its own.
 typedef struct flexring_comm flexring_comm;
 
-// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait.
+// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait. In a forked child of the process that
+// made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 typedef struct flexring_request flexring_request;
 
 // Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means.
@@ -188,20 +193,21 @@ flexring_result flexring_comm_status(const flexring_comm *comm);
 flexring_result flexring_comm_abort(flexring_comm *comm);
 
 // Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
-// Memory of flexring_alloc must have been freed by flexring_free.
+// Memory of flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
 //
 // The caller promises:
 // `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.
 flexring_result flexring_comm_free(flexring_comm *comm);
 
 // Allocates `bytes` bytes, zeroed and aligned to a page, in memory that the other ranks of this node read
-// directly, so that calls on it copy nothing. Free it with flexring_free.
+// directly, so that calls on it copy nothing. Free it with flexring_free. Forked children do not have this
+// memory: access ends them by SIGSEGV.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
 
-// Frees memory that flexring_alloc returned. NULL is allowed.
+// Frees memory that flexring_alloc returned. NULL is allowed. Has no effect in a forked child.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; no call uses the memory any more.
@@ -342,6 +348,18 @@ flexring_result flexring_wait(flexring_request *request);
 // The caller promises:
 // `request` is NULL or live; `done` is NULL or points to an int that may be written.
 flexring_result flexring_test(const flexring_request *request, int *done);
+
+// Sets a function that calls of this thread call about every 50 milliseconds while they wait; NULL removes it. If it
+// returns another number than 0, the call ends: the communicator is aborted on all ranks, and the call returns
+// FLEXRING_ABORTED.
+//
+// It is for languages that run signal handlers when the interrupted thread returns to them, as Python does. There, `check`
+// runs these handlers.
+//
+// The caller promises:
+// `check` is NULL or a function that returns normally: it neither throws nor jumps. It may be called until it is removed
+// or this thread ends.
+flexring_result flexring_set_interrupt_check(int (*check)(void));
 
 #ifdef __cplusplus
 }  // extern "C"

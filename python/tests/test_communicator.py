@@ -338,7 +338,9 @@ for wait in [
     assert time.monotonic() - begun < 5
     for comm in ours, theirs:
         try:
-            comm.all_reduce(floats(1))
+            # The other rank may have got what this rank contributed before.
+            for _ in range(2):
+                comm.all_reduce(floats(1))
         except FlexringError as error:
             assert error.code == FlexringError.ABORTED and "interrupted" in str(error), error
         else:
