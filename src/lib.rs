@@ -1,7 +1,7 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
+//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
 //! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // The library logs through `log`. Tests print why they are skipped.
@@ -33,6 +33,7 @@ pub mod plan;
 mod process;
 mod process_number;
 pub mod rank;
+pub mod secret;
 #[cfg(all(test, feature = "verbs"))]
 mod test_effort;
 #[allow(unsafe_code, reason = "owns raw memory")]

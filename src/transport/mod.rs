@@ -11,6 +11,7 @@
 //! | `tcp` | TCP sockets |
 //! | `verbs` | RDMA devices (feature `verbs`) |
 
+pub(crate) mod credentials;
 #[cfg(test)]
 mod fixtures;
 pub mod local;
