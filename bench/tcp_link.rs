@@ -11,6 +11,7 @@ use flexring::call::{Call, Collective};
 use flexring::dtype::DType;
 use flexring::fault::Fault;
 use flexring::memory::Piece;
+use flexring::secret::SecretKey;
 use flexring::transport::tcp::{Listener, Tcp};
 use flexring::transport::{Event, Events, PostedTransport, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -45,7 +46,8 @@ impl End {
     fn connect(listener: Listener, me: usize, peer: SocketAddr, sockets: usize) -> Result<Self> {
         let peers = [(1 - me, peer)];
         let deadline = Instant::now() + Duration::from_secs(10);
-        let tcp = Tcp::connect(listener, me, &peers, 1, sockets, deadline, &Fault::new()?)?;
+        let key = SecretKey::from_parts("benchmark", &[]);
+        let tcp = Tcp::connect(listener, me, &peers, &|_| key.clone(), sockets, deadline, &Fault::new()?)?;
         let room = PLACES * MESSAGE;
         Ok(Self {
             tcp,

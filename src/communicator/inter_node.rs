@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
+use crate::secret::SecretKey;
 use crate::transport::PostedTransport;
 use crate::transport::tcp::{Listener, Tcp};
 use crate::transport::verbs::port_selection::Rail;
@@ -63,7 +64,6 @@ pub(super) struct InterNodeSetup<'a> {
     pub same_node: &'a [bool],
     /// The ranks to link to.
     pub peers: &'a [Rank],
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "tcp needs no steps taken together"))]
     pub connection: &'a ControlConnection,
     pub deadline: Instant,
     pub fault: &'a Arc<Fault>,
@@ -111,12 +111,20 @@ impl InterNodeSetup<'_> {
         let peers =
             self.peers.iter().map(|rank| tcp_endpoint(config, &infos[*rank], *rank, same_node[*rank]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
-        let (token, sockets) = (infos[0].token, config.sockets_per_link);
-        let tcp = Tcp::connect(listener, self.me, &peers, token, sockets, self.deadline, self.fault)?;
+        let (key, sockets) = (|peer| self.link_key(peer), config.sockets_per_link);
+        let tcp = Tcp::connect(listener, self.me, &peers, &key, sockets, self.deadline, self.fault)?;
         if config.socket_buffer.0 > 0 {
             tcp.limit_send_buffers(config.socket_buffer.0)?;
         }
         Ok(tcp)
+    }
+
+    /// The key of the link to a peer. Both derive it, and no other communicator has the same.
+    fn link_key(&self, peer: Rank) -> SecretKey {
+        let (low, high) = (self.me.min(peer), self.me.max(peer));
+        let nonce = |rank: Rank| self.infos[rank].nonce.as_slice();
+        let ranks = [low, high].map(|rank| (rank as u64).to_le_bytes());
+        self.connection.secret().derive("link", &[&ranks[0], &ranks[1], nonce(low), nonce(high)])
     }
 
     /// Why some ranks cannot be linked over RDMA devices; `None` if all can. All ranks find the same obstacle.
@@ -172,7 +180,7 @@ impl InterNodeSetup<'_> {
         let infos: Vec<ConnectInfo> = self.exchange("queue pairs", &mine)?;
         let unconnected = unconnected.ok_or_else(unreported)?;
         let registrar = unconnected.registrar();
-        let connected = unconnected.connect(&rails, &infos, self.fault);
+        let connected = unconnected.connect(&rails, &infos, &|peer| self.link_key(peer), self.fault);
         let (outcome, connected) = split(connected);
         self.exchange::<()>("connections", &outcome)?;
         let mut verbs = connected.ok_or_else(unreported)?;

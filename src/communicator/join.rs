@@ -21,6 +21,7 @@ use crate::memory::Arena;
 use crate::plan::topology::Topology;
 use crate::process_number::process_number;
 use crate::rank::Rank;
+use crate::secret::random_bytes;
 use crate::transport::shm::{DescriptorExchange, Mailbox, Neighbours, RemotePrefault, Shm};
 use crate::transport::tcp::Listener;
 use crate::transport::{AnyTransport, local};
@@ -43,10 +44,8 @@ impl Communicator {
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
         let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
-        let token = getrandom::u64()
-            .map_err(|cause| Error::system(format!("cannot draw a random number: {cause}")))?;
         let info = PeerInfo {
-            token,
+            nonce: random_bytes()?,
             process: process_number()?,
             has_gpu: gpu::known(config.gpu).is_some(),
             node: bootstrap::node_name(config),
@@ -128,7 +127,7 @@ impl Communicator {
             prefault,
             registrar,
             crowded: is_crowded(node.len()),
-            launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].token, threads)),
+            launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             fault,
         };
         let runner = builder.build(ControlPlane::Processes(connection))?;

@@ -55,7 +55,7 @@ struct MemberState {
 }
 
 /// Groups of communicators whose ranks joined by themselves, by the communicator's random number.
-static GROUPS: Mutex<Vec<(u64, Weak<LaunchGroup>)>> = Mutex::new(Vec::new());
+static GROUPS: Mutex<Vec<([u8; 16], Weak<LaunchGroup>)>> = Mutex::new(Vec::new());
 
 impl LaunchGroup {
     /// A group of these ranks.
@@ -65,8 +65,8 @@ impl LaunchGroup {
         Arc::new(Self { ranks, state, changed: Condvar::new() })
     }
 
-    /// The group of a communicator, the same one for all ranks of this process that pass the same number.
-    pub(super) fn shared(communicator: u64, ranks: Vec<Rank>) -> Arc<Self> {
+    /// The group of a communicator, the same one for all ranks of this process that pass the same bytes, which belong to one communicator.
+    pub(super) fn shared(communicator: [u8; 16], ranks: Vec<Rank>) -> Arc<Self> {
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(number, _)| *number == communicator);

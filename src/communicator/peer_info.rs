@@ -19,8 +19,8 @@ pub(super) struct PeerInfo {
     pub secret: Option<[u8; 16]>,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
-    /// A random number. That of rank 0 authenticates the TCP links of this communicator.
-    pub token: u64,
+    /// Random. The keys of links are derived from the job's secret and those of both ranks.
+    pub nonce: [u8; 16],
     /// Ranks with equal numbers are threads of one process.
     pub process: u64,
     /// Whether this rank already has a GPU, whose memory it may share.

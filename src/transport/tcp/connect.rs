@@ -3,15 +3,18 @@
 //! Owns each connection until its handshake is complete. Must not know what is sent afterwards.
 //!
 //! One loop drives all connections, so no peer waits for another. Connections from processes outside of the communicator
-//! (invalid bytes, silence, a flood) cannot delay it.
+//! (invalid bytes, silence, a flood) cannot delay it, and cannot fail it: until the handshake proves that a peer sent
+//! them, bytes that arrive concern their connection alone.
 
-use super::handshake::{HANDSHAKE, Handshake, Side};
+use super::handshake::{self, CHALLENGE, HELLO, LinkHello, PROOF};
 use super::listener::Listener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
+use crate::secret::{SecretKey, random_bytes};
 use crate::transport::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -21,11 +24,18 @@ use std::time::{Duration, Instant};
 /// How long the initiator waits before it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long an accepted connection may take for its handshake. The handshake of a rank comes with its first packet.
+/// How long an accepted connection may take for its handshake. The hello of a rank comes with its first packet.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Accepted connections that may wait for their handshake, in addition to the expected ones.
+/// Accepted connections that may wait for their handshake, in addition to the expected ones. All together have at most a quarter
+/// of the process's descriptors.
 const UNAUTHENTICATED: usize = 64;
+
+/// How long the listeners are ignored after the process ran out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the process may lack descriptors without a pause before that is an error.
+const ACCEPT_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// What to check when ranks cannot reach each other.
 const ADVICE: &str = "check that no firewall is in between and that FLEXRING_SOCKET_IFNAME names an interface that all ranks can reach";
@@ -35,6 +45,8 @@ const ADVICE: &str = "check that no firewall is in between and that FLEXRING_SOC
 struct PendingSocket {
     peer: Rank,
     address: SocketAddr,
+    /// Key of the link to this peer.
+    key: SecretKey,
     /// Index of the socket in its link.
     socket: usize,
     state: ConnectState,
@@ -50,25 +62,25 @@ enum ConnectState {
     Paused(Instant),
     /// The kernel is connecting.
     Connecting(TcpStream),
-    /// Connected; the handshake is sent and the answer is being received.
-    Handshaking(TcpStream, HandshakeBuffer),
+    /// Connected; this hello is sent and the challenge is being received.
+    Handshaking(TcpStream, [u8; HELLO], HandshakeBuffer<CHALLENGE>),
     /// The handshake is complete.
     Established(TcpStream),
 }
 
-/// A handshake that is being received.
+/// A message of a handshake that is being received.
 #[derive(Debug)]
-struct HandshakeBuffer {
-    bytes: [u8; HANDSHAKE],
+struct HandshakeBuffer<const BYTES: usize> {
+    bytes: [u8; BYTES],
     len: usize,
 }
 
-impl HandshakeBuffer {
-    const EMPTY: Self = Self { bytes: [0; HANDSHAKE], len: 0 };
+impl<const BYTES: usize> HandshakeBuffer<BYTES> {
+    const EMPTY: Self = Self { bytes: [0; BYTES], len: 0 };
 
-    /// Reads on. `Some` when the handshake is complete; reads no byte beyond it.
-    fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<&[u8; HANDSHAKE]>> {
-        while self.len < HANDSHAKE {
+    /// Reads on. `Some` when the message is complete; reads no byte beyond it.
+    fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<[u8; BYTES]>> {
+        while self.len < BYTES {
             match from.read(&mut self.bytes[self.len..]) {
                 Ok(0) => {
                     return Err(io::Error::new(
@@ -82,7 +94,7 @@ impl HandshakeBuffer {
                 Err(cause) => return Err(cause),
             }
         }
-        Ok(Some(&self.bytes))
+        Ok(Some(self.bytes))
     }
 }
 
@@ -91,8 +103,17 @@ impl HandshakeBuffer {
 struct Unauthenticated {
     socket: TcpStream,
     address: SocketAddr,
-    handshake: HandshakeBuffer,
+    stage: Stage,
     deadline: Instant,
+}
+
+/// How far the handshake of an accepted connection is.
+#[derive(Debug)]
+enum Stage {
+    /// The hello is being received.
+    AwaitHello(HandshakeBuffer<HELLO>),
+    /// The challenge is sent, and the proof is being received.
+    AwaitProof { hello: [u8; HELLO], challenge: [u8; CHALLENGE], proof: HandshakeBuffer<PROOF> },
 }
 
 /// What a polled descriptor belongs to, by index.
@@ -104,34 +125,42 @@ enum Polled {
     Pending(usize),
 }
 
-/// Connects all sockets of all links: for each of `peers`, in their order, `sockets` connected sockets.
+/// Connects all sockets of all links: for each of `peers`, in their order, `sockets` connected sockets. `key` gives the key of
+/// the link to a peer.
 pub(super) fn connect_all(
     listener: Listener,
     me: Rank,
     peers: &[(Rank, SocketAddr)],
-    token: u64,
+    key: &dyn Fn(Rank) -> SecretKey,
     sockets: usize,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Vec<Vec<TcpStream>>> {
     let pending = peers
         .iter()
-        .flat_map(|&(peer, address)| (0..sockets).map(move |socket| (peer, address, socket)))
-        .map(|(peer, address, socket)| PendingSocket {
+        .flat_map(|&(peer, address)| {
+            let key = key(peer);
+            (0..sockets).map(move |socket| (peer, address, key.clone(), socket))
+        })
+        .map(|(peer, address, key, socket)| PendingSocket {
             peer,
             address,
+            key,
             socket,
             state: if peer < me { ConnectState::Paused(Instant::now()) } else { ConnectState::Awaited },
             cause: if peer < me { "no answer" } else { "it did not connect" }.to_owned(),
         })
-        .collect();
+        .collect::<Vec<_>>();
+    let quarter = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| (limit / 4) as usize);
     let connector = Connector {
         listener,
         me,
-        token,
         sockets,
+        max_unauthenticated: (pending.len() + UNAUTHENTICATED).min(quarter).max(1),
         pending,
         unauthenticated: VecDeque::new(),
+        accept_resumes: None,
+        lacking_since: None,
         began: Instant::now(),
         deadline,
     };
@@ -141,10 +170,14 @@ pub(super) fn connect_all(
 struct Connector {
     listener: Listener,
     me: Rank,
-    token: u64,
     sockets: usize,
     pending: Vec<PendingSocket>,
     unauthenticated: VecDeque<Unauthenticated>,
+    max_unauthenticated: usize,
+    /// When the listeners are polled again, after the process ran out of descriptors.
+    accept_resumes: Option<Instant>,
+    /// Since when no connection could be accepted for lack of descriptors.
+    lacking_since: Option<Instant>,
     began: Instant,
     deadline: Instant,
 }
@@ -164,6 +197,7 @@ impl Connector {
                 }
             }
             self.unauthenticated.retain(|connection| now < connection.deadline);
+            self.accept_resumes.take_if(|at| now >= *at);
             let ready = self.wait(fault, now)?;
             // From the highest index down, because a handled unauthenticated connection leaves the queue.
             for polled in ready.into_iter().rev() {
@@ -193,7 +227,9 @@ impl Connector {
         let wake = fault.wake_fd();
         let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
         let mut until = self.deadline;
-        for (index, socket) in self.listener.sockets.iter().enumerate() {
+        let listening = if self.accept_resumes.is_none() { self.listener.sockets.as_slice() } else { &[] };
+        until = self.accept_resumes.map_or(until, |at| until.min(at));
+        for (index, socket) in listening.iter().enumerate() {
             polled.push(Polled::Listener(index));
             fds.push(PollFd::new(socket, PollFlags::IN));
         }
@@ -205,7 +241,7 @@ impl Connector {
         for (index, pending) in self.pending.iter().enumerate() {
             let (socket, flags) = match &pending.state {
                 ConnectState::Connecting(socket) => (socket, PollFlags::OUT),
-                ConnectState::Handshaking(socket, _) => (socket, PollFlags::IN),
+                ConnectState::Handshaking(socket, ..) => (socket, PollFlags::IN),
                 ConnectState::Paused(retry) => {
                     until = until.min(*retry);
                     continue;
@@ -248,38 +284,39 @@ impl Connector {
     /// Advances the state of a connection that this rank initiated.
     fn proceed(&mut self, index: usize) -> Result<()> {
         let pending = &mut self.pending[index];
-        let handshake = Handshake {
-            token: self.token,
-            from: self.me,
-            to: pending.peer,
-            socket: pending.socket,
-            sockets: self.sockets,
-        };
         match std::mem::replace(&mut pending.state, ConnectState::Awaited) {
             ConnectState::Connecting(socket) => {
-                match finish_connecting(&socket, &handshake.to_bytes(Side::Initiator)) {
-                    Ok(()) => pending.state = ConnectState::Handshaking(socket, HandshakeBuffer::EMPTY),
+                let hello = LinkHello {
+                    from: self.me,
+                    to: pending.peer,
+                    socket: pending.socket,
+                    sockets: self.sockets,
+                    nonce: random_bytes()?,
+                };
+                let hello = hello.to_bytes();
+                match finish_connecting(&socket, &hello) {
+                    Ok(()) => {
+                        pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY)
+                    }
                     Err(cause) => self.retry_later(index, &cause)?,
                 }
             }
-            ConnectState::Handshaking(socket, mut buffer) => match buffer.read(&socket) {
-                Ok(Some(bytes)) => {
-                    let answer = Handshake::from_bytes(bytes, Side::Acceptor);
-                    let expected = Handshake { from: pending.peer, to: self.me, ..handshake };
-                    match answer {
-                        Some(answer) if answer == expected => {
-                            pending.state = ConnectState::Established(set_options(socket)?);
+            ConnectState::Handshaking(socket, hello, mut buffer) => match buffer.read(&socket) {
+                Ok(Some(challenge)) => {
+                    let Some(sockets) = handshake::verify_challenge(&pending.key, &hello, &challenge) else {
+                        let cause = io::Error::other("the process there is not a rank of this job");
+                        return self.retry_later(index, &cause);
+                    };
+                    let proof = handshake::proof(&pending.key, &hello, &challenge);
+                    match send(&socket, &proof) {
+                        Ok(()) if sockets != self.sockets => {
+                            return Err(differing_sockets(self.me, self.sockets, pending.peer, sockets));
                         }
-                        Some(answer) if answer == (Handshake { sockets: answer.sockets, ..expected }) => {
-                            return Err(self.differing_sockets(handshake.to, answer.sockets));
-                        }
-                        _ => {
-                            let cause = io::Error::other("the process there is not a rank of this job");
-                            self.retry_later(index, &cause)?;
-                        }
+                        Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
+                        Err(cause) => self.retry_later(index, &cause)?,
                     }
                 }
-                Ok(None) => pending.state = ConnectState::Handshaking(socket, buffer),
+                Ok(None) => pending.state = ConnectState::Handshaking(socket, hello, buffer),
                 Err(cause) => self.retry_later(index, &cause)?,
             },
             other => pending.state = other,
@@ -319,79 +356,104 @@ impl Connector {
             let (socket, address) = match self.listener.sockets[index].accept() {
                 Ok(accepted) => accepted,
                 Err(cause) if cause.kind() == Io::WouldBlock => return Ok(()),
-                Err(cause) if lacks_descriptors(&cause) => {
-                    let endpoint = self.listener.endpoints[index];
-                    let context = format!("cannot accept connections at {endpoint} ({})", advice(&cause));
-                    return Err(Error::io(context, cause));
-                }
+                Err(cause) if lacks_descriptors(&cause) => return self.lack_descriptors(index, cause),
                 // The failure of one connection does not affect the others.
                 Err(cause) => {
                     log::debug!("tcp: a connection was lost before it was accepted: {cause}");
                     continue;
                 }
             };
+            self.lacking_since = None;
             if let Err(cause) = socket.set_nonblocking(true) {
                 log::debug!("tcp: a connection from {address} cannot be used: {cause}");
                 continue;
             }
-            if self.unauthenticated.len() >= self.pending.len() + UNAUTHENTICATED {
+            if self.unauthenticated.len() >= self.max_unauthenticated {
                 // The oldest one is the least likely to be a rank.
                 self.unauthenticated.pop_front();
             }
             let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-            let handshake = HandshakeBuffer::EMPTY;
-            self.unauthenticated.push_back(Unauthenticated { socket, address, handshake, deadline });
+            let stage = Stage::AwaitHello(HandshakeBuffer::EMPTY);
+            self.unauthenticated.push_back(Unauthenticated { socket, address, stage, deadline });
         }
     }
 
-    /// Reads the handshake of an accepted connection. Once complete, answers it and establishes the connection, or drops
-    /// the connection if it is not from an expected rank.
+    /// Waits a moment for another part of the process to close descriptors. An error if none does for long.
+    fn lack_descriptors(&mut self, index: usize, cause: io::Error) -> Result<()> {
+        let now = Instant::now();
+        let since = *self.lacking_since.get_or_insert(now);
+        if now - since >= ACCEPT_PATIENCE {
+            let endpoint = self.listener.endpoints[index];
+            let context = format!("cannot accept connections at {endpoint} ({})", advice(&cause));
+            return Err(Error::io(context, cause));
+        }
+        self.unauthenticated.pop_front();
+        self.accept_resumes = Some(now + ACCEPT_PAUSE);
+        Ok(())
+    }
+
+    /// Continues the handshake of an accepted connection. Once it is complete, establishes the connection. Drops the connection
+    /// if it is not from an expected rank.
     fn authenticate(&mut self, index: usize) -> Result<()> {
-        let connection = &mut self.unauthenticated[index];
-        let handshake = match connection.handshake.read(&connection.socket) {
-            Ok(None) => return Ok(()),
-            Ok(Some(bytes)) => Handshake::from_bytes(bytes, Side::Initiator),
-            Err(_) => None,
+        let Some(connection) = self.unauthenticated.get_mut(index) else {
+            return Ok(());
+        };
+        let outcome = match &mut connection.stage {
+            Stage::AwaitHello(buffer) => match buffer.read(&connection.socket) {
+                Ok(None) => return Ok(()),
+                Ok(Some(hello)) => match self.answer(index, hello)? {
+                    true => return Ok(()),
+                    false => None,
+                },
+                Err(_) => None,
+            },
+            Stage::AwaitProof { hello, challenge, proof } => match proof.read(&connection.socket) {
+                Ok(None) => return Ok(()),
+                Ok(Some(proof)) => Some((*hello, *challenge, proof)),
+                Err(_) => None,
+            },
         };
         let Some(Unauthenticated { socket, address, .. }) = self.unauthenticated.remove(index) else {
             return Ok(());
         };
-        let is_expected = |handshake: &Handshake| {
-            let from = handshake.from;
-            handshake.token == self.token
-                && handshake.to == self.me
-                && from > self.me
-                && self.pending.iter().any(|pending| pending.peer == from)
-        };
-        let Some(handshake) = handshake.filter(is_expected) else {
+        let proved = outcome.and_then(|(hello, challenge, proof)| {
+            let at = self.expected(&hello)?;
+            let is_proved = handshake::verify_proof(&self.pending[at].key, &hello, &challenge, &proof);
+            is_proved.then_some((at, LinkHello::from_bytes(&hello)?))
+        });
+        let Some((at, hello)) = proved else {
             log::debug!("tcp: dropped a connection from {address}, which is not from a rank of this job");
             return Ok(());
         };
-        let answer = Handshake { from: self.me, to: handshake.from, sockets: self.sockets, ..handshake };
-        let answered = send(&socket, &answer.to_bytes(Side::Acceptor));
-        if handshake.sockets != self.sockets {
-            return Err(self.differing_sockets(handshake.from, handshake.sockets));
+        if hello.sockets != self.sockets {
+            return Err(differing_sockets(self.me, self.sockets, hello.from, hello.sockets));
         }
-        let matches = |pending: &&mut PendingSocket| {
-            pending.peer == handshake.from && pending.socket == handshake.socket
-        };
-        if let Some(pending) = self.pending.iter_mut().find(matches) {
-            match answered {
-                // A peer that connects twice has lost its first connection.
-                Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
-                // The peer will connect again.
-                Err(cause) => pending.cause = cause.to_string(),
-            }
+        let matches =
+            |pending: &&mut PendingSocket| pending.peer == hello.from && pending.socket == hello.socket;
+        if let Some(pending) = self.pending[at..].iter_mut().find(matches) {
+            // A peer that connects twice has lost its first connection.
+            pending.state = ConnectState::Established(set_options(socket)?);
         }
         Ok(())
     }
 
-    fn differing_sockets(&self, peer: Rank, theirs: usize) -> Error {
-        Error::disagreement(format!(
-            "rank {peer} uses {theirs} sockets per link and rank {} uses {}: set FLEXRING_SOCKETS_PER_LINK to the \
-                 same value on all ranks",
-            self.me, self.sockets
-        ))
+    /// Sends the challenge that answers a hello. `false` if the hello is not from an expected rank, or if the connection is lost:
+    /// the peer will connect again.
+    fn answer(&mut self, index: usize, hello: [u8; HELLO]) -> Result<bool> {
+        let Some(at) = self.expected(&hello) else {
+            return Ok(false);
+        };
+        let challenge = handshake::challenge(&self.pending[at].key, &hello, self.sockets, random_bytes()?);
+        let connection = &mut self.unauthenticated[index];
+        connection.stage = Stage::AwaitProof { hello, challenge, proof: HandshakeBuffer::EMPTY };
+        Ok(send(&connection.socket, &challenge).is_ok())
+    }
+
+    /// Index of the first socket of the peer that this hello claims to be from; `None` if it is from no expected rank.
+    fn expected(&self, hello: &[u8; HELLO]) -> Option<usize> {
+        let LinkHello { from, to, .. } = LinkHello::from_bytes(hello)?;
+        let is_expected = to == self.me && from > self.me;
+        self.pending.iter().position(|pending| is_expected && pending.peer == from)
     }
 
     /// The error for the peers that are not connected at the deadline.
@@ -417,18 +479,25 @@ impl Connector {
     }
 }
 
-/// Sends the handshake if the kernel has connected. An error if it failed to.
-fn finish_connecting(socket: &TcpStream, handshake: &[u8; HANDSHAKE]) -> io::Result<()> {
+fn differing_sockets(me: Rank, mine: usize, peer: Rank, theirs: usize) -> Error {
+    Error::disagreement(format!(
+        "rank {peer} uses {theirs} sockets per link and rank {me} uses {mine}: set FLEXRING_SOCKETS_PER_LINK to the same \
+         value on all ranks"
+    ))
+}
+
+/// Sends the hello if the kernel has connected. An error if it failed to.
+fn finish_connecting(socket: &TcpStream, hello: &[u8; HELLO]) -> io::Result<()> {
     match socket.take_error()? {
         Some(cause) => Err(cause),
-        None => send(socket, handshake),
+        None => send(socket, hello),
     }
 }
 
-/// Sends a handshake, which always fits into the send buffer of a new connection.
-fn send(mut socket: &TcpStream, handshake: &[u8; HANDSHAKE]) -> io::Result<()> {
-    match socket.write(handshake)? {
-        HANDSHAKE => Ok(()),
+/// Sends a message of a handshake, which always fits into the send buffer of a new connection.
+fn send(mut socket: &TcpStream, message: &[u8]) -> io::Result<()> {
+    match socket.write(message)? {
+        count if count == message.len() => Ok(()),
         _ => Err(io::Error::other("the handshake could not be sent in one piece")),
     }
 }

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `listener` | the listening sockets |
 //! | `connect` | connecting, accepting, and identifying the other end |
-//! | `handshake` | the first message of each end of a connection |
+//! | `handshake` | the first messages of each end of a connection, and what they prove |
 //! | `link` | one peer: the order of its messages, and what a lost connection means |
 //! | `stream` | one socket: two queues of frames, and its readiness |
 //! | `frame` | one frame: its layout, and how much of it is sent or received |
@@ -28,6 +28,7 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
+use crate::secret::SecretKey;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
 use link::Link;
 use rustix::event::{Timespec, epoll};
@@ -68,8 +69,8 @@ pub struct Tcp {
 
 impl Tcp {
     /// Connects to `peers`, each given with an address that it listens on. The higher of two ranks connects to the lower
-    /// one, `sockets_per_link` times; all links are established concurrently. `token` is a random number that only the
-    /// ranks of this communicator have.
+    /// one, `sockets_per_link` times; all links are established concurrently. `key` gives the key of the link to a peer: only
+    /// the two ranks may know it, and no two communicators may use one.
     ///
     /// # Errors
     /// `Rendezvous`, naming peer, address and cause, if a link is not established by `deadline`; `Disagreement` if a
@@ -79,12 +80,12 @@ impl Tcp {
         listener: Listener,
         me: Rank,
         peers: &[(Rank, SocketAddr)],
-        token: u64,
+        key: &dyn Fn(Rank) -> SecretKey,
         sockets_per_link: usize,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Self> {
-        let sockets = connect::connect_all(listener, me, peers, token, sockets_per_link, deadline, fault)?;
+        let sockets = connect::connect_all(listener, me, peers, key, sockets_per_link, deadline, fault)?;
         let mut links = Vec::with_capacity(peers.len());
         let mut link_of_rank = vec![None; peers.iter().map(|(peer, _)| peer + 1).max().unwrap_or(0)];
         for (&(peer, address), sockets) in peers.iter().zip(sockets) {

@@ -28,6 +28,11 @@ pub(super) fn with_timeout(test: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// The key of every link of a communicator with this number.
+pub(super) fn key(number: u64) -> impl Fn(Rank) -> SecretKey {
+    move |_| SecretKey::from_parts("test", &[&number.to_le_bytes()])
+}
+
 /// A deadline that no test reaches.
 pub(super) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(15)
@@ -46,7 +51,7 @@ fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
                 endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
                 let fault = Fault::new().expect("an event descriptor");
-                Tcp::connect(listener, me, &peers, 99, sockets, deadline(), &fault).expect("all links")
+                Tcp::connect(listener, me, &peers, &key(99), sockets, deadline(), &fault).expect("all links")
             })
         })
         .collect();

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
+use crate::secret::SecretKey;
 use memmap2::MmapMut;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -144,7 +145,8 @@ impl UnconnectedVerbs {
         Ok(ConnectInfo { mtus, links: links.collect() })
     }
 
-    /// Connects to all peers. `rails` and `connect_info` are what the ranks published, by rank.
+    /// Connects to all peers. `rails` and `connect_info` are what the ranks published, by rank; `key` gives the key of the link to a
+    /// peer.
     ///
     /// # Errors
     /// `System` if a device refuses; `Disagreement` if what a peer published does not fit this rank's links.
@@ -152,6 +154,7 @@ impl UnconnectedVerbs {
         self,
         rails: &[Vec<Rail>],
         connect_info: &[ConnectInfo],
+        key: &dyn Fn(Rank) -> SecretKey,
         fault: &Arc<Fault>,
     ) -> Result<Verbs> {
         let Self { links, devices, ports, rails: mine, registry, controls, options, me } = self;
@@ -172,7 +175,7 @@ impl UnconnectedVerbs {
                 let mtu = ports[*mine_at].mtu.min(*mtu);
                 fresh.push((qp, options.path_attributes(&mine[*mine_at], rail, mtu)));
             }
-            let state = Link::new(peer, link.control, &link.rails);
+            let state = Link::new(peer, link.control, &link.rails).with_key(me, &key(peer));
             peers.push(Peer::connect(index, state, link.control, &controls, fresh, link_info)?);
         }
         let rails = mine.into_iter().zip(ports).collect();

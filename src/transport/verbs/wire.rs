@@ -57,8 +57,8 @@ pub(super) enum ImmKind {
     Data(u64),
     /// The sender's recovery state for this queue pair, which is broken, is in the control buffer.
     Recovery(usize),
-    /// The sender can write over this queue pair.
-    Hello,
+    /// The sender can write over this queue pair, and knows the key of the link, from which this tag is derived.
+    Hello(u64),
     /// The sender makes no more calls.
     Bye,
 }
@@ -82,7 +82,7 @@ impl ImmData {
             ImmKind::Cts(number) => (3, number),
             ImmKind::Data(number) => (4, number),
             ImmKind::Recovery(qp) => (5, qp as u64),
-            ImmKind::Hello => (6, 0),
+            ImmKind::Hello(tag) => (6, tag),
             ImmKind::Bye => (7, 0),
         };
         kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
@@ -98,7 +98,7 @@ impl ImmData {
             3 => ImmKind::Cts(number),
             4 => ImmKind::Data(number),
             5 => ImmKind::Recovery(number as usize),
-            6 => ImmKind::Hello,
+            6 => ImmKind::Hello(number),
             _ => ImmKind::Bye,
         };
         Self { kind, epoch: u64::from(bits >> 27 & 3) }
@@ -260,7 +260,7 @@ mod tests {
             ImmKind::Cts(MESSAGE_NUMBERS - 1),
             ImmKind::Data(77),
             ImmKind::Recovery(63),
-            ImmKind::Hello,
+            ImmKind::Hello(1 << 26),
             ImmKind::Bye,
         ] {
             for epoch in 0..9 {

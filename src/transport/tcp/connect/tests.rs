@@ -1,7 +1,7 @@
 //! Connecting: late, missing, foreign and disagreeing peers.
 
 use super::super::Tcp;
-use super::super::tests::{LOOPBACK, deadline, with_timeout};
+use super::super::tests::{LOOPBACK, deadline, key, with_timeout};
 use super::*;
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
@@ -17,13 +17,13 @@ fn connecting(
     listener: Listener,
     me: Rank,
     peer: (Rank, SocketAddr),
-    token: u64,
+    number: u64,
     sockets: usize,
     deadline: Instant,
 ) -> JoinHandle<Result<Tcp>> {
     thread::spawn(move || {
         let fault = Fault::new()?;
-        Tcp::connect(listener, me, &[peer], token, sockets, deadline, &fault)
+        Tcp::connect(listener, me, &[peer], &key(number), sockets, deadline, &fault)
     })
 }
 
@@ -56,8 +56,8 @@ fn unauthenticated_connections_do_not_delay_ranks() {
                 2 => socket.write_all(b"flexcall").expect("sent"),
                 // A handshake of another communicator.
                 _ => {
-                    let handshake = Handshake { token: 8, from: 1, to: 0, socket: 0, sockets: 2 };
-                    socket.write_all(&handshake.to_bytes(Side::Initiator)).expect("sent");
+                    let hello = LinkHello { from: 1, to: 0, socket: 0, sockets: 2, nonce: [0; 16] };
+                    socket.write_all(&hello.to_bytes()).expect("sent");
                 }
             }
             sockets.push(socket);
@@ -167,7 +167,8 @@ fn a_raised_fault_ends_connecting() {
             raising.raise(Error::aborted("called off"));
         });
         let began = Instant::now();
-        let error = Tcp::connect(zero, 0, &[(1, closed)], 7, 1, deadline(), &fault).expect_err("aborted");
+        let error =
+            Tcp::connect(zero, 0, &[(1, closed)], &key(7), 1, deadline(), &fault).expect_err("aborted");
         assert_eq!(error.message(), "called off");
         assert!(began.elapsed() < Duration::from_secs(10));
         raiser.join().expect("no panic");
@@ -181,4 +182,73 @@ fn an_address_that_cannot_be_listened_on_is_named() {
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.message().contains("192.0.2.1"), "{error}");
     assert_eq!(Listener::bind(&[]).expect_err("no address").kind(), ErrorKind::InvalidArgument);
+}
+
+/// Strangers know everything about a job but its key: who connects to whom, and the settings.
+#[test]
+fn a_stranger_never_fails_or_takes_a_link() {
+    with_timeout(|| {
+        let (zero, zero_at) = listen();
+        let (one, one_at) = listen();
+        let mut strangers = Vec::new();
+        for (number, sockets) in [(0, 1), (1, 1), (2, 9), (3, 1)] {
+            let mut socket = TcpStream::connect(zero_at).expect("listening");
+            let hello = LinkHello { from: 1, to: 0, socket: 0, sockets, nonce: [number; 16] }.to_bytes();
+            socket.write_all(&hello).expect("sent");
+            strangers.push((number, hello, socket));
+        }
+        let zero = connecting(zero, 0, (1, one_at), 7, 1, deadline());
+        for (number, hello, socket) in &mut strangers {
+            let mut challenge = [0; CHALLENGE];
+            socket.read_exact(&mut challenge).expect("a challenge");
+            let guessed = SecretKey::from_parts("test", &[b"guessed"]);
+            // With a proof by another key, an echo, silence, and a closed connection.
+            let _ = match number {
+                0 | 2 => socket.write_all(&handshake::proof(&guessed, hello, &challenge)),
+                1 => socket.write_all(challenge.last_chunk::<PROOF>().expect("a code")),
+                _ => socket.shutdown(std::net::Shutdown::Both),
+            };
+        }
+        let one = connecting(one, 1, (0, zero_at), 7, 1, deadline());
+        for rank in [zero, one] {
+            rank.join().expect("no panic").expect("linked");
+        }
+    });
+}
+
+#[test]
+fn the_messages_of_an_earlier_link_are_refused_when_they_are_sent_again() {
+    with_timeout(|| {
+        let record = |listener: Listener,
+                      at: SocketAddr,
+                      peer_at: SocketAddr,
+                      recorded: Option<(Vec<u8>, Vec<u8>)>| {
+            let until = if recorded.is_some() { soon() } else { deadline() };
+            let zero = connecting(listener, 0, (1, peer_at), 7, 1, until);
+            let mut socket = TcpStream::connect(at).expect("listening");
+            let mut challenge = [0; CHALLENGE];
+            let (hello, proof) = match recorded {
+                Some((hello, proof)) => {
+                    socket.write_all(&hello).expect("sent");
+                    socket.read_exact(&mut challenge).expect("a challenge");
+                    (hello, proof)
+                }
+                None => {
+                    let hello =
+                        LinkHello { from: 1, to: 0, socket: 0, sockets: 1, nonce: [3; 16] }.to_bytes();
+                    socket.write_all(&hello).expect("sent");
+                    socket.read_exact(&mut challenge).expect("a challenge");
+                    (hello.to_vec(), handshake::proof(&key(7)(0), &hello, &challenge).to_vec())
+                }
+            };
+            socket.write_all(&proof).expect("sent");
+            (zero.join().expect("no panic"), (hello, proof))
+        };
+        let ((zero, zero_at), (_, one_at)) = (listen(), listen());
+        let (linked, recorded) = record(zero, zero_at, one_at, None);
+        linked.expect("linked");
+        let (zero, zero_at) = listen();
+        let (refused, _) = record(zero, zero_at, one_at, Some(recorded));
+        assert_eq!(refused.expect_err("refused").kind(), ErrorKind::Rendezvous);
+    });
 }

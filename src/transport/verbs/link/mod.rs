@@ -33,11 +33,12 @@ pub(super) use request::{LinkRequest, Payload};
 
 use super::control_buffer::ControlBuffer;
 use super::registry::RegisteredMemory;
-use super::wire::{ClearToSend, ImmData, ImmKind, MAX_RAILS, RecoveryState, WINDOW, parity};
+use super::wire::{ClearToSend, ImmData, ImmKind, MAX_RAILS, MESSAGE_NUMBERS, RecoveryState, WINDOW, parity};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
+use crate::secret::SecretKey;
 use crate::transport::{Event, Events};
 use qp_state::QpState;
 use recv_state::RecvState;
@@ -66,12 +67,27 @@ pub(super) struct Link {
     retransmits: VecDeque<RequestKind>,
     /// Queue pairs over which the peer's hello arrived, by bit.
     hellos: u64,
+    tags: HelloTags,
     /// Whether the goodbye of this rank must be sent.
     bye_due: bool,
     /// How often this rank found something missing since the peer's goodbye arrived; `None` before.
     polls_since_bye: Option<u32>,
     /// Why the link is unusable.
     failure: Option<Error>,
+}
+
+/// The tags of the hellos on one link.
+#[derive(Clone, Copy, Debug, Default)]
+struct HelloTags {
+    mine: u64,
+    theirs: u64,
+}
+
+/// The tag of the hellos that rank `from` sends. An immediate has no room for more, so it finds a queue pair that is connected to the
+/// wrong process, and is no protection from a fabric that is not trusted.
+fn hello_tag(key: &SecretKey, from: Rank) -> u64 {
+    let [a, b, c, d, ..] = key.mac("rdma link, hello", &[&(from as u64).to_le_bytes()]);
+    u64::from(u32::from_le_bytes([a, b, c, d])) % MESSAGE_NUMBERS
 }
 
 impl Link {
@@ -88,10 +104,17 @@ impl Link {
             recv_states: Default::default(),
             retransmits: VecDeque::with_capacity(SEND_DEPTH),
             hellos: 0,
+            tags: HelloTags::default(),
             bye_due: false,
             polls_since_bye: None,
             failure: None,
         }
+    }
+
+    /// Has hellos prove that their sender knows the key of the link: those that rank `me` sends, and those of the peer.
+    pub(super) fn with_key(mut self, me: Rank, key: &SecretKey) -> Self {
+        self.tags = HelloTags { mine: hello_tag(key, me), theirs: hello_tag(key, self.peer) };
+        self
     }
 
     /// Fails if the link is unusable.
@@ -276,7 +299,7 @@ impl Link {
                 let range = self.control.write_recovery(qp, state);
                 (Some(ImmKind::Recovery(qp)), 0, Payload::Control(range))
             }
-            RequestKind::Hello => (Some(ImmKind::Hello), 0, Payload::Empty),
+            RequestKind::Hello => (Some(ImmKind::Hello(self.tags.mine)), 0, Payload::Empty),
             RequestKind::Bye => (Some(ImmKind::Bye), 0, Payload::Empty),
             RequestKind::Probe => (None, 0, Payload::Empty),
         };

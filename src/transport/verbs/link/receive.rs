@@ -12,7 +12,10 @@ impl Link {
     pub(in super::super) fn received(&mut self, qp: usize, imm: u32, len: u32) -> Result<()> {
         let ImmData { kind, epoch: low } = ImmData::unpack(imm);
         match kind {
-            ImmKind::Hello => self.hellos |= 1 << qp,
+            ImmKind::Hello(tag) if tag == self.tags.theirs => self.hellos |= 1 << qp,
+            ImmKind::Hello(_) => {
+                return Err(self.disagree("does not belong to this job: its hello has another tag"));
+            }
             ImmKind::Bye => self.polls_since_bye = self.polls_since_bye.or(Some(0)),
             ImmKind::Recovery(broken) if len as usize == RECOVERY_BYTES => {
                 return self.received_recovery_state(broken);
@@ -55,7 +58,7 @@ impl Link {
                 }
                 true
             }
-            ImmKind::Recovery(_) | ImmKind::Hello | ImmKind::Bye => true,
+            ImmKind::Recovery(_) | ImmKind::Hello(_) | ImmKind::Bye => true,
         };
         if valid { Ok(()) } else { Err(self.protocol_violation()) }
     }

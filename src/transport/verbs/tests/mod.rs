@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
+use crate::secret::SecretKey;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::{Event, Events, PostedTransport, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -104,9 +105,10 @@ impl LinkSetup {
         let connect_info: Vec<_> =
             prepared.iter().map(UnconnectedVerbs::connect_info).collect::<Result<_>>()?;
         let rails = vec![self.rails.clone(); self.ranks];
+        let key = SecretKey::from_parts("test", &[]);
         let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
-            let verbs = prepared.connect(&rails, &connect_info, &faults[me])?;
+            let verbs = prepared.connect(&rails, &connect_info, &|_| key.clone(), &faults[me])?;
             Ok(ConnectedRank {
                 me,
                 ranks: self.ranks,

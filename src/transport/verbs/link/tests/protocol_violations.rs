@@ -53,6 +53,23 @@ fn invalid_writes_are_a_disagreement() {
 }
 
 #[test]
+fn the_hello_of_a_rank_with_another_key_is_a_disagreement() {
+    let key = |text: &[u8]| SecretKey::from_parts("test", &[text]);
+    for (theirs, is_known) in [(b"key", true), (b"Key", false)] {
+        let TwoEnds { links: [mine, other], memory: _memory, .. } = TwoEnds::new(1);
+        let (mut mine, mut other) = (mine.with_key(0, &key(b"key")), other.with_key(1, &key(theirs)));
+        let hello = other.hello(0).expect("alive").imm.expect("a hello has immediate data");
+        assert_eq!(mine.received(0, hello, 0).is_ok(), is_known);
+        assert_eq!(mine.hello_received(0), is_known);
+        // An echo is not the peer's.
+        let echo = mine.hello(0).map(|hello| hello.imm.expect("a hello has immediate data"));
+        if let Ok(echo) = echo {
+            mine.received(0, echo, 0).expect_err("an echo");
+        }
+    }
+}
+
+#[test]
 fn a_write_that_arrives_twice_is_a_disagreement() {
     for (kind, len) in [
         (ImmKind::Call, CALL),

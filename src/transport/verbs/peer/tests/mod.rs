@@ -163,7 +163,7 @@ fn unsignalled_requests_do_not_delay_the_recovery_of_a_broken_queue_pair() {
 fn a_receive_that_could_not_be_posted_does_not_delay_the_recovery() {
     let mut simulation = after_hellos(failing(Verb::PostRecv, 2 * RECV_DEPTH));
     let peer = simulation.peer(0);
-    received(peer, Ok(Some((ImmData { kind: ImmKind::Hello, epoch: 0 }.pack(), 0))));
+    received(peer, Ok(Some((ImmData { kind: ImmKind::Hello(0), epoch: 0 }.pack(), 0))));
     let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
     flush(peer, RECV_DEPTH - 1, &recorded);
