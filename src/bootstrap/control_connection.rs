@@ -7,15 +7,17 @@
 //! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds.
 
 use super::call_state::{CallState, CallStateCell};
-use super::connect::{self, CoordinatorTarget};
+use super::connect::{CoordinatorTarget, Joined, Joiner};
 use super::coordinator::Coordinator;
 use super::framed_stream::FramedStream;
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::launcher::{Identity, RendezvousPoint};
+use super::listen;
 use super::process::Process;
 use super::protocol::{
     FRAME_LIMIT, HelloHeader, HelloParams, ToCoordinator, ToRank, VERSION, decode, encode,
 };
+use super::secret::{JobSecret, SecretSource};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -42,6 +44,7 @@ pub struct ControlConnection {
     rank: Rank,
     world: usize,
     timeout: Duration,
+    secret: JobSecret,
     shared: Arc<Shared>,
     /// Number of the last exchange. Locked during an exchange, so that exchanges keep their order.
     exchanges: Mutex<u64>,
@@ -82,12 +85,24 @@ impl ControlConnection {
     /// or thread is unavailable.
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
-        let coordinator = match &identity.rendezvous {
-            RendezvousPoint::Address { host, port } if identity.rank == 0 => {
-                let listeners = connect::listen(host, *port)?;
-                Some(Coordinator::start(identity.token, listeners, format!("{host} port {port}"))?)
+        let (source, coordinator) = match &identity.rendezvous {
+            RendezvousPoint::Id(id) => (SecretSource::of_id(config, id.job(), id.token())?, None),
+            RendezvousPoint::Address { host, port } => {
+                let is_rank_0 = identity.rank == 0;
+                let (source, node_secret) = if identity.one_node && identity.world > 1 {
+                    SecretSource::of_node(config, identity.token, *port, is_rank_0)?
+                } else {
+                    (SecretSource::of_settings(config, identity.token)?, None)
+                };
+                let coordinator = if is_rank_0 {
+                    let (listeners, node_secret) = listen::listen(host, *port, config, node_secret)?;
+                    listen::warn_of_strangers(&listeners, &source);
+                    Some(Coordinator::start(&source, listeners, node_secret, format!("{host} port {port}"))?)
+                } else {
+                    None
+                };
+                (source, coordinator)
             }
-            RendezvousPoint::Address { .. } | RendezvousPoint::Id(_) => None,
         };
         let target =
             coordinator.as_ref().map_or(CoordinatorTarget::Remote(&identity.rendezvous), |coordinator| {
@@ -95,7 +110,6 @@ impl ControlConnection {
             });
         let header = HelloHeader {
             version: VERSION.to_owned(),
-            token: identity.token,
             rank: identity.rank,
             world: identity.world,
             process: Process::current(),
@@ -106,7 +120,15 @@ impl ControlConnection {
             exchange_timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
         };
-        let (stream, host_process) = connect::join(&target, &header, &params, deadline, &fault)?;
+        let joiner = Joiner {
+            target: &target,
+            source: &source,
+            header: &header,
+            params: &params,
+            deadline,
+            fault: &fault,
+        };
+        let Joined { stream, host_process, secret } = joiner.join()?;
         let shared = Arc::new(Shared {
             fault,
             call_state: Arc::default(),
@@ -129,6 +151,7 @@ impl ControlConnection {
             rank: identity.rank,
             world: identity.world,
             timeout: config.connect_timeout,
+            secret,
             shared,
             exchanges: Mutex::new(0),
             thread: Some(thread),
@@ -146,6 +169,12 @@ impl ControlConnection {
     #[must_use]
     pub fn world(&self) -> usize {
         self.world
+    }
+
+    /// The secret that the ranks of this world share, for deriving the keys of links.
+    #[must_use]
+    pub fn secret(&self) -> &JobSecret {
+        &self.secret
     }
 
     /// The cell in which the executor records the call it is in. Heartbeats send its content to the
@@ -397,7 +426,7 @@ impl ControlThread {
 
     fn on_message(&mut self, message: ToRank) {
         match message {
-            ToRank::RootCause(error) | ToRank::WrongJob(error) => {
+            ToRank::RootCause(error) => {
                 log::debug!("root cause: {error}");
                 self.fail(error);
             }
@@ -407,7 +436,11 @@ impl ControlThread {
             }
             ToRank::RequestState => self.send_heartbeat(),
             ToRank::Closing => self.closing = true,
-            ToRank::HelloAck | ToRank::Welcome { .. } | ToRank::HeartbeatAck => {}
+            ToRank::Refused(_)
+            | ToRank::Challenge(_)
+            | ToRank::HelloAck(_)
+            | ToRank::Welcome { .. }
+            | ToRank::HeartbeatAck => {}
         }
     }
 

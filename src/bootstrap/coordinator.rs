@@ -6,14 +6,17 @@
 //! The thread ends when all ranks have left, or with its process. Dropping the handle cancels a rendezvous
 //! that is incomplete; once the world is complete, the thread serves it even without a handle.
 
-use super::connect;
+use super::handshake::Gate;
 use super::interfaces;
-use super::rendezvous::Rendezvous;
+use super::listen;
+use super::node_secret::NodeSecretListener;
+use super::secret::SecretSource;
 use super::server::Server;
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::process;
+use crate::secret::random_bytes;
 use crate::wake::WakeFd;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -54,23 +57,29 @@ impl Coordinator {
         let mut listeners = Vec::new();
         // The loopback comes second: on other nodes it leads to unrelated processes.
         for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
-            let listener = connect::listen_at(SocketAddr::new(ip, 0))
+            let listener = listen::listen_at(SocketAddr::new(ip, 0))
                 .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))?;
             listeners.push(listener);
         }
-        let mut token = [0; 16];
-        getrandom::fill(&mut token)
-            .map_err(|cause| Error::system(format!("cannot get random bytes: {cause}")))?;
-        let token = u128::from_le_bytes(token);
-        let addresses = connect::addresses_of(&listeners)?;
+        let token = u128::from_le_bytes(random_bytes()?);
+        let addresses = listen::addresses_of(&listeners)?;
         let location = addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string);
         let id = UniqueId::new(token, &addresses);
-        Ok((Self::start(token, listeners, location)?, id))
+        let source = SecretSource::of_id(config, id.job(), token)?;
+        Ok((Self::start(&source, listeners, None, location)?, id))
     }
 
-    /// Serves the job identified by `token` at `listeners`. Messages name the rendezvous by `location`.
-    pub(super) fn start(token: u128, listeners: Vec<TcpListener>, location: String) -> Result<Self> {
-        let addresses = connect::addresses_of(&listeners)?;
+    /// Serves the job of `source` at `listeners`, and hands its secret out at `node_secret`. Messages name the rendezvous by
+    /// `location`.
+    pub(super) fn start(
+        source: &SecretSource,
+        listeners: Vec<TcpListener>,
+        node_secret: Option<NodeSecretListener>,
+        location: String,
+    ) -> Result<Self> {
+        let secret = source.secret().map_err(Error::internal)?;
+        let gate = Gate { job: source.job(), secret, location };
+        let addresses = listen::addresses_of(&listeners)?;
         for listener in &listeners {
             listener
                 .set_nonblocking(true)
@@ -82,7 +91,8 @@ impl Coordinator {
             coordinator.wake.clone(),
             coordinator.abandoned.clone(),
             listeners,
-            Rendezvous::new(token, location),
+            node_secret,
+            gate,
         );
         let builder = std::thread::Builder::new().name("flexring-coord".to_owned());
         process::spawn(builder, move || server.run())

@@ -3,7 +3,7 @@
 //! Owns the socket, the frames that wait to be sent, and the bytes of an incomplete frame. Must not know what
 //! the frames mean.
 
-use super::protocol::{Bytes, FrameDecoder};
+use super::protocol::{Bytes, FrameDecoder, Unreadable};
 use crate::process::ClosedInChild;
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
@@ -31,17 +31,19 @@ pub(super) struct ReceivedFrames {
     pub(super) frames: Vec<Vec<u8>>,
     /// Why no more frames will arrive: a verb phrase whose subject is the connection, such as `closed`.
     pub(super) end: Option<String>,
+    /// Why the bytes that arrived cannot be split into frames, if that is the end.
+    pub(super) unreadable: Option<Unreadable>,
 }
 
 impl FramedStream {
-    /// Takes over a connected socket. With `magic` the peer's first bytes must be the magic word.
-    pub(super) fn new(stream: TcpStream, magic: bool) -> io::Result<Self> {
+    /// Takes over a connected socket. With `preamble` the peer's first bytes must be a preamble.
+    pub(super) fn new(stream: TcpStream, preamble: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Self {
             _closed_in_child: ClosedInChild::new(stream.as_fd()),
             stream,
-            cutter: FrameDecoder::new(magic),
+            cutter: FrameDecoder::new(preamble),
             outgoing: VecDeque::new(),
             sent: 0,
         })
@@ -61,7 +63,8 @@ impl FramedStream {
                     match self.cutter.next(limit) {
                         Ok(Some(frame)) => received.frames.push(frame),
                         Ok(None) => break,
-                        Err(_) => {
+                        Err(cause) => {
+                            received.unreadable = Some(cause);
                             received.end = Some("carried bytes that are not flexring frames".to_owned());
                             break;
                         }

@@ -29,8 +29,10 @@ pub struct Identity {
     /// Where the ranks rendezvous.
     pub rendezvous: RendezvousPoint,
     /// Distinguishes this job from others that may use the same rendezvous point; 0 if the job has no known
-    /// name.
+    /// name. Not secret.
     pub token: u128,
+    /// Whether all ranks are on this node, as their launcher says.
+    pub one_node: bool,
     /// The source of the identity, for messages: the launcher's name, for example.
     pub launcher: &'static str,
 }
@@ -46,7 +48,7 @@ impl Identity {
             return Err(Error::invalid_argument(message));
         }
         let rendezvous = RendezvousPoint::Id(*id);
-        Ok(Self { rank, world, token: id.token(), rendezvous, launcher: "a unique id" })
+        Ok(Self { rank, world, token: id.job(), one_node: false, rendezvous, launcher: "a unique id" })
     }
 }
 
@@ -84,12 +86,14 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     let launcher = launcher_info.as_ref().map_or("FLEXRING_RANK", |launcher_info| launcher_info.launcher);
     let (rank, world) = (rank.value, world.value);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
+        // The text is not quoted, because it is secret.
         let id = UniqueId::from_hex(&text)
-            .map_err(|error| Error::invalid_setting(format!("{name}=\"{text}\": {}", error.message())))?;
+            .map_err(|error| Error::invalid_setting(format!("{name}: {}", error.message())))?;
         return Ok(Identity {
             rank,
             world,
-            token: id.token(),
+            token: id.job(),
+            one_node: false,
             rendezvous: RendezvousPoint::Id(id),
             launcher,
         });
@@ -110,7 +114,8 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
             .unwrap_or_else(|| derived_port(token));
         RendezvousPoint::Address { host, port }
     };
-    Ok(Identity { rank, world, rendezvous, token, launcher })
+    let one_node = launcher_info.is_some_and(|info| info.one_node && info.world.value == world);
+    Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
 }
 
 /// Whether no launcher and no setting makes this process a rank of a world.
@@ -154,6 +159,8 @@ struct LauncherInfo {
     world: NumericVariable,
     host: Option<String>,
     port: Option<u16>,
+    /// Whether all ranks are on this node.
+    one_node: bool,
     /// The variables that may contain the rank's number on its node.
     local: &'static [&'static str],
     /// A name that all ranks of the job share, and that no other job has.
@@ -253,15 +260,13 @@ fn torchrun(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
             })?)
         }
     };
+    let loopback = on_one_node(environment, &["LOCAL_WORLD_SIZE"], world)?;
     Ok(Some(LauncherInfo {
         launcher: "torchrun",
         rank,
         world,
-        host: environment.text("MASTER_ADDR").map(|(_, text)| text.trim().to_owned()).or(on_one_node(
-            environment,
-            &["LOCAL_WORLD_SIZE"],
-            world,
-        )?),
+        one_node: loopback.is_some(),
+        host: environment.text("MASTER_ADDR").map(|(_, text)| text.trim().to_owned()).or(loopback),
         port,
         local: &["LOCAL_RANK"],
         job: environment.job(&["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]),
@@ -274,11 +279,13 @@ fn open_mpi(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let Some((rank, world)) = numbers else {
         return Ok(None);
     };
+    let host = on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?;
     Ok(Some(LauncherInfo {
         launcher: "Open MPI",
         rank,
         world,
-        host: on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?,
+        one_node: host.is_some(),
+        host,
         port: None,
         local: &["OMPI_COMM_WORLD_LOCAL_RANK"],
         job: environment
@@ -302,6 +309,7 @@ fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
         launcher: "MPICH",
         rank,
         world,
+        one_node: host.is_some(),
         host,
         port: None,
         local: &["MPI_LOCALRANKID", "PALS_LOCAL_RANKID"],
@@ -320,7 +328,8 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
         return Ok(None);
     };
     let nodes = environment.number(&["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"])?;
-    let host = if nodes.is_some_and(|nodes| nodes.value == 1) {
+    let one_node = nodes.is_some_and(|nodes| nodes.value == 1);
+    let host = if one_node {
         Some("127.0.0.1".to_owned())
     } else {
         environment
@@ -331,6 +340,7 @@ fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
         launcher: "Slurm",
         rank,
         world,
+        one_node,
         host,
         port: None,
         local: &["SLURM_LOCALID"],

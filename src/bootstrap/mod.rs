@@ -5,8 +5,8 @@
 //! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
 //! sees of the work.
 //!
-//! `rendezvous` and `failure_detector` decide and do no I/O; `server`, `control_connection` and `connect` do the I/O
-//! and decide nothing.
+//! `rendezvous`, `handshake` and `failure_detector` decide and do no I/O; `server`, `control_connection`, `listen` and
+//! `connect` do the I/O and decide nothing.
 
 mod call_state;
 mod connect;
@@ -14,13 +14,17 @@ mod control_connection;
 mod coordinator;
 mod failure_detector;
 mod framed_stream;
+mod handshake;
 mod heartbeat;
 mod interfaces;
 mod launcher;
+mod listen;
 mod node;
+mod node_secret;
 mod process;
 mod protocol;
 mod rendezvous;
+mod secret;
 mod server;
 mod unique_id;
 
@@ -33,4 +37,5 @@ pub use coordinator::{Coordinator, create_unique_id};
 pub use interfaces::{Interface, choose_address, list_interfaces};
 pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
+pub use secret::JobSecret;
 pub use unique_id::UniqueId;

@@ -1,8 +1,8 @@
 //! The rendezvous of one world, as a state machine without I/O.
 //!
 //! Owns the decision whether the world comes about: who has joined, who must still join, and whether they
-//! agree on release, world size and settings. Callers report hellos, disconnects and the time. Any failure
-//! becomes one root cause, the same for ranks that have joined and for ranks that join later.
+//! agree on release, world size and settings. Callers report the hellos of ranks that are authenticated, disconnects and
+//! the time. Any failure becomes one root cause, the same for ranks that have joined and for ranks that join later.
 
 use super::heartbeat::seconds;
 use super::process::Process;
@@ -12,8 +12,10 @@ use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Maximum world size. It limits what an unauthenticated connection can make the coordinator count up to.
+/// Maximum world size. It limits what one hello can make the coordinator count up to.
 const MAX_WORLD: usize = 1 << 16;
+/// How many refused callers the error for missing ranks describes.
+const MAX_REFUSALS: usize = 3;
 
 /// A rank that has joined.
 #[derive(Debug)]
@@ -29,8 +31,6 @@ pub(super) enum JoinOutcome {
     Waiting,
     /// The rank joined, and it was the last one: the world is complete.
     Complete,
-    /// The hello belongs to another job. This rendezvous goes on.
-    WrongJob(Error),
     /// The rendezvous has failed, for this rank as well. See [`Rendezvous::root_cause`].
     Failed,
     /// The hello is malformed.
@@ -40,20 +40,35 @@ pub(super) enum JoinOutcome {
 /// A world whose ranks are joining.
 #[derive(Debug)]
 pub(super) struct Rendezvous {
-    token: u128,
     location: String,
     world: Option<usize>,
     peers: BTreeMap<Rank, JoinedPeer>,
     /// The earliest join deadline of all ranks, and the timeout that led to it.
     deadline: Option<(Instant, Duration)>,
+    /// Callers that were not admitted, and other obstacles, each once.
+    refusals: Vec<String>,
     root_cause: Option<Error>,
 }
 
 impl Rendezvous {
-    /// Waits at `location` for the ranks of the job that `token` identifies. The first hello sets the world
-    /// size.
-    pub(super) fn new(token: u128, location: String) -> Self {
-        Self { token, location, world: None, peers: BTreeMap::new(), deadline: None, root_cause: None }
+    /// Waits at `location` for the ranks of a job. The first hello sets the world size.
+    pub(super) fn new(location: String) -> Self {
+        Self {
+            location,
+            world: None,
+            peers: BTreeMap::new(),
+            deadline: None,
+            refusals: Vec::new(),
+            root_cause: None,
+        }
+    }
+
+    /// Notes why a rank may be missing: a caller that was refused, or that could not be accepted. It changes nothing but the
+    /// error for missing ranks.
+    pub(super) fn note_refusal(&mut self, text: String) {
+        if self.refusals.len() < MAX_REFUSALS && !self.refusals.contains(&text) {
+            self.refusals.push(text);
+        }
     }
 
     /// Why the rendezvous failed, if it did.
@@ -79,9 +94,6 @@ impl Rendezvous {
     /// Handles a hello.
     pub(super) fn join(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
         let Hello { header, params } = hello;
-        if header.token != self.token {
-            return JoinOutcome::WrongJob(self.wrong_job(&header));
-        }
         if self.root_cause.is_none() {
             self.root_cause = self.validate(&header, params.as_ref());
         }
@@ -127,10 +139,14 @@ impl Rendezvous {
             return;
         };
         let missing: Vec<Rank> = (0..world).filter(|rank| !self.peers.contains_key(rank)).collect();
+        let refusals = match self.refusals.as_slice() {
+            [] => String::new(),
+            refusals => format!("; meanwhile {}", refusals.join(", and ")),
+        };
         self.fail(
             ErrorKind::Rendezvous,
             format!(
-                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there)",
+                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0                  there){refusals}",
                 RankList::new(&missing),
                 seconds(timeout),
                 self.location
@@ -151,14 +167,6 @@ impl Rendezvous {
 
     fn fail(&mut self, kind: ErrorKind, message: String) {
         self.root_cause.get_or_insert_with(|| Error::new(kind, message));
-    }
-
-    fn wrong_job(&self, header: &HelloHeader) -> Error {
-        Error::rendezvous(format!(
-            "the rendezvous at {} belongs to another job than rank {} ({}): give each job a port of its own with \
-             FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
-            self.location, header.rank, header.process
-        ))
     }
 
     /// What is wrong with a hello of this job, if anything.
@@ -225,7 +233,6 @@ mod tests {
         Hello {
             header: HelloHeader {
                 version: VERSION.to_owned(),
-                token: 1,
                 rank,
                 world,
                 process: Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: 0 },
@@ -240,7 +247,7 @@ mod tests {
     }
 
     fn rendezvous() -> Rendezvous {
-        Rendezvous::new(1, "here:1".to_owned())
+        Rendezvous::new("here:1".to_owned())
     }
 
     /// Lets ranks 2 and 0 of four join, then rank 3 with a changed hello, and returns the root cause.
@@ -325,14 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn rejects_only_the_rank_of_another_job() {
+    fn refused_callers_change_only_the_error_for_missing_ranks() {
         let mut rendezvous = rendezvous();
         let now = Instant::now();
-        let mut other_job = hello(0, 9);
-        other_job.header.token = 2;
-        assert!(matches!(rendezvous.join(other_job, now), JoinOutcome::WrongJob(_)));
-        assert_eq!(rendezvous.root_cause(), None);
-        assert_eq!(rendezvous.join(hello(0, 1), now), JoinOutcome::Complete);
+        for number in [1, 1, 2, 3, 4, 5] {
+            rendezvous.note_refusal(format!("caller {number} was refused"));
+        }
+        assert_eq!((rendezvous.world(), rendezvous.deadline(), rendezvous.root_cause()), (None, None, None));
+        assert_eq!(rendezvous.join(hello(0, 2), now), JoinOutcome::Waiting);
+        rendezvous.on_tick(now + Duration::from_secs(60));
+        let message = rendezvous.root_cause().expect("a root cause").message().to_owned();
+        let expected = "meanwhile caller 1 was refused, and caller 2 was refused, and caller 3 was refused";
+        assert!(message.starts_with("rank 1 of 2 did not join") && message.ends_with(expected), "{message}");
     }
 
     #[test]

@@ -6,28 +6,35 @@
 
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::framed_stream::FramedStream;
+use super::handshake::{Admission, AdmissionStep, Gate};
+use super::node_secret::NodeSecretListener;
 use super::process::Process;
-use super::protocol::{Bytes, FRAME_LIMIT, HELLO_LIMIT, Hello, ToCoordinator, ToRank, decode, encode};
+use super::protocol::{
+    Bytes, FRAME_LIMIT, Hello, OPENING_LIMIT, PROOF_LIMIT, ToCoordinator, ToRank, Unreadable, decode, encode,
+};
 use super::rendezvous::{JoinOutcome, Rendezvous};
+use crate::error::Error;
 use crate::process::ClosedInChild;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Resource;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to send its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may take to prove that it belongs to the job.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a rank may take to close its connection after the coordinator has sent everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long ranks that join late still get the rendezvous error, if no rank gave a timeout.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
-/// Maximum number of connections that have not sent a hello. Beyond it the oldest are dropped.
-const MAX_UNAUTHENTICATED: usize = 4096;
+/// Maximum number of unauthenticated connections, if the process may have many descriptors. Each can hold a proof of
+/// [`PROOF_LIMIT`] bytes.
+const MAX_UNAUTHENTICATED: usize = 1024;
 /// Connections accepted per listener before existing clients are served again.
 const ACCEPT_BATCH: usize = 64;
 /// How long the listeners are ignored after the system ran out of descriptors.
@@ -36,7 +43,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The state of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientState {
-    /// No hello has arrived yet.
+    /// The handshake is not complete.
     Unauthenticated { until: Instant },
     /// The connection belongs to this rank.
     Joined(Rank),
@@ -47,7 +54,25 @@ enum ClientState {
 #[derive(Debug)]
 struct Client {
     stream: FramedStream,
+    /// The host that it connected from.
+    host: IpAddr,
     state: ClientState,
+    /// The handshake, until it is complete.
+    admission: Option<Admission>,
+    /// Whether it has proved that it belongs to the job.
+    authenticated: bool,
+}
+
+impl Client {
+    /// Maximum length of the next frame, in bytes.
+    fn frame_limit(&self) -> usize {
+        match (self.state, &self.admission) {
+            (ClientState::Unauthenticated { .. }, Some(Admission::AwaitProof { .. })) => PROOF_LIMIT,
+            // What a client sends while it is closed is discarded.
+            (ClientState::Unauthenticated { .. } | ClientState::Closing { .. }, _) => OPENING_LIMIT,
+            (ClientState::Joined(_), _) => FRAME_LIMIT,
+        }
+    }
 }
 
 #[expect(clippy::large_enum_variant, reason = "one per world")]
@@ -67,6 +92,11 @@ pub(super) struct Server {
     abandoned: Arc<AtomicBool>,
     _closed_in_child: Vec<ClosedInChild>,
     listeners: Vec<TcpListener>,
+    /// Hands the job's secret to the ranks of this node, if they need it.
+    node_secret: Option<NodeSecretListener>,
+    gate: Gate,
+    /// Maximum number of unauthenticated connections. Beyond it some are dropped.
+    max_unauthenticated: usize,
     accept_resumes: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
     by_rank: BTreeMap<Rank, ClientId>,
@@ -80,18 +110,23 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves `rendezvous` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
+    /// Serves the job of `gate` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
     pub(super) fn new(
         wake: Arc<WakeFd>,
         abandoned: Arc<AtomicBool>,
         listeners: Vec<TcpListener>,
-        rendezvous: Rendezvous,
+        node_secret: Option<NodeSecretListener>,
+        gate: Gate,
     ) -> Self {
         Self {
             wake,
             abandoned,
             _closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
             listeners,
+            node_secret,
+            phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone())),
+            gate,
+            max_unauthenticated: a_quarter_of(rustix::process::getrlimit(Resource::Nofile).current),
             accept_resumes: None,
             clients: BTreeMap::new(),
             by_rank: BTreeMap::new(),
@@ -99,7 +134,6 @@ impl Server {
             next_id: 0,
             notified: BTreeSet::new(),
             failed_at: None,
-            phase: Phase::Rendezvous(rendezvous),
         }
     }
 
@@ -126,8 +160,11 @@ impl Server {
     fn wait(&self) -> (bool, Vec<ClientId>) {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-        let listening = if self.accept_resumes.is_none() { self.listeners.as_slice() } else { &[] };
-        fds.extend(listening.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        if self.accept_resumes.is_none() {
+            fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+            fds.extend(self.node_secret.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        }
+        let listening = fds.len() - 1;
         fds.extend(
             self.clients.values().map(|client| PollFd::new(&client.stream, client.stream.poll_flags())),
         );
@@ -138,7 +175,7 @@ impl Server {
             return (false, Vec::new());
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let (listeners, connections) = fds[1..].split_at(listening.len());
+        let (listeners, connections) = fds[1..].split_at(listening);
         let ready =
             self.clients.keys().zip(connections).filter(|(_, fd)| is_ready(fd)).map(|(id, _)| *id).collect();
         (listeners.iter().any(is_ready), ready)
@@ -178,18 +215,16 @@ impl Server {
         }
     }
 
+    /// Accepts connections, and hands the secret to ranks of this node. A lack of descriptors ends neither.
     fn accept(&mut self, now: Instant) {
-        let mut out_of_descriptors = false;
-        for listener in &self.listeners {
+        let mut failure = self.node_secret.as_ref().and_then(|listener| listener.serve().err());
+        for index in 0..self.listeners.len() {
             for _ in 0..ACCEPT_BATCH {
-                let stream = match listener.accept() {
-                    Ok((stream, _)) => stream,
+                let (stream, address) = match self.listeners[index].accept() {
+                    Ok(accepted) => accepted,
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {
-                        // Mostly out of descriptors. The listener stays readable, so polling it would spin.
-                        log::debug!("the coordinator cannot accept a connection: {cause}");
-                        self.accept_resumes = Some(now + ACCEPT_PAUSE);
-                        out_of_descriptors = true;
+                        failure = Some(cause);
                         break;
                     }
                 };
@@ -200,21 +235,47 @@ impl Server {
                         continue;
                     }
                 };
-                let state = ClientState::Unauthenticated { until: now + HELLO_TIMEOUT };
-                self.clients.insert(self.next_id, Client { stream, state });
+                let state = ClientState::Unauthenticated { until: now + HANDSHAKE_TIMEOUT };
+                let admission = Some(Admission::AwaitOpening);
+                let host = address.ip().to_canonical();
+                self.clients
+                    .insert(self.next_id, Client { stream, host, state, admission, authenticated: false });
                 self.next_id += 1;
+                self.drop_excess(0);
             }
         }
-        let unauthenticated: Vec<ClientId> = self
-            .clients
-            .iter()
-            .filter(|(_, client)| matches!(client.state, ClientState::Unauthenticated { .. }))
-            .map(|(id, _)| *id)
-            .collect();
-        let excess = unauthenticated.len().saturating_sub(MAX_UNAUTHENTICATED);
-        let excess = excess.max(usize::from(out_of_descriptors)).min(unauthenticated.len());
-        for id in &unauthenticated[..excess] {
-            self.clients.remove(id);
+        if let Some(cause) = failure {
+            // Mostly out of descriptors. The listener stays readable, so polling it would spin.
+            log::debug!("the coordinator cannot accept a connection: {cause}");
+            self.accept_resumes = Some(now + ACCEPT_PAUSE);
+            self.note_refusal(format!("the coordinator could not accept a connection ({cause})"));
+            self.drop_excess(1);
+        }
+    }
+
+    /// Drops unauthenticated connections beyond the limit, and `at_least` so many if there are: always the oldest one of the
+    /// host that has most of them, so that one host cannot crowd out the others.
+    fn drop_excess(&mut self, at_least: usize) {
+        let mut by_host: BTreeMap<IpAddr, BTreeSet<ClientId>> = BTreeMap::new();
+        for (id, client) in &self.clients {
+            if !client.authenticated {
+                by_host.entry(client.host).or_default().insert(*id);
+            }
+        }
+        let count: usize = by_host.values().map(BTreeSet::len).sum();
+        let excess = count.saturating_sub(self.max_unauthenticated).max(at_least);
+        for _ in 0..excess {
+            let most = by_host.values_mut().max_by_key(|ids| ids.len());
+            if let Some(oldest) = most.and_then(BTreeSet::pop_first) {
+                self.clients.remove(&oldest);
+            }
+        }
+    }
+
+    /// Notes for the ranks that wait why another one may be missing.
+    fn note_refusal(&mut self, text: String) {
+        if let Phase::Rendezvous(rendezvous) = &mut self.phase {
+            rendezvous.note_refusal(text);
         }
     }
 
@@ -222,21 +283,24 @@ impl Server {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let limit = match client.state {
-            ClientState::Unauthenticated { .. } => HELLO_LIMIT,
-            ClientState::Joined(_) | ClientState::Closing { .. } => FRAME_LIMIT,
-        };
-        let received = client.stream.receive(limit);
+        let received = client.stream.receive(client.frame_limit());
         for frame in received.frames {
             // The state may change from one frame to the next.
             match self.clients.get(&id).map(|client| client.state) {
-                Some(ClientState::Unauthenticated { .. }) => self.on_hello(id, &frame, now),
+                Some(ClientState::Unauthenticated { .. }) => self.on_handshake(id, frame, now),
                 Some(ClientState::Joined(rank)) => self.on_frame(rank, &frame, now),
                 Some(ClientState::Closing { .. }) | None => {}
             }
         }
+        if let Some(unreadable) = received.unreadable {
+            let closing = |client: &Client| matches!(client.state, ClientState::Closing { .. });
+            // A client that is closed gets the reason first.
+            if self.clients.get(&id).is_some_and(closing) || self.refuse_unreadable(id, unreadable, now) {
+                return;
+            }
+        }
         if let Some(cause) = received.end
-            && let Some(Client { stream, state }) = self.clients.remove(&id)
+            && let Some(Client { stream, state, .. }) = self.clients.remove(&id)
         {
             self.ended.push(stream);
             if let ClientState::Joined(rank) = state {
@@ -245,28 +309,88 @@ impl Server {
         }
     }
 
-    /// Handles the first frame of an unauthenticated connection.
-    fn on_hello(&mut self, id: ClientId, frame: &[u8], now: Instant) {
-        let (Phase::Rendezvous(rendezvous), Some(hello)) = (&mut self.phase, Hello::decode(frame)) else {
+    /// Answers a caller that speaks another version of the protocol. Whether this is one.
+    fn refuse_unreadable(&mut self, id: ClientId, unreadable: Unreadable, now: Instant) -> bool {
+        let Some(client) = self.clients.get(&id) else {
+            return false;
+        };
+        match (client.state, unreadable.describe()) {
+            (ClientState::Unauthenticated { .. }, Some(difference)) => {
+                let message = format!(
+                    "the process at {} {difference}: all ranks must run the same release of flexring, on machines of one \
+                     byte order (rendezvous at {})",
+                    client.host, self.gate.location
+                );
+                self.refuse(id, Error::disagreement(message), &difference, now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Refuses a caller, which changes nothing for others. `what` is a verb phrase that describes the caller to them.
+    fn refuse(&mut self, id: ClientId, error: Error, what: &str, now: Instant) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.state = closing_at(now);
+        send(client, &ToRank::Refused(error));
+        let note = format!("a process at {} was refused: it {what}", client.host);
+        log::debug!("{note}");
+        self.note_refusal(note);
+    }
+
+    /// Handles a frame of an unauthenticated connection.
+    fn on_handshake(&mut self, id: ClientId, frame: Vec<u8>, now: Instant) {
+        let admission = self.clients.get_mut(&id).and_then(|client| client.admission.take());
+        let (Phase::Rendezvous(_), Some(admission)) = (&self.phase, admission) else {
             self.clients.remove(&id);
             return;
         };
+        match admission.on_frame(&self.gate, frame) {
+            AdmissionStep::Continue(admission, answer) => {
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.admission = Some(admission);
+                    send(client, &answer);
+                }
+            }
+            AdmissionStep::Admitted(hello, answer) => {
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.authenticated = true;
+                    send(client, &answer);
+                }
+                self.on_hello(id, hello, now);
+            }
+            AdmissionStep::Refused(error, what) => self.refuse(id, error, &what, now),
+            AdmissionStep::Malformed => {
+                self.clients.remove(&id);
+            }
+        }
+    }
+
+    /// Handles a rank that belongs to the job.
+    fn on_hello(&mut self, id: ClientId, hello: Hello, now: Instant) {
+        let Phase::Rendezvous(rendezvous) = &mut self.phase else {
+            return;
+        };
         let rank = hello.header.rank;
-        let (state, answer) = match rendezvous.join(hello, now) {
+        let state = match rendezvous.join(hello, now) {
             outcome @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
                 self.by_rank.insert(rank, id);
                 if outcome == JoinOutcome::Complete {
                     self.start_monitoring(now);
                 }
-                (ClientState::Joined(rank), ToRank::HelloAck)
+                ClientState::Joined(rank)
             }
-            JoinOutcome::WrongJob(error) => (closing_at(now), ToRank::WrongJob(error)),
             JoinOutcome::Failed => {
                 let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
                 self.notified.insert(rank);
-                (closing_at(now), ToRank::RootCause(root_cause))
+                if let Some(client) = self.clients.get_mut(&id) {
+                    send(client, &ToRank::RootCause(root_cause));
+                }
+                closing_at(now)
             }
             JoinOutcome::Malformed => {
                 self.clients.remove(&id);
@@ -275,14 +399,13 @@ impl Server {
         };
         if let Some(client) = self.clients.get_mut(&id) {
             client.state = state;
-            send(client, &answer);
         }
     }
 
     /// All ranks have joined. Closes the listeners before the first rank is notified, so that the ranks' next
     /// communicator can use the same port.
     fn start_monitoring(&mut self, now: Instant) {
-        self.listeners.clear();
+        self.stop_listening();
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
         self.clients.retain(|id, _| joined.contains(id));
         if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) {
@@ -422,12 +545,27 @@ impl Server {
         self.ended.clear();
     }
 
-    /// Ends the world: drops all clients without a hello; the others still receive their queued frames.
+    /// Ends the world: drops all unauthenticated clients; the others still receive their queued frames.
     fn end(&mut self) {
         self.phase = Phase::Finished;
-        self.listeners.clear();
+        self.stop_listening();
         self.clients.retain(|_, client| !matches!(client.state, ClientState::Unauthenticated { .. }));
     }
+}
+
+impl Server {
+    /// Frees the port, and the name under which the secret was handed out.
+    fn stop_listening(&mut self) {
+        self.listeners.clear();
+        self.node_secret = None;
+    }
+}
+
+/// How many unauthenticated connections are accepted at once in a process that may have `limit` descriptors: at most a quarter
+/// of them, so that strangers never use up those that ranks need.
+fn a_quarter_of(limit: Option<u64>) -> usize {
+    let quarter = limit.map_or(usize::MAX, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX));
+    quarter.clamp(1, MAX_UNAUTHENTICATED)
 }
 
 fn closing_at(now: Instant) -> ClientState {

@@ -1,9 +1,10 @@
 //! The unique id: 128 bytes that identify a world and contain its coordinator's addresses.
 //!
-//! Owns their layout. Programs copy them from the process that created them to all ranks by any means, so
+//! Owns their layout. The token in them is the secret of the world: who has the id can join. Programs copy ids from the process that created them to all ranks by any means, so
 //! they may arrive damaged, truncated or from another version, and are checked.
 
 use crate::error::{Error, Result};
+use crate::secret::SecretKey;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use xxhash_rust::xxh3::xxh3_64;
@@ -27,7 +28,7 @@ struct Layout {
     version: u8,
     /// The number of addresses in use, at least 1.
     address_count: u8,
-    /// Random; identifies the world.
+    /// Random, and secret: only the ranks of the world know it.
     token: U128,
     addresses: [AddressEntry; UniqueId::MAX_ADDRESSES],
     padding: [u8; 18],
@@ -129,10 +130,11 @@ impl UniqueId {
                 .filter(|pair| pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit()))
                 .and_then(|pair| u8::from_str_radix(pair, 16).ok());
             let Some(byte) = byte else {
+                // Not quoted, because it may be most of an id, which is secret.
                 return Err(Error::invalid_argument(format!(
-                    "invalid unique id: expected {} hexadecimal digits, not \"{}\"",
+                    "invalid unique id: expected {} hexadecimal digits, not a text of {} bytes with other characters",
                     2 * Self::SIZE,
-                    String::from_utf8_lossy(&text[..text.len().min(2 * Self::SIZE)])
+                    text.len()
                 )));
             };
             bytes.push(byte);
@@ -140,9 +142,15 @@ impl UniqueId {
         Self::from_bytes(&bytes)
     }
 
-    /// The token by which the ranks of this world identify themselves.
+    /// The secret of this world.
     pub(super) fn token(&self) -> u128 {
         self.0.token.get()
+    }
+
+    /// The public number of this world, from which its secret cannot be computed.
+    pub(super) fn job(&self) -> u128 {
+        let code = SecretKey::from_parts("unique id", &[&self.0.token.to_bytes()]).mac("job number", &[]);
+        u128::from_le_bytes(std::array::from_fn(|at| code[at]))
     }
 
     /// The addresses that the coordinator listens on, preferred ones first.
@@ -215,6 +223,7 @@ mod tests {
         assert_eq!(UniqueId::from_bytes(id.as_bytes()), Ok(id));
         assert_eq!(UniqueId::from_hex(&format!(" {}\n", id.to_hex().to_uppercase())), Ok(id));
         assert_eq!(id.token(), 0x1234_5678_9abc_def0 << 64 | 77);
+        assert_ne!(id.job(), id.token(), "the number that ranks send is not the secret");
         assert_eq!(format!("{id:?}"), "UniqueId([127.0.0.1:4321, [fd00::2]:65535])");
     }
 

@@ -4,11 +4,13 @@
 //! reads the launchers' own variables, such as torchrun's.) Must not know what the settings do.
 
 mod choices;
+mod secret_text;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use choices::{Algorithm, Family, GpuDirect, LogLevel, Lowering, Registration, Simd, TransportChoice};
+pub use secret_text::SecretText;
 pub use values::{Dimensions, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
@@ -123,6 +125,10 @@ settings! {
         "Host name or address of rank 0, where the ranks find each other.";
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
         "TCP port of rank 0, where the ranks find each other.";
+    secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
+        "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs on one node and unique ids have a random one; other jobs trust all that can reach rank 0.";
+    secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
+        "File that contains the secret of the job, instead of FLEXRING_SECRET. Only the user may be able to read it, or root and one group if it is root's.";
     node: Option<String> = "FLEXRING_NODE", None, AnyValue,
         "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine and its network namespace.";
     #[shared yes]

@@ -44,4 +44,6 @@ mod perf;
 #[cfg(feature = "cli")]
 mod plan_command;
 #[cfg(feature = "cli")]
+mod security;
+#[cfg(feature = "cli")]
 mod settings_docs;

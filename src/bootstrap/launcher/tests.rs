@@ -111,7 +111,7 @@ fn a_unique_id_replaces_the_address() {
     let hex = id.to_hex();
     let identity = identify(&format!("{OMPI}=2 FLEXRING_UNIQUE_ID={hex}")).expect("no address is needed");
     assert_eq!(identity.rendezvous, RendezvousPoint::Id(id));
-    assert_eq!((identity.rank, identity.token), (1, 42));
+    assert_eq!((identity.rank, identity.token), (1, id.job()));
     let error = identify(&format!("{OMPI}=2 FLEXRING_UNIQUE_ID=00{hex}")).expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::InvalidSetting);
     assert!(error.message().contains("FLEXRING_UNIQUE_ID"), "{error}");
@@ -199,4 +199,29 @@ fn takes_the_first_host_of_a_node_list() {
     for list in ["", ",a", "[", "[]"] {
         assert_eq!(first_host(list), None, "{list}");
     }
+}
+
+#[test]
+fn a_job_on_one_node_is_known_by_its_launcher() {
+    for (environment, one_node) in [
+        ("RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=29500".to_owned(), true),
+        ("RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500".to_owned(), false),
+        (format!("{OMPI}=4"), true),
+        (format!("{OMPI}=2 FLEXRING_MASTER_ADDR=n0"), false),
+        ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 PMI_JOBID=j".to_owned(), true),
+        (format!("{SLURM} SLURM_STEP_NUM_NODES=1"), true),
+        (format!("{SLURM} SLURM_STEP_NUM_NODES=2 SLURM_JOB_NODELIST=node[03-07,9]"), false),
+        // The launcher speaks of another world.
+        (format!("{OMPI}=4 FLEXRING_WORLD_SIZE=8 FLEXRING_RANK=6"), false),
+        ("FLEXRING_RANK=1 FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=127.0.0.1".to_owned(), false),
+    ] {
+        assert_eq!(identify(&environment).expect("an identity").one_node, one_node, "{environment}");
+    }
+}
+
+#[test]
+fn a_damaged_unique_id_is_not_quoted() {
+    let error = identify("FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=1 FLEXRING_UNIQUE_ID=abcdef0123xyz")
+        .expect_err("damaged");
+    assert!(error.message().contains("FLEXRING_UNIQUE_ID") && !error.message().contains("abcdef"), "{error}");
 }

@@ -2,7 +2,8 @@
 
 use super::super::CallState;
 use super::super::call_state::example_call;
-use super::super::protocol::{ToCoordinator, ToRank, encode};
+use super::super::handshake::{Admission, AdmissionStep, Gate};
+use super::super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, encode};
 use super::*;
 use crate::call::Call;
 
@@ -182,6 +183,29 @@ fn an_incomplete_exchange_names_the_missing_rank() {
     });
 }
 
+/// Runs the coordinator's side of the handshake.
+fn admit(connection: &mut FramedStream) {
+    let secret = SecretSource::of_settings(&config(), JOB).expect("no secret").secret().expect("no secret");
+    let gate = Gate { job: JOB, secret, location: "here".to_owned() };
+    let mut admission = Admission::AwaitOpening;
+    loop {
+        for frame in connection.receive(FRAME_LIMIT).frames {
+            match admission.on_frame(&gate, frame) {
+                AdmissionStep::Continue(next, answer) => {
+                    connection.enqueue(encode(&answer).expect("short"));
+                    admission = next;
+                }
+                AdmissionStep::Admitted(_, answer) => {
+                    return connection.enqueue(encode(&answer).expect("short"));
+                }
+                other => panic!("{other:?}"),
+            }
+            connection.flush().expect("sent");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Rank 1, and the other end of its control connection: the test plays its coordinator.
 fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
     let port = free_port();
@@ -191,7 +215,7 @@ fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
         let (stream, _) = listener.accept().expect("rank 1");
         let mut coordinator = FramedStream::new(stream, true).expect("a connection");
         let host = "rank 0 (pid 1 on host a)".to_owned();
-        coordinator.enqueue(encode(&ToRank::HelloAck).expect("short"));
+        admit(&mut coordinator);
         coordinator.enqueue(encode(&ToRank::Welcome { host }).expect("short"));
         coordinator.flush().expect("sent");
         let member = member.join().expect("joined").pop().expect("rank 1");

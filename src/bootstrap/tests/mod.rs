@@ -2,11 +2,13 @@
 
 mod failures;
 mod rendezvous;
+mod strangers;
 
-use super::connect::{self, CoordinatorTarget};
+use super::connect::{CoordinatorTarget, Joined, Joiner};
 use super::framed_stream::FramedStream;
 use super::process::Process;
 use super::protocol::{HelloHeader, HelloParams, VERSION};
+use super::secret::SecretSource;
 use super::{ControlConnection, Identity, RendezvousPoint};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,6 +47,9 @@ fn free_port() -> u16 {
     }
 }
 
+/// The public number of the job of these tests.
+const JOB: u128 = 7;
+
 fn address_of(port: u16) -> RendezvousPoint {
     RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port }
 }
@@ -54,7 +59,8 @@ fn identity(rank: Rank, world: usize, rendezvous: &RendezvousPoint) -> Identity 
         rank,
         world,
         rendezvous: rendezvous.clone(),
-        token: if let RendezvousPoint::Id(id) = rendezvous { id.token() } else { 7 },
+        token: if let RendezvousPoint::Id(id) = rendezvous { id.job() } else { JOB },
+        one_node: false,
         launcher: "a test",
     }
 }
@@ -157,7 +163,6 @@ fn common_fault(members: &[TestRank]) -> Error {
 fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
     let header = HelloHeader {
         version: VERSION.to_owned(),
-        token: 7,
         rank,
         world,
         process: Process { pid: 4242, host: "elsewhere".to_owned(), instance: 4242 },
@@ -171,16 +176,26 @@ fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
     (header, params)
 }
 
+/// Joins as a rank with this hello, which may differ from what a rank of this build would send.
+fn join_as(header: &HelloHeader, params: &HelloParams, rendezvous: &RendezvousPoint) -> Result<Joined> {
+    let joiner = Joiner {
+        target: &CoordinatorTarget::Remote(rendezvous),
+        source: &SecretSource::of_settings(&config(), JOB).expect("no secret"),
+        header,
+        params,
+        deadline: Instant::now() + params.join_timeout,
+        fault: &fault(),
+    };
+    joiner.join()
+}
+
 /// A world of `size` whose last rank is a bare control connection with an invented process.
 fn world_with_fake_peer(size: usize) -> (Vec<TestRank>, FramedStream) {
     let rendezvous = address_of(free_port());
     thread::scope(|scope| {
         let fake_peer = scope.spawn(|| {
             let (header, params) = hello_of(size - 1, size);
-            let deadline = Instant::now() + params.join_timeout;
-            connect::join(&CoordinatorTarget::Remote(&rendezvous), &header, &params, deadline, &fault())
-                .expect("welcome")
-                .0
+            join_as(&header, &params, &rendezvous).expect("welcome").stream
         });
         let members = join_ranks(0..size - 1, size, &rendezvous, &config());
         (members, fake_peer.join().expect("welcome"))

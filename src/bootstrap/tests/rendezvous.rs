@@ -1,10 +1,11 @@
 //! The rendezvous: how it succeeds, and the error that every rank gets when it fails.
 
-use super::super::protocol::{FRAME_LIMIT, Hello, MAGIC, ToRank, decode};
+use super::super::handshake::Applicant;
+use super::super::protocol::{FRAME_LIMIT, MAGIC, Preamble, ToRank, decode};
 use super::super::{Coordinator, UniqueId, create_unique_id};
 use super::*;
 use crate::config::Size;
-use std::io::{Read, Write};
+use std::io::Write;
 
 /// A connection to a coordinator that may not listen yet.
 fn connect_to(port: u16) -> TcpStream {
@@ -13,6 +14,30 @@ fn connect_to(port: u16) -> TcpStream {
         if let Ok(stream) = TcpStream::connect(address) {
             return stream;
         }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Joins as a rank with an invented process, up to the coordinator's acknowledgement.
+fn acknowledged(stream: TcpStream, rank: Rank, world: usize) -> FramedStream {
+    let (header, params) = hello_of(rank, world);
+    let secret = SecretSource::of_settings(&config(), JOB).expect("no secret").secret().expect("no secret");
+    let (mut applicant, opening) = Applicant::new(&secret, JOB, &header).expect("random bytes");
+    let mut stream = FramedStream::new(stream, false).expect("a socket");
+    stream.enqueue(opening);
+    loop {
+        stream.flush().expect("sent");
+        let received = stream.receive(FRAME_LIMIT);
+        for frame in &received.frames {
+            match decode::<ToRank>(frame) {
+                Some(ToRank::Challenge(nonce)) => {
+                    stream.enqueue(applicant.prove(nonce, &params).expect("short"))
+                }
+                Some(ToRank::HelloAck(code)) if applicant.is_proof(&code) => return stream,
+                other => panic!("{other:?} instead of an acknowledgement"),
+            }
+        }
+        assert_eq!(received.end, None);
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -74,18 +99,20 @@ fn exchanges_are_bounded() {
 fn garbage_and_silence_delay_no_rank() {
     watched(|| {
         let port = free_port();
-        // Less than the coordinator's HELLO_TIMEOUT.
+        // Less than the coordinator's HANDSHAKE_TIMEOUT.
         let config = Config { connect_timeout: Duration::from_secs(4), ..config() };
         thread::scope(|scope| {
             let first = scope.spawn(|| join_ranks(0..1, 2, &address_of(port), &config));
             let mut connections = Vec::new();
             for number in 0..100 {
                 let mut stream = connect_to(port);
+                let preamble = Preamble::encode();
                 // The coordinator may already have closed the connection.
-                let _ = match number % 4 {
+                let _ = match number % 5 {
                     0 => Ok(()),
                     1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"),
-                    2 => stream.write_all(&[MAGIC.as_slice(), &u32::MAX.to_le_bytes()].concat()),
+                    2 => stream.write_all(&[preamble.as_slice(), &u32::MAX.to_le_bytes()].concat()),
+                    3 => stream.write_all(&[preamble.as_slice(), &8u32.to_le_bytes(), &[0xff; 8]].concat()),
                     _ => stream.write_all(&[MAGIC.as_slice(), &8u32.to_le_bytes(), &[0xff; 8]].concat()),
                 };
                 connections.push(stream);
@@ -147,13 +174,7 @@ fn another_release_fails_the_rendezvous_for_all() {
             let ours = scope.spawn(|| join_errors(&[(0, 3, config()), (1, 3, config())], &address_of(port)));
             let (mut header, params) = hello_of(2, 3);
             header.version = "99.1.0".to_owned();
-            let mut stream = connect_to(port);
-            stream.write_all(&Hello::encode(&header, &params).expect("short")).expect("sent");
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).expect("an answer");
-            let Some(ToRank::RootCause(error)) = decode(&answer[4..]) else {
-                panic!("no root cause");
-            };
+            let error = join_as(&header, &params, &address_of(port)).map(drop).expect_err("another release");
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             assert!(
                 error.message().contains("rank 2 (pid 4242 on host elsewhere) runs flexring 99.1.0"),
@@ -248,11 +269,7 @@ fn a_rank_that_dies_during_the_rendezvous_fails_it_for_all() {
         let port = free_port();
         thread::scope(|scope| {
             let ours = scope.spawn(|| join_errors(&[(0, 4, config()), (1, 4, config())], &address_of(port)));
-            let (header, params) = hello_of(2, 4);
-            let mut stream = connect_to(port);
-            stream.write_all(&Hello::encode(&header, &params).expect("short")).expect("sent");
-            let mut ack = [0; 5];
-            stream.read_exact(&mut ack).expect("an acknowledgement");
+            let stream = acknowledged(connect_to(port), 2, 4);
             drop(stream);
             let errors = ours.join().expect("refused");
             let error = all_equal(&errors);

@@ -1,0 +1,365 @@
+//! How a rank and its coordinator prove to each other that they belong to one job, without I/O.
+//!
+//! Owns the order of the messages, what the codes authenticate, and why a caller is refused. Must not know what an admitted
+//! rank may do.
+//!
+//! | | from | message | contains |
+//! |---|---|---|---|
+//! | 1 | rank | [`Opening`] | the job's public number, what the rank says about itself, a nonce |
+//! | 2 | coordinator | [`ToRank::Challenge`] | a nonce |
+//! | 3 | rank | proof | a code over 1, 2 and the rank's parameters; the parameters |
+//! | 4 | coordinator | [`ToRank::HelloAck`] | a code over all of this |
+//!
+//! The keys of the codes are derived from the job's secret. Both nonces are new for each connection, so recorded messages are of
+//! no use later. The rank proves itself first: a stranger that calls gets no code from which it could try to guess a secret.
+//! Until message 3 is verified, whatever the caller sends concerns this caller alone.
+
+use super::protocol::{
+    Bytes, Hello, HelloHeader, HelloParams, Nonce, Opening, Preamble, ToRank, VERSION, WIRE_VERSION, decode,
+    encode_value, frame_of,
+};
+use super::secret::JobSecret;
+use crate::error::{Error, Result};
+use crate::secret::{AuthenticationCode, MAC_BYTES, random_bytes};
+
+const FROM_RANK: &str = "control connection, rank";
+const FROM_COORDINATOR: &str = "control connection, coordinator";
+
+/// The job whose ranks a coordinator admits.
+#[derive(Debug)]
+pub(super) struct Gate {
+    /// The public number of the job.
+    pub(super) job: u128,
+    pub(super) secret: JobSecret,
+    /// Where the ranks rendezvous, for messages.
+    pub(super) location: String,
+}
+
+/// The coordinator's side of one handshake.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// No message has arrived.
+    AwaitOpening,
+    /// The opening has arrived and the challenge is sent.
+    AwaitProof {
+        /// The encoded opening, and its content.
+        frame: Vec<u8>,
+        opening: Box<Opening>,
+        nonce: Nonce,
+    },
+}
+
+/// What follows from a message of a caller.
+#[derive(Debug)]
+pub(super) enum AdmissionStep {
+    /// The handshake goes on with this answer.
+    Continue(Admission, ToRank),
+    /// The caller belongs to the job. This answer proves that the coordinator does, too.
+    Admitted(Hello, ToRank),
+    /// The caller is not admitted. It gets the error; the text describes it to the ranks that wait.
+    Refused(Error, String),
+    /// The caller does not speak the protocol.
+    Malformed,
+}
+
+impl Admission {
+    /// Handles a frame of a caller.
+    pub(super) fn on_frame(self, gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
+        match self {
+            Self::AwaitOpening => on_opening(gate, frame),
+            Self::AwaitProof { frame: opened, opening, nonce } => {
+                on_proof(gate, &opened, *opening, &nonce, &frame)
+            }
+        }
+    }
+}
+
+fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
+    let Some(opening) = decode::<Opening>(&frame) else {
+        return AdmissionStep::Malformed;
+    };
+    let HelloHeader { rank, process, .. } = &opening.header;
+    if opening.job != gate.job {
+        let error = Error::rendezvous(format!(
+            "the rendezvous at {} belongs to another job than rank {rank} ({process}): give each job a port of its own with \
+             FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
+            gate.location
+        ));
+        return AdmissionStep::Refused(error, "belongs to another job".to_owned());
+    }
+    if opening.has_secret != gate.secret.is_secret() {
+        let (theirs, ours) = if opening.has_secret { ("a", "none") } else { ("no", "one") };
+        let error = Error::rendezvous(format!(
+            "rank {rank} ({process}) has {theirs} job secret, and the rendezvous at {} has {ours}: set FLEXRING_SECRET or \
+             FLEXRING_SECRET_FILE on all ranks or on none",
+            gate.location
+        ));
+        return AdmissionStep::Refused(error, format!("claims rank {rank} and has {theirs} job secret"));
+    }
+    let Ok(nonce) = random_bytes() else {
+        return AdmissionStep::Malformed;
+    };
+    let admission = Admission::AwaitProof { frame, opening: Box::new(opening), nonce };
+    AdmissionStep::Continue(admission, ToRank::Challenge(nonce))
+}
+
+fn on_proof(gate: &Gate, opened: &[u8], opening: Opening, nonce: &Nonce, frame: &[u8]) -> AdmissionStep {
+    let Some((code, params)) = frame.split_first_chunk::<MAC_BYTES>() else {
+        return AdmissionStep::Malformed;
+    };
+    let key = gate.secret.key();
+    let Opening { header, .. } = opening;
+    if !key.verify(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, params], code) {
+        let HelloHeader { rank, process, .. } = &header;
+        let error = Error::rendezvous(format!(
+            "rank {rank} ({process}) does not know the secret of the job that meets at {}: FLEXRING_SECRET or \
+             FLEXRING_SECRET_FILE must have the same content on all ranks, and a unique id must come unchanged from the process \
+             that created it",
+            gate.location
+        ));
+        return AdmissionStep::Refused(
+            error,
+            format!("claims rank {rank} and does not know the job's secret"),
+        );
+    }
+    let params = if header.version == VERSION {
+        let Some(params) = HelloParams::decode(params) else {
+            return AdmissionStep::Malformed;
+        };
+        Some(params)
+    } else {
+        None
+    };
+    let answer = key.mac(FROM_COORDINATOR, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, code]);
+    AdmissionStep::Admitted(Hello { header, params }, ToRank::HelloAck(answer))
+}
+
+/// The rank's side of one handshake.
+#[derive(Debug)]
+pub(super) struct Applicant<'a> {
+    secret: &'a JobSecret,
+    /// The encoded opening.
+    opened: Vec<u8>,
+    /// The coordinator's nonce, and the code that was sent in answer.
+    proved: Option<(Nonce, AuthenticationCode)>,
+}
+
+impl<'a> Applicant<'a> {
+    /// Begins a handshake. Returns the first bytes to send as well.
+    ///
+    /// # Errors
+    /// `System` if there are no random numbers.
+    pub(super) fn new(secret: &'a JobSecret, job: u128, header: &HelloHeader) -> Result<(Self, Bytes)> {
+        let opening =
+            Opening { job, has_secret: secret.is_secret(), nonce: random_bytes()?, header: header.clone() };
+        let opened = encode_value(&opening)?;
+        let frame = frame_of([[0; 4].as_slice(), &opened].concat())?;
+        let bytes = [Preamble::encode().as_slice(), &frame].concat();
+        Ok((Self { secret, opened, proved: None }, bytes.into()))
+    }
+
+    /// Answers a challenge. Returns the bytes to send.
+    ///
+    /// # Errors
+    /// `Internal` if there was a challenge before, or if the parameters are too long.
+    pub(super) fn prove(&mut self, nonce: Nonce, params: &HelloParams) -> Result<Bytes> {
+        if self.proved.is_some() {
+            return Err(Error::internal("a coordinator sent two challenges"));
+        }
+        let params = encode_value(params)?;
+        let parts = [&WIRE_VERSION.to_le_bytes(), self.opened.as_slice(), &nonce, &params];
+        let code = self.secret.key().mac(FROM_RANK, &parts);
+        self.proved = Some((nonce, code));
+        frame_of([[0; 4].as_slice(), &code, &params].concat())
+    }
+
+    /// Whether this code proves that its sender is the coordinator of the job.
+    pub(super) fn is_proof(&self, code: &AuthenticationCode) -> bool {
+        self.proved.as_ref().is_some_and(|(nonce, mine)| {
+            let parts = [&WIRE_VERSION.to_le_bytes(), self.opened.as_slice(), nonce, mine];
+            self.secret.key().verify(FROM_COORDINATOR, &parts, code)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::process::Process;
+    use super::super::secret::SecretSource;
+    use super::*;
+    use crate::config::{Config, SecretText};
+    use std::time::Duration;
+
+    const JOB: u128 = 7;
+
+    fn secret(text: Option<&str>) -> JobSecret {
+        let config = Config { secret: text.map(SecretText::new), ..Config::default() };
+        SecretSource::of_settings(&config, JOB).expect("valid").secret().expect("there")
+    }
+
+    fn gate(text: Option<&str>) -> Gate {
+        Gate { job: JOB, secret: secret(text), location: "here:1".to_owned() }
+    }
+
+    fn header() -> HelloHeader {
+        HelloHeader {
+            version: VERSION.to_owned(),
+            rank: 1,
+            world: 2,
+            process: Process { pid: 101, host: "h".to_owned(), instance: 0 },
+        }
+    }
+
+    fn params() -> HelloParams {
+        HelloParams {
+            settings: vec![("A".to_owned(), "1".to_owned())],
+            join_timeout: Duration::from_secs(1),
+            exchange_timeout: Duration::from_secs(2),
+            heartbeat: Duration::from_millis(500),
+        }
+    }
+
+    /// The frame in the bytes that a rank sends, without preamble and length.
+    fn frame(bytes: &[u8]) -> Vec<u8> {
+        let begin = if bytes.starts_with(b"flexring") { Preamble::encode().len() } else { 0 };
+        bytes[begin + 4..].to_vec()
+    }
+
+    /// Runs the first half: the opening and its challenge.
+    fn challenge(gate: &Gate, bytes: &[u8]) -> (Admission, Nonce) {
+        match Admission::AwaitOpening.on_frame(gate, frame(bytes)) {
+            AdmissionStep::Continue(admission, ToRank::Challenge(nonce)) => (admission, nonce),
+            other => panic!("{other:?} instead of a challenge"),
+        }
+    }
+
+    fn refusal(step: AdmissionStep) -> (String, String) {
+        match step {
+            AdmissionStep::Refused(error, note) => (error.message().to_owned(), note),
+            other => panic!("{other:?} instead of a refusal"),
+        }
+    }
+
+    const TEXT: Option<&str> = Some("0123456789abcdef");
+
+    #[test]
+    fn both_ends_prove_that_they_know_the_secret() {
+        for text in [TEXT, None] {
+            let (gate, secret) = (gate(text), secret(text));
+            let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+            let (admission, nonce) = challenge(&gate, &bytes);
+            let proof = rank.prove(nonce, &params()).expect("short");
+            let AdmissionStep::Admitted(hello, ToRank::HelloAck(code)) =
+                admission.on_frame(&gate, frame(&proof))
+            else {
+                panic!("not admitted");
+            };
+            assert_eq!(hello, Hello { header: header(), params: Some(params()) });
+            assert!(rank.is_proof(&code));
+            let forged = std::array::from_fn(|at| code[at] ^ u8::from(at == 31));
+            assert!(!rank.is_proof(&forged));
+        }
+    }
+
+    #[test]
+    fn a_wrong_secret_is_refused_by_name() {
+        let (gate, wrong) = (gate(TEXT), secret(Some("another secret text")));
+        let (mut rank, bytes) = Applicant::new(&wrong, JOB, &header()).expect("random bytes");
+        let (admission, nonce) = challenge(&gate, &bytes);
+        let proof = rank.prove(nonce, &params()).expect("short");
+        let (error, note) = refusal(admission.on_frame(&gate, frame(&proof)));
+        assert!(
+            error.starts_with("rank 1 (pid 101 on host h) does not know the secret of the job"),
+            "{error}"
+        );
+        assert!(note.contains("claims rank 1"), "{note}");
+    }
+
+    #[test]
+    fn a_secret_on_one_side_only_is_refused_by_name() {
+        for (ours, theirs, expected) in [(TEXT, None, "has no job secret"), (None, TEXT, "has a job secret")]
+        {
+            let (gate, secret) = (gate(ours), secret(theirs));
+            let (_, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+            let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes)));
+            assert!(error.contains(expected) && error.contains("FLEXRING_SECRET"), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_job_is_refused_by_name() {
+        let (gate, secret) = (gate(TEXT), secret(TEXT));
+        let (_, bytes) = Applicant::new(&secret, JOB + 1, &header()).expect("random bytes");
+        let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes)));
+        assert!(error.contains("here:1 belongs to another job than rank 1"), "{error}");
+    }
+
+    #[test]
+    fn recorded_messages_are_refused() {
+        let (gate, secret) = (gate(TEXT), secret(TEXT));
+        let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+        let (_, nonce) = challenge(&gate, &bytes);
+        let proof = rank.prove(nonce, &params()).expect("short");
+        // The coordinator's nonce is another one.
+        let (admission, other) = challenge(&gate, &bytes);
+        assert_ne!(nonce, other);
+        refusal(admission.on_frame(&gate, frame(&proof)));
+    }
+
+    #[test]
+    fn every_byte_of_a_proof_and_its_parameters_counts() {
+        let (gate, secret) = (gate(TEXT), secret(TEXT));
+        let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+        let (admission, nonce) = challenge(&gate, &bytes);
+        let proof = frame(&rank.prove(nonce, &params()).expect("short"));
+        let Admission::AwaitProof { frame: opened, opening, nonce } = admission else {
+            panic!("no challenge");
+        };
+        for at in 0..proof.len() {
+            let admission = Admission::AwaitProof { frame: opened.clone(), opening: opening.clone(), nonce };
+            let mut damaged = proof.clone();
+            damaged[at] ^= 1;
+            refusal(admission.on_frame(&gate, damaged));
+        }
+        let mut claimed = *opening;
+        claimed.header.rank = 0;
+        let frame = encode_value(&claimed).expect("short");
+        let admission = Admission::AwaitProof { frame, opening: Box::new(claimed), nonce };
+        refusal(admission.on_frame(&gate, proof));
+    }
+
+    #[test]
+    fn the_code_of_a_rank_is_no_code_of_a_coordinator() {
+        let secret = secret(TEXT);
+        let (mut rank, _) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+        assert!(!rank.is_proof(&[0; MAC_BYTES]), "before the challenge");
+        let proof = frame(&rank.prove([1; 16], &params()).expect("short"));
+        assert!(!rank.is_proof(proof.first_chunk().expect("a code")));
+        assert!(rank.prove([2; 16], &params()).is_err(), "a second challenge");
+    }
+
+    #[test]
+    fn another_release_is_admitted_without_its_parameters() {
+        let (gate, secret) = (gate(TEXT), secret(TEXT));
+        let header = HelloHeader { version: "99.0".to_owned(), ..header() };
+        let (mut rank, bytes) = Applicant::new(&secret, JOB, &header).expect("random bytes");
+        let (admission, nonce) = challenge(&gate, &bytes);
+        let proof = rank.prove(nonce, &params()).expect("short");
+        match admission.on_frame(&gate, frame(&proof)) {
+            AdmissionStep::Admitted(hello, _) => assert_eq!(hello, Hello { header, params: None }),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_refused_without_panicking(opening: Vec<u8>, proof: Vec<u8>) {
+            let (gate, secret) = (gate(TEXT), secret(TEXT));
+            let step = Admission::AwaitOpening.on_frame(&gate, opening);
+            proptest::prop_assert!(!matches!(step, AdmissionStep::Admitted(..)));
+            let (_, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+            let step = challenge(&gate, &bytes).0.on_frame(&gate, proof);
+            proptest::prop_assert!(matches!(step, AdmissionStep::Refused(..) | AdmissionStep::Malformed));
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Where rank 0 listens for the other ranks.
+//!
+//! Owns the choice of addresses: those where the ranks look for it, and no others. Must not know the protocol.
+//!
+//! - Addresses of this node: the coordinator listens at those.
+//! - A loopback address that is this node's own name: ranks of this node see that address, others another one. It listens at both:
+//!   the other one is that of the interface that `FLEXRING_SOCKET_IFNAME` names, else of the first suitable one.
+//! - An address of no interface of this node, as behind address translation: it listens at the address of the interface that
+//!   `FLEXRING_SOCKET_IFNAME` names, else of the one with the route there.
+//!
+//! It never listens at all addresses: a process that reaches it can join a job without a secret.
+
+use super::connect::resolve;
+use super::interfaces::choose_address;
+use super::node_secret::{NodeSecret, NodeSecretListener};
+use super::secret::SecretSource;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+/// How long rank 0 retries a port that is in use. A rank that connects before rank 0 listens can hold the
+/// port briefly.
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause between these attempts.
+const BIND_PAUSE: Duration = Duration::from_millis(200);
+/// Length of the queue of pending connections; the system may impose a lower limit.
+const BACKLOG: i32 = 4096;
+
+/// Listens at exactly this address, even if a previous coordinator closed the port a moment ago.
+pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Listens as rank 0 where the other ranks look for `host`, and hands out `node_secret` at its name.
+///
+/// # Errors
+/// `Rendezvous` if the port is in use, or if there is no address to listen at.
+pub(super) fn listen(
+    host: &str,
+    port: u16,
+    config: &Config,
+    node_secret: Option<NodeSecret>,
+) -> Result<(Vec<TcpListener>, Option<NodeSecretListener>)> {
+    let addresses = resolve(host, port).map_err(|cause| {
+        Error::rendezvous(format!("rank 0 cannot resolve the master address {host}: {cause}"))
+            .with_source(cause)
+    })?;
+    let refuse = |cause: io::Error| {
+        Error::rendezvous(format!(
+            "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
+             on its node, the same on all ranks"
+        ))
+        .with_source(cause)
+    };
+    let until = Instant::now() + BIND_TIMEOUT;
+    // The secret first: a rank that reaches the port must find it.
+    let node_secret = match node_secret {
+        Some(secret) => Some(retry(until, || NodeSecretListener::bind(&secret)).map_err(refuse)?),
+        None => None,
+    };
+    let interface = |to: SocketAddr| interface_for(to, config);
+    let listeners = retry(until, || bind(host, &addresses, &interface)).map_err(refuse)?;
+    Ok((listeners, node_secret))
+}
+
+/// Repeats `bind` while the address is in use.
+fn retry<T>(until: Instant, mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match bind() {
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(BIND_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Listens at the addresses of this node among `addresses`, or at the one that `interface` gives where those are not enough.
+fn bind(
+    host: &str,
+    addresses: &[SocketAddr],
+    interface: &dyn Fn(SocketAddr) -> io::Result<IpAddr>,
+) -> io::Result<Vec<TcpListener>> {
+    let mut listeners = Vec::new();
+    for address in addresses {
+        match listen_at(specific(*address)) {
+            Ok(listener) => listeners.push(listener),
+            Err(cause) if cause.kind() == io::ErrorKind::AddrNotAvailable => {}
+            // A machine without IPv6 may still have a name for ::1.
+            Err(cause) if cause.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    // Many systems map their own name to a loopback address, which other nodes cannot reach.
+    let is_own_name = host.parse::<IpAddr>().is_err()
+        && !host.eq_ignore_ascii_case("localhost")
+        && addresses.iter().all(|address| address.ip().is_loopback());
+    if (listeners.is_empty() || is_own_name)
+        && let Some(address) = addresses.first()
+    {
+        let chosen = SocketAddr::new(interface(*address)?, address.port());
+        if addresses.iter().all(|address| specific(*address).ip() != chosen.ip()) {
+            listeners.push(listen_at(chosen)?);
+        }
+    }
+    Ok(listeners)
+}
+
+/// An address at which one interface is meant. The unspecified address, at which connecting leads to this node, means loopback.
+fn specific(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
+}
+
+/// The address of the interface for ranks that look for rank 0 at `to`, which is no address of this node that others reach.
+fn interface_for(to: SocketAddr, config: &Config) -> io::Result<IpAddr> {
+    let route = || {
+        let any: IpAddr =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Connecting a UDP socket sends nothing. It selects the route, and with it the local address.
+        let socket = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(to).map(|()| socket)).ok()?;
+        let local = socket.local_addr().ok()?.ip();
+        (!local.is_loopback() && !local.is_unspecified()).then_some(local)
+    };
+    let chosen =
+        || choose_address(config.socket_ifname.as_deref(), config.socket_family).map_err(io::Error::other);
+    if config.socket_ifname.is_some() { chosen() } else { route().map_or_else(chosen, Ok) }
+}
+
+/// Warns, once in a process, if processes on other hosts can join the job because it has no secret.
+pub(super) fn warn_of_strangers(listeners: &[TcpListener], source: &SecretSource) {
+    static WARNED: Once = Once::new();
+    if source.is_secret() {
+        return;
+    }
+    let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok());
+    if let Some(open) = addresses.into_iter().find(|address| !address.ip().is_loopback()) {
+        WARNED.call_once(|| {
+            log::warn!(
+                "the job has no secret: every process that reaches {open} can join or end it; set FLEXRING_SECRET on all \
+                 ranks, for example to the output of `openssl rand -hex 32`"
+            );
+        });
+    }
+}
+
+/// The addresses that these listeners listen at.
+pub(super) fn addresses_of(listeners: &[TcpListener]) -> Result<Vec<SocketAddr>> {
+    let address = |listener: &TcpListener| {
+        listener
+            .local_addr()
+            .map_err(|cause| Error::io("cannot read the coordinator's listening address", cause))
+    };
+    listeners.iter().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An address of the documentation, which no interface has.
+    const NOT_LOCAL: &str = "192.0.2.1:0";
+
+    fn listening(host: &str, resolved: &[&str], interface: &str) -> Vec<String> {
+        let resolved: Vec<SocketAddr> =
+            resolved.iter().map(|address| address.parse().expect("an address")).collect();
+        let interface = |_| Ok(interface.parse().expect("an address"));
+        let listeners = bind(host, &resolved, &interface).expect("bound");
+        let addresses = addresses_of(&listeners).expect("bound");
+        addresses.iter().map(|address| address.ip().to_string()).collect()
+    }
+
+    #[test]
+    fn listens_only_where_ranks_look_for_it() {
+        for (host, resolved, expected) in [
+            ("127.0.0.1", vec!["127.0.0.1:0"], vec!["127.0.0.1"]),
+            ("localhost", vec!["127.0.0.1:0"], vec!["127.0.0.1"]),
+            // Connecting to it leads to this node.
+            ("0.0.0.0", vec!["0.0.0.0:0"], vec!["127.0.0.1"]),
+            // Debian's name for itself.
+            ("node7", vec!["127.0.1.1:0"], vec!["127.0.1.1", "127.0.0.7"]),
+            ("node7", vec!["127.0.0.9:0", NOT_LOCAL], vec!["127.0.0.9"]),
+            // Address translation.
+            ("203.0.113.5", vec![NOT_LOCAL], vec!["127.0.0.7"]),
+        ] {
+            assert_eq!(listening(host, &resolved, "127.0.0.7"), expected, "{host} at {resolved:?}");
+        }
+    }
+
+    #[test]
+    fn the_named_interface_is_used_for_an_address_of_no_interface() {
+        let config = Config { socket_ifname: Some("=lo".to_owned()), ..Config::default() };
+        let to = NOT_LOCAL.parse().expect("an address");
+        assert!(interface_for(to, &config).expect("an interface").is_loopback());
+        let error = interface_for(to, &Config { socket_ifname: Some("=none".to_owned()), ..config });
+        assert!(error.expect_err("no interface").to_string().contains("FLEXRING_SOCKET_IFNAME"));
+    }
+
+    #[test]
+    fn an_interface_without_a_name_is_never_the_unspecified_address() {
+        for to in ["192.0.2.1:9", "[2001:db8::1]:9", "127.0.1.1:9"] {
+            // A machine may have no interface at all but loopback.
+            if let Ok(chosen) = interface_for(to.parse().expect("an address"), &Config::default()) {
+                assert!(!chosen.is_unspecified(), "{to}");
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Strangers against whole jobs of processes, and the table of promises in SECURITY.md.
+
+use crate::harness::with_watchdog;
+use flexring::bootstrap::{Identity, RendezvousPoint, choose_address};
+use flexring::config::{Config, Family, SecretText};
+use flexring::{Communicator, ReduceOp};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// A port that was free a moment ago, below the ephemeral range.
+fn free_port() -> u16 {
+    let first = 12_000 + (std::process::id() % 80) as u16 * 100;
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (first..first + 100).find(is_free).expect("a free port")
+}
+
+/// A rank of `perf` as a process of its own, in an environment that contains these variables only.
+fn perf_rank(rank: usize, address: &str, port: u16, variables: &[(&str, &str)]) -> Command {
+    // With a hard limit for the number of descriptors, so that the process cannot raise it.
+    let mut command = Command::new("sh");
+    command
+        .args([
+            "-c",
+            "ulimit -n 128; exec \"$0\" perf -b 8 -e 1K -f 128 -w 1 -n 2",
+            env!("CARGO_BIN_EXE_flexring"),
+        ])
+        .env_clear()
+        .envs(variables.iter().copied())
+        .envs([("FLEXRING_WORLD_SIZE", "2"), ("FLEXRING_MASTER_ADDR", address)])
+        .env("FLEXRING_CONNECT_TIMEOUT_MS", "20000")
+        .env("FLEXRING_RANK", rank.to_string())
+        .env("FLEXRING_MASTER_PORT", port.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn finish(rank: Child) -> (Output, String) {
+    let output = rank.wait_with_output().expect("it ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, text)
+}
+
+#[test]
+fn strangers_get_at_most_a_quarter_of_the_descriptors() {
+    with_watchdog(LIMIT, || {
+        let port = free_port();
+        let zero = perf_rank(0, "127.0.0.1", port, &[]).spawn().expect("started");
+        let descriptors = || {
+            let folder = std::fs::read_dir(format!("/proc/{}/fd", zero.id()));
+            folder.map_or(0, Iterator::count)
+        };
+        let until = Instant::now() + LIMIT;
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            assert!(Instant::now() < until, "rank 0 does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let before = descriptors();
+        let mut most = 0;
+        let strangers: Vec<TcpStream> = (0..300)
+            .filter_map(|_| {
+                let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
+                most = most.max(descriptors());
+                stream
+            })
+            .collect();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(10));
+            most = most.max(descriptors());
+        }
+        // One more while it is accepted.
+        assert!(most <= before + 128 / 4 + 1, "{most} descriptors, {before} before the strangers came");
+        assert!(most > before + 16, "the strangers were not accepted: {most} descriptors, {before} before");
+        let one = perf_rank(1, "127.0.0.1", port, &[]).spawn().expect("started");
+        for rank in [zero, one] {
+            let (output, text) = finish(rank);
+            assert!(output.status.success(), "{text}");
+        }
+        drop(strangers);
+    });
+}
+
+/// The settings and the identity of a rank of two that meet at `port`.
+fn member(rank: usize, port: u16) -> (Config, Identity) {
+    let config = Config {
+        secret: Some(SecretText::new("a secret for two processes")),
+        connect_timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(20),
+        ..Config::default()
+    };
+    let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port };
+    (config, Identity { rank, world: 2, rendezvous, token: 7, one_node: false, launcher: "a test" })
+}
+
+fn add_up(rank: usize, port: u16) {
+    let (config, identity) = member(rank, port);
+    let communicator = Communicator::with_config(&config, &identity).expect("the world meets");
+    let mut vector = vec![rank as i32 + 1; 1000];
+    communicator.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+    assert!(vector.iter().all(|sum| *sum == 3));
+}
+
+/// Rank 0 in a process that has no descriptor left when rank 1 calls, for half a second.
+#[test]
+fn a_process_out_of_descriptors_still_finds_its_ranks() {
+    const PORT: &str = "STARVED_RANK_PORT";
+    if let Ok(port) = std::env::var(PORT) {
+        return starve(port.parse().expect("a port"));
+    }
+    with_watchdog(LIMIT, || {
+        let port = free_port();
+        let name =
+            crate::harness::test_name(module_path!(), "a_process_out_of_descriptors_still_finds_its_ranks");
+        let mut starved = Command::new(std::env::current_exe().expect("this binary"))
+            .args([&name, "--exact", "--nocapture"])
+            .env(PORT, port.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = BufReader::new(starved.stdout.take().expect("its output is piped"));
+        let mut lines = out.lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("no descriptor is left")));
+        add_up(1, port);
+        // A closed pipe would fail the other test.
+        lines.for_each(drop);
+        assert!(starved.wait().expect("it ends").success());
+    });
+}
+
+fn starve(port: u16) {
+    let limit = Some(200);
+    setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).expect("a lower limit");
+    let rank = std::thread::spawn(move || add_up(0, port));
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    assert!(files.len() > 50, "only {} files could be opened", files.len());
+    writeln!(std::io::stdout(), "no descriptor is left").expect("the parent reads");
+    std::thread::sleep(Duration::from_millis(500));
+    drop(files);
+    rank.join().expect("a sum");
+}
+
+#[test]
+fn a_job_that_other_hosts_can_join_is_warned_of_once() {
+    with_watchdog(LIMIT, || {
+        let address = choose_address(None, Family::Auto).expect("an interface");
+        if address.is_loopback() {
+            eprintln!("skipped: this machine has no interface but loopback");
+            return;
+        }
+        let warning = "the job has no secret: every process that reaches";
+        for (variables, warnings) in
+            [(vec![], 1), (vec![("FLEXRING_SECRET", "0123456789abcdef0123456789abcdef")], 0)]
+        {
+            let port = free_port();
+            let ranks = [0, 1].map(|rank| perf_rank(rank, &address.to_string(), port, &variables).spawn());
+            let [zero, one] = ranks.map(|rank| finish(rank.expect("started")));
+            assert!(zero.0.status.success() && one.0.status.success(), "{}\n{}", zero.1, one.1);
+            assert_eq!(zero.1.matches(warning).count(), warnings, "{}", zero.1);
+            assert_eq!(one.1.matches(warning).count(), 0, "{}", one.1);
+        }
+    });
+}
+
+/// Appends the Rust sources under `folder`.
+fn read_sources(folder: &Path, sources: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(&path).expect("text"));
+        }
+    }
+}
+
+#[test]
+fn every_promise_of_security_md_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = String::new();
+    read_sources(&root.join("src"), &mut sources);
+    read_sources(&root.join("tests"), &mut sources);
+    let text = std::fs::read_to_string(root.join("SECURITY.md")).expect("SECURITY.md");
+    let (_, table) = text.split_once("| promise | tests |").expect("a table of promises");
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
+    assert!(rows.len() > 5, "{rows:?}");
+    for row in rows {
+        let names: Vec<&str> =
+            row.rsplit(" | ").next().expect("tests").split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test: {row}");
+        for name in names {
+            assert!(
+                sources.contains(&format!("fn {name}(")),
+                "SECURITY.md names a test that does not exist: {name}"
+            );
+        }
+    }
+}
