@@ -10,6 +10,7 @@ use super::handshake::{self, CHALLENGE, HELLO, LinkHello, PROOF};
 use super::listener::Listener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
+use crate::interrupt::longest_sleep;
 use crate::secret::{SecretKey, random_bytes};
 use crate::transport::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -186,7 +187,7 @@ impl Connector {
     fn run(mut self, fault: &Fault) -> Result<Vec<Vec<TcpStream>>> {
         let is_established = |pending: &PendingSocket| matches!(pending.state, ConnectState::Established(_));
         while !self.pending.iter().all(is_established) {
-            fault.check()?;
+            fault.check_waiting()?;
             let now = Instant::now();
             if now >= self.deadline {
                 return Err(self.timed_out());
@@ -251,7 +252,7 @@ impl Connector {
             polled.push(Polled::Pending(index));
             fds.push(PollFd::new(socket, flags));
         }
-        let timeout = until.saturating_duration_since(now);
+        let timeout = until.saturating_duration_since(now).min(longest_sleep());
         let timeout = Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),

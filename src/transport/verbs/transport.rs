@@ -127,7 +127,7 @@ impl Verbs {
             if !self.peers.iter().any(is_pending) {
                 return Ok(());
             }
-            self.fault.check()?;
+            self.fault.check_waiting()?;
             if Instant::now() > deadline {
                 for peer in &mut self.peers {
                     for qp in 0..peer.qp_count() {
