@@ -26,6 +26,8 @@ const LIBRARY: &CStr = c"libcuda.so.1";
 pub(crate) const INVALID_VALUE: DriverCode = 1;
 /// `CUDA_ERROR_NOT_READY`: the queried work is still running.
 pub(crate) const NOT_READY: DriverCode = 600;
+/// The code of a call in a context that `cudaDeviceReset` has destroyed.
+pub(crate) const CONTEXT_IS_DESTROYED: DriverCode = 709;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub(crate) const NOT_SUPPORTED: DriverCode = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronizes with it is captured.
@@ -206,6 +208,7 @@ functions! {
     context_pop = "cuCtxPopCurrent_v2" (context: *mut DriverHandle);
     context_current = "cuCtxGetCurrent" (context: *mut DriverHandle);
     context_device = "cuCtxGetDevice" (device: *mut c_int);
+    context_id = "cuCtxGetId" (context: DriverHandle, id: *mut c_ulonglong);
     exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut c_uint);
     context_priorities = "cuCtxGetStreamPriorityRange" (least: *mut c_int, greatest: *mut c_int);
     stream_create = "cuStreamCreateWithPriority" (stream: *mut DriverHandle, flags: c_uint, priority: c_int);

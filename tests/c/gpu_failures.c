@@ -1,6 +1,6 @@
 /* Failures of a GPU are reported on every rank, without waiting for the timeout. The first argument is the failure of rank 0's
  * GPU, for which the simulated driver is configured: `unusable`, `short` of memory once, or `broken` during calls. The second
- * is a part of the expected message. */
+ * is a part of the expected message. With `reset`, the program destroys the GPU's context as cudaDeviceReset does. */
 #include "cuda.h"
 
 #include <signal.h>
@@ -40,6 +40,34 @@ static void unusable(const char *phrase, flexring_result again) {
     WORKS(flexring_comm_free(comm));
 }
 
+/* A communicator ends with the context of its GPU, and the next one uses the next context. */
+static void reset(const char *phrase) {
+    setenv("FLEXRING_RANK", "0", 1);
+    setenv("FLEXRING_WORLD_SIZE", "1", 1);
+    for (int round = 0; round < 3; round++) {
+        flexring_comm *comm, *unused;
+        use_gpu(0);
+        WORKS(flexring_comm_init_from_env(&comm));
+        WORKS(flexring_comm_init_from_env(&unused));
+        void *stream = new_stream();
+        float *vector = on_gpu(COUNT, 1, stream), *out = on_gpu(COUNT, 0, stream);
+        WORKS(flexring_all_reduce(vector, out, COUNT, FLEXRING_FLOAT32, FLEXRING_SUM, comm, stream));
+        WORKS(flexring_comm_synchronize(comm));
+        CHECK(read_gpu(out + COUNT - 1, stream) == 1);
+        /* Its control memory is kept for the next communicator. */
+        WORKS(flexring_comm_free(unused));
+        CUDA(cuDevicePrimaryCtxReset_v2, (int), 0);
+        use_gpu(0);
+        void *other = new_stream();
+        float *again = on_gpu(COUNT, 1, other);
+        flexring_result result = reduce(comm, again, other);
+        CHECK(result != FLEXRING_SUCCESS);
+        EXPECT(result, phrase, result);
+        WORKS(flexring_comm_free(comm));
+        CHECK(read_gpu(again + COUNT - 1, other) == 1);
+    }
+}
+
 /* Rank 0's context breaks during its calls. */
 static void broken(int rank, flexring_unique_id id, const char *phrase) {
     flexring_comm *comm;
@@ -77,6 +105,8 @@ int main(int count, char **arguments) {
         unusable(arguments[2], FLEXRING_UNSUPPORTED);
     } else if (strcmp(arguments[1], "short") == 0) {
         unusable(arguments[2], FLEXRING_SUCCESS);
+    } else if (strcmp(arguments[1], "reset") == 0) {
+        reset(arguments[2]);
     } else {
         flexring_unique_id id;
         int status;

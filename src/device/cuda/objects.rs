@@ -5,12 +5,12 @@
 
 use super::inventory::{GpuInfo, gpu_info};
 use crate::cuda_driver::{
-    Address, Driver, DriverError, DriverHandle, DriverResult, NOT_READY, driver, in_use,
+    Address, CONTEXT_IS_DESTROYED, Driver, DriverError, DriverHandle, DriverResult, NOT_READY, driver, in_use,
 };
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags, CUstreamCaptureMode};
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub(crate) struct Gpu {
     pub ordinal: u32,
     device: c_int,
     context: DriverHandle,
+    /// A number that, unlike the handle, no later context gets; `None` if the driver has none (before CUDA 12.0).
+    context_id: Option<u64>,
     pub name: String,
     /// Compute capability: major and minor.
     pub capability: (u32, u32),
@@ -54,7 +56,14 @@ impl Gpu {
             driver.device_get(&raw mut device, ordinal as c_int)?;
             driver.primary_retain(&raw mut context, device)?;
         }
-        Ok(Arc::new(Self { driver, ordinal, device, context, name, capability }))
+        let context_id = context_id(driver, context).unwrap_or(None);
+        Ok(Arc::new(Self { driver, ordinal, device, context, context_id, name, capability }))
+    }
+
+    /// Whether its context still exists. `cudaDeviceReset` destroys it and everything in it, and the next context of the GPU
+    /// gets the same handle.
+    pub(crate) fn is_alive(&self) -> bool {
+        context_id(self.driver, self.context).is_ok_and(|id| id == self.context_id)
     }
 
     /// The index of the GPU whose context is current on this thread, if there is one.
@@ -84,8 +93,11 @@ impl Gpu {
     /// not break the capture of a stream by another thread.
     ///
     /// # Errors
-    /// `System` if the context no longer exists.
+    /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to release.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
+        if !self.is_alive() {
+            return Err(DriverError { function: "cuCtxPushCurrent_v2", code: Some(CONTEXT_IS_DESTROYED) });
+        }
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
@@ -123,14 +135,28 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: the context was retained once, and every object in it is gone, because each holds `self`.
-        log_failure(unsafe { self.driver.primary_release(self.device) });
+        // A context that was destroyed has been released, and the next one was retained by others.
+        if self.is_alive() {
+            // SAFETY: the context was retained once, and every object in it is gone, because each holds `self`.
+            log_failure(unsafe { self.driver.primary_release(self.device) });
+        }
     }
 }
 
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GPU {} ({})", self.ordinal, self.name)
+    }
+}
+
+/// The number of a context; `None` if the driver does not number contexts. Fails if the context has been destroyed.
+fn context_id(driver: &Driver, context: DriverHandle) -> std::result::Result<Option<u64>, DriverError> {
+    let mut id: c_ulonglong = 0;
+    // SAFETY: the handle is that of a primary context, which the driver never frees; the out-parameter is writable.
+    match unsafe { driver.context_id(context, &raw mut id) } {
+        Ok(()) => Ok(Some(id)),
+        Err(DriverError { code: None, .. }) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 

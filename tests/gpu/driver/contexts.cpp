@@ -24,6 +24,7 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device
             auto legacy = std::make_shared<Stream>(nullptr, context, 0u, 0, true);
             if (!legacy->start()) return CUDA_ERROR_OUT_OF_MEMORY;
             context->legacy = legacy;
+            context->id = ++world().contexts_made;
         }
         ++context->retained;
         *out = context->handle;
@@ -119,6 +120,18 @@ SIMCUDA_EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
     return in_context(__func__, [&](Context& context, Lock&) {
         if (!device) return CUDA_ERROR_INVALID_VALUE;
         *device = context.ordinal;
+        return CUDA_SUCCESS;
+    });
+}
+
+SIMCUDA_EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
+    return initialised(__func__, [&](Lock&) {
+        if (!id) return CUDA_ERROR_INVALID_VALUE;
+        const std::vector<Context*>& stack = current_contexts();
+        const Context* context = handle ? world().context(handle) : stack.empty() ? nullptr : stack.back();
+        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+        if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        *id = context->id;
         return CUDA_SUCCESS;
     });
 }

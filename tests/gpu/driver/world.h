@@ -51,6 +51,8 @@ struct Context {
     int number;
     CUcontext handle;
     unsigned retained = 0;
+    // Unique in the process, as cuCtxGetId returns it: another one each time the context is created again.
+    unsigned long long id = 0;
     // Set between its last release and the end of its threads; it cannot be retained then.
     bool ending = false;
     std::condition_variable ended;
@@ -104,6 +106,7 @@ struct World {
     bool initialised = false;
     bool exiting = false;
     uint64_t streams_made = 0;
+    unsigned long long contexts_made = 0;
     std::vector<std::unique_ptr<Context>> contexts;
     std::unique_ptr<Memory> memory;
     std::map<CUstream, StreamRef> streams;

@@ -53,10 +53,14 @@ impl EngineMemory {
         Ok(Self { host, state, staging, calls: 0 })
     }
 
-    /// The memory, unless the context that it was allocated in has been destroyed, as `cudaDeviceReset` does.
+    /// The memory, unless the context that it was allocated in has been destroyed, as `cudaDeviceReset` does. A driver that
+    /// does not number contexts may at least not know the memory any more.
     fn if_valid(self) -> Option<Self> {
         let state = self.state.piece();
-        if matches!(locate(state.as_ptr(), STATE_BYTES), Ok(Some(memory)) if memory == state.memory()) {
+        let is_alive = self.state.gpu().is_alive();
+        if is_alive
+            && matches!(locate(state.as_ptr(), STATE_BYTES), Ok(Some(memory)) if memory == state.memory())
+        {
             return Some(self);
         }
         // Neither allocation exists any more.
@@ -147,9 +151,15 @@ impl Control {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Notes that the kernel of this call is being launched.
-    pub(super) fn set_launched(&self, call: u64) {
-        self.launched.fetch_max(call, Ordering::Relaxed);
+    /// Notes that the kernel of this call is being launched; called in the order of calls. Returns the last call before it, to
+    /// which [`undo_launched`](Self::undo_launched) goes back.
+    pub(super) fn set_launched(&self, call: u64) -> u64 {
+        self.launched.swap(call, Ordering::Relaxed)
+    }
+
+    /// Notes that the launch after the kernel of call `last` failed.
+    pub(super) fn undo_launched(&self, last: u64) {
+        self.launched.store(last, Ordering::Relaxed);
     }
 
     /// Whether the kernel of this call has started: it has copied a small message's input, and works on the rings.

@@ -52,13 +52,15 @@ unsafe impl Sync for GpuKernels {}
 static LOADED: Mutex<Vec<Arc<GpuKernels>>> = Mutex::new(Vec::new());
 
 impl GpuKernels {
-    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call loads them and launches each once, so that no later launch loads anything: that
-    /// would wait for kernels that run.
+    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call for a context loads them
+    /// and launches each once, so that no later launch loads anything: that would wait for kernels that run.
     ///
     /// # Errors
     /// `Unsupported` if the GPU cannot run them; `System` if it fails.
     pub(super) fn of(gpu: &Arc<Gpu>, staging: usize) -> Result<Arc<Self>> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        // A module ends with its context.
+        loaded.retain(|kernels| kernels.gpu.is_alive());
         if let Some(known) = loaded.iter().find(|kernels| kernels.gpu.ordinal == gpu.ordinal) {
             return Ok(Arc::clone(known));
         }

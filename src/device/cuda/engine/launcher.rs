@@ -219,9 +219,11 @@ impl PreparedLaunch {
                 if state.last.is_some_and(|last| !last.is_same(self.identity)) {
                     state.ended.wait_in(stream)?;
                 }
-                engine.control.set_launched(self.parameters.call);
+                // Before the launch: who frees memory meanwhile waits for the kernel.
+                let last = engine.control.set_launched(self.parameters.call);
                 let ctas = engine.ctas(self.kind);
-                engine.kernels.launch(self.kind, ctas, stream, &self.parameters)
+                let launched = engine.kernels.launch(self.kind, ctas, stream, &self.parameters);
+                launched.inspect_err(|_| engine.control.undo_launched(last))
             })()
         };
         drop(entered);
