@@ -275,6 +275,8 @@ class Communicator {
         const u64 abort_after = one_in(12) ? below(jobs + 1) : std::numeric_limits<u64>::max();
         // Without waiting for the kernel's start.
         bool aborted = one_in(40);
+        // Right after the call has finished, whose output is complete nevertheless.
+        const bool aborted_later = one_in(12);
         {
             const Launch launch(kernel, parameters, grid, resident);
             while (!aborted && load(host_->kernel.started) < call_) nap();
@@ -303,6 +305,7 @@ class Communicator {
                 store(host_->host.aborted, std::numeric_limits<u64>::max());
             } else {
                 store(host_->host.finished, call_);
+                if (aborted_later) store(host_->host.aborted, std::numeric_limits<u64>::max());
             }
             while (load(host_->kernel.ended) < call_) nap();
             // Nothing accesses memory any more, even before the threads are joined.
@@ -316,7 +319,7 @@ class Communicator {
             }
         }
         check(gpu_->arrived == 0 && gpu_->left == 0, "the counts of CTAs have not been reset");
-        return !aborted;
+        return !aborted && !aborted_later;
     }
 
     u64 calls() const { return call_; }

@@ -44,6 +44,7 @@ struct Orders {
     host_finishes: Ordering,
     host_aborts: Ordering,
     fetcher_reads_finished: Ordering,
+    fetcher_reads_aborted: Ordering,
     fetcher_sets_over: Ordering,
     cta_reads_over: Ordering,
     cta_arrives: Ordering,
@@ -58,6 +59,8 @@ struct Orders {
     host_waits_before_reuse: bool,
     /// The last CTA to leave resets `arrived` and `left`.
     last_cta_resets: bool,
+    /// A fetcher that sees an abort reads again whether the call had finished before.
+    finished_is_read_again: bool,
 }
 
 impl Orders {
@@ -74,8 +77,9 @@ impl Orders {
         fetcher_reports_start: Release,
         host_reads_started: Acquire,
         host_finishes: Release,
-        host_aborts: Relaxed,
+        host_aborts: Release,
         fetcher_reads_finished: Acquire,
+        fetcher_reads_aborted: Acquire,
         fetcher_sets_over: Relaxed,
         cta_reads_over: Relaxed,
         cta_arrives: Relaxed,
@@ -87,6 +91,7 @@ impl Orders {
         count_is_zeroed: true,
         host_waits_before_reuse: true,
         last_cta_resets: true,
+        finished_is_read_again: true,
     };
 }
 
@@ -242,6 +247,13 @@ struct Claim {
     tiles: u64,
 }
 
+/// How a call has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Finished,
+    Aborted,
+}
+
 /// The kernel.
 impl Memory {
     /// Claims a tile of the descriptors before `head`.
@@ -294,23 +306,26 @@ impl Memory {
         Some(())
     }
 
-    /// Whether the call has finished, or was aborted.
-    fn is_over(&self, call: u64) -> Option<bool> {
-        if self.aborted.load(Relaxed) >= call {
-            return Some(true);
+    /// How the call has ended, if it has. The kernel loads both words at once, so neither load is behind the other.
+    fn end(&self, call: u64) -> Option<End> {
+        let has_finished = || self.finished.load(self.orders.fetcher_reads_finished) >= call;
+        let finished = has_finished();
+        if self.aborted.load(self.orders.fetcher_reads_aborted) >= call {
+            let complete = finished || (self.orders.finished_is_read_again && has_finished());
+            return Some(if complete { End::Finished } else { End::Aborted });
         }
-        (self.finished.load(self.orders.fetcher_reads_finished) >= call).then_some(false)
+        finished.then_some(End::Finished)
     }
 
     fn run_fetcher(&self, call: u64) -> Option<()> {
-        let mut over = self.is_over(call);
-        if over.is_none() {
+        let mut end = self.end(call);
+        if end.is_none() {
             self.staged_input.set(self.input.get());
             self.started.store(call, self.orders.fetcher_reports_start);
         }
         let mut fetched = self.line_head.load(Relaxed);
         let mut rounds = 0..ROUNDS;
-        while over.is_none() {
+        while end.is_none() {
             rounds.next()?;
             thread::yield_now();
             let head = self.head.load(self.orders.fetcher_reads_head);
@@ -321,10 +336,10 @@ impl Memory {
                 self.work(claim);
                 self.complete(claim);
             }
-            over = self.is_over(call);
+            end = self.end(call);
         }
         self.over.store(call, self.orders.fetcher_sets_over);
-        if over == Some(false) {
+        if end == Some(End::Finished) {
             self.output.set(self.staged_output.get());
         }
         Some(())
@@ -507,6 +522,20 @@ const ABORT: Scenario = Scenario {
     stream: |memory| Memory::run_kernels(memory, 1),
 };
 
+/// The host aborts later calls, of which there are none yet, at once after a call has finished: its output is complete.
+const FINISH_THEN_ABORT: Scenario = Scenario {
+    entries: 1,
+    preemptions: 3,
+    host: |memory| {
+        memory.wait_started(1)?;
+        memory.staged_output.set(memory.staged_input.get() + 1);
+        memory.finish(1);
+        memory.aborted.store(ALL_CALLS, memory.orders.host_aborts);
+        Some(())
+    },
+    stream: SMALL_MESSAGE.stream,
+};
+
 /// A CTA whose first thread polls and reports, while the second one works: what `bar.sync` and `__syncwarp` are for.
 const THREADS: Scenario = Scenario {
     entries: 1,
@@ -568,6 +597,11 @@ fn memory_is_free_after_an_aborted_kernel_has_ended() {
 }
 
 #[test]
+fn a_finished_call_keeps_its_output_when_later_calls_are_aborted() {
+    check(FINISH_THEN_ABORT, |_| ());
+}
+
+#[test]
 fn threads_of_a_cta_are_ordered_by_its_barrier() {
     check(THREADS, |_| ());
 }
@@ -611,6 +645,9 @@ mutants! {
     start_is_read_without_acquire: SMALL_MESSAGE, host_reads_started = Relaxed, "Causality violation";
     end_of_call_is_published_without_release: SMALL_MESSAGE, host_finishes = Relaxed, "Causality violation";
     end_of_call_is_read_without_acquire: SMALL_MESSAGE, fetcher_reads_finished = Relaxed, "Causality violation";
+    end_of_call_is_read_once: FINISH_THEN_ABORT, finished_is_read_again = false, "wrong output";
+    abort_is_published_without_release: FINISH_THEN_ABORT, host_aborts = Relaxed, "wrong output";
+    abort_is_read_without_acquire: FINISH_THEN_ABORT, fetcher_reads_aborted = Relaxed, "wrong output";
     ctas_leave_without_release: ABORT, cta_leaves = Acquire, "Causality violation";
     ctas_leave_without_acquire: ABORT, cta_leaves = Release, "Causality violation";
     end_of_kernel_is_reported_without_release: ABORT, last_cta_reports_end = Relaxed, "Causality violation";

@@ -170,7 +170,7 @@ mod absent {
     use crate::perf::collective::Extent;
     use crate::perf::report::RankGpu;
     use flexring::call::Collective;
-    use flexring::{Communicator, Error, ErrorKind, ReduceOp, Result};
+    use flexring::{Communicator, Error, ReduceOp, Result};
     use std::marker::PhantomData;
 
     fn none<T>() -> Result<T> {
