@@ -68,7 +68,7 @@ struct Claim {
 // What the threads of a CTA share.
 struct Shared {
     u64 line[kLineWords];
-    // By ring: the claim word at the fetcher's last look, and the head that it has published.
+    // By ring: the claim word at the fetcher's last poll, and the head that it has published.
     u64 seen[kRings];
     u64 head[kRings];
     Claim claim;
@@ -126,7 +126,7 @@ __device__ __forceinline__ bool claim_tile(GpuState& gpu, u32 first_ring, Claim&
     return false;
 }
 
-// As `claim_tile`, for the fetcher: only a tile that no CTA has claimed since its last look, unless it is the only CTA.
+// As `claim_tile`, for the fetcher: only a tile that no CTA has claimed since its last poll, unless it is the only CTA.
 __device__ __forceinline__ bool claim_left_tile(GpuState& gpu, u32 first_ring, u64* seen, Claim& claim) {
     const bool alone = gridDim.x == 1;
 #pragma unroll 1
@@ -135,10 +135,10 @@ __device__ __forceinline__ bool claim_left_tile(GpuState& gpu, u32 first_ring, u
         u64 next;
         if (!next_tile(gpu, ring, next, claim)) continue;
         const bool left = alone || seen[ring] == next + 1;
-        // Plus 1, so that 0 means that there was no look yet.
+        // Plus 1, so that 0 means that there was no poll yet.
         seen[ring] = next + 1;
         if (left && take_tile(gpu, next, claim)) {
-            // If this CTA is the only resident one, it takes the next tile at its next look.
+            // If this CTA is the only resident one, it takes the next tile at its next poll.
             seen[ring] = load_relaxed(&gpu.claim[ring].next) + 1;
             return true;
         }

@@ -63,7 +63,7 @@ static_assert(sizeof(Descriptor) == 128 && sizeof(MoreOperands) == 128, "an entr
 
 // Written by the host alone, read by the fetcher alone, all in one load.
 struct alignas(128) HostLine {
-    // By ring, the running index behind the last published entry.
+    // By ring, the running index one past the last published entry.
     unsigned long long head[kRings];
     // The number of the last call that has finished: its kernel, and all before it, end.
     unsigned long long finished;
@@ -92,7 +92,7 @@ struct HostControl {
 
 // Written by the fetcher, read by all CTAs.
 struct alignas(128) GpuLine {
-    // By ring, the running index behind the last entry that was copied to `GpuState::ring`.
+    // By ring, the running index one past the last entry that was copied to `GpuState::ring`.
     unsigned long long head[kRings];
     // The number of the last call that has finished or was aborted.
     unsigned long long over;

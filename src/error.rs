@@ -157,7 +157,7 @@ impl Error {
         Self { source: Some(Arc::new(source)), ..self }
     }
 
-    /// Names the rank whose failure would explain this error. The failure detector waits for news of that rank
+    /// Names the rank whose failure would explain this error. The failure detector waits until that rank reports or is lost,
     /// before it settles on a root cause.
     #[must_use]
     pub fn with_suspect(self, rank: Rank) -> Self {

@@ -156,7 +156,8 @@ impl InterNodeSetup<'_> {
         Err(self.rdma_obstacle().unwrap_or_else(without))
     }
 
-    /// All ranks take each step and exchange its outcome, so that they all continue or all fall back.
+    /// Makes the RDMA links. All ranks take each step together and exchange its outcome, so that all use RDMA or all fall
+    /// back to TCP.
     #[cfg(feature = "verbs")]
     fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
         use crate::transport::Transport;

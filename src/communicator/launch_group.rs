@@ -54,7 +54,7 @@ struct MemberState {
     outcome: Option<Result<()>>,
 }
 
-/// Groups of communicators whose ranks joined by themselves, by the communicator's random number.
+/// Groups of communicators whose ranks joined separately, by the communicator's random number.
 static GROUPS: Mutex<Vec<([u8; 16], Weak<LaunchGroup>)>> = Mutex::new(Vec::new());
 
 impl LaunchGroup {

@@ -46,7 +46,7 @@ pub(super) struct Plans {
 enum PlanKind {
     /// For long vectors, whose time depends on bandwidth.
     Main,
-    /// For short vectors, whose time depends on the number of messages: straight between all ranks.
+    /// For short vectors, whose time depends on the number of messages: one direct exchange among all ranks.
     Direct,
 }
 

@@ -32,7 +32,7 @@ const PREPARED: u8 = 0;
 const RUNNING: u8 = 1;
 const OVER: u8 = 2;
 
-/// With this a call may be launched.
+/// Permission to launch one call.
 pub(super) struct LaunchPermit(Arc<AtomicU8>);
 
 impl LaunchPermit {
@@ -45,7 +45,7 @@ impl LaunchPermit {
 /// A call that runs or will run. Dropped when the call is over.
 pub(super) struct RunningCall(Arc<AtomicU8>);
 
-/// The two ends of one call.
+/// The launch permit of a call, and the guard that ends it.
 pub(super) fn permit() -> (LaunchPermit, RunningCall) {
     let state = Arc::new(AtomicU8::new(PREPARED));
     (LaunchPermit(Arc::clone(&state)), RunningCall(state))

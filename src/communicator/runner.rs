@@ -26,7 +26,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Nanoseconds by which the kernel may delay the worker's naps.
+/// Nanoseconds by which the kernel may delay the worker's short sleeps.
 const TIMER_SLACK: u64 = 1000;
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
@@ -36,7 +36,7 @@ pub(super) struct CallRunner {
     pub world: usize,
     /// Largest vector, in bytes, that takes the path for small messages.
     pub small: usize,
-    /// Whether there is such a path: all ranks share memory, and there is more than one.
+    /// Whether the path for small messages exists: all ranks share memory, and there is more than one.
     pub has_small_path: bool,
     /// How long a wait for a stream spins before it sleeps.
     pub spin: Duration,
@@ -92,7 +92,7 @@ impl Drop for QueuedCall {
 impl CallRunner {
     /// The body of the worker thread: runs queued calls until the sender is dropped.
     pub(super) fn run_queued(&self, calls: &Receiver<QueuedCall>) {
-        // Naps of microseconds, in which the worker waits for a GPU, would otherwise last 50 longer.
+        // Sleeps of microseconds, in which the worker waits for a GPU, would otherwise last 50 longer.
         if let Err(cause) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
             log::debug!("cannot set the timer slack: {cause}");
         }

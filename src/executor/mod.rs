@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `program_path` | calls that run a program: the loop around the pipeline |
 //! | `small_path` | small calls, through mailboxes |
-//! | `resources` | what both use: the next four |
+//! | `resources` | what both use: `links`, `devices`, `slots`, `wait` |
 //! | `links` | the transports, and which of them reaches a peer |
 //! | `devices` | the device of the host and that of a GPU |
 //! | `slots` | the memory of the pool's slots |
@@ -79,7 +79,7 @@ pub struct GpuParts {
     /// The slots of the pool in calls on the GPU, in pinned host memory: as many as in calls on the host, and one more that
     /// is the executor's own.
     pub slots: Vec<Piece>,
-    /// GPU memory in the place of each of these slots, for transports that reach it.
+    /// The GPU-memory counterpart of each of these slots, for transports that reach it.
     pub on_gpu: Vec<Piece>,
     /// Access to the GPU memory of neighbours, and theirs to this rank's, if they have any.
     pub sharing: Option<Box<dyn Sharing>>,

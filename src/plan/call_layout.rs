@@ -10,14 +10,14 @@ use std::ops::Range;
 /// Bytes of a cache line, to which spans are aligned.
 const CACHE_LINE: usize = 64;
 
-/// Sub-chunks that a rank's share of the vector has at least before sub-chunks of calls on a GPU are made longer, so
-/// that filling the pipeline takes at most 1/16 of the time for each hop.
+/// Minimum number of sub-chunks in a rank's share of the vector for which calls on a GPU use longer sub-chunks, so that
+/// filling the pipeline takes at most 1/16 of the time for each hop.
 const MIN_SUBCHUNKS: usize = 16;
 
 /// Cache lines of a rank's share of the vector from which spans are aligned.
 const MIN_ALIGNED_LINES: u64 = 16;
 
-/// Outputs of more bytes than this are written past the cache. Half of a last-level cache of a few dozen MiB: a
+/// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few dozen MiB: a
 /// shorter result is still in the cache when it is read next.
 const STREAMING_BYTES: usize = 16 << 20;
 
@@ -57,7 +57,7 @@ pub struct CallLayout {
     /// Whether the input must be copied to other memory first: it shares memory with the output, and peers may read it
     /// until the output is complete.
     pub copies_input: bool,
-    /// Whether sums are written past the cache.
+    /// Whether sums are written with non-temporal stores.
     pub streaming: bool,
 }
 
@@ -96,7 +96,7 @@ fn subchunk_bytes(facts: &CallFacts) -> usize {
     bytes
 }
 
-/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. Not where that would move the
+/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned if that would move the
 /// ends of the parts that the ranks' own vectors hold.
 fn alignment(facts: &CallFacts) -> u64 {
     let line = (CACHE_LINE / facts.element_bytes) as u64;

@@ -70,8 +70,8 @@ pub trait Transport: Send {
     /// Whether a message can be sent directly from `piece`; otherwise it must be staged in a slot of the pool.
     fn can_send_from(&self, piece: Piece) -> bool;
 
-    /// How many messages may be in flight on one link in one direction: sends without their `SendComplete`, and
-    /// posted receives without their `RecvComplete` or views that are not released.
+    /// How many messages may be in flight on one link in each direction: in one, sends before their `SendComplete`; in
+    /// the other, posted receives before their `RecvComplete`, or unreleased views.
     fn window(&self) -> usize;
 
     /// Begins call `sequence`: from now on one [`Event::PeerEntered`] may be reported per peer, and then its messages.
@@ -138,7 +138,9 @@ pub trait InPlaceTransport: Transport {
     /// As for [`end_reads`](Self::end_reads).
     fn check_reads(&mut self) -> Result<()>;
 
-    /// Publishes memory of a GPU to the peers. Before the first call, like the next two.
+    /// Publishes this rank's GPU memory to the peers. The first of three steps before the first call: then
+    /// [`open_neighbours`](Self::open_neighbours), then [`settle_sharing`](Self::settle_sharing), each after all ranks have
+    /// done the previous one.
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>);
 
     /// Opens the GPU memory that peers have published: views may lie in it from now on. No peer publishes any later.
@@ -178,7 +180,7 @@ pub enum AnyTransport {
 }
 
 impl AnyTransport {
-    /// What it has in common with all transports.
+    /// The transport as one of any kind.
     #[must_use]
     pub fn common(&self) -> &dyn Transport {
         match self {
@@ -187,7 +189,7 @@ impl AnyTransport {
         }
     }
 
-    /// What it has in common with all transports.
+    /// The transport as one of any kind.
     pub fn common_mut(&mut self) -> &mut dyn Transport {
         match self {
             Self::InPlace(transport) => transport.as_mut(),

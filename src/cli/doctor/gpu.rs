@@ -13,7 +13,7 @@ use std::path::Path;
 /// The GPUs of this machine.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct GpuReport {
-    /// NVIDIA's driver, if it is loaded.
+    /// NVIDIA's kernel module, if it is loaded.
     pub driver: Option<NvidiaDriver>,
     pub devices: Vec<PciGpu>,
     /// The answers of CUDA's driver, if this build can query it.
@@ -43,7 +43,7 @@ pub struct CudaDevice {
     pub memory_bytes: u64,
 }
 
-/// NVIDIA's driver.
+/// NVIDIA's kernel module.
 #[derive(Clone, Debug, Serialize)]
 pub struct NvidiaDriver {
     pub version: String,

@@ -100,8 +100,8 @@ impl<T: ExactElement> CheckPattern<T> {
         self.groups.div_ceil(count.max(1))
     }
 
-    /// Fills `vector` with the contribution of `rank` from position `first` on. A check of n elements advances the position
-    /// of the next check by n.
+    /// Fills `vector` with the contribution of `rank` from position `first` on, the number of elements that were checked
+    /// before: so repeated short checks cover all positions.
     pub fn fill(&self, rank: usize, first: usize, vector: &mut [T]) {
         let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         for part in vector.chunks_mut(table.len()) {
@@ -284,7 +284,7 @@ fn prime_from(least: usize) -> usize {
     (least.max(MIN_PERIOD)..).find(is_prime).unwrap_or(least)
 }
 
-/// An error in the count of one rank's contribution.
+/// How a wrong sum counts one rank's contribution: not at all, or twice.
 #[derive(Clone, Copy, Debug)]
 enum Miscount {
     Lost(usize),

@@ -2,8 +2,8 @@
 //!
 //! Owns the size of a group and the conversions that need no instruction set. Must not know any arithmetic.
 
-/// The number of elements that are read, combined and written at a time, whatever their type. Sixteen f32 fill one vector of
-/// the widest kind, and leave most registers free.
+/// The number of elements that are read, combined and written at a time, whatever their type. Sixteen f32 fill one register of
+/// the widest instruction set, and leave most registers free.
 pub(super) const GROUP: usize = 16;
 
 // 16-bit elements are handled in pairs, each in a 32-bit word, so that every value has the width of an f32: the compiler

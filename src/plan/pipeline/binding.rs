@@ -29,7 +29,7 @@ pub struct LinkProfile {
     pub recv_slots: usize,
 }
 
-/// Which accesses to the caller's memory a link cannot make directly in a call. A slot stands in for each of them.
+/// Which accesses to the caller's memory a link cannot make directly in a call. Each such access goes through a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Staging {
     /// Sends from the input.

@@ -47,7 +47,7 @@ impl VerifiedPlan {
         Ok(Self(Arc::new(plan)))
     }
 
-    /// Verifies every collective of `plan`, with and without waves, in reproducible order with factors, and one-shot.
+    /// Verifies every collective of `plan`, with and without waves, in reproducible order with pre-multiplied inputs, and one-shot.
     ///
     /// # Errors
     /// As for [`verify`].

@@ -1,6 +1,6 @@
 //! GPU memory that the ranks of a node share.
 //!
-//! Owns the hand-shake over the control pages, in three steps that all ranks take before the first call, with a barrier
+//! Owns the handshake over the control pages, in three steps that all ranks take before the first call, with a barrier
 //! between them: each rank publishes its memory, opens the neighbours' memory, and checks whether all of them have opened its
 //! own. If so it sends from GPU memory; otherwise messages are staged in host memory. Calls open nothing, because opening may
 //! wait for the GPU. Must not know how GPU memory is exported and opened: [`Sharing`] does that.

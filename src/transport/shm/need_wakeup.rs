@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Whether a rank must be woken. The sleeper sets the flag and then checks for news once more; a waker publishes and
+/// Whether a rank must be woken. The sleeper sets the flag and then polls its queues once more; a waker publishes and
 /// then reads the flag. The two fences ensure that at least one of them sees the other's store.
 #[derive(Debug)]
 #[repr(transparent)]
@@ -19,7 +19,7 @@ impl NeedWakeup {
         Self(AtomicU32::new(0))
     }
 
-    /// Called by the owner before it sleeps. It must check for news once more between this and the sleep.
+    /// Called by the owner before it sleeps. It must poll its queues once more between this and the sleep.
     pub(super) fn set(&self) {
         self.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

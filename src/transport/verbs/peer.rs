@@ -32,9 +32,9 @@ pub(super) struct LinkConnectInfo {
 
 /// The memory of the control buffers of all links of a rank. Lives as long as any link does.
 pub(super) struct ControlMemory {
-    /// The sides that peers write to.
+    /// The remote sides of all control buffers, which peers write to by RDMA.
     pub remote: Arc<RegisteredMemory>,
-    /// The sides that this rank writes from.
+    /// The local sides of all control buffers: the sources of this rank's RDMA writes.
     pub local: Arc<RegisteredMemory>,
     /// Contains both sides, so it is dropped last.
     pub _memory: MmapMut,

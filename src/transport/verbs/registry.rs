@@ -183,7 +183,7 @@ impl MemoryRegistry {
         Self { gpu_direct, ..self }
     }
 
-    /// Registers GPU memory through this registrar.
+    /// Sets the registrar of GPU memory, in place of CUDA's driver, for tests.
     #[cfg(test)]
     pub(super) fn set_gpus(&self, gpus: GpuRegistrar) {
         assert!(self.gpus.set(gpus).is_ok(), "GPU memory was registered before");
@@ -193,7 +193,7 @@ impl MemoryRegistry {
         AccessFlags { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }
 
-    /// Registers memory at all rails that the caller keeps alive as long as the result, such as control buffers.
+    /// Registers, at all rails, memory that the caller keeps alive as long as the result, such as control buffers.
     /// Devices never reorder writes to it.
     ///
     /// # Errors

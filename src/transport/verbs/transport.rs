@@ -21,9 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a closing rank waits for the byes of its peers before it destroys its queue pairs: a few times the
+/// How long a closing rank waits for the goodbyes of its peers before it destroys its queue pairs: a few times the
 /// retransmission time of a lost acknowledgement.
-const BYE_TIMEOUT: Duration = Duration::from_millis(300);
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long a closing rank waits until all its writes are acknowledged.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -164,7 +164,7 @@ impl Verbs {
         Ok(Some(FlushQueue::new(flushers, from, &keys)))
     }
 
-    /// Registers GPU memory through this registrar.
+    /// Sets the registrar of GPU memory, in place of CUDA's driver, for tests.
     #[cfg(test)]
     pub(super) fn set_gpus(&self, gpus: super::gpu::GpuRegistrar) {
         self.registry.set_gpus(gpus);
@@ -264,10 +264,10 @@ impl Verbs {
         Error::internal(format!("more than {WINDOW} {what} rank {peer} are in flight"))
     }
 
-    /// Sends byes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
+    /// Sends goodbyes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
     /// write.
     fn leave(&mut self) -> Result<()> {
-        self.peers.iter_mut().for_each(|peer| peer.link.bye());
+        self.peers.iter_mut().for_each(|peer| peer.link.goodbye());
         (0..self.peers.len()).for_each(|index| self.schedule(index));
         let began = Instant::now();
         let mut events = Events::new();
@@ -277,7 +277,7 @@ impl Verbs {
             let drained = self.peers.iter().all(|peer| peer.link.is_drained());
             let left = self.peers.iter().all(|peer| peer.link.has_left());
             let waited = began.elapsed();
-            if (drained && (left || waited > BYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
+            if (drained && (left || waited > GOODBYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
                 return Ok(());
             }
             if self.set_need_wakeup() {

@@ -2,7 +2,7 @@
 //!
 //! Pure. Owns the formats; all numbers are little-endian. Must not know queue pairs nor who writes when.
 //!
-//! A **control buffer** holds the entries that one rank writes for another without asking: calls, clear-to-send
+//! A **control buffer** holds the entries that one rank writes for another without a clear-to-send: calls, clear-to-send
 //! messages (CTS), eager messages, and recovery states. Each end of a link has one with a local and a remote side
 //! of equal layout. A rank fills an entry of its local side and writes it to the same offset of the peer's remote
 //! side.
@@ -60,7 +60,7 @@ pub(super) enum ImmKind {
     /// The sender can write over this queue pair, and knows the key of the link, from which this tag is derived.
     Hello(u64),
     /// The sender makes no more calls.
-    Bye,
+    Goodbye,
 }
 
 /// The immediate data of an RDMA write: 3 bits of kind, 2 bits of epoch, 27 bits of number.
@@ -83,7 +83,7 @@ impl ImmData {
             ImmKind::Data(number) => (4, number),
             ImmKind::Recovery(qp) => (5, qp as u64),
             ImmKind::Hello(tag) => (6, tag),
-            ImmKind::Bye => (7, 0),
+            ImmKind::Goodbye => (7, 0),
         };
         kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
     }
@@ -99,7 +99,7 @@ impl ImmData {
             4 => ImmKind::Data(number),
             5 => ImmKind::Recovery(number as usize),
             6 => ImmKind::Hello(number),
-            _ => ImmKind::Bye,
+            _ => ImmKind::Goodbye,
         };
         Self { kind, epoch: u64::from(bits >> 27 & 3) }
     }
@@ -261,7 +261,7 @@ mod tests {
             ImmKind::Data(77),
             ImmKind::Recovery(63),
             ImmKind::Hello(1 << 26),
-            ImmKind::Bye,
+            ImmKind::Goodbye,
         ] {
             for epoch in 0..9 {
                 let unpacked = ImmData::unpack(ImmData { kind, epoch }.pack());

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 /// How long the host waits for a kernel that is to end. A kernel that runs sees the word in microseconds; longer than
 /// that, it waits for a GPU that is busy with another process, or the context is broken.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the host looks without sleeping: a kernel usually ends sooner, and the next call waits for it.
+/// How long the host spins before it sleeps: a kernel usually ends sooner, and the next call waits for it.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long it then sleeps between two looks.
+/// How long it then sleeps between two polls.
 const NAP: Duration = Duration::from_micros(20);
 /// Bytes of a page, to which staging memory is rounded.
 const PAGE: usize = 4096;
@@ -201,8 +201,8 @@ impl Control {
         self.wait_ended_until(self.words().kernel.started.load(Ordering::Acquire))
     }
 
-    /// [`wait_ended`](Self::wait_ended) for all kernels that were launched. One that has not started accesses only control
-    /// memory when it does, but what frees memory waits for it in the driver, and for the stream in front of it.
+    /// Like [`wait_ended`](Self::wait_ended), for all kernels that were launched, also those that have not started. These
+    /// access only control memory, but a driver call that frees memory waits for them and for their stream.
     pub(super) fn wait_launched(&self) -> bool {
         self.wait_ended_until(self.launched.load(Ordering::Relaxed))
     }

@@ -54,7 +54,6 @@ pub struct Cuda {
     rings: [Ring; RINGS],
     /// By ring, jobs that wait for bounce slots, in the order of submission.
     starved: [VecDeque<StarvedJob>; RINGS],
-    /// Whether the jobs were aborted.
     engine: Arc<GpuEngine>,
     landing: Arc<GpuMemory>,
     arena: Arc<Arena>,

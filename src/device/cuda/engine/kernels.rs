@@ -106,8 +106,8 @@ impl GpuKernels {
         Ok(Self { gpu: Arc::clone(gpu), functions, attributes: attributes(gpu)?, users: AtomicUsize::new(0) })
     }
 
-    /// Launches each kernel once with the number 0, which every call has passed, and waits for them. The control memory is
-    /// then used by the first communicator.
+    /// Launches each kernel once with call number 0, which counts as finished so that it returns at once, and waits for
+    /// them. The control memory is then used by the first communicator.
     fn launch_all_once(&mut self, staging: usize) -> Result<()> {
         let control = Control::new(&self.gpu, staging)?;
         let parameters = LaunchParameters {

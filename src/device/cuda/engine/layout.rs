@@ -77,7 +77,7 @@ impl Descriptor {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct HostLine {
-    /// By ring, the running index behind the last published entry.
+    /// By ring, the running index one past the last published entry.
     pub head: [AtomicU64; RINGS],
     /// The number of the last call that has finished.
     pub finished: AtomicU64,

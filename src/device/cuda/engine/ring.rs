@@ -41,7 +41,7 @@ struct Published {
 #[derive(Debug)]
 pub(super) struct Ring {
     number: usize,
-    /// The running index behind the last published entry.
+    /// The running index one past the last published entry.
     head: u64,
     /// The running index of the oldest entry in use.
     oldest: u64,

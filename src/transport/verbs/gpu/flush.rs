@@ -2,7 +2,7 @@
 //!
 //! Owns a loopback queue pair for each rail, and the events that wait for a flush. Must not know messages.
 //!
-//! A device completes a write when the data has left for the PCI bus. The completion goes to host memory and the data to
+//! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host memory and the data to
 //! the GPU, on different paths, so the completion may arrive first. A read by the same device from the same GPU pushes
 //! earlier writes ahead of it: when the read completes, they have arrived. One byte of any memory of that GPU is enough,
 //! and one read covers all writes that were completed before it was posted.

@@ -69,9 +69,9 @@ pub(super) struct Link {
     hellos: u64,
     tags: HelloTags,
     /// Whether the goodbye of this rank must be sent.
-    bye_due: bool,
+    goodbye_due: bool,
     /// How often this rank found something missing since the peer's goodbye arrived; `None` before.
-    polls_since_bye: Option<u32>,
+    polls_since_goodbye: Option<u32>,
     /// Why the link is unusable.
     failure: Option<Error>,
 }
@@ -105,8 +105,8 @@ impl Link {
             retransmits: VecDeque::with_capacity(SEND_DEPTH),
             hellos: 0,
             tags: HelloTags::default(),
-            bye_due: false,
-            polls_since_bye: None,
+            goodbye_due: false,
+            polls_since_goodbye: None,
             failure: None,
         }
     }
@@ -186,10 +186,10 @@ impl Link {
     /// # Errors
     /// `Disagreement` if the peer expects a message of another length.
     pub(super) fn next_request(&mut self) -> Result<Option<LinkRequest>> {
-        if let Some(kind) = self.retransmits.front().copied().or_else(|| self.next_bye()) {
+        if let Some(kind) = self.retransmits.front().copied().or_else(|| self.next_goodbye()) {
             let Some(qp) = self.qp_for(kind) else { return Ok(None) };
             if self.retransmits.pop_front().is_none() {
-                self.bye_due = false;
+                self.goodbye_due = false;
             }
             return self.request(qp, kind).map(Some);
         }
@@ -300,7 +300,7 @@ impl Link {
                 (Some(ImmKind::Recovery(qp)), 0, Payload::Control(range))
             }
             RequestKind::Hello => (Some(ImmKind::Hello(self.tags.mine)), 0, Payload::Empty),
-            RequestKind::Bye => (Some(ImmKind::Bye), 0, Payload::Empty),
+            RequestKind::Goodbye => (Some(ImmKind::Goodbye), 0, Payload::Empty),
             RequestKind::Probe => (None, 0, Payload::Empty),
         };
         let bytes = match &payload {
@@ -399,7 +399,7 @@ impl Link {
         self.hellos >> qp & 1 == 1
     }
 
-    /// What of the peer's writes has arrived.
+    /// This rank's recovery state: which of the peer's writes have arrived.
     fn recovery_state(&self) -> RecoveryState {
         let [even, odd] = &self.recv_states;
         RecoveryState {

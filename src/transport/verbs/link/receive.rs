@@ -16,7 +16,7 @@ impl Link {
             ImmKind::Hello(_) => {
                 return Err(self.disagree("does not belong to this job: its hello has another tag"));
             }
-            ImmKind::Bye => self.polls_since_bye = self.polls_since_bye.or(Some(0)),
+            ImmKind::Goodbye => self.polls_since_goodbye = self.polls_since_goodbye.or(Some(0)),
             ImmKind::Recovery(broken) if len as usize == RECOVERY_BYTES => {
                 return self.received_recovery_state(broken);
             }
@@ -58,7 +58,7 @@ impl Link {
                 }
                 true
             }
-            ImmKind::Recovery(_) | ImmKind::Hello(_) | ImmKind::Bye => true,
+            ImmKind::Recovery(_) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
         };
         if valid { Ok(()) } else { Err(self.protocol_violation()) }
     }

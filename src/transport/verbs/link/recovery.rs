@@ -125,9 +125,9 @@ impl Link {
                             state.report(epoch).is_some_and(|report| !report.has_message(message))
                         }
                         RequestKind::Recovery { .. } => true,
-                        RequestKind::Bye => {
+                        RequestKind::Goodbye => {
                             // Sent after everything else that was lost.
-                            self.bye_due = true;
+                            self.goodbye_due = true;
                             false
                         }
                         RequestKind::Hello | RequestKind::Probe => false,
@@ -153,7 +153,7 @@ impl Link {
 
     /// Whether the peer makes no more calls.
     pub(in super::super) fn has_left(&self) -> bool {
-        self.polls_since_bye.is_some()
+        self.polls_since_goodbye.is_some()
     }
 
     /// Fails if the peer has left while this rank needs something that it has not written. What it wrote before it
@@ -162,7 +162,7 @@ impl Link {
     pub(super) fn check_left(&mut self) -> Result<()> {
         let (send, recv) = (&self.send_states[parity(self.epoch)], &self.recv_states[parity(self.epoch)]);
         let is_incomplete = send.posted < send.queued || recv.is_incomplete();
-        match &mut self.polls_since_bye {
+        match &mut self.polls_since_goodbye {
             Some(polls) if is_incomplete => {
                 *polls += 1;
                 if *polls > 2 { Err(self.lose("closed its communicator".to_owned())) } else { Ok(()) }
@@ -172,26 +172,26 @@ impl Link {
     }
 
     /// This rank makes no more calls. The peer is notified once it has received, or will receive, everything before.
-    pub(in super::super) fn bye(&mut self) {
-        self.bye_due = true;
+    pub(in super::super) fn goodbye(&mut self) {
+        self.goodbye_due = true;
     }
 
     /// The goodbye, if it can be sent now.
-    pub(super) fn next_bye(&self) -> Option<RequestKind> {
+    pub(super) fn next_goodbye(&self) -> Option<RequestKind> {
         let resolved = self.qps.iter().all(|qp| qp.alive || qp.is_resolved());
-        (self.bye_due && resolved).then_some(RequestKind::Bye)
+        (self.goodbye_due && resolved).then_some(RequestKind::Goodbye)
     }
 
     /// An empty write over a queue pair without a pending completion: it fails if the peer is unreachable. A peer that
     /// has left is not probed, unless this rank still needs something from it.
     pub(in super::super) fn probe(&mut self, qp: usize) -> Result<Option<LinkRequest>> {
-        let due = (self.polls_since_bye.is_none() || self.needs_peer()) && self.qps[qp].needs_probe();
+        let due = (self.polls_since_goodbye.is_none() || self.needs_peer()) && self.qps[qp].needs_probe();
         if due { self.request(qp, RequestKind::Probe).map(Some) } else { Ok(None) }
     }
 
     /// Whether all writes are acknowledged and none is waiting, or the link is unusable.
     pub(in super::super) fn is_drained(&self) -> bool {
-        let nothing_due = !self.bye_due && self.retransmits.is_empty();
+        let nothing_due = !self.goodbye_due && self.retransmits.is_empty();
         self.failure.is_some() || (nothing_due && self.qps.iter().all(QpState::is_resolved))
     }
 }

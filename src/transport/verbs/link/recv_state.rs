@@ -205,7 +205,7 @@ impl RecvState {
         received
     }
 
-    /// What has arrived, for the peer.
+    /// The delivery report for the peer: which of its messages and CTS entries have arrived.
     pub(super) fn delivery_report(&self) -> DeliveryReport {
         DeliveryReport {
             call_received: U64::new(self.call_received.into()),

@@ -15,7 +15,7 @@ pub(in super::super) enum RequestKind {
     Data { epoch: u64, message: u64 },
     Recovery { qp: usize },
     Hello,
-    Bye,
+    Goodbye,
     Probe,
 }
 

@@ -1,6 +1,6 @@
 //! The pointer to a libibverbs object.
 //!
-//! Owns the pointer's optionality and thread-safety claims. Must not know what kind of object it points to.
+//! Owns whether there is an object, and the `Send` and `Sync` implementations. Must not know what kind of object it points to.
 
 use std::ptr::NonNull;
 

@@ -133,7 +133,7 @@ fn requests_that_cannot_be_posted_use_another_rail_or_are_an_error() {
     on_rails(TEST_LIMIT, |rails| {
         for errno in [Errno::NOMEM, Errno::INVAL] {
             with_each_failing(&rails[..1], Verb::PostSend, errno, 30, |k, outcome| {
-                // The last requests are only byes; the first are the hello and the call.
+                // The last requests are only goodbyes; the first are the hello and the call.
                 if outcome.is_err() || k < 2 {
                     assert_names(outcome, Verb::PostSend, rails, k);
                 }

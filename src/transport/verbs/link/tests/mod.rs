@@ -290,38 +290,38 @@ fn an_unacknowledged_write_that_arrived_is_not_repeated() {
 }
 
 #[test]
-fn the_bye_is_sent_after_lost_writes_are_repeated() {
+fn the_goodbye_is_sent_after_lost_writes_are_repeated() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
     ends.send(0, 1, 10);
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0)]);
     ends.break_end(0, 0);
-    ends.links[0].bye();
+    ends.links[0].goodbye();
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0)]);
     assert!(!ends.links[0].is_drained());
     ends.break_end(1, 0);
     ends.transfer(1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0), ImmKind::Bye]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0), ImmKind::Goodbye]);
 }
 
 #[test]
-fn a_lost_bye_is_repeated_after_all_other_lost_writes() {
+fn a_lost_goodbye_is_repeated_after_all_other_lost_writes() {
     let mut ends = TwoEnds::new(2);
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
     ends.send(0, 1, 10);
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0)]);
-    ends.links[0].bye();
-    let due_bye = ends.requests(0);
-    assert_eq!(kinds(&due_bye), [ImmKind::Bye]);
+    ends.links[0].goodbye();
+    let due_goodbye = ends.requests(0);
+    assert_eq!(kinds(&due_goodbye), [ImmKind::Goodbye]);
     // The device refuses it, so it is the first request to be lost.
-    ends.links[0].unpost(0, due_bye[0].serial);
+    ends.links[0].unpost(0, due_goodbye[0].serial);
     for me in 0..2 {
         ends.break_end(me, 0);
     }
     ends.transfer(1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0), ImmKind::Eager(0), ImmKind::Bye]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0), ImmKind::Eager(0), ImmKind::Goodbye]);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_missing_message_of_a_peer_that_left_fails_after_all_queues_were_polled_agai
     ends.transfer(0);
     ends.post_recv(1, 10);
     assert_eq!(ends.events(1).len(), 1);
-    ends.links[0].bye();
+    ends.links[0].goodbye();
     ends.transfer(0);
     assert!(ends.links[1].has_left());
     let mut events = Events::new();
@@ -354,7 +354,7 @@ fn a_peer_that_left_before_it_acknowledged_everything_is_no_failure() {
     let requests = ends.requests(1);
     requests.iter().for_each(|request| ends.deliver(1, request));
     assert_eq!(ends.recvs_completed(0), 1);
-    ends.links[0].bye();
+    ends.links[0].goodbye();
     ends.transfer(0);
     (0..9).for_each(|_| drop(ends.events(1)));
     let last = requests.last().expect("the message");
@@ -413,7 +413,7 @@ fn a_queue_pair_without_pending_completion_is_probed() {
     assert!(probe.needs_completion && probe.imm.is_none());
     assert!(ends.links[0].probe(0).expect("alive").is_none(), "one is enough");
     ends.links[0].write_completed(0, probe.serial);
-    ends.links[1].bye();
+    ends.links[1].goodbye();
     ends.transfer(1);
     assert!(ends.links[0].probe(0).expect("alive").is_some(), "the peer's call has not arrived");
     ends.links[0].write_completed(0, u32::MAX / 4);

@@ -279,7 +279,7 @@ impl Simulation {
         }
         let sequence = rank.done as u64 + 1;
         let Some(call_plan) = scenario.calls.get(rank.done) else {
-            rank.peer.link.bye();
+            rank.peer.link.goodbye();
             rank.leaving = true;
             return;
         };
