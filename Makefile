@@ -124,8 +124,11 @@ $(CUST):
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
 # What the memory model allows for the shared-memory queue, its wake-ups, and the words that a GPU's kernel and the host share.
+# Only loom and what switches its threads are compiled with the optimizer: the tests spend their time there.
+LOOM = --config 'profile.test.package."*".opt-level=0' --config profile.test.package.loom.opt-level=2 \
+	--config profile.test.package.generator.opt-level=2
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
