@@ -139,7 +139,11 @@ impl fmt::Display for DriverError {
 impl From<DriverError> for Error {
     fn from(failure: DriverError) -> Self {
         let kind = if failure.code.is_some() { ErrorKind::System } else { ErrorKind::Unsupported };
-        Self::new(kind, failure.to_string())
+        let advice = match failure.code {
+            Some(CONTEXT_IS_DESTROYED) => "; after cudaDeviceReset, create the communicator again",
+            _ => "",
+        };
+        Self::new(kind, format!("{failure}{advice}"))
     }
 }
 
@@ -227,8 +231,6 @@ functions! {
     memory_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
     memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: DriverHandle);
     memory_export = "cuMemGetHandleForAddressRange" (handle: *mut c_void, at: Address, len: usize, kind: c_uint, flags: c_ulonglong);
-    host_allocate = "cuMemHostAlloc" (start: *mut *mut c_void, bytes: usize, flags: c_uint);
-    host_free = "cuMemFreeHost" (start: *mut c_void);
     host_register = "cuMemHostRegister_v2" (start: *mut c_void, bytes: usize, flags: c_uint);
     host_unregister = "cuMemHostUnregister" (start: *mut c_void);
     host_address = "cuMemHostGetDevicePointer_v2" (address: *mut Address, start: *mut c_void, flags: c_uint);

@@ -108,7 +108,7 @@ fn gpu_failures_are_reported_on_every_rank() {
             ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
             ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
             ("reset", "cudaDeviceReset", &[]),
-            ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:1:1")]),
+            ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:2:1")]),
             // The first 15 items of work belong to the program and to the first launch of each kernel. Then each call has a
             // kernel and an event.
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:16:700")]),

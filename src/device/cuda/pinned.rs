@@ -1,4 +1,4 @@
-//! Host memory that kernels access: allocated page-locked, or page-locked where it is.
+//! Host memory that kernels access: allocated to be page-locked, or page-locked where it is.
 //!
 //! Owns both, their addresses on the GPU, and the list of ranges that this process has page-locked. Must not know what the
 //! memory holds.
@@ -8,72 +8,60 @@ use crate::cuda_driver::Address;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
-    CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUdevice_attribute as Attribute,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
+    CUdevice_attribute as Attribute,
 };
-use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use memmap2::{MmapOptions, MmapRaw};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Page-locked host memory that the driver has allocated.
+/// Page-locked host memory. It is mapped by this process and not allocated by the driver (`cuMemHostAlloc`), so that it exists
+/// until it is dropped: `cudaDeviceReset` would free what the driver allocated, while threads poll it.
 pub(crate) struct PinnedMemory {
-    gpu: Arc<Gpu>,
-    start: NonNull<u8>,
-    len: usize,
+    /// Dropped before the mapping.
+    registration: HostRegistration,
+    map: MmapRaw,
     address: Address,
 }
-
-// SAFETY: it is an address and a length; users say how they access the bytes.
-unsafe impl Send for PinnedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
     /// `len` zeroed bytes, at least 1, aligned to a page.
     ///
     /// # Errors
-    /// `System` if the driver cannot allocate them.
+    /// `System` if they cannot be allocated or page-locked.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let _entered = gpu.enter()?;
-        let mut start: *mut c_void = null_mut();
-        let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the out-parameter is writable.
-        let allocated = unsafe { gpu.driver().host_allocate(&raw mut start, len, flags) };
-        allocated.map_err(|failure| {
-            Error::from(failure).context(format_args!("{len} bytes of page-locked host memory"))
-        })?;
-        let start = NonNull::new(start.cast::<u8>())
-            .ok_or_else(|| Error::internal("cuMemHostAlloc returned nothing"))?;
-        // SAFETY: the allocation has this length and no other owner.
-        unsafe { start.as_ptr().write_bytes(0, len) };
-        let mut memory = Self { gpu: Arc::clone(gpu), start, len, address: 0 };
-        memory.address = address_on(gpu, start)?;
-        Ok(memory)
+        // Shared, so that no fork makes the GPU and the host see different pages.
+        let failed =
+            |cause: std::io::Error| Error::io(format_args!("cannot map {len} bytes of memory"), cause);
+        let file = rustix::fs::memfd_create("flexring-pinned", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|cause| failed(cause.into()))?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(|cause| failed(cause.into()))?;
+        let map = MmapOptions::new().len(len).map_raw(&file).map_err(failed)?;
+        let start =
+            NonNull::new(map.as_mut_ptr()).ok_or_else(|| Error::internal("a mapping begins at zero"))?;
+        // SAFETY: the mapping has this length, and lives longer than its registration.
+        let piece = unsafe { Piece::new(start, len) };
+        // SAFETY: as above.
+        unsafe { register(gpu, piece, false)? };
+        let registration = HostRegistration { gpu: Arc::clone(gpu), start, len };
+        Ok(Self { address: address_on(gpu, start)?, registration, map })
     }
 
     /// The first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
+        self.registration.start
     }
 
     /// The whole allocation. The piece must not outlive this object.
     pub(crate) fn piece(&self) -> Piece {
-        // SAFETY: the allocation has this length and lives as long as `self`, which all users hold.
-        unsafe { Piece::new(self.start, self.len) }
+        // SAFETY: the mapping has this length and lives as long as `self`, which all users hold.
+        unsafe { Piece::new(self.start(), self.map.len()) }
     }
 
-    /// The address on the GPU that it was allocated for.
+    /// The address on the GPU that it was page-locked for.
     pub(crate) fn address(&self) -> Address {
         self.address
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
-            // SAFETY: the memory was allocated by `host_allocate`, and its owner ensures that no kernel accesses it.
-            log_failure(unsafe { self.gpu.driver().host_free(self.start.as_ptr().cast()) });
-        }
     }
 }
 

@@ -63,8 +63,6 @@ impl EngineMemory {
         {
             return Some(self);
         }
-        // Neither allocation exists any more.
-        std::mem::forget(self);
         None
     }
 
