@@ -215,6 +215,29 @@ impl Topology {
         builder.finish().expect("every rank is on one node")
     }
 
+    /// The tree of some of the ranks, in this order: the rank at position i gets number i. Switches and nodes without ranks
+    /// are removed.
+    ///
+    /// # Panics
+    /// If `ranks` is empty, or names a rank twice or one that does not exist.
+    #[must_use]
+    pub fn restricted_to(&self, ranks: &[Rank]) -> Self {
+        assert!(!ranks.is_empty(), "a topology has at least one rank");
+        let mut vertices = self.vertices.clone();
+        let mut used = vec![false; vertices.len()];
+        let leaves: Vec<VertexId> = ranks.iter().map(|rank| self.leaves[*rank]).collect();
+        for (number, leaf) in leaves.iter().enumerate() {
+            assert!(!used[*leaf], "a rank is named twice");
+            vertices[*leaf].name = format!("rank {number}");
+            vertices[*leaf].kind = VertexKind::Rank(number);
+            let mut at = Some(*leaf);
+            while let Some(id) = at.filter(|id| !std::mem::replace(&mut used[*id], true)) {
+                at = self.vertices[id].parent;
+            }
+        }
+        Self::of(vertices, &used, leaves)
+    }
+
     /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
@@ -350,6 +373,32 @@ mod tests {
         assert_eq!(topology.ranks_in_tree_order(), [0, 2, 1, 3, 4]);
         assert_eq!((0..5).map(|rank| topology.node_of(rank)).collect::<Vec<_>>(), [0, 1, 0, 1, 2]);
         assert_eq!(topology.levels().iter().map(Vec::len).collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn a_restricted_topology_keeps_the_tree_above_its_ranks() {
+        let mut builder = TopologyBuilder::new("top");
+        for (rack, nodes) in [("left", 2), ("right", 1)] {
+            let switch = builder.switch(0, rack, Uplink { bandwidth: 7, latency: 3 });
+            for node in 0..nodes {
+                let node = builder.node(switch, &format!("{rack}{node}"), Uplink::NODE_DEFAULT);
+                let first =
+                    builder.vertices.iter().filter(|it| matches!(it.kind, VertexKind::Rank(_))).count();
+                for rank in first..first + 2 {
+                    builder.rank(node, rank, Uplink::RANK_DEFAULT);
+                }
+            }
+        }
+        let whole = builder.finish().expect("complete");
+        // Rank 4 becomes 0, rank 0 becomes 1, rank 1 becomes 2; the node left1 has no rank any more.
+        let restricted = whole.restricted_to(&[4, 0, 1]);
+        assert_eq!((restricted.world(), restricted.nodes()), (3, 2));
+        assert_eq!(restricted.ranks_in_tree_order(), [1, 2, 0]);
+        let names: Vec<&str> = restricted.vertices().iter().map(|vertex| vertex.name.as_str()).collect();
+        assert!(!names.contains(&"left1") && names.contains(&"right0"), "{names:?}");
+        let rack = restricted.vertices().iter().find(|vertex| vertex.name == "right").expect("a rack");
+        assert_eq!(rack.uplink, Uplink { bandwidth: 7, latency: 3 });
+        assert_eq!(whole.restricted_to(&[0, 1, 2, 3, 4, 5]), whole);
     }
 
     #[test]
