@@ -50,6 +50,14 @@ impl Identity {
         let rendezvous = RendezvousPoint::Id(*id);
         Ok(Self { rank, world, token: id.job(), one_node: false, rendezvous, launcher: "a unique id" })
     }
+
+    /// The identity of the only rank of a world.
+    #[must_use]
+    pub fn alone() -> Self {
+        // No other rank has to connect.
+        let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 };
+        Self { rank: 0, world: 1, rendezvous, token: 0, launcher: "a world of one rank" }
+    }
 }
 
 /// Where the ranks of a world rendezvous.

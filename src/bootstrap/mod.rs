@@ -6,7 +6,7 @@
 //! sees of the work.
 //!
 //! `rendezvous`, `handshake` and `failure_detector` decide and do no I/O; `server`, `control_connection`, `listen` and
-//! `connect` do the I/O and decide nothing.
+//! `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure agree on a new world.
 
 mod call_state;
 mod connect;
@@ -26,6 +26,7 @@ mod protocol;
 mod rendezvous;
 mod secret;
 mod server;
+mod shrink;
 mod unique_id;
 
 #[cfg(test)]
@@ -38,4 +39,5 @@ pub use interfaces::{Interface, choose_address, list_interfaces};
 pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
 pub use secret::JobSecret;
+pub use shrink::{AgreedWorld, ShrinkListener, ShrinkService, ShrinkServiceParams};
 pub use unique_id::UniqueId;

@@ -1,0 +1,630 @@
+//! Who is left, and who decides it, as a state machine without I/O.
+//!
+//! Owns what this rank knows about the others, and the decision. Callers report connections, messages and the time, and
+//! carry out the returned [`AgreementAction`]s. The argument why the decisions of different ranks agree is in the parent
+//! module.
+
+use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
+use crate::error::{Error, ErrorKind};
+use crate::rank::{Rank, RankList};
+use std::time::{Duration, Instant};
+
+/// How long a rank may be silent before it counts as stopped or unreachable.
+pub(super) const SILENCE: Duration = Duration::from_millis(1000);
+/// How often ranks that shrink send their stance.
+pub(super) const REPEAT: Duration = Duration::from_millis(200);
+/// How long a rank waits for one candidate before it also tries the next one.
+const STAGGER: Duration = Duration::from_millis(30);
+/// How long a connection that was lost is not tried again.
+const RECONNECT: Duration = Duration::from_millis(20);
+/// How long a leader reads its connections after it sent notices.
+const NOTICE_WAIT: Duration = Duration::from_millis(50);
+
+/// What must be done.
+#[derive(Debug, PartialEq)]
+pub(super) enum AgreementAction {
+    /// Connect to a rank.
+    Connect(Rank),
+    Send(Rank, ShrinkMessage),
+    /// Send a rank the notice that others go on without it.
+    Notify(Rank, ShrinkNotice),
+    /// Create a unique id for these members and report it by [`Agreement::decided`].
+    Decide(Vec<Rank>),
+    /// The world that is being joined cannot come about, for this reason.
+    Cancel(Error),
+    /// The agreement of this rank has ended: the world to join, or an error.
+    Finish(Result<NewWorld, Error>),
+}
+
+/// What this rank knows about the connection to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Not tried since this rank called shrink, or lost at this time.
+    Untried {
+        since: Option<Instant>,
+    },
+    Connecting,
+    Connected,
+    /// The process is gone, or has freed its communicator.
+    Gone,
+    /// Connected, but it sends nothing.
+    Silent,
+    Unreachable,
+}
+
+#[derive(Clone, Debug)]
+struct ShrinkPeer {
+    reach: Reach,
+    /// When it was last heard, or since when it is tried.
+    since: Instant,
+    /// Its generation as far as known.
+    generation: u64,
+    /// `None` until it is heard.
+    stance: Option<Stance>,
+    /// Whether it is left out: a notice was sent to it, or a world came about without it although it was not excluded.
+    left_out: bool,
+}
+
+/// This rank's call of shrink.
+#[derive(Clone, Debug)]
+struct ShrinkCall {
+    exclude: Vec<Rank>,
+    began: Instant,
+    deadline: Instant,
+    /// When this rank last sent notices as the leader.
+    notified_at: Option<Instant>,
+    waiting_for: Vec<Rank>,
+}
+
+#[derive(Debug)]
+enum ShrinkProgress {
+    Idle,
+    Called(ShrinkCall),
+    Joining { call: ShrinkCall, world: NewWorld, leader: Rank },
+}
+
+/// The agreement of one rank.
+#[derive(Debug)]
+pub(super) struct Agreement {
+    me: Rank,
+    /// By rank. The entry of this rank is not used.
+    peers: Vec<ShrinkPeer>,
+    progress: ShrinkProgress,
+    /// Number of worlds that this rank has joined from this communicator.
+    generation: u64,
+    /// The members of the last one.
+    went_on: Vec<Rank>,
+    /// The ranks that went on without this one.
+    left_out_by: Option<Vec<Rank>>,
+    /// Ids of worlds that this rank has joined or tried to join.
+    tried: Vec<Vec<u8>>,
+    /// Whether the id for a decision is being created.
+    is_deciding: bool,
+    next_repeat: Option<Instant>,
+    actions: Vec<AgreementAction>,
+}
+
+/// Whether a rank can be a member.
+enum Standing {
+    Alive,
+    /// It is not known yet. Being tried since this time; `None` if it is not tried.
+    Pending(Option<Instant>),
+    Absent,
+}
+
+impl Agreement {
+    pub(super) fn new(me: Rank, world: usize, now: Instant) -> Self {
+        let peer = ShrinkPeer {
+            reach: Reach::Untried { since: None },
+            since: now,
+            generation: 0,
+            stance: None,
+            left_out: false,
+        };
+        Self {
+            me,
+            peers: vec![peer; world],
+            progress: ShrinkProgress::Idle,
+            generation: 0,
+            went_on: Vec::new(),
+            left_out_by: None,
+            tried: Vec::new(),
+            is_deciding: false,
+            next_repeat: None,
+            actions: Vec::new(),
+        }
+    }
+
+    /// The actions since the last call, in order.
+    pub(super) fn actions(&mut self) -> Vec<AgreementAction> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether this rank's program has called shrink and the call is not over.
+    pub(super) fn is_active(&self) -> bool {
+        !matches!(self.progress, ShrinkProgress::Idle)
+    }
+
+    /// The rank that leads the world that this rank is joining.
+    pub(super) fn leader(&self) -> Option<Rank> {
+        match &self.progress {
+            ShrinkProgress::Joining { leader, .. } => Some(*leader),
+            _ => None,
+        }
+    }
+
+    /// What this rank tells the others.
+    pub(super) fn state(&self) -> ShrinkMessage {
+        let stance = match &self.progress {
+            _ if self.left_out_by.is_some() => Stance::LeftOut,
+            ShrinkProgress::Idle => Stance::NotCalled,
+            ShrinkProgress::Called(call) => {
+                Stance::Called { exclude: call.exclude.clone(), waiting_for: call.waiting_for.clone() }
+            }
+            ShrinkProgress::Joining { .. } => Stance::Joining,
+        };
+        ShrinkMessage::State { generation: self.generation, stance }
+    }
+
+    /// The program calls shrink, without the ranks in `exclude`, which are ascending.
+    pub(super) fn call(&mut self, exclude: Vec<Rank>, now: Instant, deadline: Instant) {
+        if let Some(members) = self.left_out_by.clone() {
+            let error = self.left_out(&members);
+            self.actions.push(AgreementAction::Finish(Err(error)));
+            return;
+        }
+        let waiting_for = Vec::new();
+        self.begin(ShrinkCall { exclude, began: now, deadline, notified_at: None, waiting_for }, now);
+    }
+
+    /// The world could not be joined: looks for the ranks that are left now.
+    pub(super) fn call_again(&mut self, now: Instant) {
+        if let ShrinkProgress::Joining { call, .. } = &self.progress {
+            let call = ShrinkCall { notified_at: None, waiting_for: Vec::new(), ..call.clone() };
+            self.begin(call, now);
+        }
+    }
+
+    fn begin(&mut self, call: ShrinkCall, now: Instant) {
+        for peer in &mut self.peers {
+            peer.since = now;
+            match peer.reach {
+                // A refused connection is final. A rank that is left out must not come back.
+                Reach::Gone => {}
+                Reach::Silent if peer.left_out => {}
+                Reach::Connected | Reach::Connecting => {}
+                _ => peer.reach = Reach::Untried { since: None },
+            }
+        }
+        self.progress = ShrinkProgress::Called(call);
+        self.next_repeat = Some(now);
+        self.on_tick(now);
+    }
+
+    /// The world has been joined.
+    pub(super) fn joined(&mut self) {
+        let ShrinkProgress::Joining { call, world, .. } =
+            std::mem::replace(&mut self.progress, ShrinkProgress::Idle)
+        else {
+            return;
+        };
+        self.generation += 1;
+        for (member, generation) in world.members.iter().zip(&world.generations) {
+            let peer = &mut self.peers[*member];
+            if peer.generation <= *generation {
+                // What it sent last belongs to the call that is over.
+                peer.generation = generation + 1;
+                peer.stance = None;
+            }
+        }
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let is_expected = world.members.contains(&rank) || call.exclude.binary_search(&rank).is_ok();
+            peer.left_out |= !is_expected;
+        }
+        self.went_on = world.members;
+        self.broadcast_state();
+    }
+
+    /// The program gives up.
+    pub(super) fn gave_up(&mut self) {
+        self.progress = ShrinkProgress::Idle;
+        self.broadcast_state();
+    }
+
+    /// The id that the leader, this rank, has created for the members; or why it could not.
+    pub(super) fn decided(&mut self, members: Vec<Rank>, id: Result<Vec<u8>, Error>) {
+        self.is_deciding = false;
+        let ShrinkProgress::Called(call) = &self.progress else {
+            return;
+        };
+        match id {
+            Ok(id) => {
+                let generation = |rank: &Rank| {
+                    if *rank == self.me { self.generation } else { self.peers[*rank].generation }
+                };
+                let generations = members.iter().map(generation).collect();
+                let world = NewWorld { members, generations, id };
+                let others: Vec<Rank> =
+                    world.members.iter().copied().filter(|rank| *rank != self.me).collect();
+                for rank in others {
+                    self.actions.push(AgreementAction::Send(rank, ShrinkMessage::NewWorld(world.clone())));
+                }
+                self.tried.push(world.id.clone());
+                self.progress =
+                    ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader: self.me };
+                self.actions.push(AgreementAction::Finish(Ok(world)));
+            }
+            Err(error) => self.fail_all(error),
+        }
+    }
+
+    /// A connection to the rank is made. It has not sent anything yet.
+    pub(super) fn on_connected(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank];
+        if peer.reach == Reach::Connecting {
+            peer.reach = Reach::Connected;
+        }
+    }
+
+    /// No process listens where the rank did.
+    pub(super) fn on_refused(&mut self, rank: Rank, now: Instant) {
+        self.peers[rank].reach = Reach::Gone;
+        self.on_tick(now);
+    }
+
+    /// The rank cannot be reached.
+    pub(super) fn on_unreachable(&mut self, rank: Rank, now: Instant) {
+        if self.peers[rank].reach == Reach::Connecting {
+            self.peers[rank].reach = Reach::Unreachable;
+            self.on_tick(now);
+        }
+    }
+
+    /// The last connection with the rank has ended. Whether its process is gone shows when it is tried again.
+    pub(super) fn on_lost(&mut self, rank: Rank, now: Instant) {
+        let peer = &mut self.peers[rank];
+        if !matches!(peer.reach, Reach::Connected | Reach::Silent) || peer.left_out {
+            return;
+        }
+        peer.reach = Reach::Untried { since: Some(now) };
+        peer.since = now;
+        peer.stance = None;
+        let generation = peer.generation;
+        if let ShrinkProgress::Joining { world, leader, .. } = &self.progress
+            && (rank == *leader || *leader == self.me)
+            // A rank that has joined needs the connection no more.
+            && generation_in(world, rank) == Some(generation)
+        {
+            let error = Error::peer_lost(format!("rank {rank} died during the shrink")).with_suspect(rank);
+            self.actions.push(AgreementAction::Cancel(error));
+        }
+        self.on_tick(now);
+    }
+
+    /// Handles a message of a rank.
+    pub(super) fn on_message(&mut self, rank: Rank, message: ShrinkMessage, now: Instant) {
+        let is_active = self.is_active();
+        let peer = &mut self.peers[rank];
+        peer.reach = Reach::Connected;
+        peer.since = now;
+        match message {
+            ShrinkMessage::State { generation, stance } => {
+                // A state from before the last world says nothing about this call.
+                if generation < peer.generation {
+                    return;
+                }
+                let repeated = peer.stance.as_ref() == Some(&stance) && peer.generation == generation;
+                let is_called = matches!(stance, Stance::Called { .. });
+                peer.generation = generation;
+                peer.stance = Some(stance);
+                if is_called {
+                    self.answer_call(rank, generation);
+                }
+                // Only new calls are answered, so that two ranks do not answer each other for ever.
+                if is_called && (!is_active || !repeated) {
+                    self.actions.push(AgreementAction::Send(rank, self.state()));
+                }
+                if !repeated {
+                    self.on_tick(now);
+                }
+            }
+            ShrinkMessage::NewWorld(world) => self.on_new_world(rank, world),
+            ShrinkMessage::Failed(error) => {
+                if matches!(self.progress, ShrinkProgress::Called(_)) {
+                    self.progress = ShrinkProgress::Idle;
+                    self.actions.push(AgreementAction::Finish(Err(error)));
+                }
+            }
+        }
+    }
+
+    /// Handles the notice that others go on without this rank.
+    pub(super) fn on_notice(&mut self, notice: ShrinkNotice) {
+        let ShrinkNotice { generation, members } = notice;
+        if members.contains(&self.me) || generation != self.generation || self.left_out_by.is_some() {
+            return;
+        }
+        match &self.progress {
+            ShrinkProgress::Idle => {}
+            ShrinkProgress::Called(_) => {
+                let error = self.left_out(&members);
+                self.progress = ShrinkProgress::Idle;
+                self.actions.push(AgreementAction::Finish(Err(error)));
+            }
+            // The world that this rank joins excludes the sender's, or fails.
+            ShrinkProgress::Joining { .. } => return,
+        }
+        self.left_out_by = Some(members);
+    }
+
+    /// Handles the passing of time.
+    pub(super) fn on_tick(&mut self, now: Instant) {
+        if self.is_active() && self.next_repeat.is_none_or(|at| now >= at) {
+            self.next_repeat = Some(now + REPEAT);
+            self.broadcast_state();
+        }
+        if let ShrinkProgress::Called(call) = &self.progress {
+            let call = call.clone();
+            self.evaluate(call, now);
+        }
+    }
+
+    /// The next time to call [`on_tick`](Self::on_tick), if no event comes before.
+    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
+        if !self.is_active() {
+            return None;
+        }
+        // Short times are due only while a rank is being tried.
+        let is_tried = |peer: &ShrinkPeer| match peer.reach {
+            Reach::Untried { since } => since.is_some(),
+            Reach::Connecting => true,
+            Reach::Connected => peer.stance.is_none(),
+            _ => false,
+        };
+        let was_notified =
+            matches!(&self.progress, ShrinkProgress::Called(call) if call.notified_at.is_some());
+        let is_searching = was_notified || self.peers.iter().any(is_tried);
+        Some(now + if is_searching { NOTICE_WAIT / 5 } else { REPEAT / 2 })
+    }
+
+    /// Answers a rank that has called shrink, if this rank has decided already.
+    fn answer_call(&mut self, rank: Rank, generation: u64) {
+        let world = match &self.progress {
+            ShrinkProgress::Joining { world, leader, .. } if *leader == self.me => Some(world),
+            _ => None,
+        };
+        if let Some(world) = world
+            && generation_in(world, rank) == Some(generation)
+        {
+            self.actions.push(AgreementAction::Send(rank, ShrinkMessage::NewWorld(world.clone())));
+        } else if self.peers[rank].left_out {
+            let members = world.map_or(&self.went_on, |world| &world.members).clone();
+            self.actions.push(AgreementAction::Notify(rank, ShrinkNotice { generation, members }));
+        }
+    }
+
+    fn on_new_world(&mut self, leader: Rank, world: NewWorld) {
+        let ShrinkProgress::Called(call) = &self.progress else {
+            return;
+        };
+        let ascending = world.members.windows(2).all(|pair| pair[0] < pair[1]);
+        let known = world.members.iter().all(|rank| *rank < self.peers.len());
+        if !ascending
+            || !known
+            || world.generations.len() != world.members.len()
+            || generation_in(&world, self.me) != Some(self.generation)
+            || !world.members.contains(&leader)
+            || self.tried.contains(&world.id)
+        {
+            return;
+        }
+        self.tried.push(world.id.clone());
+        self.progress = ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader };
+        self.actions.push(AgreementAction::Finish(Ok(world)));
+    }
+
+    fn broadcast_state(&mut self) {
+        let state = self.state();
+        for rank in 0..self.peers.len() {
+            if rank != self.me && self.peers[rank].reach == Reach::Connected {
+                self.actions.push(AgreementAction::Send(rank, state.clone()));
+            }
+        }
+    }
+
+    fn left_out(&self, members: &[Rank]) -> Error {
+        Error::rendezvous(format!(
+            "{} went on without rank {}, which did not answer (it was stopped, or its network was down): end this \
+             process, or start it again as a part of a new job",
+            RankList::new(members),
+            self.me
+        ))
+    }
+
+    /// Ends the agreement with an error on all ranks that have called.
+    fn fail_all(&mut self, error: Error) {
+        for rank in 0..self.peers.len() {
+            let called = matches!(self.peers[rank].stance, Some(Stance::Called { .. }));
+            if rank != self.me && called && self.peers[rank].reach == Reach::Connected {
+                self.actions.push(AgreementAction::Send(rank, ShrinkMessage::Failed(error.clone())));
+            }
+        }
+        self.progress = ShrinkProgress::Idle;
+        self.actions.push(AgreementAction::Finish(Err(error)));
+    }
+
+    fn standing(&self, rank: Rank) -> Standing {
+        let peer = &self.peers[rank];
+        match peer.reach {
+            _ if peer.left_out => Standing::Absent,
+            Reach::Gone | Reach::Silent | Reach::Unreachable => Standing::Absent,
+            Reach::Untried { .. } => Standing::Pending(None),
+            Reach::Connecting => Standing::Pending(Some(peer.since)),
+            Reach::Connected => match &peer.stance {
+                Some(Stance::LeftOut) => Standing::Absent,
+                Some(_) => Standing::Alive,
+                None => Standing::Pending(Some(peer.since)),
+            },
+        }
+    }
+
+    fn connect(&mut self, rank: Rank, now: Instant) {
+        if let Reach::Untried { since } = self.peers[rank].reach
+            && since.is_none_or(|since| now >= since + RECONNECT)
+        {
+            self.peers[rank].reach = Reach::Connecting;
+            self.peers[rank].since = now;
+            self.actions.push(AgreementAction::Connect(rank));
+        }
+    }
+
+    /// Looks for ranks, and decides if this rank is the leader and all others are accounted for.
+    fn evaluate(&mut self, mut call: ShrinkCall, now: Instant) {
+        for peer in &mut self.peers {
+            if now.saturating_duration_since(peer.since) >= SILENCE {
+                peer.reach = match peer.reach {
+                    Reach::Connecting => Reach::Unreachable,
+                    Reach::Connected => Reach::Silent,
+                    other => other,
+                };
+            }
+        }
+        let is_excluded = |rank: Rank| call.exclude.binary_search(&rank).is_ok();
+        // Finds the lowest rank that answers. Tries the next one already before this one counts as silent.
+        let (mut is_leader, mut may_lead) = (true, true);
+        for rank in (0..self.me).filter(|rank| !is_excluded(*rank)) {
+            match self.standing(rank) {
+                Standing::Absent => continue,
+                Standing::Pending(Some(since)) if now.saturating_duration_since(since) >= STAGGER => {
+                    is_leader = false;
+                    continue;
+                }
+                Standing::Pending(None) => self.connect(rank, now),
+                Standing::Pending(Some(_)) | Standing::Alive => {}
+            }
+            (is_leader, may_lead) = (false, false);
+            break;
+        }
+        if may_lead {
+            (self.me + 1..self.peers.len())
+                .filter(|rank| !is_excluded(*rank))
+                .for_each(|rank| self.connect(rank, now));
+        }
+        let others: Vec<Rank> =
+            (0..self.peers.len()).filter(|rank| *rank != self.me && !is_excluded(*rank)).collect();
+        let mut members = vec![self.me];
+        call.waiting_for.clear();
+        for rank in others.iter().copied().filter(|rank| *rank > self.me) {
+            match self.standing(rank) {
+                Standing::Absent => {}
+                Standing::Alive if self.has_called(rank) => members.push(rank),
+                Standing::Alive | Standing::Pending(_) => call.waiting_for.push(rank),
+            }
+        }
+        if is_leader && call.waiting_for.is_empty() {
+            self.decide(call, members, &others, now);
+            return;
+        }
+        if now >= call.deadline {
+            let error = self.timed_out(&call, is_leader, now);
+            self.fail_all(error);
+            return;
+        }
+        self.progress = ShrinkProgress::Called(call);
+    }
+
+    fn has_called(&self, rank: Rank) -> bool {
+        matches!(self.peers[rank].stance, Some(Stance::Called { .. }))
+    }
+
+    /// Decides as the leader: all ranks in `others` are members, or absent.
+    fn decide(&mut self, mut call: ShrinkCall, members: Vec<Rank>, others: &[Rank], now: Instant) {
+        let exclude_of = |rank: Rank| match &self.peers[rank].stance {
+            Some(Stance::Called { exclude, .. }) => Some(exclude),
+            _ => None,
+        };
+        let differing = members[1..].iter().find(|rank| exclude_of(**rank) != Some(&call.exclude));
+        if let Some(rank) = differing.copied() {
+            let theirs = exclude_of(rank).map(Vec::as_slice).unwrap_or_default();
+            let error = Error::disagreement(format!(
+                "rank {} excludes {} from the new communicator, but rank {rank} excludes {}",
+                self.me,
+                RankList::new(&call.exclude),
+                RankList::new(theirs)
+            ));
+            self.fail_all(error);
+            return;
+        }
+        let is_silent = |rank: &Rank| self.peers[*rank].reach == Reach::Silent;
+        let unreachable: Vec<Rank> =
+            others.iter().copied().filter(|rank| self.peers[*rank].reach == Reach::Unreachable).collect();
+        let uncertain: Vec<Rank> = if unreachable.is_empty() {
+            Vec::new()
+        } else {
+            others.iter().copied().filter(|rank| unreachable.contains(rank) || is_silent(rank)).collect()
+        };
+        let has_quorum = match members.len().cmp(&uncertain.len()) {
+            std::cmp::Ordering::Greater => true,
+            std::cmp::Ordering::Equal => members[0] < uncertain[0],
+            std::cmp::Ordering::Less => false,
+        };
+        if !has_quorum {
+            let error = Error::rendezvous(format!(
+                "{} cannot be reached and may have gone on without {}: if the processes are gone, name these ranks in \
+                 the list of ranks to leave out",
+                RankList::new(&uncertain),
+                RankList::new(&members)
+            ));
+            self.fail_all(error);
+            return;
+        }
+        let silent: Vec<Rank> =
+            others.iter().copied().filter(|rank| is_silent(rank) && !self.peers[*rank].left_out).collect();
+        if !silent.is_empty() {
+            for rank in silent {
+                self.peers[rank].left_out = true;
+                let generation = self.peers[rank].generation;
+                let notice = ShrinkNotice { generation, members: members.clone() };
+                self.actions.push(AgreementAction::Notify(rank, notice));
+            }
+            call.notified_at = Some(now);
+        }
+        let is_settled = call.notified_at.is_none_or(|at| now >= at + NOTICE_WAIT);
+        self.progress = ShrinkProgress::Called(call);
+        if is_settled && !self.is_deciding {
+            self.is_deciding = true;
+            self.actions.push(AgreementAction::Decide(members));
+        }
+    }
+
+    fn timed_out(&self, call: &ShrinkCall, is_leader: bool, now: Instant) -> Error {
+        let waited = now.saturating_duration_since(call.began).as_secs_f64();
+        let mut missing: Vec<Rank> = call.waiting_for.clone();
+        if !is_leader {
+            // The leader knows which ranks have not called. If it has not called itself, it is the one.
+            let is_candidate = |rank: &Rank| call.exclude.binary_search(rank).is_err();
+            let leader = (0..self.me)
+                .filter(is_candidate)
+                .find(|rank| !matches!(self.standing(*rank), Standing::Absent));
+            missing = match leader.map(|rank| (rank, &self.peers[rank].stance)) {
+                Some((_, Some(Stance::Called { waiting_for, .. }))) => waiting_for.clone(),
+                Some((rank, _)) => vec![rank],
+                None => missing,
+            };
+        }
+        let (who, verb) = (RankList::new(&missing), if missing.len() == 1 { "has" } else { "have" });
+        Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "{who} {verb} not called shrink within {waited:.1} s: all ranks that are alive must call it, or be named in \
+                 the list of ranks to leave out"
+            ),
+        )
+    }
+}
+
+/// The generation with which a member of the world called shrink.
+fn generation_in(world: &NewWorld, rank: Rank) -> Option<u64> {
+    let position = world.members.iter().position(|member| *member == rank)?;
+    world.generations.get(position).copied()
+}

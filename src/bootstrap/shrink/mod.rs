@@ -1,0 +1,37 @@
+//! Shrink: the ranks that are left agree on a new world, without the coordinator of the old one, which may be dead.
+//!
+//! Owns [`ShrinkService`], a thread of every rank that has peers, and [`ShrinkListener`], its sockets. `agreement` decides
+//! and does no I/O, `session` authenticates one connection, `service` does the I/O. Must not know why a rank shrinks its
+//! communicator, nor how the new world is joined.
+//!
+//! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a refused connection
+//! means that the process is gone or has freed its communicator; no answer within [`agreement::SILENCE`] means that it is
+//! stopped or unreachable; any other rank answers, even if its program has not called shrink yet. The leader waits until
+//! every rank has called, is excluded, is gone or is silent. Then it creates a unique id and sends it to the members, which
+//! join a world by it as usual.
+//!
+//! # No rank is in two new worlds
+//! A rank joins one world at a time, and gives a world up only by closing its control connection. A world comes about only
+//! if every member joins it and takes part in its last exchange. So of two worlds that share a rank, one fails on all its
+//! members, which then agree again. The decisions of two leaders need not be compared for that.
+//!
+//! # No two new worlds without a common rank
+//! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. The
+//!   notice waits in the kernel of that rank's host, even if the process is stopped, and ends its shrink when it continues.
+//!   Then the leader reads its own connections once more. Of two leaders that do this, at least one finds the other's
+//!   notice or request.
+//! - If ranks are unreachable, a leader decides only if more ranks have come than do not answer. If the numbers are equal,
+//!   the side with the lowest rank decides. Two sides of a broken network cannot both satisfy this. A program that is sure
+//!   that ranks are gone excludes them by name.
+//! - After a new world came about, its members keep the service of the old one. A rank that comes late is refused by them
+//!   or receives no answer, but never mistakes them for dead.
+
+mod agreement;
+mod message;
+mod service;
+mod session;
+
+#[cfg(test)]
+mod tests;
+
+pub use service::{AgreedWorld, ShrinkListener, ShrinkService, ShrinkServiceParams};

@@ -1,0 +1,426 @@
+//! Agreements on a simulated network: random delays, deaths, stops and broken links.
+
+use super::agreement::{Agreement, AgreementAction};
+use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
+use crate::error::{Error, ErrorKind};
+use crate::rank::Rank;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Longest delay of a message.
+const DELAY: u64 = 20;
+/// When all calls of shrink end, in milliseconds.
+const DEADLINE: u64 = 6000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Running,
+    /// Until this time. What is sent to it arrives when it continues.
+    Stopped(u64),
+    Dead,
+}
+
+#[derive(Clone, Debug)]
+enum Delivery {
+    Connected,
+    Refused,
+    /// The other end has died.
+    Lost,
+    Message(ShrinkMessage),
+    Notice(ShrinkNotice),
+    Call(Vec<Rank>),
+}
+
+struct SimulatedRank {
+    agreement: Agreement,
+    condition: Condition,
+    outcome: Option<Result<NewWorld, Error>>,
+    /// Since when it has been joining.
+    joining: Option<u64>,
+}
+
+/// Ranks, and what is on its way to them: by time and order, the receiver, the sender and what arrives.
+struct Simulation {
+    start: Instant,
+    now: u64,
+    ranks: Vec<SimulatedRank>,
+    in_flight: BTreeMap<(u64, u64), (Rank, Rank, Delivery)>,
+    sent: u64,
+    random: fastrand::Rng,
+    /// Pairs of ranks that cannot reach each other.
+    broken: BTreeSet<(Rank, Rank)>,
+    /// Connections that are established.
+    links: BTreeSet<(Rank, Rank)>,
+    ids: u8,
+}
+
+fn pair(one: Rank, other: Rank) -> (Rank, Rank) {
+    (one.min(other), one.max(other))
+}
+
+impl Simulation {
+    fn new(ranks: usize, seed: u64) -> Self {
+        let start = Instant::now();
+        let rank = |me| SimulatedRank {
+            agreement: Agreement::new(me, ranks, start),
+            condition: Condition::Running,
+            outcome: None,
+            joining: None,
+        };
+        Self {
+            start,
+            now: 0,
+            ranks: (0..ranks).map(rank).collect(),
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            random: fastrand::Rng::with_seed(seed),
+            broken: BTreeSet::new(),
+            links: BTreeSet::new(),
+            ids: 0,
+        }
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_millis(self.now)
+    }
+
+    /// Messages between two ranks keep their order, because later ones get later numbers and equal delays.
+    fn send(&mut self, from: Rank, to: Rank, delivery: Delivery, at: u64) {
+        self.sent += 1;
+        self.in_flight.insert((at, self.sent), (to, from, delivery));
+    }
+
+    fn delay(&mut self) -> u64 {
+        self.random.u64(1..=DELAY)
+    }
+
+    fn call(&mut self, rank: Rank, exclude: &[Rank], at: u64) {
+        self.send(rank, rank, Delivery::Call(exclude.to_vec()), at);
+    }
+
+    fn kill(&mut self, rank: Rank) {
+        self.ranks[rank].condition = Condition::Dead;
+        let peers: Vec<Rank> =
+            (0..self.ranks.len()).filter(|peer| self.links.contains(&pair(rank, *peer))).collect();
+        for peer in peers {
+            self.links.remove(&pair(rank, peer));
+            let at = self.now + DELAY + 1;
+            self.send(rank, peer, Delivery::Lost, at);
+        }
+    }
+
+    fn stop(&mut self, rank: Rank, until: u64) {
+        self.ranks[rank].condition = Condition::Stopped(until);
+    }
+
+    /// Runs until no rank that runs waits any more.
+    fn run(&mut self) {
+        while self.now < DEADLINE + 2000 && !self.is_over() {
+            self.now += 1;
+            for rank in 0..self.ranks.len() {
+                if self.ranks[rank].condition == Condition::Stopped(self.now) {
+                    self.ranks[rank].condition = Condition::Running;
+                }
+            }
+            self.deliver();
+            let instant = self.instant();
+            for rank in 0..self.ranks.len() {
+                if self.ranks[rank].condition == Condition::Running {
+                    if self.now % 10 == 0 {
+                        self.ranks[rank].agreement.on_tick(instant);
+                    }
+                    self.execute(rank);
+                }
+            }
+            self.join();
+        }
+    }
+
+    /// Whether nothing will happen any more.
+    fn is_over(&self) -> bool {
+        let has_ended = |rank: &SimulatedRank| {
+            rank.condition == Condition::Dead || (rank.outcome.is_some() && rank.joining.is_none())
+        };
+        let is_dead = |rank: Rank| self.ranks[rank].condition == Condition::Dead;
+        self.ranks.iter().all(has_ended) && self.in_flight.values().all(|(to, ..)| is_dead(*to))
+    }
+
+    fn deliver(&mut self) {
+        while let Some(entry) = self.in_flight.first_entry()
+            && entry.key().0 <= self.now
+        {
+            let (to, from, delivery) = entry.remove();
+            if let Condition::Stopped(until) = self.ranks[to].condition {
+                // The kernel of its host accepts connections and data.
+                self.send(from, to, delivery, until);
+                continue;
+            }
+            if self.ranks[to].condition == Condition::Dead {
+                continue;
+            }
+            let instant = self.instant();
+            let agreement = &mut self.ranks[to].agreement;
+            match delivery {
+                Delivery::Connected => {
+                    agreement.on_connected(from);
+                    let state = agreement.state();
+                    let at = self.now + 1;
+                    self.send(to, from, Delivery::Message(state), at);
+                }
+                Delivery::Refused => agreement.on_refused(from, instant),
+                Delivery::Lost => agreement.on_lost(from, instant),
+                Delivery::Message(message) => agreement.on_message(from, message, instant),
+                Delivery::Notice(notice) => agreement.on_notice(notice),
+                Delivery::Call(exclude) => {
+                    let deadline = self.start + Duration::from_millis(DEADLINE);
+                    agreement.call(exclude, instant, deadline);
+                }
+            }
+            self.execute(to);
+        }
+    }
+
+    fn execute(&mut self, me: Rank) {
+        loop {
+            let actions = self.ranks[me].agreement.actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                let at = self.now + DELAY;
+                match action {
+                    AgreementAction::Connect(rank) if self.broken.contains(&pair(me, rank)) => {}
+                    AgreementAction::Connect(rank) => {
+                        let delay = self.delay();
+                        let dead = self.ranks[rank].condition == Condition::Dead;
+                        if !dead {
+                            self.links.insert(pair(me, rank));
+                        }
+                        let delivery = if dead { Delivery::Refused } else { Delivery::Connected };
+                        let at = self.now + delay;
+                        self.send(rank, me, delivery, at);
+                    }
+                    AgreementAction::Send(rank, message) => {
+                        self.send(me, rank, Delivery::Message(message), at)
+                    }
+                    AgreementAction::Notify(rank, notice) => {
+                        self.send(me, rank, Delivery::Notice(notice), at)
+                    }
+                    AgreementAction::Decide(members) => {
+                        self.ids += 1;
+                        let id = vec![self.ids];
+                        self.ranks[me].agreement.decided(members, Ok(id));
+                    }
+                    // Joins end by themselves here.
+                    AgreementAction::Cancel(_) => {}
+                    AgreementAction::Finish(outcome) => {
+                        self.ranks[me].joining = outcome.is_ok().then_some(self.now);
+                        self.ranks[me].outcome = Some(outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A world comes about when all of its members join it. A rank gives up after a while.
+    fn join(&mut self) {
+        for me in 0..self.ranks.len() {
+            let rank = &self.ranks[me];
+            let (Some(since), Some(Ok(world))) = (rank.joining, rank.outcome.clone()) else { continue };
+            if rank.condition != Condition::Running {
+                continue;
+            }
+            let joins = |member: &Rank| self.ranks[*member].outcome.as_ref() == Some(&Ok(world.clone()));
+            let runs = |member: &Rank| self.ranks[*member].condition == Condition::Running;
+            let joined = |member: &Rank| joins(member) && self.ranks[*member].joining.is_none();
+            if world.members.iter().all(|member| joins(member) && (runs(member) || joined(member))) {
+                self.ranks[me].joining = None;
+                self.ranks[me].agreement.joined();
+            } else if self.now > since + 300 && !world.members.iter().any(joined) {
+                self.ranks[me].joining = None;
+                self.ranks[me].outcome = None;
+                let instant = self.instant();
+                self.ranks[me].agreement.call_again(instant);
+            }
+            self.execute(me);
+        }
+    }
+
+    /// The world that each rank has joined.
+    fn worlds(&self) -> Vec<Option<Vec<Rank>>> {
+        let world = |rank: &SimulatedRank| match (&rank.outcome, rank.joining) {
+            (Some(Ok(world)), None) => Some(world.members.clone()),
+            _ => None,
+        };
+        self.ranks.iter().map(world).collect()
+    }
+
+    /// The error of a rank.
+    fn error(&self, rank: Rank) -> &Error {
+        match &self.ranks[rank].outcome {
+            Some(Err(error)) => error,
+            other => panic!("rank {rank} has {other:?} and no error"),
+        }
+    }
+}
+
+#[test]
+fn the_ranks_that_are_left_agree_whoever_died() {
+    for ranks in 2..=5 {
+        for dead in 0..ranks {
+            let mut simulation = Simulation::new(ranks, 1);
+            simulation.kill(dead);
+            (0..ranks).filter(|rank| *rank != dead).for_each(|rank| simulation.call(rank, &[], 1));
+            simulation.run();
+            let left: Vec<Rank> = (0..ranks).filter(|rank| *rank != dead).collect();
+            let worlds = simulation.worlds();
+            assert!(left.iter().all(|rank| worlds[*rank].as_ref() == Some(&left)), "{dead}: {worlds:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_left_out_and_fails_when_it_continues() {
+    for stopped in 0..3 {
+        let mut simulation = Simulation::new(3, 2);
+        simulation.stop(stopped, 5000);
+        (0..3).for_each(|rank| simulation.call(rank, &[], 1));
+        simulation.run();
+        let left: Vec<Rank> = (0..3).filter(|rank| *rank != stopped).collect();
+        let worlds = simulation.worlds();
+        assert!(left.iter().all(|rank| worlds[*rank].as_ref() == Some(&left)), "{stopped}: {worlds:?}");
+        let error = simulation.error(stopped);
+        assert!(error.message().contains(&format!("went on without rank {stopped}")), "{error}");
+    }
+}
+
+#[test]
+fn only_one_side_of_a_broken_network_goes_on() {
+    for (one, winner) in [
+        (vec![0], vec![1, 2, 3, 4]),
+        (vec![0, 1], vec![2, 3, 4]),
+        (vec![3, 4], vec![0, 1, 2]),
+        (vec![1, 2, 3], vec![1, 2, 3]),
+    ] {
+        let mut simulation = Simulation::new(5, 3);
+        let other: Vec<Rank> = (0..5).filter(|rank| !one.contains(rank)).collect();
+        for a in &one {
+            simulation.broken.extend(other.iter().map(|b| pair(*a, *b)));
+        }
+        (0..5).for_each(|rank| simulation.call(rank, &[], 1));
+        simulation.run();
+        for (rank, world) in simulation.worlds().into_iter().enumerate() {
+            let expected = winner.contains(&rank).then(|| winner.clone());
+            assert_eq!(world, expected, "rank {rank} of {one:?} and {other:?}");
+        }
+        let loser = (0..5).find(|rank| !winner.contains(rank)).expect("a loser");
+        assert_eq!(simulation.error(loser).kind(), ErrorKind::Rendezvous);
+        assert!(simulation.error(loser).message().contains("cannot be reached"));
+    }
+    // Of two equal sides the one with rank 0 goes on; the other one does if its program excludes the ranks.
+    for exclude in [vec![], vec![0, 1]] {
+        let mut simulation = Simulation::new(4, 4);
+        for (one, other) in [(0, 2), (0, 3), (1, 2), (1, 3)] {
+            simulation.broken.insert((one, other));
+        }
+        (0..2).for_each(|rank| simulation.call(rank, &[], 1));
+        (2..4).for_each(|rank| simulation.call(rank, &exclude, 1));
+        simulation.run();
+        let worlds = simulation.worlds();
+        assert_eq!(worlds[0], Some(vec![0, 1]));
+        assert_eq!(worlds[3], (!exclude.is_empty()).then(|| vec![2, 3]));
+    }
+}
+
+#[test]
+fn ranks_that_are_alive_are_waited_for_and_named() {
+    let mut simulation = Simulation::new(3, 5);
+    simulation.call(1, &[], 1);
+    simulation.call(2, &[], 1);
+    simulation.run();
+    for rank in [1, 2] {
+        let error = simulation.error(rank);
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.message().starts_with("rank 0 has not called shrink"), "{error}");
+    }
+    let mut simulation = Simulation::new(3, 6);
+    simulation.call(0, &[], 1);
+    simulation.call(1, &[], 4000);
+    simulation.call(2, &[], 1);
+    simulation.run();
+    assert_eq!(simulation.worlds(), vec![Some(vec![0, 1, 2]); 3]);
+}
+
+#[test]
+fn no_two_worlds_come_about_in_random_runs() {
+    for seed in 0..150 {
+        let ranks = 2 + seed as usize % 5;
+        let mut simulation = Simulation::new(ranks, seed);
+        let mut certain: Vec<Rank> = Vec::new();
+        for rank in 0..ranks {
+            match simulation.random.u8(0..8) {
+                0 | 1 => simulation.kill(rank),
+                2 => {
+                    let until = simulation.random.u64(1..4000);
+                    simulation.stop(rank, until);
+                }
+                3 => {
+                    let other = simulation.random.usize(0..ranks);
+                    simulation.broken.insert(pair(rank, other));
+                }
+                _ => certain.push(rank),
+            }
+            let at = simulation.random.u64(1..2500);
+            simulation.call(rank, &[], at);
+        }
+        simulation.run();
+        let worlds: BTreeSet<Vec<Rank>> = simulation.worlds().into_iter().flatten().collect();
+        assert!(worlds.len() <= 1, "seed {seed}: {worlds:?}");
+        for rank in 0..ranks {
+            let SimulatedRank { condition, outcome, .. } = &simulation.ranks[rank];
+            assert!(
+                *condition == Condition::Dead || outcome.is_some(),
+                "seed {seed}: rank {rank} waits for ever"
+            );
+        }
+        if simulation.broken.is_empty() {
+            let world = worlds.first();
+            assert!(
+                certain.iter().all(|rank| world.is_some_and(|world| world.contains(rank))),
+                "seed {seed}: {certain:?} are alive, but {world:?} went on"
+            );
+        }
+    }
+}
+
+#[test]
+fn forged_worlds_and_messages_in_the_wrong_state_are_ignored() {
+    let now = Instant::now();
+    let mut agreement = Agreement::new(1, 3, now);
+    let world = |members: &[Rank], generations: &[u64]| {
+        let (members, generations) = (members.to_vec(), generations.to_vec());
+        ShrinkMessage::NewWorld(NewWorld { members, generations, id: vec![1] })
+    };
+    agreement.on_message(0, world(&[0, 1], &[0, 0]), now);
+    assert!(agreement.actions().is_empty(), "shrink was not called");
+    agreement.call(Vec::new(), now, now + Duration::from_secs(1));
+    agreement.actions();
+    for forged in [
+        world(&[1, 0], &[0, 0]),
+        world(&[0, 2], &[0, 0]),
+        world(&[0, 1, 7], &[0, 0, 0]),
+        world(&[1, 2], &[0, 0]),
+        world(&[0, 1], &[0]),
+        world(&[0, 1], &[0, 4]),
+        world(&[], &[]),
+    ] {
+        agreement.on_message(0, forged, now);
+        let finished = |action: &AgreementAction| matches!(action, AgreementAction::Finish(_));
+        assert!(!agreement.actions().iter().any(finished));
+    }
+    agreement.on_message(0, ShrinkMessage::State { generation: 0, stance: Stance::Joining }, now);
+    agreement.on_message(0, world(&[0, 1], &[0, 0]), now);
+    let expected =
+        AgreementAction::Finish(Ok(NewWorld { members: vec![0, 1], generations: vec![0, 0], id: vec![1] }));
+    assert!(agreement.actions().contains(&expected));
+}
