@@ -56,7 +56,7 @@ impl Identity {
     pub fn alone() -> Self {
         // No other rank has to connect.
         let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 };
-        Self { rank: 0, world: 1, rendezvous, token: 0, launcher: "a world of one rank" }
+        Self { rank: 0, world: 1, rendezvous, token: 0, one_node: false, launcher: "a world of one rank" }
     }
 }
 

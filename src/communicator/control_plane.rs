@@ -92,6 +92,22 @@ impl LocalGroup {
         Arc::new(Self { progress: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
     }
 
+    /// Number of ranks.
+    pub(super) fn world(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// The ranks whose communicators are not dropped.
+    pub(super) fn present(&self) -> Vec<Rank> {
+        let has_left = |progress: &CallProgress| matches!(progress, CallProgress::Left { .. });
+        self.lock()
+            .iter()
+            .enumerate()
+            .filter(|(_, progress)| !has_left(progress))
+            .map(|(rank, _)| rank)
+            .collect()
+    }
+
     /// Adds to a timeout which ranks have not made the call.
     fn explain_timeout(&self, error: &Error) -> Error {
         let progress = self.lock();

@@ -244,11 +244,39 @@ pub(super) fn listen_addresses(config: &Config) -> Result<Vec<IpAddr>> {
     Ok(if named || chosen.is_loopback() { vec![chosen] } else { vec![chosen, loopback] })
 }
 
+/// The addresses at which this rank answers ranks that shrink the communicator.
+pub(super) fn shrink_addresses(config: &Config) -> Result<Vec<IpAddr>> {
+    if config.transport == TransportChoice::Shm {
+        // All ranks are on this node.
+        return Ok(vec![std::net::Ipv4Addr::LOCALHOST.into()]);
+    }
+    listen_addresses(config)
+}
+
+/// By rank, the address by which this rank asks it whether it shrinks.
+pub(super) fn shrink_endpoints(
+    config: &Config,
+    infos: &[PeerInfo],
+    same_node: &[bool],
+) -> Result<Vec<SocketAddr>> {
+    let ranks = infos.iter().zip(same_node).enumerate();
+    let endpoint = |(rank, (info, same_node)): (Rank, (&PeerInfo, &bool))| {
+        let endpoint = reachable(config, &info.shrink_endpoints, *same_node);
+        endpoint.ok_or_else(|| Error::internal(format!("rank {rank} has no address for a shrink")))
+    };
+    ranks.map(endpoint).collect()
+}
+
+/// The one of a rank's addresses by which this rank reaches it.
+fn reachable(config: &Config, endpoints: &[SocketAddr], same_node: bool) -> Option<SocketAddr> {
+    let loopback = same_node && config.socket_ifname.is_none();
+    let endpoint = endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == loopback);
+    endpoint.or(endpoints.first()).copied()
+}
+
 /// The address by which this rank reaches a peer.
 fn tcp_endpoint(config: &Config, info: &PeerInfo, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
-    let loopback = same_node && config.socket_ifname.is_none();
-    let endpoint = info.endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == loopback);
-    endpoint.or(info.endpoints.first()).map(|endpoint| (peer, *endpoint)).ok_or_else(|| {
+    reachable(config, &info.endpoints, same_node).map(|endpoint| (peer, endpoint)).ok_or_else(|| {
         let message = format!(
             "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
             info.host

@@ -4,16 +4,20 @@
 //! Owns the order of these steps. Must not know how each is done.
 
 use super::Communicator;
+use super::blueprint::{Blueprint, LocalRank, WorldSpec};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::launch_group::LaunchGroup;
+use super::local_gathering::LocalGathering;
 use super::peer_info::PeerInfo;
 use super::plans::Plans;
 use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, arena_layout, is_crowded};
-use crate::bootstrap::{self, ControlConnection, Identity};
-use crate::config::{Config, TransportChoice};
+use crate::bootstrap::{
+    self, ControlConnection, Identity, ShrinkListener, ShrinkService, ShrinkServiceParams,
+};
+use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -35,7 +39,12 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         crate::logging::init(config.log);
-        let fault = Arc::new(Fault::new()?);
+        Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()?))
+    }
+
+    /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is raised meanwhile.
+    pub(super) fn join(spec: WorldSpec, identity: &Identity, fault: Arc<Fault>) -> Result<Self> {
+        let config = &spec.config;
         let (me, world) = (identity.rank, identity.world);
         let connection = ControlConnection::join(identity, config, Arc::clone(&fault))?;
         let deadline = Instant::now() + config.connect_timeout;
@@ -44,6 +53,8 @@ impl Communicator {
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
         let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
+        let shrink_listener =
+            (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
         let info = PeerInfo {
             nonce: random_bytes()?,
             process: process_number()?,
@@ -52,6 +63,7 @@ impl Communicator {
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
             secret: descriptors.as_ref().map(DescriptorExchange::secret),
+            shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
             rails: inter_node::offer(config, world),
         };
@@ -59,8 +71,11 @@ impl Communicator {
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // Report a topology or a plan that cannot be used, so that all ranks return the same error.
         let report = |error: Error| connection.report(error, None);
-        let topology = topology(config, &infos).map_err(report)?;
-        let plans = Plans::new(config, &topology, me).map_err(report)?;
+        let topology = match &spec.topology {
+            Some(topology) => topology.clone(),
+            None => topology(config, &infos).map_err(report)?,
+        };
+        let plans = plans(&spec, &topology, me).map_err(report)?;
         check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report)?;
         let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
@@ -130,6 +145,19 @@ impl Communicator {
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             fault,
         };
+        let service = match shrink_listener {
+            Some(listener) => {
+                let same_node: Vec<bool> = (0..world).map(|rank| node.contains(&rank)).collect();
+                let endpoints = inter_node::shrink_endpoints(config, &infos, &same_node)?;
+                // Random numbers of all ranks, so that no other communicator has this key.
+                let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
+                let key = connection.secret().derive("shrink", &nonces);
+                let config = config.clone();
+                let params = ShrinkServiceParams { me, endpoints, key, listener, config };
+                Some(Arc::new(ShrinkService::start(params)?))
+            }
+            None => None,
+        };
         let runner = builder.build(ControlPlane::Processes(connection))?;
         if let ControlPlane::Processes(connection) = &runner.control {
             if infos.iter().any(|info| info.has_gpu) {
@@ -141,7 +169,10 @@ impl Communicator {
             connection.all_gather("links", &[])?;
             runner.lock_state().executor.settle_sharing();
         }
-        Self::start(runner)
+        let is_described = spec.topology.is_some() || config.topology.is_some();
+        let WorldSpec { config, ancestors, .. } = spec;
+        let topology = is_described.then_some(topology);
+        Self::start(runner, Blueprint { config, topology, service, ancestors, gathering: None })
     }
 
     /// A world of `world` ranks that are threads of this process, with the settings in `config`; one
@@ -151,14 +182,22 @@ impl Communicator {
     /// `InvalidArgument` for a world without ranks; `System` if there is too little memory.
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
         crate::logging::init(config.log);
+        let ranks = Self::local_ranks(&WorldSpec::new(config), world)?;
+        ranks.into_iter().map(|rank| Self::start(rank.runner, rank.blueprint)).collect()
+    }
+
+    /// The ranks of a world of threads, in their order.
+    pub(super) fn local_ranks(spec: &WorldSpec, world: usize) -> Result<Vec<LocalRank>> {
+        let config = &spec.config;
         if world == 0 {
             return Err(Error::invalid_argument("a world has at least one rank"));
         }
         let fault = Arc::new(Fault::new()?);
         let group = LocalGroup::new(world, Arc::clone(&fault));
-        let topology = match &config.topology {
-            Some(text) => configured_topology(text, world, None)?,
-            None => Topology::from_names(&vec!["here"; world]),
+        let topology = match (&spec.topology, &config.topology) {
+            (Some(topology), _) => topology.clone(),
+            (None, Some(text)) => configured_topology(text, world, None)?,
+            (None, None) => Topology::from_names(&vec!["here"; world]),
         };
         let layout = arena_layout(config, world, world);
         let arenas =
@@ -174,7 +213,7 @@ impl Communicator {
                 nodes: topology.nodes(),
                 world,
                 me,
-                plans: Plans::new(config, &topology, me)?,
+                plans: plans(spec, &topology, me)?,
                 arena,
                 layout,
                 transports: vec![AnyTransport::InPlace(Box::new(shm))],
@@ -194,7 +233,32 @@ impl Communicator {
         // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
-        runners.into_iter().map(Self::start).collect()
+        let is_described = spec.topology.is_some() || config.topology.is_some();
+        let gathering = Arc::new(LocalGathering::new());
+        let blueprint = || Blueprint {
+            config: config.clone(),
+            topology: is_described.then(|| topology.clone()),
+            service: None,
+            ancestors: Vec::new(),
+            gathering: Some(Arc::clone(&gathering)),
+        };
+        Ok(runners.into_iter().map(|runner| LocalRank { runner, blueprint: blueprint() }).collect())
+    }
+}
+
+/// The plans for `topology`. If an algorithm that the user named cannot be used on what is left of a world, selects one.
+fn plans(spec: &WorldSpec, topology: &Topology, me: Rank) -> Result<Plans> {
+    let config = &spec.config;
+    match Plans::new(config, topology, me) {
+        Err(error) if spec.is_derived && config.algo != Algorithm::Auto => {
+            log::warn!(
+                "{} cannot be used for the ranks of a new communicator ({error}): using auto",
+                config.algo.name()
+            );
+            let config = Config { algo: Algorithm::Auto, ..config.clone() };
+            Plans::new(&config, topology, me)
+        }
+        plans => plans,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Owns the handle that users hold, the order of calls, their validation, and how a failure is reported. Must
 //! not know how ranks find each other (`bootstrap`), nor how data moves (`executor`).
 
+mod blueprint;
 mod buffers;
 mod call_queue;
 mod checked_call;
@@ -16,12 +17,15 @@ mod gpu_collectives;
 mod inter_node;
 mod join;
 mod launch_group;
+mod local_gathering;
 mod peer_info;
 mod plans;
 mod registration_gate;
 mod request;
 mod runner;
 mod runner_builder;
+mod shrink;
+mod split;
 mod user_memory;
 
 pub(crate) use checked_call::{CallValidator, CheckedCall};
@@ -36,6 +40,7 @@ use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
 use crate::process::{self, CreatorProcess};
 use crate::rank::Rank;
+use blueprint::Blueprint;
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
 use request::WaitCheck;
@@ -48,7 +53,7 @@ use std::thread::JoinHandle;
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
 ///
 /// Calls may come from any thread; they run one at a time. After an error the communicator refuses all
-/// further calls on every rank. Drop it and make a new one.
+/// further calls on every rank. Drop it and make a new one, or let the ranks that are left [`shrink`](Self::shrink) it.
 ///
 /// A forked child of this process cannot use the communicator: threads and connections do not survive a fork. There, calls
 /// fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
@@ -58,6 +63,7 @@ pub struct Communicator {
     /// Locked from taking a ticket to sending the call, so that the worker receives calls in ticket order.
     submissions: Mutex<Option<Sender<QueuedCall>>>,
     worker: Option<JoinHandle<()>>,
+    blueprint: Blueprint,
 }
 
 impl Communicator {
@@ -93,7 +99,7 @@ impl Communicator {
     }
 
     /// Starts the worker thread of a rank whose links are ready.
-    fn start(runner: CallRunner) -> Result<Self> {
+    fn start(runner: CallRunner, blueprint: Blueprint) -> Result<Self> {
         let runner = Arc::new(runner);
         let (submissions, calls) = channel();
         let worker = Arc::clone(&runner);
@@ -102,7 +108,8 @@ impl Communicator {
             .map_err(|cause| Error::io("cannot start a thread for asynchronous calls", cause))?;
         log::info!("{}", runner.summary);
         let creator = CreatorProcess::current();
-        Ok(Self { creator, runner, submissions: Mutex::new(Some(submissions)), worker: Some(worker) })
+        let submissions = Mutex::new(Some(submissions));
+        Ok(Self { creator, runner, submissions, worker: Some(worker), blueprint })
     }
 
     /// This process's rank, from 0.

@@ -19,6 +19,8 @@ pub(super) struct PeerInfo {
     pub secret: Option<[u8; 16]>,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
+    /// Where this rank answers ranks that shrink the communicator.
+    pub shrink_endpoints: Vec<SocketAddr>,
     /// Random. The keys of links are derived from the job's secret and those of both ranks.
     pub nonce: [u8; 16],
     /// Ranks with equal numbers are threads of one process.

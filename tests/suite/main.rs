@@ -25,6 +25,8 @@ mod planners;
 mod python;
 mod reproducible;
 mod resource_leaks;
+mod shrink;
+mod split;
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -234,6 +234,16 @@ pub fn test_name(path: &str, name: &str) -> String {
 /// Runs `body` as every rank of a world of processes. Each process runs this test binary with the test whose full name
 /// is `name`, which must do nothing but call this function. Returns the output of each process, by rank.
 pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Vec<std::process::Output> {
+    spawn_processes_with(name, setup, &[], body)
+}
+
+/// As [`spawn_processes`], with additional environment variables for the ranks.
+pub fn spawn_processes_with(
+    name: &str,
+    setup: &Setup,
+    variables: &[(&str, &str)],
+    body: impl FnOnce(Rank),
+) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
         with_watchdog(Duration::from_secs(60), || {
@@ -256,6 +266,7 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
                     .env("FLEXRING_IB_RAILS", setup.config.ib_rails.to_string())
                     .env("FLEXRING_IB_TIMEOUT", setup.config.ib_timeout.to_string())
                     .env("FLEXRING_SOCKET_IFNAME", "lo")
+                    .envs(variables.iter().copied())
                     .stdout(std::process::Stdio::piped())
                     .stderr(std::process::Stdio::piped())
                     .spawn()
@@ -270,6 +281,11 @@ pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Ve
         }
         outputs
     })
+}
+
+/// Sends this process a signal.
+pub fn signal_self(signal: rustix::process::Signal) {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
 }
 
 /// Kills this process 300 ms later, without notice to any code that runs then.

@@ -1,0 +1,175 @@
+//! Split: the ranks make one communicator for each color.
+//!
+//! Owns who is in which, and in which order. Must not know how a communicator is joined.
+
+use super::Communicator;
+use super::blueprint::{Blueprint, LocalRank};
+use super::control_plane::{ControlPlane, LocalMember};
+use super::local_gathering::{GatheringRequest, LocalGathering};
+use super::shrink::distribute;
+use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::rank::{Rank, RankList};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Communicator {
+    /// A color for [`split`](Self::split): the rank takes part in the call, and is in no new communicator.
+    pub const NO_COLOR: i32 = -1;
+
+    /// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by their rank
+    /// here. Returns `None` for [`NO_COLOR`](Self::NO_COLOR). All ranks must call it between the same two calls, as any
+    /// collective.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another negative color, before any other rank is affected; the error that ended this communicator, if it has failed; the errors of [`from_env`](Self::from_env).
+    pub fn split(&self, color: i32, key: i32) -> Result<Option<Self>> {
+        if color < 0 && color != Self::NO_COLOR {
+            let message = format!("the color is {color}, neither NO_COLOR nor a number from 0");
+            return Err(Error::invalid_argument(message));
+        }
+        self.synchronize()?;
+        match (&self.runner.control, &self.blueprint.gathering) {
+            (ControlPlane::Threads(member), Some(gathering)) => {
+                split_threads(&self.blueprint, member, gathering, color, key)
+            }
+            (ControlPlane::Processes(connection), _) => self.split_processes(connection, color, key),
+            (ControlPlane::Threads(_), None) => Err(Error::internal("threads without a place to meet")),
+        }
+    }
+
+    fn split_processes(&self, connection: &ControlConnection, color: i32, key: i32) -> Result<Option<Self>> {
+        let choices = connection.all_gather("colors and keys", &ColorChoice { color, key }.to_bytes())?;
+        let choices: Vec<ColorChoice> =
+            choices.iter().map(|bytes| ColorChoice::from_bytes(bytes)).collect::<Result<_>>()?;
+        let members = members_of(color, choices.into_iter().enumerate());
+        // The first member of each color creates the id for all of them. A failure is exchanged, too.
+        let leader = members.first().copied().filter(|_| color >= 0);
+        let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.blueprint.config));
+        let mine: Option<Result<Vec<u8>>> = created.as_ref().map(|created| match created {
+            Ok((_, id)) => Ok(id.as_bytes().to_vec()),
+            Err(error) => Err(error.clone()),
+        });
+        let unreadable =
+            |cause: postcard::Error| Error::internal(format!("cannot read a unique id: {cause}"));
+        let ids = connection.all_gather("unique ids", &postcard::to_stdvec(&mine).map_err(unreadable)?)?;
+        let Some(leader) = leader else { return Ok(None) };
+        let id: Option<Result<Vec<u8>>> = postcard::from_bytes(&ids[leader]).map_err(unreadable)?;
+        let id = id.ok_or_else(|| Error::internal(format!("rank {leader} sent no unique id")))?;
+        let id = UniqueId::from_bytes(&id.map_err(|error| error.context(format_args!("rank {leader}")))?)?;
+        let position = members.iter().position(|member| *member == self.rank());
+        let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
+        let identity = Identity::from_unique_id(members.len(), &id, rank)?;
+        let mut spec = self.blueprint.for_members(&members);
+        // Nothing is left behind: the ranks keep this communicator.
+        spec.ancestors.clear();
+        let joined = Self::join(spec, &identity, Arc::new(Fault::new()?));
+        // The coordinator serves the new world without its handle.
+        drop(created);
+        joined.map(Some)
+    }
+}
+
+/// What a rank passes to a split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ColorChoice {
+    color: i32,
+    key: i32,
+}
+
+impl ColorChoice {
+    fn to_bytes(self) -> [u8; 8] {
+        (u64::from(self.color as u32) << 32 | u64::from(self.key as u32)).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bytes = bytes.try_into().map_err(|_| Error::internal("a color and a key have 8 bytes"))?;
+        let both = u64::from_le_bytes(bytes);
+        Ok(Self { color: (both >> 32) as u32 as i32, key: both as u32 as i32 })
+    }
+}
+
+/// The ranks with this color, in their new order.
+fn members_of(color: i32, choices: impl Iterator<Item = (Rank, ColorChoice)>) -> Vec<Rank> {
+    let mut members: Vec<(i32, Rank)> = choices
+        .filter(|(_, choice)| choice.color == color)
+        .map(|(rank, choice)| (choice.key, rank))
+        .collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
+}
+
+/// Splits a communicator whose ranks are threads of this process.
+fn split_threads(
+    blueprint: &Blueprint,
+    member: &LocalMember,
+    gathering: &LocalGathering<LocalRank>,
+    color: i32,
+    key: i32,
+) -> Result<Option<Communicator>> {
+    let world = member.group.world();
+    let missing = |requests: &BTreeMap<Rank, GatheringRequest>| {
+        (0..world).filter(|rank| !requests.contains_key(rank)).collect()
+    };
+    let late = |missing: &[Rank]| {
+        let has = if missing.len() == 1 { "has" } else { "have" };
+        Error::timeout(format!("{} {has} not called split: all ranks must call it", RankList::new(missing)))
+    };
+    let deadline = Instant::now() + blueprint.config.connect_timeout;
+    let request = GatheringRequest::Split { color, key };
+    let finish = |requests| split_for_all(blueprint, &requests);
+    let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
+    made.map(|made| Communicator::start(made.runner, made.blueprint)).transpose()
+}
+
+/// Acts for all ranks.
+fn split_for_all(
+    blueprint: &Blueprint,
+    requests: &BTreeMap<Rank, GatheringRequest>,
+) -> BTreeMap<Rank, Result<Option<LocalRank>>> {
+    let mut choices: Vec<(Rank, ColorChoice)> = Vec::new();
+    for (rank, request) in requests {
+        let GatheringRequest::Split { color, key } = *request else {
+            let error = Error::disagreement(format!("rank {rank} calls {request:?} while other ranks split"));
+            return requests.keys().map(|rank| (*rank, Err(error.clone()))).collect();
+        };
+        choices.push((*rank, ColorChoice { color, key }));
+    }
+    let mut colors: Vec<i32> =
+        choices.iter().map(|(_, choice)| choice.color).filter(|color| *color >= 0).collect();
+    colors.sort_unstable();
+    colors.dedup();
+    let mut results: BTreeMap<Rank, Result<Option<LocalRank>>> =
+        requests.keys().map(|rank| (*rank, Ok(None))).collect();
+    for color in colors {
+        let members = members_of(color, choices.iter().copied());
+        let made = Communicator::local_ranks(&blueprint.for_members(&members), members.len());
+        results.append(&mut distribute(&members, made));
+    }
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colors_and_keys_survive_the_exchange() {
+        for choice in [(0, 0), (7, -3), (i32::MAX, i32::MIN), (-1, i32::MAX)] {
+            let choice = ColorChoice { color: choice.0, key: choice.1 };
+            assert_eq!(ColorChoice::from_bytes(&choice.to_bytes()), Ok(choice));
+        }
+        assert!(ColorChoice::from_bytes(&[0; 7]).is_err());
+    }
+
+    #[test]
+    fn members_are_ordered_by_key_and_then_by_rank() {
+        let choices = [(1, 5), (0, 0), (1, -2), (1, 5), (-1, 0)];
+        let choices = choices.map(|(color, key)| ColorChoice { color, key });
+        assert_eq!(members_of(1, choices.into_iter().enumerate()), [2, 0, 3]);
+        assert_eq!(members_of(0, choices.into_iter().enumerate()), [1]);
+        assert!(members_of(3, choices.into_iter().enumerate()).is_empty());
+    }
+}
