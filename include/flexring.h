@@ -23,6 +23,9 @@
 // Bytes of a unique id.
 #define FLEXRING_UNIQUE_ID_BYTES 128
 
+// Passed to flexring_comm_split by a rank that is in no new communicator.
+#define FLEXRING_NO_COLOR -1
+
 // The result of every call. 0 is success; otherwise flexring_last_error() returns a message.
 typedef enum {
     // The call succeeded.
@@ -158,6 +161,30 @@ flexring_result flexring_comm_init_from_env(flexring_comm **out);
 // The caller promises:
 // `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_comm_init_rank(flexring_comm **out, int world, flexring_unique_id id, int rank);
+
+// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every
+// rank that is alive must call it with the same list of ranks to leave out, except those ranks, and ranks that have freed
+// `comm`. Ranks that died, were stopped or cannot be reached are left out, too; a rank that continues later gets
+// FLEXRING_RENDEZVOUS_FAILED here. Calls on `comm` end first. After a failure the vectors of the failed calls have undefined
+// contents. `comm` must still be freed.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `exclude` points to `exclude_count` ranks, and may be NULL if there are none; `out` is NULL or
+// points to a pointer that may be written.
+flexring_result flexring_comm_shrink(const flexring_comm *comm,
+                                     const int *exclude,
+                                     size_t exclude_count,
+                                     flexring_comm **out);
+
+// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by their rank in
+// `comm`. `out` is set to NULL if `color` is FLEXRING_NO_COLOR. All ranks must call it, between the same two calls on `comm`.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_comm_split(const flexring_comm *comm,
+                                    int color,
+                                    int key,
+                                    flexring_comm **out);
 
 // Writes this process's rank to `out`.
 //

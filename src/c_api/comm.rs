@@ -109,6 +109,80 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
     guarded(|| unsafe { return_handle(out, "flexring_comm_init_rank", make) })
 }
 
+/// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every
+/// rank that is alive must call it with the same list of ranks to leave out, except those ranks, and ranks that have freed
+/// `comm`. Ranks that died, were stopped or cannot be reached are left out, too; a rank that continues later gets
+/// FLEXRING_RENDEZVOUS_FAILED here. Calls on `comm` end first. After a failure the vectors of the failed calls have undefined
+/// contents. `comm` must still be freed.
+///
+/// # Safety
+/// `comm` is NULL or a live handle; `exclude` points to `exclude_count` ranks, and may be NULL if there are none; `out` is NULL or
+/// points to a pointer that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_shrink(
+    comm: *const flexring_comm,
+    exclude: *const c_int,
+    exclude_count: usize,
+    out: *mut *mut flexring_comm,
+) -> flexring_result {
+    const FUNCTION: &str = "flexring_comm_shrink";
+    guarded(|| {
+        // SAFETY: the caller guarantees the handle.
+        let comm = unsafe { borrow(comm, FUNCTION)? };
+        if exclude.is_null() && exclude_count > 0 {
+            return Err(Error::invalid_argument(format!("{FUNCTION}: exclude is NULL")));
+        }
+        if exclude_count > comm.communicator.world_size() {
+            let message = format!("{FUNCTION}: exclude_count is {exclude_count}, more than there are ranks");
+            return Err(Error::invalid_argument(message));
+        }
+        let excluded: &[c_int] = if exclude_count == 0 {
+            &[]
+        } else {
+            // SAFETY: `exclude` is not NULL, and the caller guarantees that it points to that many ranks.
+            unsafe { std::slice::from_raw_parts(exclude, exclude_count) }
+        };
+        let rank = |rank: &c_int| {
+            usize::try_from(*rank)
+                .map_err(|_| Error::invalid_argument(format!("{FUNCTION}: exclude contains {rank}")))
+        };
+        let excluded: Vec<usize> = excluded.iter().map(rank).collect::<Result<_>>()?;
+        // SAFETY: the caller's contract is the one of `return_handle`.
+        unsafe { return_handle(out, FUNCTION, || comm.communicator.shrink(&excluded)) }
+    })
+}
+
+/// Passed to flexring_comm_split by a rank that is in no new communicator.
+pub const FLEXRING_NO_COLOR: c_int = -1;
+const _: () = assert!(FLEXRING_NO_COLOR == Communicator::NO_COLOR, "the C ABI gives the value");
+
+/// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by their rank in
+/// `comm`. `out` is set to NULL if `color` is FLEXRING_NO_COLOR. All ranks must call it, between the same two calls on `comm`.
+///
+/// # Safety
+/// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_split(
+    comm: *const flexring_comm,
+    color: c_int,
+    key: c_int,
+    out: *mut *mut flexring_comm,
+) -> flexring_result {
+    const FUNCTION: &str = "flexring_comm_split";
+    guarded(|| {
+        // SAFETY: the caller guarantees the handle.
+        let comm = unsafe { borrow(comm, FUNCTION)? };
+        if out.is_null() {
+            return Err(Error::invalid_argument(format!("{FUNCTION}: out is NULL")));
+        }
+        let made = comm.communicator.split(color, key)?;
+        let handle = made.map(|communicator| Box::new(flexring_comm { communicator }));
+        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
+        unsafe { out.write(handle.map_or(std::ptr::null_mut(), Box::into_raw)) };
+        Ok(())
+    })
+}
+
 /// Writes this process's rank to `out`.
 ///
 /// # Safety

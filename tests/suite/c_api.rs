@@ -73,6 +73,11 @@ fn forked_children_cannot_use_communicators_and_hide_no_death() {
     passes("fork");
 }
 
+#[test]
+fn communicators_are_split_and_shrunk_also_after_a_death() {
+    passes("shrink");
+}
+
 /// Compiles a program and passes it to `run`. The program uses the simulated CUDA driver.
 fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
     if !can_compile() {
