@@ -12,6 +12,7 @@ from pathlib import Path
 from . import _interrupt
 
 UNIQUE_ID_BYTES = 128
+NO_COLOR = -1
 
 _NAME = "libflexring.so"
 # The name with the major version of the ABI, under which the library is installed.
@@ -52,6 +53,8 @@ _SIGNATURES = {
     "flexring_get_unique_id": [POINTER(UniqueId)],
     "flexring_comm_init_from_env": [POINTER(c_void_p)],
     "flexring_comm_init_rank": [POINTER(c_void_p), c_int, UniqueId, c_int],
+    "flexring_comm_shrink": [c_void_p, POINTER(c_int), c_size_t, POINTER(c_void_p)],
+    "flexring_comm_split": [c_void_p, c_int, c_int, POINTER(c_void_p)],
     "flexring_comm_rank": [c_void_p, POINTER(c_int)],
     "flexring_comm_size": [c_void_p, POINTER(c_int)],
     "flexring_comm_synchronize": [c_void_p],

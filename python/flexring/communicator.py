@@ -12,7 +12,7 @@ import weakref
 
 from . import _interrupt
 from ._gpu import stream_for
-from ._library import UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
+from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._vector import SIZES, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
 
@@ -115,6 +115,31 @@ class Communicator:
         id = UniqueId.from_buffer_copy(id)
         check(library.flexring_comm_init_rank(ctypes.byref(pointer), size, id, rank))
         return cls(_Handle(pointer.value))
+
+    def shrink(self, exclude=()):
+        """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank
+        died. Every rank that is alive must call it with the same ranks to leave out, ``exclude``, except those ranks, and
+        ranks that have closed this communicator. Ranks that died, were stopped or cannot be reached are left out, too; for a
+        rank that continues later this raises an error. Calls on this communicator end first. After a failure the vectors of
+        the failed calls have undefined contents. Close this communicator afterwards."""
+        handle = self._open_handle()
+        exclude = sorted(set(exclude))
+        for rank in exclude:
+            self._check_root(rank)
+        pointer = ctypes.c_void_p()
+        ranks = (ctypes.c_int * len(exclude))(*exclude)
+        check(library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), ctypes.byref(pointer)))
+        return type(self)(_Handle(pointer.value))
+
+    def split(self, color, key=0):
+        """Makes one communicator for each ``color``, a number from 0, of the ranks that pass that color, ordered by ``key`` and
+        then by their rank here. Returns None if ``color`` is None. All ranks must call it, between the same two calls."""
+        if color is not None and color < 0:
+            raise ValueError(f"a color is None or a number from 0, not {color}")
+        pointer = ctypes.c_void_p()
+        color = NO_COLOR if color is None else color
+        check(library.flexring_comm_split(self._open_handle().pointer, color, key, ctypes.byref(pointer)))
+        return None if pointer.value is None else type(self)(_Handle(pointer.value))
 
     @property
     def rank(self):

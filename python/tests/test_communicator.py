@@ -144,6 +144,42 @@ class Communicators(WorldTest):
         self.assertIsInstance(theirs, KeyError)
 
 
+class DerivedCommunicators(WorldTest):
+    def test_ranks_are_left_out_by_shrink(self):
+        def body(comm):
+            if comm.rank == 1:
+                return None
+            smaller = comm.shrink(exclude=[1])
+            comm.close()
+            vector = floats(comm.rank)
+            smaller.all_reduce(vector)
+            return smaller.rank, smaller.size, vector[0]
+
+        self.assertEqual(self.world(3, body), [(0, 2, 2), None, (1, 2, 2)])
+
+    def test_bad_lists_of_ranks_are_refused(self):
+        def body(comm):
+            with self.assertRaisesRegex(ValueError, "no rank 7 among 2"):
+                comm.shrink(exclude={7})
+            with self.assertRaisesRegex(FlexringError, "excludes itself"):
+                comm.shrink(exclude=(comm.rank,))
+
+        self.world(2, body)
+
+    def test_split_orders_each_color_by_key(self):
+        def body(comm):
+            part = comm.split(None if comm.rank == 3 else comm.rank % 2, key=-comm.rank)
+            if part is None:
+                return None
+            vector = floats(comm.rank)
+            part.all_reduce(vector)
+            return part.rank, part.size, vector[0]
+
+        self.assertEqual(self.world(4, body), [(1, 2, 2), (0, 1, 1), (0, 2, 2), None])
+        with self.assertRaisesRegex(ValueError, "not -1"):
+            self.world(1, lambda comm: comm.split(-1))
+
+
 class Requests(WorldTest):
     def test_several_requests_can_run_at_once(self):
         def body(comm):

@@ -97,6 +97,17 @@ fn training_gives_the_same_losses_over_flexring_and_gloo() {
 }
 
 #[test]
+fn the_shrink_example_loses_ranks_and_trains_on() {
+    let Some(interpreter) = interpreter("ctypes") else {
+        return;
+    };
+    // A rank in the middle, and rank 0, at which the ranks found each other.
+    let mut example = python(interpreter, root());
+    let text = succeed(example.args(["examples/shrink.py", "--ranks", "4", "--lose", "2,0"]), LIMIT);
+    assert!(text.contains("2 ranks ended with the same parameters"), "{text}");
+}
+
+#[test]
 fn package_and_crate_have_the_same_version() {
     let version = format!("\"{}\"", env!("CARGO_PKG_VERSION"));
     for (file, start) in [("pyproject.toml", "version = "), ("flexring/__init__.py", "__version__ = ")] {
