@@ -53,8 +53,7 @@ impl ShrinkListener {
         let mut listener = Self { _closed_in_child: Vec::new(), sockets: Vec::new(), endpoints: Vec::new() };
         for address in addresses {
             let cannot = |cause| Error::io(format!("cannot listen on {address}"), cause);
-            let socket =
-                crate::bootstrap::listen::listen_at(SocketAddr::new(*address, 0)).map_err(cannot)?;
+            let socket = crate::bootstrap::listen::listen_at(SocketAddr::new(*address, 0)).map_err(cannot)?;
             socket.set_nonblocking(true).map_err(cannot)?;
             listener.endpoints.push(socket.local_addr().map_err(cannot)?);
             listener._closed_in_child.push(ClosedInChild::new(socket.as_fd()));
