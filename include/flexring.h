@@ -138,7 +138,8 @@ const char *flexring_last_error(void);
 int32_t flexring_version(void);
 
 // Creates an id for a new world. The process that calls this must live until all ranks have joined; usually
-// it is rank 0. An id can be used for one world only.
+// it is rank 0. An id can be used for one world only, and expires if no rank uses it for ten times
+// FLEXRING_CONNECT_TIMEOUT_MS.
 //
 // The caller promises:
 // `out` is NULL or points to a flexring_unique_id that may be written.

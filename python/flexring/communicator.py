@@ -30,7 +30,7 @@ _CTYPES = {
 
 def unique_id():
     """Creates the id of a new world, as bytes. One process creates it and passes it to the others by any means. That process
-    must live until all ranks have joined."""
+    must live until all ranks have joined. An id that no rank uses expires after ten times FLEXRING_CONNECT_TIMEOUT_MS."""
     id = UniqueId()
     check(library.flexring_get_unique_id(ctypes.byref(id)))
     return bytes(id.internal)

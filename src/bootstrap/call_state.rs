@@ -4,6 +4,7 @@
 //! and the control connection's thread reads them for each heartbeat. Must not know how the state is used.
 
 use crate::call::{Call, CallWords};
+use crate::rank::Rank;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -28,6 +29,14 @@ impl CallState {
             Self::InCall(call) => Some(call),
         }
     }
+
+    /// Sequence number of the last call that the rank has left; 0 before its first.
+    pub(super) fn finished(&self) -> u64 {
+        match self {
+            Self::Idle { finished } => *finished,
+            Self::InCall(call) => call.sequence.saturating_sub(1),
+        }
+    }
 }
 
 impl fmt::Display for CallState {
@@ -44,6 +53,17 @@ impl fmt::Display for CallState {
 /// The name and sequence number of a call: `all_reduce #17`.
 pub(super) fn call_name(call: &Call) -> String {
     format!("{} #{}", call.collective.name(), call.sequence)
+}
+
+/// Says that `leaver` has left without a call that `rank` is in.
+pub(crate) fn departed_before_call(leaver: &str, finished: u64, rank: Rank, call: &Call) -> String {
+    let after = match finished {
+        0 => "before its first call".to_owned(),
+        _ => format!("after call #{finished}"),
+    };
+    format!(
+        "{leaver} left {after}, and rank {rank} is in {call}: every rank must make the same calls before it leaves"
+    )
 }
 
 /// The call state of this rank, shared between the executor and the control connection's thread.

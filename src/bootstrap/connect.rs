@@ -2,12 +2,14 @@
 //!
 //! Owns name resolution, retries and the errors when they fail. Must not know what the coordinator decides.
 
+use super::attempts;
 use super::framed_stream::FramedStream;
 use super::handshake::Applicant;
 use super::heartbeat::seconds;
 use super::launcher::RendezvousPoint;
-use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, ToRank, decode};
+use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToRank, decode};
 use super::secret::{JobSecret, SecretSource};
+use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::interrupt::longest_sleep;
@@ -51,6 +53,8 @@ pub(super) enum CoordinatorTarget<'a> {
     Remote(&'a RendezvousPoint),
     /// In this process, at these addresses.
     Local(&'a [SocketAddr]),
+    /// In rank 0's process, at these addresses.
+    Successor(&'a [SocketAddr]),
 }
 
 impl CoordinatorTarget<'_> {
@@ -58,7 +62,7 @@ impl CoordinatorTarget<'_> {
         match self {
             Self::Remote(RendezvousPoint::Address { host, port }) => resolve(host, *port),
             Self::Remote(RendezvousPoint::Id(id)) => Ok(id.addresses()),
-            Self::Local(addresses) => Ok(addresses.to_vec()),
+            Self::Local(addresses) | Self::Successor(addresses) => Ok(addresses.to_vec()),
         }
     }
 
@@ -72,7 +76,12 @@ impl CoordinatorTarget<'_> {
             ),
             Self::Remote(RendezvousPoint::Id(id)) => (
                 format!("the process that created the unique id, at {:?}", id.addresses()),
-                "check that it still runs, that the id is fresh (each serves one world), and that no firewall blocks the port",
+                "check that it still runs, that the id is fresh (each serves one world, and expires if no rank uses it), and \
+                 that no firewall blocks the port",
+            ),
+            Self::Successor(addresses) => (
+                format!("rank 0, which takes the world over, at {addresses:?}"),
+                "check that it still runs, and that no firewall blocks the port",
             ),
             Self::Local(addresses) => (
                 format!("this process's own coordinator at {addresses:?}"),
@@ -127,16 +136,58 @@ pub(super) struct Joined {
     pub(super) secret: JobSecret,
 }
 
+/// What a coordinator answers a caller that it admits.
+enum CoordinatorAnswer {
+    /// All ranks have joined. The description of the coordinator's process.
+    Welcome(String),
+    /// All ranks have joined, and must join again at these addresses.
+    Moved(Vec<SocketAddr>),
+    /// The state of the world.
+    Status(WorldStatus),
+}
+
+/// An answer, and the connection and secret with which it came.
+type Answered = (CoordinatorAnswer, FramedStream, JobSecret);
+
 type Attempt<T> = std::result::Result<T, ConnectError>;
 
 impl Joiner<'_> {
-    /// Connects to the coordinator and waits until all ranks have joined.
+    /// Connects to the coordinator and waits until all ranks have joined. If rank 0 takes the world over, connects to it.
     pub(super) fn join(&self) -> Result<Joined> {
+        let mut answered = self.ask()?;
+        if let (CoordinatorAnswer::Moved(addresses), ..) = &answered {
+            let target = match self.params.successor.as_slice() {
+                [] => CoordinatorTarget::Successor(addresses),
+                own => CoordinatorTarget::Local(own),
+            };
+            answered = Joiner { target: &target, ..*self }.ask()?;
+        }
+        match answered {
+            (CoordinatorAnswer::Welcome(host_process), stream, secret) => {
+                Ok(Joined { stream, host_process, secret })
+            }
+            _ => Err(Error::internal("the coordinator did not answer a rank with a welcome")),
+        }
+    }
+
+    /// Asks the coordinator for the state of the world.
+    pub(super) fn status(&self) -> Result<WorldStatus> {
+        match self.ask()? {
+            (CoordinatorAnswer::Status(status), ..) => Ok(status),
+            _ => Err(Error::internal(
+                "the coordinator answered a request for the status as if it came from a rank",
+            )),
+        }
+    }
+
+    /// Connects to the coordinator and waits for its answer.
+    fn ask(&self) -> Result<Answered> {
+        let begun = Instant::now();
         let mut pause = MIN_PAUSE;
         let mut resolver = ResolverCache::default();
         loop {
-            let mut last = match self.attempt(&mut resolver) {
-                Ok(joined) => return Ok(joined),
+            let mut last = match self.attempt(&mut resolver, begun) {
+                Ok(answered) => return Ok(answered),
                 Err(ConnectError::Fatal(error) | ConnectError::Refused(error)) => return Err(error),
                 Err(ConnectError::Retry(cause)) => cause,
             };
@@ -146,9 +197,12 @@ impl Joiner<'_> {
                 if last.is_empty() {
                     last = "the deadline had passed".to_owned();
                 }
+                let who = match self.header.purpose {
+                    Purpose::Join => format!("rank {}", self.header.rank),
+                    Purpose::Status => "this process".to_owned(),
+                };
                 return Err(Error::rendezvous(format!(
-                    "rank {} cannot reach {name} within {}: {last}; {advice}",
-                    self.header.rank,
+                    "{who} cannot reach {name} within {}: {last}; {advice}",
                     seconds(self.params.exchange_timeout)
                 )));
             }
@@ -160,7 +214,7 @@ impl Joiner<'_> {
     }
 
     /// Tries every address once.
-    fn attempt(&self, resolver: &mut ResolverCache) -> Attempt<Joined> {
+    fn attempt(&self, resolver: &mut ResolverCache, begun: Instant) -> Attempt<Answered> {
         let secret = self.source.secret().map_err(ConnectError::Retry)?;
         let addresses = resolver
             .addresses(self.target)
@@ -168,8 +222,10 @@ impl Joiner<'_> {
         let mut causes = Vec::new();
         let mut refusals = Vec::new();
         for address in addresses {
-            match self.try_address(*address, &secret) {
-                Ok((stream, host_process)) => return Ok(Joined { stream, host_process, secret }),
+            let mut number = None;
+            let outcome = self.try_address(*address, &secret, &mut number);
+            match outcome.map_err(|error| self.failure_of_attempt(number, error, begun)) {
+                Ok((stream, answer)) => return Ok((answer, stream, secret)),
                 Err(ConnectError::Retry(cause)) => causes.push(cause),
                 // Rank 0 may have drawn another secret since this rank asked for it.
                 Err(ConnectError::Refused(error)) if self.source.may_change() => {
@@ -188,7 +244,36 @@ impl Joiner<'_> {
         }
     }
 
-    fn try_address(&self, address: SocketAddr, secret: &JobSecret) -> Attempt<(FramedStream, String)> {
+    /// What the failure of the attempt with this number means to a rank that began to join at `begun`. If the rank has failed in it before, the coordinator is
+    /// that of the earlier attempt, and the rank waits for the next one.
+    fn failure_of_attempt(&self, number: Option<u64>, error: ConnectError, begun: Instant) -> ConnectError {
+        // A unique id has one attempt, whose error is final.
+        let CoordinatorTarget::Remote(RendezvousPoint::Address { .. }) = self.target else {
+            return error;
+        };
+        let Some(number) = number else {
+            return error;
+        };
+        if !attempts::has_failed_before(self.header.rank, number, begun) {
+            attempts::record_failure(self.header.rank, number);
+            return error;
+        }
+        match error {
+            ConnectError::Fatal(error) => ConnectError::Retry(format!(
+                "rank 0 has not tried again since the last attempt failed ({})",
+                error.message()
+            )),
+            error => error,
+        }
+    }
+
+    /// Tries one address. Sets `number` to the number of the attempt that the coordinator serves, as soon as it is known.
+    fn try_address(
+        &self,
+        address: SocketAddr,
+        secret: &JobSecret,
+        number: &mut Option<u64>,
+    ) -> Attempt<(FramedStream, CoordinatorAnswer)> {
         let retry = |cause: String| ConnectError::Retry(format!("{address}: {cause}"));
         let left = self.deadline.saturating_duration_since(Instant::now());
         let timeout = left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
@@ -210,11 +295,12 @@ impl Joiner<'_> {
                 Ok(()) => {
                     let received = attempt.connection.receive(FRAME_LIMIT);
                     for frame in &received.frames {
-                        if let Some(host_process) = attempt.on_frame(frame).map_err(|error| match error {
+                        let answer = attempt.on_frame(frame, number).map_err(|error| match error {
                             ConnectError::Retry(cause) => retry(cause),
                             other => other,
-                        })? {
-                            return Ok((attempt.connection, host_process));
+                        })?;
+                        if let Some(answer) = answer {
+                            return Ok((attempt.connection, answer));
                         }
                     }
                     received.end
@@ -251,8 +337,8 @@ struct JoinAttempt<'a> {
 }
 
 impl JoinAttempt<'_> {
-    /// Handles a frame of the process that listens there. The description of its process, if the world is complete.
-    fn on_frame(&mut self, frame: &[u8]) -> Attempt<Option<String>> {
+    /// Handles a frame of the process that listens there. Returns its answer, if this is it.
+    fn on_frame(&mut self, frame: &[u8], number: &mut Option<u64>) -> Attempt<Option<CoordinatorAnswer>> {
         let Joiner { params, deadline, .. } = *self.joiner;
         match (decode::<ToRank>(frame), self.is_acknowledged) {
             (Some(ToRank::Challenge(nonce)), false) => {
@@ -271,7 +357,11 @@ impl JoinAttempt<'_> {
                 self.until = deadline + GRACE;
             }
             (Some(ToRank::Refused(error)), false) => return Err(ConnectError::Refused(error)),
-            (Some(ToRank::Welcome { host }), true) => return Ok(Some(host)),
+            (Some(ToRank::Attempt(attempt)), true) => *number = Some(attempt),
+            (Some(ToRank::Welcome { host }), true) => return Ok(Some(CoordinatorAnswer::Welcome(host))),
+            (Some(ToRank::Moved(addresses)), true) => return Ok(Some(CoordinatorAnswer::Moved(addresses))),
+            (Some(ToRank::Status(status)), true) => return Ok(Some(CoordinatorAnswer::Status(status))),
+            (Some(ToRank::TryAgain(why)), true) => return Err(ConnectError::Retry(why)),
             (Some(ToRank::RootCause(error)), true) => return Err(ConnectError::Fatal(error)),
             _ => {
                 let cause = "the process that listens there is not a flexring coordinator";

@@ -3,27 +3,30 @@
 //! Owns the coordinator's lifetime and the creation of unique ids. Must not know the protocol, which is
 //! `server`'s.
 //!
-//! The thread ends when all ranks have left, or with its process. Dropping the handle cancels a rendezvous
-//! that is incomplete; once the world is complete, the thread serves it even without a handle.
+//! The thread ends when all ranks have left or have moved to rank 0's coordinator, or with its process. Dropping the
+//! handle cancels a rendezvous that is incomplete; once the world is complete, the thread serves it even without a handle.
 
 use super::handshake::Gate;
 use super::interfaces;
 use super::listen;
 use super::node_secret::NodeSecretListener;
+use super::open_ports::CoordinatorControl;
 use super::secret::SecretSource;
 use super::server::Server;
 use super::unique_id::UniqueId;
+use super::unused_ids;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::process;
 use crate::secret::random_bytes;
-use crate::wake::WakeFd;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-/// Creates an id by which the ranks of one world rendezvous, and serves that world from a thread of this
-/// process. The process must live until all ranks have left, or be one of the ranks.
+/// An id that no rank uses expires after this many times `FLEXRING_CONNECT_TIMEOUT_MS`.
+const UNUSED_LIFETIME: u32 = 10;
+
+/// Creates an id by which the ranks of one world rendezvous. This process must live until all ranks have joined; then rank 0
+/// serves the world. An id that no rank uses expires after ten times `FLEXRING_CONNECT_TIMEOUT_MS`.
 ///
 /// # Errors
 /// `InvalidSetting` if no interface qualifies; `System` if a socket, thread or random number is unavailable.
@@ -36,37 +39,41 @@ pub fn create_unique_id(config: &Config) -> Result<UniqueId> {
 /// A handle to a coordinator. Dropping it cancels an incomplete rendezvous and does not wait.
 #[derive(Debug)]
 pub struct Coordinator {
-    wake: Arc<WakeFd>,
-    abandoned: Arc<AtomicBool>,
+    control: Arc<CoordinatorControl>,
     abandon_on_drop: bool,
     addresses: Vec<SocketAddr>,
 }
 
 impl Coordinator {
-    /// Starts a coordinator on free ports of the chosen interface and the loopback, and creates the id that
-    /// contains these addresses.
+    /// Listens on free ports of the chosen interface and the loopback, and creates the id that contains these addresses. The
+    /// coordinator starts with the first connection.
     ///
     /// # Errors
     /// As [`create_unique_id`].
     pub fn create(config: &Config) -> Result<(Self, UniqueId)> {
-        let chosen = interfaces::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
-        let loopback = match chosen {
-            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        };
-        let mut listeners = Vec::new();
-        // The loopback comes second: on other nodes it leads to unrelated processes.
-        for ip in [Some(chosen), (chosen != loopback).then_some(loopback)].into_iter().flatten() {
-            let listener = listen::listen_at(SocketAddr::new(ip, 0))
-                .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))?;
-            listeners.push(listener);
-        }
+        let listeners = listen_on_free_ports(config)?;
         let token = u128::from_le_bytes(random_bytes()?);
-        let addresses = listen::addresses_of(&listeners)?;
-        let location = addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string);
-        let id = UniqueId::new(token, &addresses);
+        let coordinator = Self::new(&listeners)?;
+        let id = UniqueId::new(token, &coordinator.addresses);
         let source = SecretSource::of_id(config, id.job(), token)?;
-        Ok((Self::start(&source, listeners, None, location)?, id))
+        let gate = gate(&source, location_of(&coordinator.addresses))?;
+        let control = Arc::clone(&coordinator.control);
+        let expires = Instant::now() + UNUSED_LIFETIME * config.connect_timeout;
+        let start = move |listeners| {
+            let server = Server::new(control, listeners, None, gate).expiring_at(expires);
+            if let Err(error) = server.spawn() {
+                log::error!("the rendezvous of a unique id cannot begin: {error}");
+            }
+        };
+        unused_ids::keep(id.job(), Arc::clone(&coordinator.control), listeners, expires, Box::new(start))?;
+        Ok((coordinator, id))
+    }
+
+    /// Starts a coordinator on free ports that can take over the world of `source`.
+    pub(super) fn successor(source: &SecretSource, config: &Config) -> Result<Self> {
+        let listeners = listen_on_free_ports(config)?;
+        let location = location_of(&listen::addresses_of(&listeners)?);
+        Self::start(source, listeners, None, location)
     }
 
     /// Serves the job of `source` at `listeners`, and hands its secret out at `node_secret`. Messages name the rendezvous by
@@ -77,27 +84,26 @@ impl Coordinator {
         node_secret: Option<NodeSecretListener>,
         location: String,
     ) -> Result<Self> {
-        let secret = source.secret().map_err(Error::internal)?;
-        let gate = Gate { job: source.job(), secret, location };
-        let addresses = listen::addresses_of(&listeners)?;
-        for listener in &listeners {
+        let coordinator = Self::new(&listeners)?;
+        let gate = gate(source, location)?;
+        Server::new(Arc::clone(&coordinator.control), listeners, node_secret, gate).spawn()?;
+        Ok(coordinator)
+    }
+
+    /// A handle to a coordinator that will serve `listeners`.
+    fn new(listeners: &[TcpListener]) -> Result<Self> {
+        let addresses = listen::addresses_of(listeners)?;
+        for listener in listeners {
             listener
                 .set_nonblocking(true)
                 .map_err(|cause| Error::io("cannot prepare the control port", cause))?;
         }
-        let wake = Arc::new(WakeFd::new()?);
-        let coordinator = Self { wake, abandoned: Arc::default(), abandon_on_drop: true, addresses };
-        let server = Server::new(
-            coordinator.wake.clone(),
-            coordinator.abandoned.clone(),
-            listeners,
-            node_secret,
-            gate,
-        );
-        let builder = std::thread::Builder::new().name("flexring-coord".to_owned());
-        process::spawn(builder, move || server.run())
-            .map_err(|cause| Error::io("cannot start the coordinator's thread", cause))?;
-        Ok(coordinator)
+        Ok(Self { control: CoordinatorControl::new()?, abandon_on_drop: true, addresses })
+    }
+
+    /// What the coordinator's thread shares with the rest of the process.
+    pub(super) fn control(&self) -> &Arc<CoordinatorControl> {
+        &self.control
     }
 
     /// The addresses at which processes of this node reach the coordinator.
@@ -109,8 +115,33 @@ impl Coordinator {
 impl Drop for Coordinator {
     fn drop(&mut self) {
         if self.abandon_on_drop {
-            self.abandoned.store(true, Ordering::Release);
-            self.wake.notify();
+            self.control.abandon();
         }
     }
+}
+
+/// Admits the ranks of the job of `source`.
+fn gate(source: &SecretSource, location: String) -> Result<Gate> {
+    Ok(Gate { job: source.job(), secret: source.secret().map_err(Error::internal)?, location })
+}
+
+/// How messages name a rendezvous at free ports.
+fn location_of(addresses: &[SocketAddr]) -> String {
+    addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string)
+}
+
+/// Listens on the chosen interface and the loopback, on ports that the system chooses.
+fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
+    let chosen = interfaces::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
+    let loopback = match chosen {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    // The loopback comes second: on other nodes it leads to unrelated processes.
+    let ips = [Some(chosen), (chosen != loopback).then_some(loopback)];
+    let listen = |ip| {
+        listen::listen_at(SocketAddr::new(ip, 0))
+            .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))
+    };
+    ips.into_iter().flatten().map(listen).collect()
 }

@@ -4,19 +4,26 @@
 //! disconnects and the time; the detector settles on at most one root cause, the same message for every rank.
 //! Does no I/O: it returns [`DetectorAction`]s.
 
-use super::call_state::{CallState, call_name};
+mod absence;
+mod member;
+
+use super::call_state::{CallState, departed_before_call};
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::process::Process;
 use super::protocol::{ToCoordinator, ToRank};
 use super::rendezvous::JoinedPeer;
-use crate::call::Call;
+use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
+use absence::{describe_absence, describe_absent};
+use member::{Member, RankStatus};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a report waits for a better root cause than its own error.
 const ROOT_CAUSE_WINDOW: Duration = Duration::from_millis(300);
+/// How long after a pause of the coordinator's process a lost connection is put down to the pause.
+const PAUSE_CONSEQUENCES: Duration = Duration::from_secs(2);
 
 /// What the coordinator must do.
 #[derive(Debug, PartialEq)]
@@ -27,25 +34,6 @@ pub(super) enum DetectorAction {
     Send(Rank, ToRank),
     /// Close a rank's connection once its queued messages are sent.
     Close(Rank),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RankStatus {
-    Active,
-    Left,
-    Lost,
-}
-
-#[derive(Debug)]
-struct Member {
-    process: Process,
-    timeout: Duration,
-    heartbeat: Duration,
-    status: RankStatus,
-    monitor: HeartbeatMonitor,
-    state: CallState,
-    /// Whether the call state is newer than the last [`ToRank::RequestState`].
-    fresh: bool,
 }
 
 /// An exchange that is not complete yet.
@@ -74,6 +62,12 @@ struct FailureReport {
 pub(super) struct FailureDetector {
     members: Vec<Member>,
     host_process: Process,
+    /// Description of the host process.
+    host: String,
+    /// The last pause of the host process, and until when it explains a lost connection.
+    pause: Option<(Duration, Instant)>,
+    /// The smallest number of finished calls that was announced in a [`ToRank::Left`].
+    announced: Option<u64>,
     gather: Option<PendingGather>,
     gathered: u64,
     report: Option<FailureReport>,
@@ -95,6 +89,7 @@ impl FailureDetector {
                 status: RankStatus::Active,
                 monitor: HeartbeatMonitor::new(peer.params.heartbeat),
                 state: CallState::Idle { finished: 0 },
+                since: now,
                 fresh: false,
             })
             .collect();
@@ -105,6 +100,9 @@ impl FailureDetector {
         Self {
             members,
             host_process,
+            host: described.clone(),
+            pause: None,
+            announced: None,
             gather: None,
             gathered: 0,
             report: None,
@@ -146,26 +144,27 @@ impl FailureDetector {
         match message {
             ToCoordinator::Heartbeat(state) => {
                 self.actions.push(DetectorAction::Send(rank, ToRank::HeartbeatAck));
-                self.update_state(rank, state);
+                self.update_state(rank, state, now);
                 self.settle(now);
             }
             ToCoordinator::Gather { number, label, part } => self.on_gather(rank, number, label, part, now),
             ToCoordinator::Report { error, suspect, state } => {
-                self.update_state(rank, state);
+                self.update_state(rank, state, now);
                 self.on_report(rank, error, suspect, now);
             }
             ToCoordinator::Abort { reason } => {
                 self.fail(Error::aborted(format!("rank {rank}: {reason}")));
             }
             ToCoordinator::Goodbye(state) => {
-                self.update_state(rank, state);
+                self.update_state(rank, state, now);
                 self.on_goodbye(rank, now);
             }
+            ToCoordinator::GaveUp { silent } => self.on_gave_up(rank, silent),
         }
     }
 
     /// Handles the end of a rank's connection without a goodbye. `cause` is a verb phrase such as `closed`.
-    pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str) {
+    pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
@@ -173,9 +172,49 @@ impl FailureDetector {
             return;
         }
         member.status = RankStatus::Lost;
-        let message =
-            format!("rank {rank} ({}) died: its control connection {cause} {}", member.process, member.state);
+        let (process, state) = (&member.process, member.state);
+        let message = match self.pause {
+            Some((pause, until)) if now < until => format!(
+                "{} was paused for {} (stopped, or its machine was), and the control connection of rank {rank} ({process}) \
+                 {cause} meanwhile",
+                self.host,
+                seconds(pause)
+            ),
+            _ => format!("rank {rank} ({process}) died: its control connection {cause} {state}"),
+        };
         self.fail(Error::peer_lost(message));
+    }
+
+    /// Records that the coordinator's process was paused until `now`.
+    pub(super) fn on_pause(&mut self, pause: Duration, now: Instant) {
+        self.pause = Some((pause, now + PAUSE_CONSEQUENCES));
+    }
+
+    /// The rank was alive but heard nothing from the coordinator, which is therefore to blame.
+    fn on_gave_up(&mut self, rank: Rank, silent: Duration) {
+        self.members[rank].status = RankStatus::Lost;
+        let message = format!(
+            "{} was silent for {}: stopped, swapped out, or cut off from the network; rank {rank} gave it up",
+            self.host,
+            seconds(silent)
+        );
+        self.fail(Error::peer_lost(message));
+        self.actions.push(DetectorAction::Close(rank));
+    }
+
+    /// The state of all ranks.
+    pub(super) fn status(&self, now: Instant) -> WorldStatus {
+        let row = |(rank, member): (Rank, &Member)| {
+            let activity = match member.status {
+                RankStatus::Active => RankActivity::Idle,
+                RankStatus::Left => RankActivity::Left,
+                RankStatus::Lost => RankActivity::Lost,
+            };
+            let Process { host, pid, .. } = &member.process;
+            let row = RankReport::new(rank, host, *pid, activity).with_state(&member.state);
+            RankReport { since: Some(now.saturating_duration_since(member.since)), ..row }
+        };
+        WorldStatus::new(self.members.iter().enumerate().map(row).collect(), self.root_cause.clone())
     }
 
     /// Handles the passing of time.
@@ -231,11 +270,14 @@ impl FailureDetector {
     }
 
     /// Records a rank's call state, and compares its call with those of the other ranks.
-    fn update_state(&mut self, rank: Rank, state: CallState) {
+    fn update_state(&mut self, rank: Rank, state: CallState, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
             return;
         };
-        member.state = state;
+        if member.state != state {
+            member.state = state;
+            member.since = now;
+        }
         member.fresh = true;
         let CallState::InCall(call) = state else {
             return;
@@ -251,6 +293,24 @@ impl FailureDetector {
                 theirs.difference(them, &call, rank)
             };
             self.fail(Error::disagreement(difference));
+        }
+        self.check_departures();
+    }
+
+    /// Fails the world if an active rank is in a call that a rank has left without.
+    fn check_departures(&mut self) {
+        let departed =
+            self.members.iter().enumerate().filter(|(_, member)| member.status == RankStatus::Left);
+        let Some((leaver, left)) = departed.min_by_key(|(_, member)| member.state.finished()) else {
+            return;
+        };
+        let finished = left.state.finished();
+        let beyond = self.active().find_map(|(rank, member)| {
+            let call = member.state.call().filter(|call| call.sequence > finished)?;
+            Some(departed_before_call(&format!("rank {leaver} ({})", left.process), finished, rank, call))
+        });
+        if let Some(message) = beyond {
+            self.fail(Error::peer_lost(message));
         }
     }
 
@@ -309,6 +369,14 @@ impl FailureDetector {
 
     fn on_goodbye(&mut self, rank: Rank, now: Instant) {
         self.members[rank].status = RankStatus::Left;
+        self.members[rank].since = now;
+        self.check_departures();
+        // A rank that enters a call beyond this number from now on must not wait for the leaver.
+        let finished = self.members[rank].state.finished();
+        if self.announced.is_none_or(|announced| finished < announced) {
+            self.announced = Some(finished);
+            self.actions.push(DetectorAction::Broadcast(ToRank::Left { rank, finished }));
+        }
         let in_host_process = |member: &Member| member.process == self.host_process;
         // The host process may end as soon as its last rank has left, and the coordinator with it.
         if !self.closing
@@ -376,10 +444,11 @@ impl FailureDetector {
         if !is_final && now < report.deadline {
             return;
         }
+        let timed_out = report.error.kind() == ErrorKind::Timeout;
         let mut message = format!("rank {}: {}", report.reporter, report.error.message());
         if let Some(call) = self.members[report.reporter].state.call() {
-            if report.error.kind() == ErrorKind::Timeout {
-                message = format!("{message} ({})", self.describe_absent(call));
+            if timed_out {
+                message = format!("{message} ({})", describe_absent(&self.members, call));
             } else if let Some(suspect) = report.suspect
                 && self.members[suspect].status == RankStatus::Left
             {
@@ -387,59 +456,11 @@ impl FailureDetector {
                     format!("{message} ({})", describe_absence(&self.members[suspect], call, &[suspect]));
             }
         }
+        if timed_out {
+            message = format!("{message}\n{}", self.status(now).table(ROWS_IN_ERROR).trim_end());
+        }
         let error = Error::new(report.error.kind(), message);
         self.fail(error);
-    }
-
-    /// Describes which ranks are not in `call`, and which state they are in instead.
-    fn describe_absent(&self, call: &Call) -> String {
-        // Ranks in equal states share one clause.
-        let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
-        for (rank, member) in self.members.iter().enumerate() {
-            if member.status == RankStatus::Active
-                && member.state.call().map(|c| c.sequence) == Some(call.sequence)
-            {
-                continue;
-            }
-            match absent
-                .iter_mut()
-                .find(|(other, _)| other.status == member.status && other.state == member.state)
-            {
-                Some((_, ranks)) => ranks.push(rank),
-                None => absent.push((member, vec![rank])),
-            }
-        }
-        if absent.is_empty() {
-            return format!("every rank is in {}", call_name(call));
-        }
-        let sentences: Vec<String> =
-            absent.iter().map(|(member, ranks)| describe_absence(member, call, ranks)).collect();
-        sentences.join("; ")
-    }
-}
-
-/// Describes the state of `ranks`, which are not in `call`. All of them are in the state of `member`.
-fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
-    let who = RankList::new(ranks);
-    let (has, it, is) = if ranks.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
-    let call_name = call_name(call);
-    if member.status == RankStatus::Left {
-        return match member.state {
-            CallState::Idle { finished } if finished > 0 => {
-                format!("{who} {has} left after call #{finished}")
-            }
-            _ => format!("{who} {has} left {}", member.state),
-        };
-    }
-    match member.state {
-        CallState::Idle { finished: 0 } => {
-            format!("{who} {has} not called {call_name}: {it} {has} made no call yet")
-        }
-        CallState::Idle { finished } if finished < call.sequence => {
-            format!("{who} {has} not called {call_name}: {it} finished #{finished}")
-        }
-        CallState::Idle { .. } => format!("{who} {has} finished {call_name}"),
-        CallState::InCall(other) => format!("{who} {is} in {other}"),
     }
 }
 

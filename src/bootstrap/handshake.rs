@@ -185,6 +185,7 @@ impl<'a> Applicant<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::process::Process;
+    use super::super::protocol::Purpose;
     use super::super::secret::SecretSource;
     use super::*;
     use crate::config::{Config, SecretText};
@@ -207,6 +208,7 @@ mod tests {
             rank: 1,
             world: 2,
             process: Process { pid: 101, host: "h".to_owned(), instance: 0 },
+            purpose: Purpose::Join,
         }
     }
 
@@ -216,6 +218,7 @@ mod tests {
             join_timeout: Duration::from_secs(1),
             exchange_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(500),
+            successor: Vec::new(),
         }
     }
 

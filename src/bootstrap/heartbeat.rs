@@ -1,9 +1,9 @@
-//! Heartbeat supervision: how long a peer has been silent.
+//! Heartbeat supervision: how long a peer has been silent, and how long this process was paused.
 //!
-//! Owns the count of silent time and the limit. Does no I/O and reads no clock: callers pass the elapsed
-//! time.
+//! Owns the count of silent time, its limit, and the clock of the coordinator, which leaves out pauses. Does no I/O and
+//! reads no clock: callers pass the time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A peer is considered dead after this many heartbeat intervals of silence.
 const MISSED_HEARTBEATS: u32 = 20;
@@ -38,6 +38,41 @@ impl HeartbeatMonitor {
     }
 }
 
+/// How much later than expected a thread may wake up before the delay counts as a pause of its process.
+const LATE_WAKE_UP: Duration = Duration::from_secs(1);
+
+/// A clock that stands still while this process is stopped (by a signal, a debugger or a frozen virtual machine).
+/// Deadlines on this clock leave peers the time to be heard that they had before the pause.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ActiveClock {
+    last: Instant,
+    paused: Duration,
+}
+
+impl ActiveClock {
+    /// Starts the clock at `now`, in real time.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { last: now, paused: Duration::ZERO }
+    }
+
+    /// Sets the clock to `now`, in real time, after a sleep of at most `asleep` (`None`: unlimited). Returns how long this
+    /// process was paused since the last call.
+    pub(super) fn advance(&mut self, now: Instant, asleep: Option<Duration>) -> Duration {
+        let elapsed = now.saturating_duration_since(self.last);
+        self.last = now;
+        let late = asleep.map_or(Duration::ZERO, |asleep| elapsed.saturating_sub(asleep));
+        let pause = if late > LATE_WAKE_UP { late } else { Duration::ZERO };
+        self.paused += pause;
+        pause
+    }
+
+    /// The time on this clock.
+    pub(super) fn now(&self) -> Instant {
+        // The pauses lie between the start and the last call, so this cannot underflow.
+        self.last - self.paused
+    }
+}
+
 /// A duration for messages: `60 s`, `1.5 s`.
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{} s", (duration.as_secs_f64() * 100.0).round() / 100.0)
@@ -69,6 +104,19 @@ mod tests {
         let mut monitor = HeartbeatMonitor::new(Duration::from_millis(500));
         monitor.advance(Duration::from_secs(3600));
         assert_eq!(monitor.expired(), None);
+    }
+
+    #[test]
+    fn the_coordinators_clock_leaves_out_pauses() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut clock = ActiveClock::new(start);
+        assert_eq!(clock.advance(start + second / 2, Some(second / 2)), Duration::ZERO);
+        assert_eq!(clock.now(), start + second / 2, "a sleep that ends on time counts");
+        assert_eq!(clock.advance(start + 3600 * second, None), Duration::ZERO);
+        assert_eq!(clock.now(), start + 3600 * second, "so does one without an end");
+        assert_eq!(clock.advance(start + 3661 * second, Some(second)), 60 * second);
+        assert_eq!(clock.now(), start + 3601 * second);
     }
 
     #[test]

@@ -126,6 +126,62 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
 }
 
+/// A job as a process sees it that is no rank of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningJob {
+    /// Where its coordinator listens.
+    pub(super) address: RendezvousPoint,
+    /// The id by which its ranks have met, if they have met by one.
+    pub(super) id: Option<UniqueId>,
+    /// The public number of a job that has met at an address.
+    pub(super) token: u128,
+    /// Whether all ranks are on this node.
+    pub(super) one_node: bool,
+}
+
+/// The job that the environment describes, for a process that need not be a rank of it. `address` replaces the host and port of
+/// rank 0.
+///
+/// # Errors
+/// `InvalidSetting` if variables cannot be used, or if they do not give the address of rank 0.
+pub fn job(
+    config: &Config,
+    address: Option<(String, u16)>,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<RunningJob> {
+    let environment = Environment(&lookup);
+    let at = |(host, port)| RendezvousPoint::Address { host, port };
+    if let Some((name, text)) = environment.text(UNIQUE_ID) {
+        let id =
+            UniqueId::from_hex(&text).map_err(|error| invalid(format!("{name}: {}", error.message())))?;
+        let address = address.map_or(RendezvousPoint::Id(id), at);
+        return Ok(RunningJob { address, id: Some(id), token: 0, one_node: false });
+    }
+    let is_complete = config.rank.is_some()
+        && config.world_size.is_some()
+        && config.master_addr.is_some()
+        && config.master_port.is_some();
+    let launcher_info = if is_complete { None } else { detect_launcher(&environment)? };
+    let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
+    let (own_host, own_port) = address.unzip();
+    let host = own_host
+        .or_else(|| config.master_addr.clone())
+        .or_else(|| launcher_info.as_ref().and_then(|info| info.host.clone()))
+        .ok_or_else(|| {
+            invalid(
+                "the address of rank 0 is unknown: give --address, or set the variables that the job's ranks have \
+                 (FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT, FLEXRING_UNIQUE_ID, or those of its launcher)"
+                    .to_owned(),
+            )
+        })?;
+    let port = own_port
+        .or(config.master_port)
+        .or_else(|| launcher_info.as_ref().and_then(|info| info.port))
+        .unwrap_or_else(|| derived_port(token));
+    let one_node = launcher_info.is_some_and(|info| info.one_node);
+    Ok(RunningJob { address: at((host, port)), id: None, token, one_node })
+}
+
 /// Whether no launcher and no setting makes this process a rank of a world.
 ///
 /// # Errors

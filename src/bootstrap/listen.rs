@@ -54,22 +54,35 @@ pub(super) fn listen(
         Error::rendezvous(format!("rank 0 cannot resolve the master address {host}: {cause}"))
             .with_source(cause)
     })?;
-    let refuse = |cause: io::Error| {
-        Error::rendezvous(format!(
-            "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
-             on its node, the same on all ranks"
-        ))
-        .with_source(cause)
-    };
-    let until = Instant::now() + BIND_TIMEOUT;
     // The secret first: a rank that reaches the port must find it.
-    let node_secret = match node_secret {
-        Some(secret) => Some(retry(until, || NodeSecretListener::bind(&secret)).map_err(refuse)?),
-        None => None,
-    };
+    let node_secret = hand_out(host, port, node_secret)?;
+    let until = Instant::now() + BIND_TIMEOUT;
     let interface = |to: SocketAddr| interface_for(to, config);
-    let listeners = retry(until, || bind(host, &addresses, &interface)).map_err(refuse)?;
+    let listeners = retry(until, || bind(host, &addresses, &interface))
+        .map_err(|cause| cannot_listen(host, port, cause))?;
     Ok((listeners, node_secret))
+}
+
+/// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port.
+///
+/// # Errors
+/// `Rendezvous` if the name is in use.
+pub(super) fn hand_out(
+    host: &str,
+    port: u16,
+    node_secret: Option<NodeSecret>,
+) -> Result<Option<NodeSecretListener>> {
+    let until = Instant::now() + BIND_TIMEOUT;
+    let bind = |secret: NodeSecret| retry(until, || NodeSecretListener::bind(&secret));
+    node_secret.map(bind).transpose().map_err(|cause| cannot_listen(host, port, cause))
+}
+
+fn cannot_listen(host: &str, port: u16, cause: io::Error) -> Error {
+    Error::rendezvous(format!(
+        "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
+         on its node, the same on all ranks"
+    ))
+    .with_source(cause)
 }
 
 /// Repeats `bind` while the address is in use.

@@ -5,12 +5,14 @@
 //! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
 //! sees of the work.
 //!
-//! `rendezvous`, `handshake` and `failure_detector` decide and do no I/O; `server`, `control_connection`, `listen` and
+//! `rendezvous`, `handshake` and `failure_detector` decide and do no I/O; `server`, `control_thread`, `listen` and
 //! `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure agree on a new world.
 
+mod attempts;
 mod call_state;
 mod connect;
 mod control_connection;
+mod control_thread;
 mod coordinator;
 mod failure_detector;
 mod framed_stream;
@@ -21,23 +23,30 @@ mod launcher;
 mod listen;
 mod node;
 mod node_secret;
+mod open_ports;
 mod process;
 mod protocol;
 mod rendezvous;
 mod secret;
 mod server;
 mod shrink;
+mod status_request;
 mod unique_id;
+mod unused_ids;
+mod world_status;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use call_state::departed_before_call;
 pub use call_state::{CallState, CallStateCell};
 pub use control_connection::ControlConnection;
 pub use coordinator::{Coordinator, create_unique_id};
 pub use interfaces::{Interface, choose_address, list_interfaces};
-pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
+pub use launcher::{Identity, RendezvousPoint, identity, is_alone, job, local_rank};
 pub use node::{host_name, node_name};
 pub use secret::JobSecret;
 pub use shrink::{AgreedWorld, ShrinkListener, ShrinkService, ShrinkServiceParams};
+pub use status_request::world_status;
 pub use unique_id::UniqueId;
+pub use world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};

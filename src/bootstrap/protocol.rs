@@ -10,9 +10,11 @@
 
 use super::call_state::CallState;
 use super::process::Process;
+use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::secret::AuthenticationCode;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +88,16 @@ pub(super) struct HelloHeader {
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) process: Process,
+    pub(super) purpose: Purpose,
+}
+
+/// What a connection to a coordinator is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) enum Purpose {
+    /// To be this rank.
+    Join,
+    /// To read the state of the world once. Rank and world of the hello do not matter.
+    Status,
 }
 
 /// The first frame of a rank. Nothing in it is secret, and nothing in it is proved yet.
@@ -110,6 +122,8 @@ pub(super) struct HelloParams {
     pub(super) exchange_timeout: Duration,
     /// Interval between the rank's heartbeats.
     pub(super) heartbeat: Duration,
+    /// Where this rank's process runs a coordinator that can take the world over; empty if it runs none.
+    pub(super) successor: Vec<SocketAddr>,
 }
 
 impl HelloParams {
@@ -121,6 +135,7 @@ impl HelloParams {
             join_timeout: self.join_timeout.min(LONGEST),
             exchange_timeout: self.exchange_timeout.min(LONGEST),
             heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST),
+            successor: self.successor,
         }
     }
 }
@@ -153,6 +168,8 @@ pub(super) enum ToCoordinator {
     Abort { reason: String },
     /// The rank leaves without an error.
     Goodbye(CallState),
+    /// The rank leaves because it heard nothing from the coordinator for this time.
+    GaveUp { silent: Duration },
 }
 
 /// What a coordinator sends to a rank. The first variant keeps its position in all wire versions, because ranks of
@@ -177,6 +194,16 @@ pub(super) enum ToRank {
     RequestState,
     /// From now on the coordinator may close the connection at any time, which is not a failure.
     Closing,
+    /// Number of the attempt at a rendezvous that this coordinator serves. Precedes its other answers to a rank.
+    Attempt(u64),
+    /// Join at one of these addresses instead, with the same secret: rank 0 takes the world over.
+    Moved(Vec<SocketAddr>),
+    /// No rendezvous is in progress here, for this reason; one may begin later.
+    TryAgain(String),
+    /// A rank has left after it had finished `finished` calls, fewer than each rank that left before it.
+    Left { rank: Rank, finished: u64 },
+    /// Answers a hello whose purpose is [`Purpose::Status`].
+    Status(WorldStatus),
 }
 
 /// Encodes a frame, with its length in front.
@@ -318,8 +345,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn opening() -> Opening {
-        let header =
-            HelloHeader { version: VERSION.to_owned(), rank: 1, world: 2, process: Process::current() };
+        let header = HelloHeader {
+            version: VERSION.to_owned(),
+            rank: 1,
+            world: 2,
+            process: Process::current(),
+            purpose: Purpose::Join,
+        };
         Opening { job: 7, has_secret: true, nonce: [5; 16], header }
     }
 
@@ -329,6 +361,7 @@ mod tests {
             join_timeout: Duration::from_secs(1),
             exchange_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(500),
+            successor: Vec::new(),
         }
     }
 

@@ -10,6 +10,7 @@ use super::protocol::{Hello, HelloHeader, HelloParams, VERSION};
 use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Maximum world size. It limits what one hello can make the coordinator count up to.
@@ -86,6 +87,18 @@ impl Rendezvous {
         self.deadline.map(|(at, _)| at)
     }
 
+    /// The rank and process of each joined peer, in rank order.
+    pub(super) fn joined(&self) -> impl Iterator<Item = (Rank, &Process)> {
+        self.peers.iter().map(|(rank, peer)| (*rank, &peer.process))
+    }
+
+    /// Where rank 0 runs a coordinator that can take the world over. `None` if it runs none, or if it is in `host_process`
+    /// itself.
+    pub(super) fn successor(&self, host_process: &Process) -> Option<Vec<SocketAddr>> {
+        let first = self.peers.get(&0).filter(|first| first.process != *host_process)?;
+        Some(first.params.successor.clone()).filter(|addresses| !addresses.is_empty())
+    }
+
     /// The joined peers, in rank order.
     pub(super) fn into_peers(self) -> Vec<JoinedPeer> {
         self.peers.into_values().collect()
@@ -94,11 +107,15 @@ impl Rendezvous {
     /// Handles a hello.
     pub(super) fn join(&mut self, hello: Hello, now: Instant) -> JoinOutcome {
         let Hello { header, params } = hello;
-        if self.root_cause.is_none() {
+        let is_late = self.root_cause.is_some();
+        if !is_late {
             self.root_cause = self.validate(&header, params.as_ref());
         }
         self.world.get_or_insert(header.world);
-        if let Some(params) = &params {
+        // A rank that joins late, or tries again, does not shorten the time in which late ranks get the error.
+        if let Some(params) = &params
+            && !is_late
+        {
             let until = now + params.join_timeout;
             if self.deadline.is_none_or(|(at, _)| until < at) {
                 self.deadline = Some((until, params.join_timeout));
@@ -227,6 +244,7 @@ fn difference<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::Purpose;
     use super::*;
 
     fn hello(rank: Rank, world: usize) -> Hello {
@@ -236,12 +254,14 @@ mod tests {
                 rank,
                 world,
                 process: Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: 0 },
+                purpose: Purpose::Join,
             },
             params: Some(HelloParams {
                 settings: vec![("FLEXRING_SUBCHUNK".to_owned(), "512K".to_owned())],
                 join_timeout: Duration::from_secs(60),
                 exchange_timeout: Duration::from_secs(60),
                 heartbeat: Duration::from_millis(500),
+                successor: Vec::new(),
             }),
         }
     }

@@ -6,6 +6,7 @@
 //! A job without any secret uses the same keys and messages, but derived from the public name of the job. They then prove
 //! nothing, except that two ranks mean the same job.
 
+use super::launcher::RendezvousPoint;
 use super::node_secret::{self, NodeSecret};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -107,6 +108,27 @@ impl SecretSource {
         let key = SecretKey::random()?;
         let second = SecondPart::Node(key.clone());
         Ok((Self { second, ..source }, Some(NodeSecret { name, key })))
+    }
+
+    /// The secret of a job that meets at `point`. If it has no id, `token` is its public number, and `one_node` says whether all
+    /// its ranks are on this node. Rank 0 may have to hand a part of the secret to the others.
+    ///
+    /// # Errors
+    /// As for [`of_node`](Self::of_node).
+    pub(super) fn of_job(
+        config: &Config,
+        point: &RendezvousPoint,
+        token: u128,
+        one_node: bool,
+        is_rank_0: bool,
+    ) -> Result<(Self, Option<NodeSecret>)> {
+        match point {
+            RendezvousPoint::Id(id) => Ok((Self::of_id(config, id.job(), id.token())?, None)),
+            RendezvousPoint::Address { port, .. } if one_node => {
+                Self::of_node(config, token, *port, is_rank_0)
+            }
+            RendezvousPoint::Address { .. } => Ok((Self::of_settings(config, token)?, None)),
+        }
     }
 
     /// The public number of the job.

@@ -1,29 +1,31 @@
 //! The coordinator's thread: its listeners and connections.
 //!
-//! Owns every socket of one world's coordinator. The [`Rendezvous`] and then the [`FailureDetector`] decide
+//! Owns every socket of one world's coordinator, and its clock. The [`Rendezvous`] and then the [`FailureDetector`] decide
 //! what is sent on them. Must not block on any of them: a silent, slow or malicious client delays no other
 //! client.
 
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::framed_stream::FramedStream;
 use super::handshake::{Admission, AdmissionStep, Gate};
+use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
+use super::open_ports::CoordinatorControl;
 use super::process::Process;
 use super::protocol::{
-    Bytes, FRAME_LIMIT, Hello, OPENING_LIMIT, PROOF_LIMIT, ToCoordinator, ToRank, Unreadable, decode, encode,
+    Bytes, FRAME_LIMIT, Hello, OPENING_LIMIT, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, Unreadable,
+    decode, encode,
 };
 use super::rendezvous::{JoinOutcome, Rendezvous};
-use crate::error::Error;
-use crate::process::ClosedInChild;
+use super::world_status::{RankActivity, RankReport, WorldStatus};
+use crate::error::{Error, Result};
+use crate::process::{ClosedInChild, spawn};
 use crate::rank::Rank;
-use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Resource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a connection may take to prove that it belongs to the job.
@@ -88,9 +90,15 @@ type ClientId = u64;
 
 /// The coordinator's thread.
 pub(super) struct Server {
-    wake: Arc<WakeFd>,
-    abandoned: Arc<AtomicBool>,
-    _closed_in_child: Vec<ClosedInChild>,
+    control: Arc<CoordinatorControl>,
+    /// Number of the attempt at a rendezvous. Random, so that no other attempt has it.
+    attempt: u64,
+    clock: ActiveClock,
+    /// When the rendezvous ends if no rank has joined, in real time.
+    expires: Option<Instant>,
+    /// Whether another rendezvous of this process has taken the listeners over.
+    superseded: bool,
+    closed_in_child: Vec<ClosedInChild>,
     listeners: Vec<TcpListener>,
     /// Hands the job's secret to the ranks of this node, if they need it.
     node_secret: Option<NodeSecretListener>,
@@ -110,18 +118,21 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves the job of `gate` at `listeners`, which do not block. `wake` is notified when `abandoned` changes.
+    /// Serves the job of `gate` at `listeners`, which do not block.
     pub(super) fn new(
-        wake: Arc<WakeFd>,
-        abandoned: Arc<AtomicBool>,
+        control: Arc<CoordinatorControl>,
         listeners: Vec<TcpListener>,
         node_secret: Option<NodeSecretListener>,
         gate: Gate,
     ) -> Self {
         Self {
-            wake,
-            abandoned,
-            _closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
+            control,
+            // Without random numbers, a rank may take a late answer of a failed attempt for one of the next.
+            attempt: getrandom::u64().unwrap_or(0),
+            clock: ActiveClock::new(Instant::now()),
+            expires: None,
+            superseded: false,
+            closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
             listeners,
             node_secret,
             phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone())),
@@ -137,12 +148,28 @@ impl Server {
         }
     }
 
+    /// Ends the rendezvous at this time if no rank has joined by then.
+    pub(super) fn expiring_at(self, expires: Instant) -> Self {
+        Self { expires: Some(expires), ..self }
+    }
+
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `System` if there is no thread.
+    pub(super) fn spawn(self) -> Result<()> {
+        let builder = std::thread::Builder::new().name("flexring-coord".to_owned());
+        spawn(builder, move || self.run())
+            .map(drop)
+            .map_err(|cause| Error::io("cannot start the coordinator's thread", cause))
+    }
+
     /// Runs until there is no client left.
-    pub(super) fn run(mut self) {
+    fn run(mut self) {
         while !(matches!(self.phase, Phase::Finished) && self.clients.is_empty()) {
             let (incoming, ready) = self.wait();
-            let now = Instant::now();
-            self.check_abandoned();
+            let now = self.clock.now();
+            self.check_control();
             if incoming {
                 self.accept(now);
             }
@@ -153,13 +180,28 @@ impl Server {
             self.apply_decisions(now);
             self.flush(now);
         }
+        self.control.end_requests();
         log::debug!("the coordinator has served its world");
     }
 
     /// Sleeps until an event. Returns whether connections can be accepted, and which clients are ready.
-    fn wait(&self) -> (bool, Vec<ClientId>) {
-        let now = Instant::now();
-        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+    fn wait(&mut self) -> (bool, Vec<ClientId>) {
+        let mut paused = self.clock.advance(Instant::now(), Some(Duration::ZERO));
+        let sleep = self.deadline().map(|at| at.saturating_duration_since(self.clock.now()));
+        let ready = self.poll(sleep);
+        paused += self.clock.advance(Instant::now(), sleep);
+        if let Phase::Monitoring(detector) = &mut self.phase
+            && !paused.is_zero()
+        {
+            log::warn!("this process was paused for {paused:?}, and with it the coordinator of all ranks");
+            detector.on_pause(paused, self.clock.now());
+        }
+        ready
+    }
+
+    /// Sleeps for at most `sleep`.
+    fn poll(&self, sleep: Option<Duration>) -> (bool, Vec<ClientId>) {
+        let mut fds = vec![PollFd::new(self.control.wake(), PollFlags::IN)];
         if self.accept_resumes.is_none() {
             fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
             fds.extend(self.node_secret.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
@@ -168,8 +210,7 @@ impl Server {
         fds.extend(
             self.clients.values().map(|client| PollFd::new(&client.stream, client.stream.poll_flags())),
         );
-        let timeout =
-            self.deadline().and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
+        let timeout = sleep.and_then(|sleep| Timespec::try_from(sleep).ok());
         // An interrupted wait ends early, and the next one makes up for it.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return (false, Vec::new());
@@ -191,7 +232,9 @@ impl Server {
             ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => Some(until),
             ClientState::Joined(_) => None,
         });
-        clients.chain(phase).chain(self.accept_resumes).min()
+        // No deadline depends on a pause while no rank has joined, so both clocks will do.
+        let expires = self.expires.filter(|_| self.is_unused());
+        clients.chain(phase).chain(self.accept_resumes).chain(expires).min()
     }
 
     /// Until when ranks that join late get the rendezvous error.
@@ -200,11 +243,18 @@ impl Server {
         Some(rendezvous.deadline().unwrap_or(failed_at + LATE_JOIN_NOTICE))
     }
 
-    fn check_abandoned(&mut self) {
-        if !self.wake.drain() || !self.abandoned.load(Ordering::Acquire) {
+    /// Whether no rank has joined yet.
+    fn is_unused(&self) -> bool {
+        matches!(&self.phase, Phase::Rendezvous(rendezvous) if rendezvous.world().is_none())
+    }
+
+    /// Handles what the rest of the process asks for.
+    fn check_control(&mut self) {
+        if !self.control.wake().drain() {
             return;
         }
-        if let Phase::Rendezvous(rendezvous) = &mut self.phase
+        if self.control.is_abandoned()
+            && let Phase::Rendezvous(rendezvous) = &mut self.phase
             && rendezvous.root_cause().is_none()
         {
             rendezvous.cancel();
@@ -212,6 +262,20 @@ impl Server {
                 // No rank has joined, so no rank needs the error.
                 self.end();
             }
+        }
+        let Some(request) = self.control.take_request() else {
+            return;
+        };
+        // Ranks that meet the next rendezvous here are better served than by this one's error or status.
+        let in_use =
+            matches!(&self.phase, Phase::Rendezvous(rendezvous) if rendezvous.root_cause().is_none());
+        if !in_use {
+            self.superseded = true;
+            // Frees its name, which the next rendezvous uses as well.
+            self.node_secret = None;
+            self.closed_in_child.clear();
+            // If the next rendezvous has given up waiting, the listeners close.
+            let _ = request.send(std::mem::take(&mut self.listeners));
         }
     }
 
@@ -304,7 +368,7 @@ impl Server {
         {
             self.ended.push(stream);
             if let ClientState::Joined(rank) = state {
-                self.on_disconnect(rank, &cause);
+                self.on_disconnect(rank, &cause, now);
             }
         }
     }
@@ -343,7 +407,7 @@ impl Server {
     /// Handles a frame of an unauthenticated connection.
     fn on_handshake(&mut self, id: ClientId, frame: Vec<u8>, now: Instant) {
         let admission = self.clients.get_mut(&id).and_then(|client| client.admission.take());
-        let (Phase::Rendezvous(_), Some(admission)) = (&self.phase, admission) else {
+        let Some(admission) = admission else {
             self.clients.remove(&id);
             return;
         };
@@ -368,49 +432,86 @@ impl Server {
         }
     }
 
-    /// Handles a rank that belongs to the job.
+    /// Handles a caller that belongs to the job.
     fn on_hello(&mut self, id: ClientId, hello: Hello, now: Instant) {
+        if hello.header.purpose == Purpose::Status {
+            let status = self.status(now);
+            self.answer(id, closing_at(now), [ToRank::Status(status)]);
+            return;
+        }
         let Phase::Rendezvous(rendezvous) = &mut self.phase else {
+            let why =
+                "all ranks of the last communicator have joined, and rank 0 does not create another one";
+            self.answer(id, closing_at(now), [ToRank::TryAgain(why.to_owned())]);
             return;
         };
         let rank = hello.header.rank;
-        let state = match rendezvous.join(hello, now) {
+        let attempt = ToRank::Attempt(self.attempt);
+        match rendezvous.join(hello, now) {
             outcome @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
                 self.by_rank.insert(rank, id);
+                self.answer(id, ClientState::Joined(rank), [attempt]);
                 if outcome == JoinOutcome::Complete {
-                    self.start_monitoring(now);
+                    self.on_complete(now);
                 }
-                ClientState::Joined(rank)
             }
             JoinOutcome::Failed => {
                 let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };
                 self.notified.insert(rank);
-                if let Some(client) = self.clients.get_mut(&id) {
-                    send(client, &ToRank::RootCause(root_cause));
-                }
-                closing_at(now)
+                self.answer(id, closing_at(now), [attempt, ToRank::RootCause(root_cause)]);
             }
             JoinOutcome::Malformed => {
                 self.clients.remove(&id);
-                return;
             }
-        };
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.state = state;
         }
     }
 
-    /// All ranks have joined. Closes the listeners before the first rank is notified, so that the ranks' next
-    /// communicator can use the same port.
-    fn start_monitoring(&mut self, now: Instant) {
-        self.stop_listening();
+    /// Queues the answer to a hello.
+    fn answer(&mut self, id: ClientId, state: ClientState, frames: impl IntoIterator<Item = ToRank>) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.state = state;
+            frames.into_iter().for_each(|frame| send(client, &frame));
+        }
+    }
+
+    /// The state of all ranks.
+    fn status(&self, now: Instant) -> WorldStatus {
+        match &self.phase {
+            Phase::Rendezvous(rendezvous) => {
+                let absent = |rank| RankReport::new(rank, "", 0, RankActivity::Absent);
+                let mut rows: Vec<RankReport> = (0..rendezvous.world().unwrap_or(0)).map(absent).collect();
+                for (rank, process) in rendezvous.joined() {
+                    rows[rank] = RankReport::new(rank, &process.host, process.pid, RankActivity::Joining);
+                }
+                WorldStatus::new(rows, rendezvous.root_cause().cloned())
+            }
+            Phase::Monitoring(detector) => detector.status(now),
+            Phase::Finished => WorldStatus::default(),
+        }
+    }
+
+    /// All ranks have joined. The listeners stay open for questions about the world, and for the process's next
+    /// rendezvous.
+    fn on_complete(&mut self, now: Instant) {
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
         self.clients.retain(|id, _| joined.contains(id));
-        if let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) {
-            let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
-            self.phase = Phase::Monitoring(detector);
+        let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) else {
+            return;
+        };
+        match rendezvous.successor(&Process::current()) {
+            // This process may end before the ranks leave, so one of them takes the world over.
+            Some(addresses) => {
+                for id in std::mem::take(&mut self.by_rank).into_values() {
+                    self.answer(id, closing_at(now), [ToRank::Moved(addresses.clone())]);
+                }
+                self.end();
+            }
+            None => {
+                let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
+                self.phase = Phase::Monitoring(detector);
+            }
         }
     }
 
@@ -423,18 +524,18 @@ impl Server {
                 if let Some(id) = self.by_rank.get(&rank) {
                     self.clients.remove(id);
                 }
-                self.on_disconnect(rank, "carried an invalid frame");
+                self.on_disconnect(rank, "carried an invalid frame", now);
             }
             (Phase::Finished, _) => {}
         }
     }
 
     /// Handles the end of a rank's connection.
-    fn on_disconnect(&mut self, rank: Rank, cause: &str) {
+    fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
         self.by_rank.remove(&rank);
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => rendezvous.on_disconnect(rank, cause),
-            Phase::Monitoring(detector) => detector.on_disconnect(rank, cause),
+            Phase::Monitoring(detector) => detector.on_disconnect(rank, cause, now),
             Phase::Finished => {}
         }
     }
@@ -447,6 +548,9 @@ impl Server {
             ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => now < until,
             ClientState::Joined(_) => true,
         });
+        if self.is_unused() && self.expires.is_some_and(|at| now >= at) {
+            self.end();
+        }
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => rendezvous.on_tick(now),
             Phase::Monitoring(detector) => detector.on_tick(now),
@@ -473,7 +577,10 @@ impl Server {
                     return;
                 };
                 let all_notified = rendezvous.world().is_some_and(|world| self.notified.len() >= world);
-                if all_notified || self.late_join_deadline(rendezvous).is_some_and(|at| now >= at) {
+                if all_notified
+                    || self.superseded
+                    || self.late_join_deadline(rendezvous).is_some_and(|at| now >= at)
+                {
                     self.end();
                 }
             }
@@ -529,7 +636,7 @@ impl Server {
         }
         for (id, cause) in broken {
             if let Some(Client { state: ClientState::Joined(rank), .. }) = self.clients.remove(&id) {
-                self.on_disconnect(rank, &format!("broke ({cause})"));
+                self.on_disconnect(rank, &format!("broke ({cause})"), now);
                 self.apply_decisions(now);
             }
         }
@@ -551,11 +658,10 @@ impl Server {
         self.stop_listening();
         self.clients.retain(|_, client| !matches!(client.state, ClientState::Unauthenticated { .. }));
     }
-}
 
-impl Server {
     /// Frees the port, and the name under which the secret was handed out.
     fn stop_listening(&mut self) {
+        self.closed_in_child.clear();
         self.listeners.clear();
         self.node_secret = None;
     }

@@ -19,7 +19,8 @@ pub struct flexring_unique_id {
 }
 
 /// Creates an id for a new world. The process that calls this must live until all ranks have joined; usually
-/// it is rank 0. An id can be used for one world only.
+/// it is rank 0. An id can be used for one world only, and expires if no rank uses it for ten times
+/// FLEXRING_CONNECT_TIMEOUT_MS.
 ///
 /// # Safety
 /// `out` is NULL or points to a flexring_unique_id that may be written.

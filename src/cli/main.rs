@@ -11,6 +11,7 @@ mod output;
 mod perf;
 mod plan;
 mod settings;
+mod status;
 
 use clap::{Parser, Subcommand};
 use error::{CommandError, ERROR_PREFIX};
@@ -34,6 +35,7 @@ enum Command {
     Plan(Box<plan::PlanOptions>),
     Doctor(doctor::DoctorOptions),
     Env(env::EnvOptions),
+    Status(status::StatusOptions),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Some(Command::Plan(options)) => plan::run(&options),
         Some(Command::Doctor(options)) => doctor::run(&options),
         Some(Command::Env(options)) => env::run(&options),
+        Some(Command::Status(options)) => status::run(&options),
         None => output::print(&format!("flexring {}{}", env!("CARGO_PKG_VERSION"), env::kernels_line())),
     };
     match outcome {

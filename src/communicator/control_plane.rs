@@ -4,9 +4,12 @@
 //! that are threads of one process. Must not know how processes detect failures (`bootstrap`), nor what a
 //! call does.
 
-use crate::bootstrap::ControlConnection;
+use crate::bootstrap::{
+    CallState, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus, departed_before_call,
+    host_name,
+};
 use crate::call::Call;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::rank::Rank;
 use std::fmt::Write as _;
@@ -21,10 +24,10 @@ pub(super) enum ControlPlane {
 }
 
 impl ControlPlane {
-    /// Reports that this rank enters a call.
-    pub(super) fn enter_call(&self, call: &Call) {
+    /// Reports that this rank enters a call. Fails if another rank has left without it.
+    pub(super) fn enter_call(&self, call: &Call) -> Result<()> {
         match self {
-            Self::Processes(connection) => connection.call_state().enter(call),
+            Self::Processes(connection) => connection.enter_call(call),
             Self::Threads(member) => member.enter_call(call),
         }
     }
@@ -108,7 +111,42 @@ impl LocalGroup {
             .collect()
     }
 
-    /// Adds to a timeout which ranks have not made the call.
+    /// Raises the fault if a rank is in a call that another rank has left without.
+    fn check_departures(&self, progress: &[CallProgress]) {
+        let left = progress.iter().enumerate().filter_map(|(rank, progress)| match progress {
+            CallProgress::Left { finished } => Some((*finished, rank)),
+            _ => None,
+        });
+        let Some((finished, leaver)) = left.min() else { return };
+        for (rank, progress) in progress.iter().enumerate() {
+            if let CallProgress::InCall(call) = progress
+                && call.sequence > finished
+            {
+                let message = departed_before_call(&format!("rank {leaver}"), finished, rank, call);
+                self.fault.raise(Error::peer_lost(message));
+            }
+        }
+    }
+
+    /// The state of all ranks.
+    fn status(&self, progress: &[CallProgress]) -> WorldStatus {
+        let (host, pid) = (host_name(), std::process::id());
+        let row = |(rank, progress): (Rank, &CallProgress)| {
+            let (activity, state) = match progress {
+                CallProgress::Idle { finished } => {
+                    (RankActivity::Idle, CallState::Idle { finished: *finished })
+                }
+                CallProgress::Left { finished } => {
+                    (RankActivity::Left, CallState::Idle { finished: *finished })
+                }
+                CallProgress::InCall(call) => (RankActivity::Idle, CallState::InCall(*call)),
+            };
+            RankReport::new(rank, &host, pid, activity).with_state(&state)
+        };
+        WorldStatus::new(progress.iter().enumerate().map(row).collect(), None)
+    }
+
+    /// Adds to a timeout which ranks have not made the call, and the state of all ranks.
     fn explain_timeout(&self, error: &Error) -> Error {
         let progress = self.lock();
         let current = progress.iter().map(|progress| progress.last_call()).max().unwrap_or(0);
@@ -125,7 +163,8 @@ impl LocalGroup {
                 _ => Ok(()),
             };
         }
-        Error::new(error.kind(), message)
+        let table = self.status(&progress).table(ROWS_IN_ERROR);
+        Error::new(error.kind(), format!("{message}\n{}", table.trim_end()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<CallProgress>> {
@@ -140,8 +179,9 @@ pub(super) struct LocalMember {
 }
 
 impl LocalMember {
-    /// Enters a call. Raises the fault if another rank is in a different call with the same sequence number.
-    fn enter_call(&self, call: &Call) {
+    /// Enters a call. Raises the fault if another rank is in a different call with the same sequence number, or has left
+    /// without this call.
+    fn enter_call(&self, call: &Call) -> Result<()> {
         let mut progress = self.group.lock();
         progress[self.rank] = CallProgress::InCall(*call);
         for (other, progress) in progress.iter().enumerate() {
@@ -151,6 +191,8 @@ impl LocalMember {
                 self.group.fault.raise(Error::disagreement(message));
             }
         }
+        self.group.check_departures(&progress);
+        self.group.fault.check()
     }
 
     fn leave_call(&self) {
@@ -168,5 +210,6 @@ impl Drop for LocalMember {
     fn drop(&mut self) {
         let mut progress = self.group.lock();
         progress[self.rank] = CallProgress::Left { finished: progress[self.rank].last_call() };
+        self.group.check_departures(&progress);
     }
 }

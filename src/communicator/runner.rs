@@ -194,7 +194,7 @@ impl CallRunner {
             factor: checked.op.factor(),
         };
         log::trace!("rank {}: {call}", self.rank);
-        self.control.enter_call(&call);
+        self.control.enter_call(&call)?;
         let bound = BoundCall {
             call,
             input: checked.input,

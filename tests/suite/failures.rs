@@ -154,22 +154,47 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
             for error in errors.iter().flatten() {
                 assert_eq!(error.kind(), ErrorKind::Timeout, "{world:?}: {error}");
                 assert!(error.message().contains("rank 1"), "{world:?}: {error}");
+                // The table of all ranks.
+                let rows: Vec<&str> = error.message().lines().skip(1).collect();
+                assert_eq!(rows.len(), 1 + 3, "{world:?}: {error}");
+                assert!(
+                    rows[1].contains("all_reduce #2") && rows[1].ends_with("rank 1"),
+                    "{world:?}: {error}"
+                );
+                assert!(rows[2].contains("#1") && rows[2].contains("idle"), "{world:?}: {error}");
             }
         }
     }
 }
 
 #[test]
-fn a_rank_that_leaves_is_named() {
+fn a_rank_that_leaves_early_fails_the_others_at_once() {
     for &world in World::enabled() {
-        let mut setup = Setup::new(world, 3);
-        setup.config.timeout = Duration::from_secs(2);
-        let errors = spawn(&setup, |comm| {
-            comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
-            if comm.rank() == 1 { None } else { Some(failed_call(&comm, 100_000, ReduceOp::Sum)) }
-        });
-        for error in errors.iter().flatten() {
-            assert!(error.message().contains("rank 1"), "{world:?}: {error}");
+        // The others are in the next call before the rank leaves, or make it afterwards; by mailboxes or by a program.
+        for (wait_to_leave, wait_to_call, count) in
+            [(300, 0, 100_000), (0, 300, 100_000), (300, 0, 2), (0, 300, 2)]
+        {
+            let mut setup = Setup::new(world, 3);
+            setup.config.timeout = Duration::from_secs(50);
+            let begun = Instant::now();
+            let errors = spawn(&setup, |comm| {
+                comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("all ranks make the first call");
+                if comm.rank() == 1 {
+                    std::thread::sleep(Duration::from_millis(wait_to_leave));
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(wait_to_call));
+                let begun = Instant::now();
+                Some((failed_call(&comm, count, ReduceOp::Sum), begun.elapsed()))
+            });
+            for (error, time) in errors.iter().flatten() {
+                assert!(*time < Duration::from_secs(2), "{world:?}: it took {time:?}: {error}");
+                assert_eq!(error.kind(), ErrorKind::PeerLost, "{world:?}: {error}");
+                for text in ["rank 1", "left after call #1", "is in all_reduce #2"] {
+                    assert!(error.message().contains(text), "{world:?}: {error}");
+                }
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{world:?}: {:?}", begun.elapsed());
         }
     }
 }

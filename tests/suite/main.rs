@@ -27,6 +27,7 @@ mod reproducible;
 mod resource_leaks;
 mod shrink;
 mod split;
+mod waiting;
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -3,6 +3,7 @@
 use super::super::call_state::example_call;
 use super::super::protocol::HelloParams;
 use super::*;
+use crate::call::Call;
 
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
@@ -25,6 +26,7 @@ impl World {
                     join_timeout: Duration::from_secs(60),
                     exchange_timeout: Duration::from_secs(60),
                     heartbeat: HEARTBEAT,
+                    successor: Vec::new(),
                 },
             })
             .collect();
@@ -58,6 +60,14 @@ impl World {
         );
     }
 
+    fn disconnect(&mut self, rank: Rank) {
+        self.detector.on_disconnect(rank, "closed", self.now);
+    }
+
+    fn leave(&mut self, rank: Rank, finished: u64) {
+        self.receive(rank, ToCoordinator::Goodbye(CallState::Idle { finished }));
+    }
+
     fn advance(&mut self, time: Duration) {
         self.now += time;
         self.detector.on_tick(self.now);
@@ -83,14 +93,14 @@ impl World {
 fn a_death_is_reported_with_the_call_state() {
     let mut world = World::of(3);
     world.set_in_call(2, example_call(17));
-    world.detector.on_disconnect(2, "closed");
+    world.disconnect(2);
     let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::PeerLost);
     assert_eq!(
         root_cause.message(),
         "rank 2 (pid 102 on host h) died: its control connection closed while it was in all_reduce #17 (1024 x float, sum)"
     );
-    world.detector.on_disconnect(1, "closed");
+    world.disconnect(1);
     assert_eq!(world.root_cause(), None, "the first root cause stays");
 }
 
@@ -138,7 +148,7 @@ fn a_suspicion_waits_for_the_suspects_death_or_report() {
     let mut world = World::of(3);
     world.report(0, ErrorKind::PeerLost, "the link to rank 1 broke", Some(1));
     assert_eq!(world.root_cause(), None);
-    world.detector.on_disconnect(1, "closed");
+    world.disconnect(1);
     assert!(world.message().starts_with("rank 1 (pid 101 on host h) died"));
 
     let mut world = World::of(3);
@@ -172,11 +182,14 @@ fn a_timeout_names_absent_ranks() {
     world.advance(ROOT_CAUSE_WINDOW);
     let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::Timeout);
+    let (first, table) = root_cause.message().split_once('\n').expect("a table");
     assert_eq!(
-        root_cause.message(),
+        first,
         "rank 0: all_reduce #17 took longer than 300 s (rank 2 has finished all_reduce #17; ranks 3 and 4 have not \
          called all_reduce #17: they finished #16; rank 5 is in all_reduce #12 (1024 x float, sum))"
     );
+    assert_eq!(table.lines().count(), 1 + 6, "{table}");
+    assert!(table.lines().nth(1).is_some_and(|row| row.ends_with("ranks 3, 4 and 5")), "{table}");
 }
 
 #[test]
@@ -187,16 +200,103 @@ fn a_timeout_is_settled_once_all_ranks_answered() {
     world.report(0, ErrorKind::Timeout, "too slow", None);
     assert_eq!(world.detector.actions(), [DetectorAction::Broadcast(ToRank::RequestState)]);
     world.set_in_call(1, example_call(17));
-    assert_eq!(world.message(), "rank 0: too slow (every rank is in all_reduce #17)");
+    let message = world.message();
+    assert!(message.starts_with("rank 0: too slow (every rank is in all_reduce #17)\nrank "), "{message}");
 }
 
 #[test]
-fn a_suspect_that_left_is_named_as_having_left() {
+fn a_rank_that_left_without_a_call_ends_it_at_once() {
+    let expected = "rank 2 (pid 102 on host h) left after call #16, and rank 0 is in all_reduce #17 (1024 x float, sum): \
+                    every rank must make the same calls before it leaves";
+    // The call was entered before the goodbye.
     let mut world = World::of(3);
-    world.receive(2, ToCoordinator::Goodbye(CallState::Idle { finished: 16 }));
-    assert_eq!(world.detector.actions(), [DetectorAction::Close(2)]);
+    world.set_in_call(0, example_call(17));
+    world.leave(2, 16);
+    let root_cause = world.root_cause().expect("a root cause");
+    assert_eq!((root_cause.kind(), root_cause.message()), (ErrorKind::PeerLost, expected));
+    // The call was entered afterwards.
+    let mut world = World::of(3);
+    world.leave(2, 16);
+    assert_eq!(
+        world.detector.actions(),
+        [DetectorAction::Broadcast(ToRank::Left { rank: 2, finished: 16 }), DetectorAction::Close(2)]
+    );
+    world.set_in_call(0, example_call(17));
+    assert_eq!(world.message(), expected);
+    // A link noticed first.
+    let mut world = World::of(3);
     world.report(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
-    assert_eq!(world.message(), "rank 0: rank 2 closed its link (rank 2 has left after call #16)");
+    assert_eq!(world.root_cause(), None);
+    world.leave(2, 16);
+    assert_eq!(world.message(), expected);
+}
+
+#[test]
+fn a_rank_may_leave_after_the_call_that_others_are_in() {
+    let mut world = World::of(3);
+    world.leave(2, 17);
+    world.set_in_call(0, example_call(17));
+    world.set_in_call(1, example_call(17));
+    assert_eq!(world.root_cause(), None);
+    world.leave(1, 17);
+    let announced =
+        |action: &DetectorAction| matches!(action, DetectorAction::Broadcast(ToRank::Left { .. }));
+    assert!(!world.detector.actions().iter().any(announced), "the number of calls is the same");
+    world.set_idle(0, 17);
+    assert_eq!(world.root_cause(), None);
+}
+
+#[test]
+fn a_suspect_that_left_after_the_call_is_named() {
+    let mut world = World::of(3);
+    world.leave(2, 17);
+    world.report(0, ErrorKind::PeerLost, "rank 2 closed its link", Some(2));
+    assert_eq!(world.message(), "rank 0: rank 2 closed its link (rank 2 has left after call #17)");
+}
+
+#[test]
+fn the_own_pause_of_the_coordinator_is_not_blamed_on_others() {
+    let mut world = World::of(3);
+    world.receive(1, ToCoordinator::GaveUp { silent: Duration::from_secs(10) });
+    assert_eq!(
+        world.message(),
+        "rank 0 (pid 100 on host h) was silent for 10 s: stopped, swapped out, or cut off from the network; rank 1 gave it up"
+    );
+
+    let mut world = World::of(3);
+    world.detector.on_pause(Duration::from_secs(12), world.now);
+    world.disconnect(1);
+    assert_eq!(
+        world.message(),
+        "rank 0 (pid 100 on host h) was paused for 12 s (stopped, or its machine was), and the control connection of rank 1 \
+         (pid 101 on host h) closed meanwhile"
+    );
+
+    let mut world = World::of(3);
+    world.detector.on_pause(Duration::from_secs(12), world.now);
+    world.advance(HEARTBEAT);
+    assert_eq!(world.root_cause(), None, "ranks that were paused as well go on");
+    world.advance(PAUSE_CONSEQUENCES);
+    world.disconnect(1);
+    assert!(world.message().starts_with("rank 1 (pid 101 on host h) died"), "a later death is a death");
+}
+
+#[test]
+fn the_status_says_what_each_rank_does_and_since_when() {
+    let mut world = World::of(4);
+    world.set_in_call(0, example_call(17));
+    world.set_idle(1, 16);
+    world.leave(3, 17);
+    world.advance(HEARTBEAT);
+    world.set_in_call(0, example_call(17));
+    let status = world.detector.status(world.now);
+    let row = |rank: Rank| &status.ranks[rank];
+    assert_eq!((row(0).activity, row(0).since), (RankActivity::InCall, Some(HEARTBEAT)));
+    assert_eq!(row(0).waits_for, [1, 2]);
+    assert_eq!((row(1).activity, row(1).sequence), (RankActivity::Idle, 16));
+    assert_eq!((row(2).pid, row(2).sequence), (102, 0));
+    assert_eq!((row(3).activity, row(3).sequence), (RankActivity::Left, 17));
+    assert_eq!(status.root_cause, None);
 }
 
 #[test]
@@ -205,7 +305,11 @@ fn the_host_process_announces_that_it_may_end() {
     world.receive(0, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert_eq!(
         world.detector.actions(),
-        [DetectorAction::Broadcast(ToRank::Closing), DetectorAction::Close(0)]
+        [
+            DetectorAction::Broadcast(ToRank::Left { rank: 0, finished: 0 }),
+            DetectorAction::Broadcast(ToRank::Closing),
+            DetectorAction::Close(0)
+        ]
     );
     assert!(!world.detector.is_over());
     world.receive(1, ToCoordinator::Abort { reason: "why".to_owned() });

@@ -3,11 +3,11 @@
 use super::super::CallState;
 use super::super::call_state::example_call;
 use super::super::handshake::{Admission, AdmissionStep, Gate};
-use super::super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, encode};
+use super::super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, decode, encode};
 use super::*;
 use crate::call::Call;
 
-fn send(connection: &mut FramedStream, message: &ToCoordinator) {
+pub(super) fn send(connection: &mut FramedStream, message: &ToCoordinator) {
     connection.enqueue(encode(message).expect("short"));
     connection.flush().expect("sent");
 }
@@ -137,18 +137,29 @@ fn a_timeout_names_ranks_that_have_not_called_or_have_left() {
             member.control.call_state().enter(&example_call(16));
             member.control.call_state().leave();
         }
-        members.pop().expect("rank 3").control.leave();
-        for member in &members[..2] {
+        let last = members.pop().expect("rank 3");
+        for member in members[..2].iter().chain([&last]) {
             member.control.call_state().enter(&example_call(17));
         }
+        // A rank may leave after a call that others are still in.
+        last.control.call_state().leave();
+        last.control.leave();
         let error = Error::timeout("all_reduce #17 took longer than 300 s");
         let root_cause = members[0].control.report(error, Some(1));
         assert_eq!(root_cause.kind(), ErrorKind::Timeout);
+        let mut lines = root_cause.message().lines();
         assert_eq!(
-            root_cause.message(),
-            "rank 0: all_reduce #17 took longer than 300 s (rank 2 has not called all_reduce #17: it finished #16; \
-             rank 3 has left after call #16)"
+            lines.next(),
+            Some(
+                "rank 0: all_reduce #17 took longer than 300 s (rank 2 has not called all_reduce #17: it finished #16; \
+                 rank 3 has left after call #17)"
+            )
         );
+        let rows: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows.len(), 1 + 4, "{root_cause}");
+        assert!(rows[1].ends_with(&["rank", "2"]), "rank 0 waits for rank 2: {root_cause}");
+        assert!(rows[3].contains(&"#16") && rows[3].contains(&"idle"), "{root_cause}");
+        assert!(rows[4].contains(&"left"), "{root_cause}");
         assert_eq!(common_fault(&members), root_cause);
     });
 }
@@ -207,7 +218,7 @@ fn admit(connection: &mut FramedStream) {
 }
 
 /// Rank 1, and the other end of its control connection: the test plays its coordinator.
-fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
+pub(super) fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
     let port = free_port();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
     thread::scope(|scope| {
@@ -271,5 +282,39 @@ fn leaving_a_mute_coordinator_takes_bounded_time() {
         let (member, coordinator) = member_of_fake_coordinator();
         member.control.leave();
         drop(coordinator);
+    });
+}
+
+#[test]
+fn a_coordinator_that_was_stopped_takes_the_blame() {
+    watched(|| {
+        let (members, mut fake_peer) = world_with_fake_peer(3);
+        send(&mut fake_peer, &ToCoordinator::GaveUp { silent: Duration::from_secs(10) });
+        let error = common_fault(&members);
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+        let own_process = std::process::id();
+        assert!(error.message().starts_with(&format!("rank 0 (pid {own_process} on host ")), "{error}");
+        assert!(error.message().contains("was silent for 10 s"), "{error}");
+        assert!(error.message().contains("rank 2 gave it up"), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_gives_the_coordinator_up_says_so() {
+    watched(|| {
+        let (member, mut coordinator) = member_of_fake_coordinator();
+        let error = member.wait_for_fault();
+        assert!(error.message().contains("has been silent for"), "{error}");
+        let mut last = None;
+        loop {
+            let received = coordinator.receive(FRAME_LIMIT);
+            last = received.frames.last().cloned().or(last);
+            if received.end.is_some() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let last = last.and_then(|frame| decode::<ToCoordinator>(&frame));
+        assert!(matches!(last, Some(ToCoordinator::GaveUp { .. })), "{last:?}");
     });
 }

@@ -1,13 +1,17 @@
 //! Tests of the whole bootstrap: every rank is a thread, over loopback sockets.
 
+mod attempts;
+mod departures;
 mod failures;
 mod rendezvous;
+mod status;
 mod strangers;
+mod unique_ids;
 
 use super::connect::{CoordinatorTarget, Joined, Joiner};
 use super::framed_stream::FramedStream;
 use super::process::Process;
-use super::protocol::{HelloHeader, HelloParams, VERSION};
+use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
 use super::secret::SecretSource;
 use super::{ControlConnection, Identity, RendezvousPoint};
 use crate::config::Config;
@@ -166,12 +170,14 @@ fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
         rank,
         world,
         process: Process { pid: 4242, host: "elsewhere".to_owned(), instance: 4242 },
+        purpose: Purpose::Join,
     };
     let params = HelloParams {
         settings: config().shared(),
         join_timeout: Duration::from_secs(10),
         exchange_timeout: Duration::from_secs(10),
         heartbeat: config().heartbeat,
+        successor: Vec::new(),
     };
     (header, params)
 }

@@ -253,28 +253,19 @@ pub fn spawn_processes_with(
     }
     with_watchdog(Duration::from_secs(60), || {
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
-        let binary = std::env::current_exe().expect("this binary");
-        let transport = setup.config.transport.name();
-        let children: Vec<_> = (0..setup.ranks)
-            .map(|rank| {
-                std::process::Command::new(&binary)
-                    .args([name, "--exact", "--nocapture"])
-                    .env(RANK, rank.to_string())
-                    .env("FLEXRING_WORLD_SIZE", setup.ranks.to_string())
-                    .env("FLEXRING_UNIQUE_ID", id.to_hex())
-                    .env("FLEXRING_TRANSPORT", transport)
-                    .env("FLEXRING_IB_RAILS", setup.config.ib_rails.to_string())
-                    .env("FLEXRING_IB_TIMEOUT", setup.config.ib_timeout.to_string())
-                    .env("FLEXRING_SOCKET_IFNAME", "lo")
-                    .envs(variables.iter().copied())
-                    .stdout(std::process::Stdio::piped())
-                    .stderr(std::process::Stdio::piped())
-                    .spawn()
-                    .expect("a process for the rank")
-            })
+        let (id, transport) = (id.to_hex(), setup.config.transport.name());
+        let (rails, timeout) = (setup.config.ib_rails.to_string(), setup.config.ib_timeout.to_string());
+        let own = [
+            ("FLEXRING_UNIQUE_ID", &*id),
+            ("FLEXRING_TRANSPORT", transport),
+            ("FLEXRING_IB_RAILS", &*rails),
+            ("FLEXRING_IB_TIMEOUT", &*timeout),
+        ];
+        let variables: Vec<(&str, &str)> = own.into_iter().chain(variables.iter().copied()).collect();
+        let outputs: Vec<std::process::Output> = start_processes(name, setup.ranks, &variables)
+            .into_iter()
+            .map(|child| child.wait_with_output().expect("a rank that ended"))
             .collect();
-        let outputs: Vec<std::process::Output> =
-            children.into_iter().map(|child| child.wait_with_output().expect("a rank that ended")).collect();
         for output in &outputs {
             let stdout = String::from_utf8_lossy(&output.stdout);
             assert!(!stdout.contains("running 0 tests"), "there is no test called {name}");
@@ -286,6 +277,26 @@ pub fn spawn_processes_with(
 /// Sends this process a signal.
 pub fn signal_self(signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+}
+
+/// Starts this test binary once per rank of a world of `ranks`, with the test whose full name is `name`, and with `variables`
+/// beside rank and world size. Does not wait.
+pub fn start_processes(name: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<std::process::Child> {
+    let binary = std::env::current_exe().expect("this binary");
+    let start = |rank: usize| {
+        std::process::Command::new(&binary)
+            .args([name, "--exact", "--nocapture"])
+            .env("FLEXRING_RANK", rank.to_string())
+            .env("FLEXRING_WORLD_SIZE", ranks.to_string())
+            .env("FLEXRING_SOCKET_IFNAME", "lo")
+            .envs(variables.iter().copied())
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("a process for the rank")
+    };
+    (0..ranks).map(start).collect()
 }
 
 /// Kills this process 300 ms later, without notice to any code that runs then.

@@ -1,0 +1,59 @@
+//! How messages describe ranks that are not in a call.
+//!
+//! Owns the wording. Must not know when it is used.
+
+use super::member::{Member, RankStatus};
+use crate::bootstrap::call_state::{CallState, call_name};
+use crate::call::Call;
+use crate::rank::{Rank, RankList};
+
+/// Describes which ranks are not in `call`, and which state they are in instead.
+pub(super) fn describe_absent(members: &[Member], call: &Call) -> String {
+    // Ranks in equal states share one clause.
+    let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
+    for (rank, member) in members.iter().enumerate() {
+        if member.status == RankStatus::Active
+            && member.state.call().map(|c| c.sequence) == Some(call.sequence)
+        {
+            continue;
+        }
+        match absent
+            .iter_mut()
+            .find(|(other, _)| other.status == member.status && other.state == member.state)
+        {
+            Some((_, ranks)) => ranks.push(rank),
+            None => absent.push((member, vec![rank])),
+        }
+    }
+    if absent.is_empty() {
+        return format!("every rank is in {}", call_name(call));
+    }
+    let sentences: Vec<String> =
+        absent.iter().map(|(member, ranks)| describe_absence(member, call, ranks)).collect();
+    sentences.join("; ")
+}
+
+/// Describes the state of `ranks`, which are not in `call`. All of them are in the state of `member`.
+pub(super) fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> String {
+    let who = RankList::new(ranks);
+    let (has, it, is) = if ranks.len() == 1 { ("has", "it", "is") } else { ("have", "they", "are") };
+    let call_name = call_name(call);
+    if member.status == RankStatus::Left {
+        return match member.state {
+            CallState::Idle { finished } if finished > 0 => {
+                format!("{who} {has} left after call #{finished}")
+            }
+            _ => format!("{who} {has} left {}", member.state),
+        };
+    }
+    match member.state {
+        CallState::Idle { finished: 0 } => {
+            format!("{who} {has} not called {call_name}: {it} {has} made no call yet")
+        }
+        CallState::Idle { finished } if finished < call.sequence => {
+            format!("{who} {has} not called {call_name}: {it} finished #{finished}")
+        }
+        CallState::Idle { .. } => format!("{who} {has} finished {call_name}"),
+        CallState::InCall(other) => format!("{who} {is} in {other}"),
+    }
+}

@@ -1,0 +1,104 @@
+//! Ranks that leave while other ranks are in, or enter, a call beyond their last.
+
+use super::super::call_state::example_call;
+use super::super::protocol::{ToRank, encode};
+use super::failures::member_of_fake_coordinator;
+use super::*;
+
+/// A heartbeat interval that is too long for any test: what it finds out in time does not depend on heartbeats.
+fn rare_heartbeats() -> Config {
+    Config { heartbeat: Duration::from_secs(60), ..config() }
+}
+
+/// A world whose ranks have all finished call #16.
+fn world_after_call_16() -> Vec<TestRank> {
+    let members = join_ranks(0..3, 3, &address_of(free_port()), &rare_heartbeats());
+    for member in &members {
+        member.control.enter_call(&example_call(16)).expect("no rank has left");
+        member.control.call_state().leave();
+    }
+    members
+}
+
+fn assert_blames_the_leaver(error: &Error, leaver: Rank) {
+    assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+    for text in [&format!("rank {leaver} "), "left after call #16", "is in all_reduce #17"] {
+        assert!(error.message().contains(text), "{error}");
+    }
+}
+
+#[test]
+fn leaving_ends_a_call_that_others_are_in() {
+    watched(|| {
+        for leaver in [2, 0] {
+            let mut members = world_after_call_16();
+            let last = members.remove(leaver);
+            for member in &members {
+                member.control.enter_call(&example_call(17)).expect("no rank has left");
+            }
+            let begun = Instant::now();
+            last.control.leave();
+            assert_blames_the_leaver(&common_fault(&members), leaver);
+            assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+        }
+    });
+}
+
+#[test]
+fn a_call_after_a_rank_has_left_fails_at_once() {
+    watched(|| {
+        let mut members = world_after_call_16();
+        members.remove(1).control.leave();
+        // The announcement is on its way.
+        thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        let call = example_call(17);
+        let error = members[0].control.enter_call(&call).expect_err("rank 1 has left");
+        let suspect = error.suspect();
+        let root_cause = members[0].control.report(error, suspect);
+        assert_blames_the_leaver(&root_cause, 1);
+        assert_eq!(common_fault(&members), root_cause);
+        assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn ranks_may_leave_one_after_the_other() {
+    watched(|| {
+        let mut members = world_after_call_16();
+        let last = members.pop().expect("rank 2");
+        for member in members {
+            member.control.leave();
+        }
+        thread::sleep(Duration::from_millis(100));
+        assert!(last.fault.check().is_ok(), "leaving after the last call is no failure");
+    });
+}
+
+#[test]
+fn a_departure_counts_even_if_the_coordinator_has_ended() {
+    watched(|| {
+        for is_in_call in [false, true] {
+            let (member, mut coordinator) = member_of_fake_coordinator();
+            if is_in_call {
+                member.control.enter_call(&example_call(17)).expect("no rank has left");
+            }
+            for frame in [ToRank::Left { rank: 0, finished: 16 }, ToRank::Closing] {
+                coordinator.enqueue(encode(&frame).expect("short"));
+            }
+            coordinator.flush().expect("sent");
+            // Give the rank time to answer what it has received.
+            thread::sleep(Duration::from_millis(50));
+            coordinator.shut_down_write();
+            drop(coordinator);
+            if is_in_call {
+                assert_blames_the_leaver(&member.wait_for_fault(), 0);
+            } else {
+                thread::sleep(Duration::from_millis(100));
+                assert!(member.fault.check().is_ok(), "the rank is in no call");
+                let error = member.control.enter_call(&example_call(17)).expect_err("rank 0 has left");
+                assert_blames_the_leaver(&error, 0);
+            }
+        }
+    });
+}

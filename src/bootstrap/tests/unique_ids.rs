@@ -1,0 +1,97 @@
+//! Unique ids: who serves the world, and ids that no rank uses.
+
+use super::super::{Coordinator, UniqueId, create_unique_id};
+use super::*;
+
+/// How many threads of this process have this name.
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads").flatten();
+    tasks
+        .filter(|task| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+        })
+        .count()
+}
+
+fn is_reachable(id: &UniqueId) -> bool {
+    TcpStream::connect(id.addresses()[0]).is_ok()
+}
+
+/// Waits until `done` returns true.
+fn eventually(done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < until, "it did not happen");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn unused_ids_share_one_thread() {
+    watched(|| {
+        let before = threads_named("flexring-coord");
+        let ids: Vec<UniqueId> = (0..100).map(|_| create_unique_id(&config()).expect("an id")).collect();
+        assert_eq!(threads_named("flexring-ids"), 1);
+        // Other tests of this process may start a few.
+        assert!(threads_named("flexring-coord") < before + 50);
+        // Each id still works.
+        for id in [&ids[99], &ids[0]] {
+            assert_eq!(join_ranks(0..2, 2, &RendezvousPoint::Id(*id), &config()).len(), 2);
+        }
+    });
+}
+
+#[test]
+fn unused_ids_expire() {
+    watched(|| {
+        let config = Config { connect_timeout: Duration::from_millis(50), ..config() };
+        let (kept, used) =
+            (create_unique_id(&config).expect("an id"), create_unique_id(&config).expect("an id"));
+        // A connection that is no rank does not prolong the life of its id.
+        let stranger = TcpStream::connect(used.addresses()[0]).expect("a connection");
+        eventually(|| !is_reachable(&kept) && !is_reachable(&used));
+        drop(stranger);
+    });
+}
+
+#[test]
+fn a_dropped_coordinator_of_an_unused_id_stops_listening() {
+    watched(|| {
+        let (coordinator, id) = Coordinator::create(&config()).expect("a coordinator");
+        drop(coordinator);
+        eventually(|| !is_reachable(&id));
+    });
+}
+
+#[test]
+fn rank_0_takes_a_world_over_from_another_process() {
+    watched(|| {
+        // The test plays rank 0 of another process, which offers the coordinator of this id.
+        let id = create_unique_id(&config()).expect("an id");
+        let successor = create_unique_id(&config()).expect("an id").addresses();
+        let rendezvous = RendezvousPoint::Id(id);
+        let (header, mut params) = hello_of(0, 2);
+        params.successor.clone_from(&successor);
+        thread::scope(|scope| {
+            let (rendezvous, header) = (&rendezvous, &header);
+            let apply = move |rank, params: HelloParams| {
+                let joiner = Joiner {
+                    target: &CoordinatorTarget::Remote(rendezvous),
+                    source: &SecretSource::of_id(&config(), id.job(), id.token()).expect("a secret"),
+                    header: &HelloHeader { rank, ..header.clone() },
+                    params: &params,
+                    deadline: Instant::now() + Duration::from_secs(1),
+                    fault: &fault(),
+                };
+                joiner.join().map(drop).expect_err("this successor serves another world")
+            };
+            let other = scope.spawn(move || apply(1, hello_of(1, 2).1));
+            let own = apply(0, params.clone());
+            for error in [own, other.join().expect("no panic")] {
+                let successor = successor[0].to_string();
+                assert!(error.message().contains(&successor), "{error} is not from {successor}");
+            }
+            eventually(|| !is_reachable(&id));
+        });
+    });
+}

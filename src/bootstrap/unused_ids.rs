@@ -1,0 +1,174 @@
+//! Unique ids of this process that no rank has used yet.
+//!
+//! Owns the one thread that listens for all of them, and their expiry. The first connection to an id starts its
+//! coordinator. Must not know what a coordinator does.
+
+use super::open_ports::CoordinatorControl;
+use crate::error::{Error, Result};
+use crate::process::{ClosedInChild, spawn};
+use crate::wake::WakeFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// How many ids a process recognises as its own. If it forgets one, its rank 0 starts a coordinator that stays unused.
+const REMEMBERED: usize = 1024;
+
+/// Starts the coordinator of an id at its listeners.
+pub(super) type StartCoordinator = Box<dyn FnOnce(Vec<TcpListener>) + Send>;
+
+/// An id that no rank has used.
+struct UnusedId {
+    control: Arc<CoordinatorControl>,
+    closed_in_child: Vec<ClosedInChild>,
+    listeners: Arc<Vec<TcpListener>>,
+    expires: Instant,
+    start: StartCoordinator,
+}
+
+/// The ids of one process.
+struct UnusedIds {
+    /// The process that the thread belongs to. A forked child inherits this state but not the thread.
+    pid: u32,
+    ids: Vec<UnusedId>,
+    /// Wakes the thread. `None` if it does not run.
+    wake: Option<Arc<WakeFd>>,
+    /// The job numbers of the ids that this process has created, the newest last.
+    created: VecDeque<u128>,
+}
+
+static IDS: Mutex<UnusedIds> = Mutex::new(UnusedIds::new());
+
+impl UnusedIds {
+    const fn new() -> Self {
+        Self { pid: 0, ids: Vec::new(), wake: None, created: VecDeque::new() }
+    }
+}
+
+fn lock() -> MutexGuard<'static, UnusedIds> {
+    let mut state = IDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pid = std::process::id();
+    if state.pid != pid {
+        *state = UnusedIds { pid, ..UnusedIds::new() };
+    }
+    state
+}
+
+/// Listens for the ranks of the id with this job number until `expires`, and calls `start` for the first connection.
+///
+/// # Errors
+/// `System` if a thread or descriptor is unavailable.
+pub(super) fn keep(
+    job: u128,
+    control: Arc<CoordinatorControl>,
+    listeners: Vec<TcpListener>,
+    expires: Instant,
+    start: StartCoordinator,
+) -> Result<()> {
+    let mut state = lock();
+    if state.created.len() == REMEMBERED {
+        state.created.pop_front();
+    }
+    state.created.push_back(job);
+    let closed_in_child = listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect();
+    state.ids.push(UnusedId { control, closed_in_child, listeners: Arc::new(listeners), expires, start });
+    if let Some(wake) = &state.wake {
+        wake.notify();
+        return Ok(());
+    }
+    let started = WakeFd::new().map(Arc::new).and_then(|wake| {
+        let thread = Arc::clone(&wake);
+        let builder = std::thread::Builder::new().name("flexring-ids".to_owned());
+        spawn(builder, move || run(&thread)).map_err(|cause| {
+            Error::io("cannot start the thread that listens for unused unique ids", cause)
+        })?;
+        Ok(wake)
+    });
+    match started {
+        Ok(wake) => {
+            state.wake = Some(wake);
+            Ok(())
+        }
+        Err(error) => {
+            state.ids.pop();
+            Err(error)
+        }
+    }
+}
+
+/// Whether this process created the id with this job number.
+pub(super) fn created_here(job: u128) -> bool {
+    lock().created.contains(&job)
+}
+
+/// The body of the thread. It ends when there is no unused id.
+fn run(wake: &WakeFd) {
+    loop {
+        let used = {
+            // Poll without the lock, on descriptors that this thread keeps open.
+            let waiting: Vec<(Arc<CoordinatorControl>, Arc<Vec<TcpListener>>)> =
+                lock().ids.iter().map(|id| (Arc::clone(&id.control), Arc::clone(&id.listeners))).collect();
+            let expires = lock().ids.iter().map(|id| id.expires).min();
+            sleep(wake, &waiting, expires)
+        };
+        let mut state = lock();
+        let now = Instant::now();
+        let mut start = Vec::new();
+        for id in std::mem::take(&mut state.ids) {
+            if id.control.is_abandoned() || now >= id.expires {
+                log::debug!("a unique id that no rank has used was dropped");
+            } else if used.iter().any(|control| Arc::ptr_eq(control, &id.control)) {
+                start.push(id);
+            } else {
+                state.ids.push(id);
+            }
+        }
+        let is_over = state.ids.is_empty();
+        if is_over {
+            state.wake = None;
+        }
+        drop(state);
+        for UnusedId { listeners, start, closed_in_child, .. } in start {
+            drop(closed_in_child);
+            if let Some(listeners) = Arc::into_inner(listeners) {
+                start(listeners);
+            }
+        }
+        if is_over {
+            return;
+        }
+    }
+}
+
+/// Sleeps until an event. Returns the ids to which there is a connection.
+fn sleep(
+    wake: &WakeFd,
+    waiting: &[(Arc<CoordinatorControl>, Arc<Vec<TcpListener>>)],
+    expires: Option<Instant>,
+) -> Vec<Arc<CoordinatorControl>> {
+    let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+    fds.extend(waiting.iter().map(|(control, _)| PollFd::new(control.wake(), PollFlags::IN)));
+    let controls = fds.len();
+    for (_, listeners) in waiting {
+        fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+    }
+    let timeout =
+        expires.and_then(|at| Timespec::try_from(at.saturating_duration_since(Instant::now())).ok());
+    // An interrupted wait ends early, and the next one makes up for it.
+    if poll(&mut fds, timeout.as_ref()).is_err() {
+        return Vec::new();
+    }
+    wake.drain();
+    let mut events = fds[controls..].iter();
+    let mut used = Vec::new();
+    for (control, listeners) in waiting {
+        let ready = events.by_ref().take(listeners.len()).filter(|fd| !fd.revents().is_empty()).count();
+        if ready > 0 {
+            used.push(Arc::clone(control));
+        }
+    }
+    used
+}

@@ -1,0 +1,272 @@
+//! Who waits for whom: processes that are stopped, an id's creator that ends, and `flexring status`.
+
+use crate::harness::{start_processes, test_name, with_watchdog};
+use flexring::bootstrap::create_unique_id;
+use flexring::config::Config;
+use flexring::{Communicator, Error, ErrorKind, ReduceOp};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Interval of heartbeats in milliseconds: a rank that is silent for a second is considered dead.
+const HEARTBEAT: &str = "50";
+/// Longer than twenty heartbeats.
+const PAUSE: Duration = Duration::from_millis(2500);
+/// What a rank prints when it has joined.
+const READY: &str = "ready";
+/// The variable that names the file whose existence is the signal to continue.
+const SIGNAL_FILE: &str = "TEST_SIGNAL_FILE";
+
+fn is_rank() -> bool {
+    std::env::var_os("FLEXRING_RANK").is_some()
+}
+
+/// Runs `body` as a rank of a world of processes, and ends the process.
+fn as_rank(body: impl FnOnce(Communicator)) -> ! {
+    with_watchdog(Duration::from_secs(50), || {
+        let comm = Communicator::from_env().expect("the world meets");
+        // Written at once: a line break ends the line of the test's name, too.
+        eprintln!("{READY}");
+        body(comm);
+    });
+    std::process::exit(0);
+}
+
+/// Reduces every ten milliseconds until rank 0 sees the signal, and checks the sums. Returns the first error.
+fn reduce_until_signal(comm: &Communicator) -> Result<(), Error> {
+    let file = std::env::var(SIGNAL_FILE).expect("the file's name");
+    loop {
+        let signalled = comm.rank() == 0 && Path::new(&file).exists();
+        let mut vector = [1f32, f32::from(u8::from(signalled))];
+        comm.all_reduce(&mut vector, ReduceOp::Sum)?;
+        assert_eq!(vector[0], comm.world_size() as f32);
+        if vector[1] > 0.0 {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A started rank, and what it has printed to standard error.
+struct RunningRank {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl RunningRank {
+    /// Starts the ranks of a world that rendezvous as `variables` say, and waits until all have joined.
+    fn start_world(test: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<Self> {
+        let name = test_name(module_path!(), test);
+        let mut running: Vec<Self> = start_processes(&name, ranks, variables)
+            .into_iter()
+            .map(|mut child| {
+                let stderr = BufReader::new(child.stderr.take().expect("standard error"));
+                Self { child, stderr }
+            })
+            .collect();
+        running.iter_mut().for_each(Self::wait_ready);
+        running
+    }
+
+    fn wait_ready(&mut self) {
+        let mut seen = String::new();
+        while !seen.ends_with(&format!("{READY}\n")) {
+            let read = self.stderr.read_line(&mut seen).expect("text");
+            assert!(read > 0, "the rank ended: {seen}");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a process id");
+        kill_process(pid, signal).expect("a child");
+    }
+
+    /// Waits until the process has ended. Returns whether it succeeded, and the rest of its standard error.
+    fn wait(mut self) -> (bool, String) {
+        let mut stderr = String::new();
+        self.stderr.read_to_string(&mut stderr).expect("text");
+        (self.child.wait().expect("a child").success(), stderr)
+    }
+}
+
+/// Checks that all ranks succeed.
+fn all_succeed(ranks: Vec<RunningRank>) -> Vec<String> {
+    let ended: Vec<(bool, String)> = ranks.into_iter().map(RunningRank::wait).collect();
+    for (rank, (succeeded, stderr)) in ended.iter().enumerate() {
+        assert!(succeeded, "rank {rank}: {stderr}");
+    }
+    ended.into_iter().map(|(_, stderr)| stderr).collect()
+}
+
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port().to_string()
+}
+
+#[test]
+fn a_stopped_coordinator_blames_itself_when_it_continues() {
+    if is_rank() {
+        as_rank(|comm| {
+            let error = reduce_until_signal(&comm).expect_err("rank 0 was stopped for too long");
+            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+            assert!(error.message().starts_with("rank 0 (pid "), "{error}");
+            assert!(
+                error.message().contains("silent for") || error.message().contains("paused for"),
+                "{error}"
+            );
+        });
+    }
+    with_watchdog(Duration::from_secs(60), || {
+        let port = free_port();
+        let variables = [
+            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
+            ("FLEXRING_MASTER_PORT", &*port),
+            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
+            (SIGNAL_FILE, "/nonexistent"),
+        ];
+        let test = "a_stopped_coordinator_blames_itself_when_it_continues";
+        for transport in ["auto", "tcp"] {
+            let variables: Vec<_> =
+                variables.into_iter().chain([("FLEXRING_TRANSPORT", transport)]).collect();
+            let ranks = RunningRank::start_world(test, 3, &variables);
+            ranks[0].signal(Signal::STOP);
+            std::thread::sleep(PAUSE);
+            ranks[0].signal(Signal::CONT);
+            all_succeed(ranks);
+        }
+    });
+}
+
+#[test]
+fn a_job_that_is_stopped_as_a_whole_continues() {
+    if is_rank() {
+        as_rank(|comm| reduce_until_signal(&comm).expect("the job continues"));
+    }
+    with_watchdog(Duration::from_secs(60), || {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("signal");
+        let port = free_port();
+        let variables = [
+            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
+            ("FLEXRING_MASTER_PORT", &*port),
+            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
+            (SIGNAL_FILE, file.to_str().expect("text")),
+        ];
+        let ranks = RunningRank::start_world("a_job_that_is_stopped_as_a_whole_continues", 2, &variables);
+        ranks.iter().for_each(|rank| rank.signal(Signal::STOP));
+        std::thread::sleep(PAUSE);
+        ranks.iter().for_each(|rank| rank.signal(Signal::CONT));
+        // Long enough for a silent rank to be considered dead.
+        std::thread::sleep(Duration::from_millis(1500));
+        std::fs::write(&file, "").expect("a file");
+        all_succeed(ranks);
+    });
+}
+
+#[test]
+fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
+    const CREATOR: &str = "TEST_CREATOR";
+    let test = "the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined";
+    if std::env::var_os(CREATOR).is_some() {
+        let config = Config { socket_ifname: Some("lo".to_owned()), ..Config::default() };
+        eprintln!("{}", create_unique_id(&config).expect("an id").to_hex());
+        // Until the parent closes standard input.
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(0);
+    }
+    if is_rank() {
+        as_rank(|comm| {
+            reduce_until_signal(&comm).expect("the world goes on without the id's creator");
+            if comm.rank() == 2 {
+                crate::harness::kill_self_soon();
+            }
+            let error = loop {
+                if let Err(error) = comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum) {
+                    break error;
+                }
+            };
+            assert!(error.message().starts_with("rank 2 (pid "), "{error}");
+        });
+    }
+    with_watchdog(Duration::from_secs(60), || {
+        let mut creator = Command::new(std::env::current_exe().expect("this binary"))
+            .args([&test_name(module_path!(), test), "--exact", "--nocapture"])
+            .env(CREATOR, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let mut id = String::new();
+        BufReader::new(creator.stderr.take().expect("standard error")).read_line(&mut id).expect("an id");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("signal");
+        let variables = [("FLEXRING_UNIQUE_ID", id.trim()), (SIGNAL_FILE, file.to_str().expect("text"))];
+        let ranks = RunningRank::start_world(test, 3, &variables);
+        drop(creator.stdin.take());
+        assert!(creator.wait().expect("a child").success());
+        std::thread::sleep(Duration::from_millis(300));
+        std::fs::write(&file, "").expect("a file");
+        let ended: Vec<(bool, String)> = ranks.into_iter().map(RunningRank::wait).collect();
+        for (rank, (succeeded, stderr)) in ended.iter().enumerate() {
+            assert_eq!(*succeeded, rank != 2, "rank {rank}: {stderr}");
+        }
+    });
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn a_running_job_can_be_asked_for_its_status() {
+    if is_rank() {
+        as_rank(|comm| {
+            // Rank 1 makes the call when the signal comes.
+            let file = std::env::var(SIGNAL_FILE).expect("the file's name");
+            while comm.rank() == 1 && !Path::new(&file).exists() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("the call succeeds");
+        });
+    }
+    with_watchdog(Duration::from_secs(60), || {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("signal");
+        let port = free_port();
+        let variables = [
+            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
+            ("FLEXRING_MASTER_PORT", &*port),
+            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
+            (SIGNAL_FILE, file.to_str().expect("text")),
+        ];
+        let ranks = RunningRank::start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
+        let until = Instant::now() + Duration::from_secs(10);
+        // By the environment of the job, and by an address.
+        for (arguments, variables) in
+            [("status".to_owned(), &variables[..2]), (format!("status --address 127.0.0.1:{port}"), &[][..])]
+        {
+            loop {
+                let (code, stdout, stderr) = crate::command::run(&arguments, variables);
+                assert_eq!(code, Some(0), "{stderr}");
+                let rows: Vec<&str> = stdout.lines().collect();
+                assert_eq!(rows.len(), 1 + 2, "{stdout}");
+                if rows[1].contains("all_reduce #1 (8 x float, sum)") {
+                    assert!(rows[1].contains("in call") && rows[1].ends_with("rank 1"), "{stdout}");
+                    assert!(rows[2].contains("idle"), "{stdout}");
+                    assert!(rows[1].contains(&ranks[0].child.id().to_string()), "{stdout}");
+                    break;
+                }
+                assert!(Instant::now() < until, "{stdout}");
+            }
+        }
+        std::fs::write(&file, "").expect("a file");
+        all_succeed(ranks);
+        let variables = [("FLEXRING_CONNECT_TIMEOUT_MS", "200")];
+        let (code, _, stderr) =
+            crate::command::run(&format!("status --address 127.0.0.1:{port}"), &variables);
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.contains(&format!("127.0.0.1 port {port}")), "{stderr}");
+        assert_eq!(crate::command::run("status", &[]).0, Some(2), "no address is known");
+    });
+}
