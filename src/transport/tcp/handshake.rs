@@ -225,7 +225,7 @@ mod tests {
         let bytes = hello.to_bytes();
         assert_eq!(bytes[..8], *b"flexcall");
         assert_eq!(bytes[8..12], 0x0102_0304u32.to_ne_bytes());
-        assert_eq!(bytes[12..], *b"\x02\0\0\0\x09\0\0\0\x0a\0\0\0\x0b\0\0\0\x0c\0\0\00123456789abcdef");
+        assert_eq!(bytes[12..], *b"\x02\0\0\0\x09\0\0\0\x0a\0\0\0\x0b\0\0\0\x0c\0\0\x000123456789abcdef");
         assert_eq!((HELLO, CHALLENGE, PROOF), (48, 64, 32));
     }
 }
