@@ -96,10 +96,18 @@ impl Error {
         Self::new(ErrorKind::System, message)
     }
 
-    /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source.
+    /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source. If the cause is
+    /// that there are no descriptors left, the message says how to get more.
     pub fn io(context: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
         let cause = cause.into();
-        Self::system(format!("{context}: {cause}")).with_source(cause)
+        let fix = match cause.raw_os_error() {
+            Some(libc::EMFILE) => " (fix: raise the limit of descriptors of a process, `ulimit -n`)",
+            Some(libc::ENFILE) => {
+                " (fix: raise the limit of open files of this machine, the sysctl fs.file-max)"
+            }
+            _ => "",
+        };
+        Self::system(format!("{context}: {cause}{fix}")).with_source(cause)
     }
 
     /// An [`ErrorKind::Rendezvous`] error.
@@ -215,6 +223,17 @@ mod tests {
     fn displays_kind_context_and_message() {
         let error = Error::timeout("rank 3 did not come").context("rendezvous");
         assert_eq!(error.to_string(), "timed out: rendezvous: rank 3 did not come");
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_is_reported_with_its_fix() {
+        let error = Error::io("cannot open a socket", io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(
+            error.message().ends_with("(fix: raise the limit of descriptors of a process, `ulimit -n`)"),
+            "{error}"
+        );
+        let error = Error::io("cannot open a socket", io::Error::from_raw_os_error(libc::EPERM));
+        assert!(!error.message().contains("fix"), "{error}");
     }
 
     #[test]

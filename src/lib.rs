@@ -17,6 +17,7 @@ pub mod config;
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
 pub(crate) mod cuda_driver;
 pub mod description;
+pub mod descriptor_limit;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod device;
 pub mod dtype;

@@ -19,6 +19,7 @@ use crate::bootstrap::{
 };
 use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
+use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Arena;
@@ -39,6 +40,7 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         crate::logging::init(config.log);
+        descriptor_limit::raise();
         Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()?))
     }
 
@@ -88,6 +90,7 @@ impl Communicator {
 
         let layout = arena_layout(config, intra_node.len(), world);
         let arena = Arc::new(Arena::on_numa_node(layout.bytes(), gpu::numa_node(config.gpu))?);
+        arena.populate(0, layout.populated())?;
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
@@ -96,7 +99,7 @@ impl Communicator {
                 infos[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
             };
             let secrets = intra_node.iter().map(secret).collect::<Result<Vec<_>>>()?;
-            let neighbours = descriptors.run(me, &secrets, &arena, layout.bytes(), deadline, &fault)?;
+            let neighbours = descriptors.run(me, &secrets, &arena, layout, deadline, &fault)?;
             transports.push(AnyTransport::InPlace(Box::new(Shm::new(
                 "shm",
                 world,
@@ -104,7 +107,7 @@ impl Communicator {
                 layout,
                 &neighbours,
             )?)));
-            prefault = Some(RemotePrefault::new(&arena, &neighbours)?);
+            prefault = RemotePrefault::new(&arena, &neighbours)?;
             if inter_node.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
             }
@@ -192,6 +195,7 @@ impl Communicator {
         if world == 0 {
             return Err(Error::invalid_argument("a world has at least one rank"));
         }
+        descriptor_limit::raise();
         let fault = Arc::new(Fault::new()?);
         let group = LocalGroup::new(world, Arc::clone(&fault));
         let topology = match (&spec.topology, &config.topology) {
@@ -200,14 +204,17 @@ impl Communicator {
             (None, None) => Topology::from_names(&vec!["here"; world]),
         };
         let layout = arena_layout(config, world, world);
-        let arenas =
-            (0..world).map(|_| Arena::new(layout.bytes()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let arena = |_| {
+            let arena = Arena::new(layout.bytes())?;
+            arena.populate(0, layout.populated()).map(|()| Arc::new(arena))
+        };
+        let arenas = (0..world).map(arena).collect::<Result<Vec<_>>>()?;
         let launch_group = LaunchGroup::new((0..world).collect());
-        let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout.bytes())?;
+        let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout)?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
             let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
             let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
-            let prefault = Some(RemotePrefault::new(&arena, &neighbours)?);
+            let prefault = RemotePrefault::new(&arena, &neighbours)?;
             let builder = CallRunnerBuilder {
                 config,
                 nodes: topology.nodes(),

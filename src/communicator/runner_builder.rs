@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 /// The layout of a rank's arena. `local_ranks` is the number of ranks that share memory, this rank included.
 pub(super) fn arena_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
     // The executor uses one more slot for itself.
-    let slots = config.slots_for(world) + 1;
+    let slots = config.slots_for(local_ranks, world) + 1;
     ArenaLayout::new(local_ranks, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
 }
 
@@ -125,7 +125,7 @@ impl CallRunnerBuilder<'_> {
             "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",
             if nodes == 1 { "node" } else { "nodes" },
             self.plans.summary(),
-            config.slots_for(world),
+            self.layout.pool().slots().0 - 1,
             config.subchunk,
             host.simd().name(),
             if config.reproducible.0 { ", reproducible" } else { "" },

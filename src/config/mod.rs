@@ -168,7 +168,7 @@ settings! {
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
         "Longest vector of an all-reduce that every rank reduces itself, in one hop. Applies if all ranks share one node, or, where FLEXRING_DIRECT applies, between them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
-        "Number of slots in a rank's pool. Raised to two per peer if that is more.";
+        "Number of slots in a rank's pool. Raised to one per peer that shares memory and two per other peer, if that is more.";
     #[shared yes]
     sockets_per_link: usize = "FLEXRING_SOCKETS_PER_LINK", 1, 1..=16,
         "Number of TCP connections per link; sub-chunks are striped over them.";
@@ -258,10 +258,12 @@ impl Config {
         Duration::from_micros(self.spin_us as u64)
     }
 
-    /// Number of slots in a rank's pool: the setting, but at least two per peer in a world of `world` ranks.
+    /// Number of slots in a rank's pool: the setting, but at least one per peer that shares memory, and two per other peer.
+    /// `local_ranks` of the `world` ranks share memory, this rank included.
     #[must_use]
-    pub fn slots_for(&self, world: usize) -> usize {
-        self.slots.max(2 * world.saturating_sub(1))
+    pub fn slots_for(&self, local_ranks: usize, world: usize) -> usize {
+        let others = world.saturating_sub(local_ranks);
+        self.slots.max(local_ranks.saturating_sub(1) + 2 * others)
     }
 
     /// Bytes of a slot for vectors on GPUs. At least as long as a slot for vectors on the host.

@@ -139,14 +139,18 @@ impl ProgramPath {
 
     /// Starts the pipeline, and announces the call to all peers.
     fn start(&mut self, resources: &mut Resources, active: &LaidOutCall) -> Result<()> {
-        let links = &mut resources.links;
         let mut staging = [Staging::default(); Links::TRANSPORTS];
-        for (staging, transport) in staging.iter_mut().zip(links.transports()) {
+        for (staging, transport) in staging.iter_mut().zip(resources.links.transports()) {
             *staging = staging_of(transport, &active.bound);
         }
         let pipeline = &mut self.pipelines[self.current];
+        let stages = staging.iter().any(|staging| *staging != Staging::default());
+        if stages && pipeline.program().waves.is_some() && !active.bound.call.on_gpu {
+            resources.slots.populate();
+        }
         self.peers.clear();
         self.peers.extend(pipeline.program().peers());
+        let links = &mut resources.links;
         pipeline.start(active.layout.binding, |peer| staging[links.route(peer)]);
         self.events.clear();
         self.entered.fill(false);

@@ -2,7 +2,7 @@
 //!
 //! Owns the memory of each slot. Must not know which slot is free: the pipeline counts them.
 
-use crate::memory::Piece;
+use crate::memory::{Piece, populate};
 use crate::plan::call_layout::SlotMemory;
 
 /// Equal slots in one memory, and a spare one that the pipeline does not use.
@@ -10,13 +10,15 @@ struct SlotSet {
     slots: Vec<Piece>,
     /// For calls without elements, and for short inputs that must be copied.
     spare: Option<Piece>,
+    /// Whether the pages of all slots exist.
+    populated: bool,
 }
 
 impl SlotSet {
     /// A pool of these pieces, the last of which is the spare one.
     fn new(mut slots: Vec<Piece>) -> Self {
         let spare = slots.pop();
-        Self { slots, spare }
+        Self { slots, spare, populated: false }
     }
 
     fn spare(&self, len: usize) -> Piece {
@@ -54,6 +56,14 @@ impl Slots {
     pub(super) fn use_gpu(&mut self, host: Vec<Piece>, gpu: Vec<Piece>) {
         let memory = vec![SlotMemory::Host; gpu.len()];
         self.gpu = Some(GpuSlots { host: SlotSet::new(host), gpu: SlotSet::new(gpu), memory });
+    }
+
+    /// Makes the pages of the slots for calls on the host exist, before the first call that uses many of them, so that later
+    /// calls do not fault. On nodes of many ranks they do not exist before.
+    pub(super) fn populate(&mut self) {
+        if !std::mem::replace(&mut self.host.populated, true) {
+            self.host.slots.iter().for_each(|slot| populate(*slot));
+        }
     }
 
     /// Whether there are slots for calls on a GPU.

@@ -1,26 +1,29 @@
 //! The arena: all memory of a rank that its peers on the node may read.
 //!
-//! An arena is one anonymous file (memfd) per rank, sparse, mapped once by its owner for writing and once by each
-//! peer for reading. It holds the control words of the shared-memory transport, the slots of the pool, and the buffers
-//! that users allocate. An offset means the same on every rank, so nothing is registered, announced or mapped later.
-//! The file has no name in any file system, so nothing is left behind, however the ranks end. Must not know what is
-//! written where.
+//! An arena is one anonymous file (memfd) per rank, sparse, mapped once by its owner for writing and in windows by each
+//! peer for reading (see `peer_arena`). It holds the control words of the shared-memory transport, the slots of the pools,
+//! and the buffers that users allocate. An offset means the same on every rank, so nothing is registered or announced
+//! later. Its length is sealed, so no access within it can fail because the file became shorter. The file has no name in any file
+//! system, so nothing is left behind, however the ranks end. Must not know what is written where.
 
 use super::free_list::FreeList;
 use super::piece::Piece;
 use crate::error::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::Advice;
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a huge page. Allocations of this size and more are aligned to it, so that the kernel can use huge pages.
-const HUGE: usize = 2 << 20;
+pub(super) const HUGE: usize = 2 << 20;
 /// Alignment of all other allocations, in bytes: the smallest page size.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
+/// Where address space is limited (`ulimit -v`), an arena takes at most this part of it.
+const PART_OF_ADDRESS_SPACE: usize = 4;
 
 /// A rank's own arena.
 #[derive(Debug)]
@@ -35,8 +38,9 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena whose first `fixed` bytes are allocated and zero. The rest is as large as the machine's memory, and is
-    /// allocated by [`alloc`](Self::alloc).
+    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory, and is
+    /// allocated by [`alloc`](Self::alloc). All bytes are zero. No page exists yet: [`populate`](Self::populate) allocates
+    /// those of the front, and so does the first access to each.
     ///
     /// # Errors
     /// `System` if the memory cannot be allocated or mapped.
@@ -44,20 +48,19 @@ impl Arena {
         Self::on_numa_node(fixed, None)
     }
 
-    /// An arena like that of [`new`](Self::new), whose first `fixed` bytes are on this NUMA node as far as it has free
+    /// An arena like that of [`new`](Self::new), whose first `fixed` bytes come from this NUMA node as far as it has free
     /// memory.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn on_numa_node(fixed: usize, node: Option<u32>) -> Result<Self> {
+        let failed = |cause| Error::io("cannot create shared memory", cause);
         let fixed = fixed.next_multiple_of(HUGE);
-        let info = rustix::system::sysinfo();
-        let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
-        let file = memfd_create("flexring", MemfdFlags::CLOEXEC)
-            .map_err(|cause| Error::io("cannot create shared memory", cause))?;
+        let file =
+            memfd_create("flexring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
         // This reserves address space only; pages are allocated when they are touched. Where address space is limited,
         // try again with half.
-        let mut len = (fixed + machine).next_multiple_of(HUGE);
+        let mut len = (fixed + buffer_space()).next_multiple_of(HUGE);
         let map = loop {
             match Self::map(&file, len) {
                 Ok(map) => break map,
@@ -65,12 +68,13 @@ impl Arena {
                 Err(error) => return Err(error),
             }
         };
+        // Peers fault on pages beyond the end of a file that was shortened, so they refuse memory that can be.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
         let arena =
             Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)), leases: Mutex::default() };
         if let Some(node) = node {
             arena.prefer(node);
         }
-        arena.populate(0, fixed)?;
         Ok(arena)
     }
 
@@ -104,20 +108,19 @@ impl Arena {
             |cause: std::io::Error| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
         ftruncate(file, len as u64).map_err(|cause| failed(cause.into()))?;
         let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(file).map_err(failed)?;
-        // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for shared memory, small
-        // pages work too.
-        // SAFETY: the range is the whole new mapping, and the advice changes no contents.
-        let advised = unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), len, Advice::LinuxHugepage) };
-        if let Err(cause) = advised {
-            log::debug!("no huge pages for shared memory: {cause}");
-        }
-        hide_from_children(&map);
+        advise(&map);
         Ok(map)
     }
 
-    /// Allocates the pages of a range, so that touching them later neither fails nor faults.
-    fn populate(&self, offset: usize, len: usize) -> Result<()> {
-        let piece = self.piece(offset, len).expect("the range lies within the arena");
+    /// Allocates the pages of a range, which starts on a page, so that touching them later neither fails nor faults. Their
+    /// contents stay.
+    ///
+    /// # Errors
+    /// `System` if there is not enough memory; `Internal` if the range exceeds the arena.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<()> {
+        let piece = self
+            .piece(offset, len)
+            .ok_or_else(|| Error::internal("a range to populate exceeds the arena"))?;
         // SAFETY: the range lies within this mapping; populating it changes no contents.
         let populated =
             unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
@@ -135,10 +138,25 @@ impl Arena {
         }
     }
 
-    /// The descriptor that peers map.
-    #[must_use]
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// A new descriptor for peers, which can map the arena through it for reading only.
+    ///
+    /// # Errors
+    /// `System` if the process has no descriptor left.
+    pub fn read_only_file(&self) -> Result<OwnedFd> {
+        // Opening it again through /proc is the only way to another access mode. A seal against writing would also keep
+        // the owner from returning pages to the system.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => Ok(file),
+            // Without /proc. Peers map it for reading in any case.
+            Err(rustix::io::Errno::NOENT) => {
+                log::debug!(
+                    "neighbours get a writable descriptor of this rank's memory: /proc is not mounted"
+                );
+                self.file.try_clone().map_err(|cause| Error::io("cannot duplicate a descriptor", cause))
+            }
+            Err(cause) => Err(Error::io("cannot open shared memory for reading", cause)),
+        }
     }
 
     /// Bytes of the whole arena, most of which are not allocated.
@@ -248,66 +266,38 @@ impl Arena {
     }
 }
 
-/// A peer's arena, mapped for reading.
-#[derive(Debug)]
-pub struct PeerArena {
-    map: MmapRaw,
+/// Bytes for users' buffers: as many as the machine has, or a part of the address space if that is limited.
+fn buffer_space() -> usize {
+    let info = rustix::system::sysinfo();
+    let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
+    address_space().map_or(machine, |limit| machine.min(limit / PART_OF_ADDRESS_SPACE))
 }
 
-impl PeerArena {
-    /// Maps the arena behind `file`, and prefaults its first `fixed` bytes.
-    ///
-    /// # Errors
-    /// `System` if it cannot be mapped; `Disagreement` if it is smaller than `fixed`.
-    pub fn map(file: BorrowedFd<'_>, fixed: usize) -> Result<Self> {
-        let failed = |cause: std::io::Error| Error::io("cannot map the shared memory of a peer", cause);
-        let len = rustix::fs::fstat(file).map_err(|cause| failed(cause.into()))?.st_size as usize;
-        if len < fixed {
-            return Err(Error::disagreement(format!(
-                "a peer's shared memory has {len} bytes and should have {fixed} at least"
-            )));
-        }
-        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw_read_only(&file).map_err(failed)?;
-        let start = map.as_ptr().cast_mut().cast();
-        // SAFETY: the range is the new mapping, and the advice changes no contents.
-        unsafe {
-            let _ = rustix::mm::madvise(start, len, Advice::LinuxHugepage);
-        }
-        hide_from_children(&map);
-        let arena = Self { map };
-        arena.prefault(0, fixed);
-        Ok(arena)
-    }
+/// The limit of this process's address space in bytes (`ulimit -v`), if it has one.
+pub(super) fn address_space() -> Option<usize> {
+    getrlimit(Resource::As).current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
 
-    /// Prefaults a range, so that reading it later does not fault. Best effort: failures are only logged.
-    pub fn prefault(&self, offset: usize, len: usize) {
-        let Some(piece) = self.piece(offset, len) else { return };
-        // SAFETY: the range lies within this mapping, which lives as long as `self`, and the advice changes no
-        // contents. Where the kernel does not have it or the range is not page-aligned, it fails and does nothing.
-        let outcome = unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateRead) };
-        if let Err(cause) = outcome {
-            log::debug!("cannot prefault {len} bytes of a neighbour's memory: {cause}");
+/// Advises the kernel about a new mapping of shared memory. Best effort.
+pub(super) fn advise(map: &MmapRaw) {
+    let advice = [
+        // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for shared memory, small
+        // pages work too.
+        Advice::LinuxHugepage,
+        // It would not be copied in a forked child: what the child wrote to a vector in it would change the parent's
+        // vector, and change sums. A child that uses such a vector ends by SIGSEGV.
+        Advice::LinuxDontFork,
+    ];
+    for advice in advice {
+        // SAFETY: the range is the whole mapping, and neither advice changes its contents.
+        let advised = unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), advice) };
+        if let Err(cause) = advised {
+            log::debug!("the kernel refuses {advice:?} for shared memory: {cause}");
         }
-    }
-
-    /// A range of the arena; `None` if it exceeds the arena. Offsets from a peer are not trusted.
-    #[must_use]
-    pub fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
-        piece_of(&self.map, offset, len)
     }
 }
 
-/// Keeps shared memory out of forked children. It would not be copied: what a child wrote to a vector in it would change
-/// the parent's vector, and change sums. Without it, a child that uses such a vector ends by SIGSEGV.
-fn hide_from_children(map: &MmapRaw) {
-    // SAFETY: the range is the whole mapping, and the advice changes nothing in this process.
-    let advised = unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxDontFork) };
-    if let Err(cause) = advised {
-        log::debug!("forked children share the memory of this rank: {cause}");
-    }
-}
-
-fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
+pub(super) fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
     if offset.checked_add(len)? > map.len() {
         return None;
     }
@@ -324,6 +314,7 @@ fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::PeerArena;
 
     fn fill(piece: Piece, byte: u8) {
         // SAFETY: the piece is a range of a live arena that only this test accesses.
@@ -338,14 +329,33 @@ mod tests {
     #[test]
     fn peers_read_what_the_owner_writes_within_bounds() {
         let arena = Arena::new(1).expect("memory");
-        let peer = PeerArena::map(arena.file(), arena.fixed()).expect("a second mapping");
+        let peer = PeerArena::new(arena.read_only_file().expect("a descriptor"), 1, 1).expect("an arena");
+        let read = |offset, len| peer.piece(offset, len).expect("a mapping");
         let offset = arena.alloc(10_000).expect("memory");
         fill(arena.piece(offset, 10_000).expect("just allocated"), 7);
-        assert_eq!(first(peer.piece(offset + 9_999, 1).expect("within")), 7);
-        assert_eq!(peer.piece(arena.len(), 1), None);
-        assert_eq!(peer.piece(usize::MAX, 2), None);
+        assert_eq!(first(read(offset + 9_999, 1).expect("within")), 7);
+        assert_eq!(read(arena.len(), 1), None);
+        assert_eq!(read(usize::MAX, 2), None);
         assert_eq!(arena.offset_of(arena.piece(offset, 5).expect("within")), Some(offset));
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
+    }
+
+    #[test]
+    fn no_page_exists_before_it_is_populated_or_touched() {
+        let arena = Arena::new(64 << 20).expect("memory");
+        let blocks = || rustix::fs::fstat(&arena.file).expect("an open file").st_blocks as usize * 512;
+        assert_eq!(blocks(), 0);
+        arena.populate(4096, 8192).expect("memory");
+        assert!((8192..=HUGE).contains(&blocks()), "{} bytes exist", blocks());
+        assert!(arena.populate(arena.len(), 1).is_err());
+    }
+
+    #[test]
+    fn the_length_of_an_arena_is_sealed() {
+        let arena = Arena::new(1).expect("memory");
+        for len in [0, 2 * arena.len() as u64] {
+            assert_eq!(ftruncate(&arena.file, len), Err(rustix::io::Errno::PERM), "{len} bytes");
+        }
     }
 
     #[test]

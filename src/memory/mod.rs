@@ -7,7 +7,8 @@
 //! | file | owns |
 //! |---|---|
 //! | `piece` | pointers with a checked length |
-//! | `arena` | a rank's shared memory, and the view that peers have of it |
+//! | `arena` | a rank's shared memory |
+//! | `peer_arena` | the shared memory of a neighbour |
 //! | `free_list` | which ranges of an arena are free |
 //! | `buffer` | vectors that users allocate |
 //! | `registrar` | registering memory with devices |
@@ -18,14 +19,16 @@ mod arena;
 mod buffer;
 mod free_list;
 mod gpu_sharing;
+mod peer_arena;
 mod piece;
 mod probe;
 mod registrar;
 
-pub use arena::{Arena, PeerArena};
+pub use arena::Arena;
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
+pub use peer_arena::PeerArena;
 pub use piece::{MemorySpace, Piece};
-pub(crate) use piece::{lend, lend_in_place};
+pub(crate) use piece::{lend, lend_in_place, populate};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;

@@ -105,6 +105,18 @@ impl Piece {
     }
 }
 
+/// Makes the pages of `piece`, whose bytes may be written, exist, so that touching them later does not fault. Contents stay.
+/// Best effort: where the kernel refuses, the first touch of a page allocates it.
+pub(crate) fn populate(piece: Piece) {
+    // SAFETY: the piece is valid for writes while the caller has it, and the advice changes no contents.
+    let outcome = unsafe {
+        rustix::mm::madvise(piece.as_ptr().cast(), piece.len(), rustix::mm::Advice::LinuxPopulateWrite)
+    };
+    if let Err(cause) = outcome {
+        log::debug!("cannot allocate the pages of {} bytes in advance: {cause}", piece.len());
+    }
+}
+
 /// Passes the two vectors of a blocking operation to `operation` as pieces. The vectors stay borrowed while it runs;
 /// `operation` must not let a piece outlive it.
 pub(crate) fn lend<T: crate::Element, R>(

@@ -3,32 +3,28 @@
 //! Owns how such ranks share their arenas and wake-ups: by reference. Messages between them go over
 //! [`Shm`](super::shm::Shm).
 
-use super::shm::{Neighbour, Neighbours};
+use super::shm::{ArenaLayout, Neighbour, Neighbours};
 use crate::error::Result;
-use crate::memory::{Arena, PeerArena};
-use crate::rank::Rank;
+use crate::memory::Arena;
 use crate::wake::WakeFd;
 use std::sync::Arc;
 
-/// For each rank, the neighbours that it sees. `arenas` lists the ranks' arenas in order of ranks; the first
-/// `fixed` bytes of each are prefaulted.
+/// For each rank, the neighbours that it sees. `arenas` lists the ranks' arenas, all laid out by `layout`, in order of ranks.
 ///
 /// # Errors
 /// `System` if the process has no descriptor left or an arena cannot be mapped.
-pub fn share_arenas(arenas: &[Arc<Arena>], fixed: usize) -> Result<Vec<Neighbours>> {
-    let wakes = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
-    let prefaults = arenas.iter().map(|_| WakeFd::new()).collect::<Result<Vec<_>>>()?;
-    let neighbour = |rank: Rank| -> Result<Neighbour> {
-        let arena = Arc::new(PeerArena::map(arenas[rank].file(), fixed)?);
-        let (wake, prefault) = (wakes[rank].try_clone()?, prefaults[rank].try_clone()?);
-        Ok(Neighbour { rank, local_rank: rank, arena, wake, prefault })
+pub fn share_arenas(arenas: &[Arc<Arena>], layout: ArenaLayout) -> Result<Vec<Neighbours>> {
+    // One mapping of each arena serves all ranks of the process.
+    let all = arenas.iter().enumerate().map(|(rank, arena)| {
+        let prefault = layout.is_prefaulted().then(WakeFd::new).transpose()?;
+        Neighbour::new(rank, rank, arena.read_only_file()?, WakeFd::new()?, prefault, layout)
+    });
+    let all: Vec<Neighbour> = all.collect::<Result<_>>()?;
+    let seen_by = |local_rank: usize| Neighbours {
+        local_rank,
+        wake: Arc::clone(&all[local_rank].wake),
+        prefault: all[local_rank].prefault.clone(),
+        others: all.iter().filter(|other| other.local_rank != local_rank).cloned().collect(),
     };
-    (0..arenas.len())
-        .map(|local_rank| {
-            let others =
-                (0..arenas.len()).filter(|rank| *rank != local_rank).map(neighbour).collect::<Result<_>>()?;
-            let (wake, prefault) = (wakes[local_rank].try_clone()?, prefaults[local_rank].try_clone()?);
-            Ok(Neighbours { local_rank, wake, prefault, others })
-        })
-        .collect()
+    Ok((0..arenas.len()).map(seen_by).collect())
 }

@@ -63,7 +63,7 @@ impl MemoryReport {
     /// The limits and needs of a rank in a world of `world` ranks, on a machine with GPUs or without.
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let memfd = rustix::fs::memfd_create("flexring-doctor", rustix::fs::MemfdFlags::CLOEXEC);
-        let slots = config.slots_for(world) as u64;
+        let slots = config.slots_for(1, world) as u64;
         let slot_bytes = config.subchunk.0 as u64;
         let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes() as u64);
         Self {

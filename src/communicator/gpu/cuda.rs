@@ -140,6 +140,7 @@ impl GpuState {
         let gpu = Gpu::open(gpu)?;
         let pool = self.layout.gpu_pool();
         let on_host = pool.piece(&self.arena);
+        pool.populate(&self.arena)?;
         let engine = GpuEngine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;
         let host = cuda::HostSide {
             slots: pool.slots(),

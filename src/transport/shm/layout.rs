@@ -4,7 +4,12 @@
 
 use super::control_page::ControlPage;
 use super::spsc_queue::SpscQueue;
+use crate::error::Result;
 use crate::memory::{Arena, Piece};
+
+/// On nodes of at most this many ranks, pages and page tables exist before the first call, for every part that a call may
+/// use. On larger ones that would take most of the start's time and, as it grows with the square of the ranks, of the node's memory.
+pub(super) const PREFAULTED_RANKS: usize = 16;
 
 /// Bytes of the header of a mailbox slot: one cache line.
 pub(super) const MAILBOX_HEADER: usize = 64;
@@ -20,7 +25,7 @@ pub struct ArenaLayout {
     gpu_slot_bytes: usize,
 }
 
-/// Slots of one size, side by side in an arena.
+/// Slots of one size, side by side in an arena, from the start of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolLayout {
     offset: usize,
@@ -49,6 +54,14 @@ impl PoolLayout {
         arena.piece(self.offset, self.bytes()).expect("pools lie within the arena")
     }
 
+    /// Allocates the pages of the pool in `arena`.
+    ///
+    /// # Errors
+    /// `System` if there is not enough memory.
+    pub fn populate(self, arena: &Arena) -> Result<()> {
+        arena.populate(self.offset, self.bytes())
+    }
+
     /// Divides `piece`, which is as long as the pool, into slots.
     #[must_use]
     pub fn cut(self, piece: Piece) -> Vec<Piece> {
@@ -69,6 +82,11 @@ impl ArenaLayout {
         gpu_slot_bytes: usize,
     ) -> Self {
         Self { neighbours, small, slots, slot_bytes, gpu_slot_bytes }
+    }
+
+    /// The number of ranks on the node.
+    pub(super) fn neighbours(self) -> usize {
+        self.neighbours
     }
 
     /// Bytes of the longest message that goes through a mailbox.
@@ -95,7 +113,7 @@ impl ArenaLayout {
         PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 
-    /// The pool for vectors on GPUs. It takes no memory until the first call on a GPU.
+    /// The pool for vectors on GPUs. It takes no memory until a GPU is opened.
     #[must_use]
     pub fn gpu_pool(self) -> PoolLayout {
         let before = self.pool();
@@ -104,6 +122,18 @@ impl ArenaLayout {
             slots: self.slots,
             slot_bytes: self.gpu_slot_bytes,
         }
+    }
+
+    /// Bytes at the start of an arena whose pages exist before the first call.
+    #[must_use]
+    pub fn populated(self) -> usize {
+        if self.is_prefaulted() { self.gpu_pool().offset } else { self.pool().offset }
+    }
+
+    /// Whether all that calls use is made ready for neighbours in advance.
+    #[must_use]
+    pub fn is_prefaulted(self) -> bool {
+        self.neighbours <= PREFAULTED_RANKS
     }
 
     /// Bytes at the start of an arena that this layout takes.

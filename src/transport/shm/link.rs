@@ -40,7 +40,7 @@ pub(super) struct Link {
     /// The neighbour's GPU memory, if this rank has it open.
     pub gpu: Option<Piece>,
     duplex: Duplex<ArenaRef<SpscQueue>>,
-    wake: WakeFd,
+    wake: Arc<WakeFd>,
     /// This rank's entries that are not acknowledged yet, oldest first: whether each is a message.
     unacknowledged: VecDeque<bool>,
     acknowledged: u64,
@@ -58,7 +58,7 @@ impl Link {
         duplex: Duplex<ArenaRef<SpscQueue>>,
         control: ArenaRef<ControlPage>,
         arena: Arc<PeerArena>,
-        wake: WakeFd,
+        wake: Arc<WakeFd>,
     ) -> Self {
         Self {
             rank,
@@ -156,6 +156,7 @@ impl Link {
                 }
                 MESSAGE => {
                     let view = self.arena.piece(entry[1] as usize, entry[2] as usize);
+                    let view = view.map_err(|error| error.context(format_args!("rank {}", self.rank)))?;
                     let view = view.ok_or_else(|| self.invalid())?;
                     self.duplex.advance();
                     events.push_back(Event::RecvReady { peer: self.rank, view });

@@ -10,7 +10,7 @@ use super::control_page::ControlPage;
 use super::layout::{ArenaLayout, MAILBOX_HEADER};
 use super::neighbours::Neighbours;
 use crate::call::{Call, CallWords};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Arena, Piece};
 use crate::transport::Rank;
 use crate::wake::WakeFd;
@@ -39,22 +39,22 @@ impl MailboxSlots {
     /// The slots in an arena, of which `piece` returns a range and which `owner` keeps mapped.
     fn new(
         layout: ArenaLayout,
-        piece: impl Fn(usize, usize) -> Option<Piece>,
+        piece: impl Fn(usize, usize) -> Result<Option<Piece>>,
         owner: &ArenaOwner,
     ) -> Result<Self> {
-        let header = |slot| ArenaRef::new(piece(layout.mailbox(slot), MAILBOX_HEADER), Arc::clone(owner));
+        let header = |slot| ArenaRef::new(piece(layout.mailbox(slot), MAILBOX_HEADER)?, Arc::clone(owner));
         let bytes = |slot| {
-            piece(layout.mailbox(slot) + MAILBOX_HEADER, layout.small())
-                .expect("the mailbox lies within the arena")
+            let bytes = piece(layout.mailbox(slot) + MAILBOX_HEADER, layout.small())?;
+            bytes.ok_or_else(|| Error::internal("the mailbox exceeds the arena"))
         };
-        Ok(Self { headers: [header(0)?, header(1)?], bytes: [bytes(0), bytes(1)] })
+        Ok(Self { headers: [header(0)?, header(1)?], bytes: [bytes(0)?, bytes(1)?] })
     }
 }
 
 struct PeerMailbox {
     slots: MailboxSlots,
     control: ArenaRef<ControlPage>,
-    wake: WakeFd,
+    wake: Arc<WakeFd>,
 }
 
 /// The mailboxes of a node, as one of its ranks sees them.
@@ -71,10 +71,10 @@ impl Mailbox {
     /// Connects the mailbox in `arena`, laid out by `layout`, with those of the neighbours.
     ///
     /// # Errors
-    /// `Internal` if the layout does not fit; `System` if the process has no descriptor left.
+    /// `Internal` if the layout does not fit; `System` if a neighbour's arena cannot be mapped.
     pub fn new(arena: &Arc<Arena>, layout: ArenaLayout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
         let owner: ArenaOwner = Arc::clone(arena) as _;
-        let mine = MailboxSlots::new(layout, |offset, len| arena.piece(offset, len), &owner)?;
+        let mine = MailboxSlots::new(layout, |offset, len| Ok(arena.piece(offset, len)), &owner)?;
         let mut others: Vec<Option<PeerMailbox>> = (0..=neighbours.others.len()).map(|_| None).collect();
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
@@ -82,8 +82,8 @@ impl Mailbox {
             ranks[other.local_rank] = other.rank;
             others[other.local_rank] = Some(PeerMailbox {
                 slots: MailboxSlots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
-                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), owner)?,
-                wake: other.wake.try_clone()?,
+                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>())?, owner)?,
+                wake: Arc::clone(&other.wake),
             });
         }
         Ok(Self { mine, local_rank: neighbours.local_rank, others, ranks, number: 0 })

@@ -57,7 +57,7 @@ pub struct Shm {
     name: &'static str,
     arena: Arc<Arena>,
     control: ArenaRef<ControlPage>,
-    wake: WakeFd,
+    wake: Arc<WakeFd>,
     links: Vec<Link>,
     /// By rank, the index of its link.
     link_of_rank: Vec<Option<usize>>,
@@ -72,7 +72,7 @@ impl Shm {
     /// Connects the queues in `arena`, laid out by `layout`, with those of the neighbours.
     ///
     /// # Errors
-    /// `Internal` if the layout does not fit; `System` if the process has no descriptor left.
+    /// `Internal` if the layout does not fit; `System` if a neighbour's arena cannot be mapped.
     pub fn new(
         name: &'static str,
         world: usize,
@@ -88,21 +88,21 @@ impl Shm {
             let peer_owner: ArenaOwner = Arc::clone(&neighbour.arena) as _;
             let queue_bytes = size_of::<SpscQueue>();
             let mine = arena.piece(layout.queue(neighbour.local_rank), queue_bytes);
-            let theirs = neighbour.arena.piece(layout.queue(neighbours.local_rank), queue_bytes);
+            let theirs = neighbour.arena.piece(layout.queue(neighbours.local_rank), queue_bytes)?;
             let duplex = Duplex::new(
                 ArenaRef::new(mine, Arc::clone(&owner))?,
                 ArenaRef::new(theirs, Arc::clone(&peer_owner))?,
             );
-            let control = ArenaRef::new(neighbour.arena.piece(0, size_of::<ControlPage>()), peer_owner)?;
+            let control = ArenaRef::new(neighbour.arena.piece(0, size_of::<ControlPage>())?, peer_owner)?;
             link_of_rank[neighbour.rank] = Some(links.len());
-            let (arena, wake) = (Arc::clone(&neighbour.arena), neighbour.wake.try_clone()?);
+            let (arena, wake) = (Arc::clone(&neighbour.arena), Arc::clone(&neighbour.wake));
             links.push(Link::new(neighbour.rank, neighbour.local_rank, duplex, control, arena, wake));
         }
         Ok(Self {
             name,
             arena: Arc::clone(arena),
             control,
-            wake: neighbours.wake.try_clone()?,
+            wake: Arc::clone(&neighbours.wake),
             links,
             link_of_rank,
             gpu_pool: layout.gpu_pool(),
@@ -234,7 +234,14 @@ impl InPlaceTransport for Shm {
 
     fn view_pools(&self) -> Vec<Piece> {
         let pool = self.gpu_pool;
-        self.links.iter().filter_map(|link| link.arena.piece(pool.offset(), pool.bytes())).collect()
+        let view = |link: &Link| match link.arena.piece_for_device(pool.offset(), pool.bytes()) {
+            Ok(view) => view,
+            Err(error) => {
+                log::info!("the GPU does not read the memory of rank {}: {}", link.rank, error.message());
+                None
+            }
+        };
+        self.links.iter().filter_map(view).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Owns these sockets and who may send to them. Must not know what is done with the arenas afterwards.
 
+use super::layout::ArenaLayout;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Arena, PeerArena};
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Another rank of the node.
+#[derive(Clone)]
 pub struct Neighbour {
     /// Its rank in the world.
     pub rank: Rank,
@@ -30,10 +32,11 @@ pub struct Neighbour {
     pub local_rank: usize,
     /// Its arena, mapped for reading.
     pub arena: Arc<PeerArena>,
-    /// Wakes its executor.
-    pub wake: WakeFd,
-    /// Wakes the thread that prefaults neighbours' buffers for it.
-    pub prefault: WakeFd,
+    /// Wakes its executor. The only descriptor that neighbours write to: a forged notification costs its owner one look at
+    /// its queues.
+    pub wake: Arc<WakeFd>,
+    /// Wakes the thread that prefaults neighbours' buffers for it, if there is one.
+    pub prefault: Option<Arc<WakeFd>>,
 }
 
 /// All ranks of a node, as one of them sees them.
@@ -41,11 +44,34 @@ pub struct Neighbours {
     /// This rank's index among them.
     pub local_rank: usize,
     /// Wakes this rank's executor.
-    pub wake: WakeFd,
-    /// Wakes the thread that prefaults neighbours' buffers for this rank.
-    pub prefault: WakeFd,
+    pub wake: Arc<WakeFd>,
+    /// Wakes the thread that prefaults neighbours' buffers for this rank, if there is one.
+    pub prefault: Option<Arc<WakeFd>>,
     /// All ranks of the node but this one, by index.
     pub others: Vec<Neighbour>,
+}
+
+impl Neighbour {
+    /// The rank `rank` of the world, number `local_rank` on the node, with its descriptors. Its arena is laid out by `layout`.
+    ///
+    /// # Errors
+    /// As for [`PeerArena::new`].
+    pub fn new(
+        rank: Rank,
+        local_rank: usize,
+        arena: OwnedFd,
+        wake: WakeFd,
+        prefault: Option<WakeFd>,
+        layout: ArenaLayout,
+    ) -> Result<Self> {
+        let arena = PeerArena::new(arena, layout.neighbours(), layout.bytes())
+            .map_err(|error| error.context(format_args!("rank {rank}")))?;
+        if layout.is_prefaulted() {
+            arena.prefault(0, layout.populated());
+        }
+        let (wake, prefault) = (Arc::new(wake), prefault.map(Arc::new));
+        Ok(Self { rank, local_rank, arena: Arc::new(arena), wake, prefault })
+    }
 }
 
 /// A socket that receives the neighbours' descriptors. Created before the ranks exchange its secret at the rendezvous.
@@ -82,8 +108,8 @@ impl DescriptorExchange {
     }
 
     /// Sends the descriptors of this rank's arena and wake-ups to every neighbour, and receives theirs. `node` lists the
-    /// ranks of the node with the secrets of their sockets, in the same order on all of them; the first `fixed` bytes of
-    /// each arena are made ready for reading.
+    /// ranks of the node with the secrets of their sockets, in the same order on all of them; all arenas are laid out by
+    /// `layout`.
     ///
     /// # Errors
     /// `Rendezvous`, naming the missing ranks, if some have not sent theirs by `deadline`; `System` if a neighbour cannot be
@@ -93,26 +119,26 @@ impl DescriptorExchange {
         me: Rank,
         node: &[(Rank, [u8; 16])],
         arena: &Arena,
-        fixed: usize,
+        layout: ArenaLayout,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Neighbours> {
         let local_rank = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
-        let (wake, prefault) = (WakeFd::new()?, WakeFd::new()?);
+        let wake = Arc::new(WakeFd::new()?);
+        let prefault = layout.is_prefaulted().then(WakeFd::new).transpose()?.map(Arc::new);
+        let file = arena.read_only_file()?;
+        let mut descriptors = vec![file.as_fd(), wake.as_fd()];
+        descriptors.extend(prefault.as_ref().map(|prefault| prefault.as_fd()));
         let mut unsent: Vec<usize> = (0..node.len()).filter(|other| *other != local_rank).collect();
         let mut others: Vec<Neighbour> = Vec::with_capacity(unsent.len());
         while !unsent.is_empty() || others.len() + 1 < node.len() {
             fault.check()?;
             let mut blocked = Vec::new();
             for other in unsent.drain(..) {
-                match self.send_descriptors(
-                    local_rank,
-                    &node[other].1,
-                    [arena.file(), wake.as_fd(), prefault.as_fd()],
-                ) {
+                match self.send_descriptors(local_rank, &node[other].1, &descriptors) {
                     Ok(()) => {}
-                    // Its queue is full; it drains the queue once it runs this function.
-                    Err(Errno::AGAIN | Errno::NOBUFS) => blocked.push(other),
+                    // Its queue is full, or too many descriptors are on their way; it drains the queue once it runs this function.
+                    Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => blocked.push(other),
                     Err(cause) => {
                         return Err(Error::io(
                             format_args!(
@@ -127,20 +153,15 @@ impl DescriptorExchange {
             }
             unsent = blocked;
             while let Some((from, descriptors)) = self.receive()? {
-                let [file, wake, prefault] = descriptors;
                 let Some((rank, _)) =
                     node.get(from).filter(|_| others.iter().all(|other| other.local_rank != from))
                 else {
                     continue;
                 };
-                let arena = Arc::new(PeerArena::map(file.as_fd(), fixed)?);
-                others.push(Neighbour {
-                    rank: *rank,
-                    local_rank: from,
-                    arena,
-                    wake: wake.into(),
-                    prefault: prefault.into(),
-                });
+                let mut descriptors = descriptors.into_iter();
+                let (Some(file), Some(wake)) = (descriptors.next(), descriptors.next()) else { continue };
+                let prefault = descriptors.next().map(WakeFd::from);
+                others.push(Neighbour::new(*rank, from, file, wake.into(), prefault, layout)?);
             }
             if Instant::now() >= deadline {
                 let received = |(other, _): &(usize, _)| {
@@ -169,20 +190,20 @@ impl DescriptorExchange {
         &self,
         local_rank: usize,
         secret: &[u8; 16],
-        descriptors: [BorrowedFd<'_>; 3],
+        descriptors: &[BorrowedFd<'_>],
     ) -> rustix::io::Result<()> {
         let mut datagram = [0; DATAGRAM];
         datagram[..16].copy_from_slice(secret);
         datagram[16..].copy_from_slice(&(local_rank as u64).to_le_bytes());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         let bytes = [IoSlice::new(&datagram)];
         sendmsg_addr(&self.socket, &address(secret)?, &bytes, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 
     /// The next datagram with the right secret, if one is there. All others are dropped.
-    fn receive(&self) -> Result<Option<(usize, [OwnedFd; 3])>> {
+    fn receive(&self) -> Result<Option<(usize, Vec<OwnedFd>)>> {
         loop {
             let mut datagram = [0; DATAGRAM];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -201,10 +222,7 @@ impl DescriptorExchange {
                 }
             }
             let local_rank = u64::from_le_bytes(std::array::from_fn(|byte| datagram[16 + byte]));
-            if received == DATAGRAM
-                && datagram[..16] == self.secret
-                && let Ok(descriptors) = <[OwnedFd; 3]>::try_from(descriptors)
-            {
+            if received == DATAGRAM && datagram[..16] == self.secret {
                 return Ok(Some((local_rank as usize, descriptors)));
             }
             log::warn!(

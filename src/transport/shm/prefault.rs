@@ -22,41 +22,38 @@ const MIN_BYTES: usize = 256 << 10;
 /// A rank's side of prefaulting: it announces its own allocations, and its thread prefaults the neighbours'.
 pub struct RemotePrefault {
     control: ArenaRef<ControlPage>,
-    neighbours: Vec<WakeFd>,
-    wake: WakeFd,
+    neighbours: Vec<Arc<WakeFd>>,
+    wake: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl RemotePrefault {
-    /// Starts the thread that prefaults what the neighbours announce.
+    /// Starts the thread that prefaults what the neighbours announce. `None` on nodes of so many ranks that their page tables
+    /// would take more memory than their buffers.
     ///
     /// # Errors
-    /// `System` if no thread can be started or no descriptor is left.
-    pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Self> {
-        let wake = neighbours.prefault.try_clone()?;
+    /// `System` if no thread can be started.
+    pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Option<Self>> {
+        let Some(wake) = &neighbours.prefault else { return Ok(None) };
         let stop = Arc::new(AtomicBool::new(false));
         let mut followed = Vec::new();
         for other in &neighbours.others {
-            let control =
-                ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>()), Arc::clone(&other.arena) as _)?;
+            let page = other.arena.piece(0, size_of::<ControlPage>())?;
+            let control = ArenaRef::new(page, Arc::clone(&other.arena) as _)?;
             followed.push((control, Arc::clone(&other.arena), 0));
         }
-        let worker = PrefaultThread { wake: wake.try_clone()?, stop: Arc::clone(&stop), followed };
+        let worker = PrefaultThread { wake: Arc::clone(wake), stop: Arc::clone(&stop), followed };
         let builder = std::thread::Builder::new().name("flexring-prefault".to_owned());
         let thread = process::spawn(builder, move || worker.run())
             .map_err(|cause| Error::io("cannot start a thread", cause))?;
-        Ok(Self {
+        Ok(Some(Self {
             control: ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(arena) as _)?,
-            neighbours: neighbours
-                .others
-                .iter()
-                .map(|other| other.prefault.try_clone())
-                .collect::<Result<_>>()?,
-            wake,
+            neighbours: neighbours.others.iter().filter_map(|other| other.prefault.clone()).collect(),
+            wake: Arc::clone(wake),
             stop,
             thread: Some(thread),
-        })
+        }))
     }
 
     /// Announces an allocation to the neighbours: `len` bytes at `offset` in this rank's arena.
@@ -65,7 +62,7 @@ impl RemotePrefault {
             return;
         }
         self.control.prefault.publish(offset, len);
-        self.neighbours.iter().for_each(WakeFd::notify);
+        self.neighbours.iter().for_each(|neighbour| neighbour.notify());
     }
 }
 
@@ -81,7 +78,7 @@ impl Drop for RemotePrefault {
 
 /// The state of the thread.
 struct PrefaultThread {
-    wake: WakeFd,
+    wake: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
     /// Each neighbour's control page and arena, and how many of its announcements were handled.
     followed: Vec<(ArenaRef<ControlPage>, Arc<PeerArena>, u64)>,
