@@ -64,7 +64,7 @@ impl Communicator {
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
-            secret: descriptors.as_ref().map(DescriptorExchange::secret),
+            descriptors: descriptors.as_ref().map(DescriptorExchange::address),
             shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
             rails: inter_node::offer(config, world),
@@ -95,11 +95,12 @@ impl Communicator {
         let mut routes = vec![0; world];
         let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
         if let Some(descriptors) = descriptors.filter(|_| intra_node.len() > 1) {
-            let secret = |rank: &Rank| {
-                infos[*rank].secret.map(|secret| (*rank, secret)).ok_or_else(|| no_secret(*rank))
+            let address = |rank: &Rank| {
+                let address = infos[*rank].descriptors.clone();
+                address.map(|address| (*rank, address)).ok_or_else(|| not_shared(*rank))
             };
-            let secrets = intra_node.iter().map(secret).collect::<Result<Vec<_>>>()?;
-            let neighbours = descriptors.run(me, &secrets, &arena, layout, deadline, &fault)?;
+            let addresses = intra_node.iter().map(address).collect::<Result<Vec<_>>>()?;
+            let neighbours = descriptors.run(me, &addresses, &arena, layout, deadline, &fault)?;
             transports.push(AnyTransport::InPlace(Box::new(Shm::new(
                 "shm",
                 world,
@@ -306,7 +307,7 @@ fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
     }
 }
 
-fn no_secret(rank: Rank) -> Error {
+fn not_shared(rank: Rank) -> Error {
     Error::disagreement(format!(
         "rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"
     ))

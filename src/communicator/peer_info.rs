@@ -4,6 +4,7 @@
 
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
+use crate::transport::shm::ExchangeAddress;
 use crate::transport::verbs::port_selection::Rail;
 use std::net::SocketAddr;
 
@@ -15,8 +16,8 @@ pub(super) struct PeerInfo {
     pub host: String,
     /// The node's name as users write it in a topology file.
     pub topology_name: String,
-    /// Authenticates a neighbour that passes its descriptors; `None` if this rank does not share memory.
-    pub secret: Option<[u8; 16]>,
+    /// Where this rank exchanges descriptors with its neighbours; `None` if it does not share memory.
+    pub descriptors: Option<ExchangeAddress>,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
     /// Where this rank answers ranks that shrink the communicator.

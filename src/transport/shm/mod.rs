@@ -8,7 +8,8 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `neighbours` | the exchange of descriptors between the ranks of a node |
+//! | `exchange` | the exchange of descriptors between the ranks of a node, and who may take part |
+//! | `neighbours` | what a rank has of each other rank of its node |
 //! | `layout`, `arena_ref` | the offset of each part of an arena, and typed references to them |
 //! | `control_page` | what a rank publishes besides messages |
 //! | `spsc_queue`, `need_wakeup` | the memory ordering of messages and of wake-ups, checked by loom |
@@ -19,6 +20,7 @@
 
 mod arena_ref;
 mod control_page;
+mod exchange;
 mod gpu;
 mod layout;
 mod link;
@@ -28,9 +30,10 @@ mod neighbours;
 mod prefault;
 mod spsc_queue;
 
+pub use exchange::{DescriptorExchange, ExchangeAddress};
 pub use layout::{ArenaLayout, PoolLayout};
 pub use mailbox::Mailbox;
-pub use neighbours::{DescriptorExchange, Neighbour, Neighbours};
+pub use neighbours::{Neighbour, Neighbours};
 pub use prefault::RemotePrefault;
 
 use super::{Events, InPlaceTransport, Rank, Transport};
