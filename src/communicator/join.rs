@@ -6,6 +6,7 @@
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank, WorldSpec};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
+use super::cores::Cores;
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::launch_group::LaunchGroup;
@@ -13,7 +14,7 @@ use super::local_gathering::LocalGathering;
 use super::peer_info::PeerInfo;
 use super::plans::Plans;
 use super::runner::CallRunner;
-use super::runner_builder::{CallRunnerBuilder, arena_layout, is_crowded};
+use super::runner_builder::{CallRunnerBuilder, arena_layout};
 use crate::bootstrap::{
     self, ControlConnection, Identity, ShrinkListener, ShrinkService, ShrinkServiceParams,
 };
@@ -67,6 +68,7 @@ impl Communicator {
             descriptors: descriptors.as_ref().map(DescriptorExchange::address),
             shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
             endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
+            cores: Cores::of_this_process(),
             rails: inter_node::offer(config, world),
         };
         let infos = info.exchange(&connection)?;
@@ -145,7 +147,7 @@ impl Communicator {
             mailbox,
             prefault,
             registrar,
-            crowded: is_crowded(node.len()),
+            crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             fault,
         };
@@ -210,6 +212,8 @@ impl Communicator {
             arena.populate(0, layout.populated()).map(|()| Arc::new(arena))
         };
         let arenas = (0..world).map(arena).collect::<Result<Vec<_>>>()?;
+        let cores = Cores::of_this_process();
+        let crowded = Cores::are_crowded(std::iter::repeat_n(&cores, world));
         let launch_group = LaunchGroup::new((0..world).collect());
         let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout)?;
         let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
@@ -229,7 +233,7 @@ impl Communicator {
                 mailbox,
                 prefault,
                 registrar: None,
-                crowded: is_crowded(world),
+                crowded,
                 launch_group: Some(Arc::clone(&launch_group)),
                 fault: Arc::clone(&fault),
             };

@@ -10,6 +10,7 @@ mod checked_call;
 mod checked_wait;
 mod collectives;
 mod control_plane;
+mod cores;
 mod gpu;
 mod gpu_calls;
 #[cfg(feature = "cuda")]

@@ -2,6 +2,7 @@
 //!
 //! Owns its contents and exchange. Must not know how links are made from it.
 
+use super::cores::Cores;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
 use crate::transport::shm::ExchangeAddress;
@@ -28,6 +29,7 @@ pub(super) struct PeerInfo {
     pub process: u64,
     /// Whether this rank already has a GPU, whose memory it may share.
     pub has_gpu: bool,
+    pub cores: Cores,
     pub rails: RailOffer,
 }
 

@@ -28,11 +28,6 @@ pub(super) fn arena_layout(config: &Config, local_ranks: usize, world: usize) ->
     ArenaLayout::new(local_ranks, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
 }
 
-/// Whether more ranks than cores share a node.
-pub(super) fn is_crowded(ranks: usize) -> bool {
-    std::thread::available_parallelism().map_or(true, |cores| ranks > cores.get())
-}
-
 /// What a rank has when its links are ready.
 pub(super) struct CallRunnerBuilder<'a> {
     pub config: &'a Config,
@@ -53,7 +48,7 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub prefault: Option<RemotePrefault>,
     /// Registers memory with the RDMA devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
-    /// Whether more ranks than cores share this node.
+    /// Whether more ranks than cores share this node. Equal on all of them.
     pub crowded: bool,
     /// The ranks of this process, if there are others than this one.
     pub launch_group: Option<Arc<LaunchGroup>>,

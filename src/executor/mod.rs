@@ -68,7 +68,7 @@ pub struct ExecutorParts {
     pub spin: Duration,
     /// How long a call may make no progress.
     pub timeout: Duration,
-    /// Whether more ranks than cores share this node, so that a wait must yield its core.
+    /// Whether more ranks than cores share this node, so that a wait must yield its core. Equal on all ranks of the node.
     pub crowded: bool,
 }
 
@@ -122,7 +122,7 @@ impl Executor {
                 // A step adds at most one operand of each rank.
                 operands: Vec::with_capacity(parts.world),
             },
-            small: parts.mailbox.map(SmallPath::new),
+            small: parts.mailbox.map(|mailbox| SmallPath::new(mailbox, parts.crowded)),
             failed: false,
         }
     }

@@ -15,6 +15,12 @@ const POLLS_BEFORE_CLOCK: u32 = 64;
 /// The longest sleep, so that a missed wake-up delays a call but does not hang it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
+/// The longest sleep that the fault does not end.
+const LONGEST_DEAF_SLEEP: Duration = Duration::from_millis(50);
+
+/// Yields before such a sleep. Ranks that share a core with many others wait less if they leave it to them.
+const YIELDS: u32 = 1;
+
 /// The first sleep while a device is busy, which has no wake-up descriptor. Each further one is twice as long.
 const FIRST_NAP: Duration = Duration::from_micros(5);
 
@@ -91,6 +97,27 @@ impl Wait {
         is_ready: impl Fn() -> bool,
     ) -> Result<bool> {
         self.pause_for(fault, links, LONGEST_SLEEP, is_ready)
+    }
+
+    /// Yields, or sleeps by `sleep`, for no longer than the time that it is given. For waits that have a wake-up of their own,
+    /// which neither links nor the fault notify. `false` if there was no progress for the timeout.
+    ///
+    /// # Errors
+    /// The fault, if it was raised.
+    pub(super) fn pause_by(&mut self, fault: &Fault, sleep: impl FnOnce(Duration)) -> Result<bool> {
+        fault.check()?;
+        self.polls = self.polls.saturating_add(1);
+        if self.polls <= YIELDS {
+            std::thread::yield_now();
+            return Ok(true);
+        }
+        let now = Instant::now();
+        let waited = now - *self.since.get_or_insert(now);
+        if waited >= self.timeout {
+            return Ok(false);
+        }
+        sleep((self.timeout - waited).min(LONGEST_DEAF_SLEEP));
+        Ok(true)
     }
 
     fn pause_for(

@@ -1,0 +1,77 @@
+//! The cores that the ranks of a node may use.
+//!
+//! Owns how they are counted, equally on all ranks. Must not know what the number is for.
+
+/// The cores that one process may use.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub(super) struct Cores {
+    /// By number, 64 in a word; a bit that is set stands for a core.
+    mask: Vec<u64>,
+    /// How many of them its control group grants.
+    granted: usize,
+}
+
+impl Cores {
+    /// The cores that this process may use.
+    pub(super) fn of_this_process() -> Self {
+        let granted = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let mut mask = vec![0; rustix::thread::CpuSet::MAX_CPU / 64];
+        match rustix::thread::sched_getaffinity(None) {
+            Ok(set) => {
+                let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
+                cores.for_each(|core| mask[core / 64] |= 1 << (core % 64));
+            }
+            // More cores than the set has room for.
+            Err(_) => mask.fill(u64::MAX),
+        }
+        while mask.last() == Some(&0) {
+            mask.pop();
+        }
+        Self { mask, granted }
+    }
+
+    fn count(&self) -> usize {
+        self.mask.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether these processes, the ranks of one node, outnumber the cores that they may use together.
+    pub(super) fn are_crowded<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
+        let (mut all, mut count, mut limited) = (Self::default(), 0, false);
+        for rank in ranks {
+            count += 1;
+            all.mask.resize(all.mask.len().max(rank.mask.len()), 0);
+            all.mask.iter_mut().zip(&rank.mask).for_each(|(all, word)| *all |= word);
+            all.granted = all.granted.max(rank.granted);
+            limited |= rank.granted < rank.count();
+        }
+        // The ranks of a node mostly share a control group, and so its limit.
+        let cores = if limited { all.count().min(all.granted) } else { all.count() };
+        count > cores
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cores(mask: u64, granted: usize) -> Cores {
+        Cores { mask: vec![mask], granted }
+    }
+
+    #[test]
+    fn ranks_are_crowded_if_they_outnumber_their_cores() {
+        for (ranks, crowded) in [
+            (vec![cores(0b11, 2); 2], false),
+            (vec![cores(0b11, 2); 3], true),
+            // Each rank is bound to a core of its own.
+            ((0..8).map(|core| cores(1 << core, 1)).collect(), false),
+            // A control group grants two of eight cores.
+            (vec![cores(0xff, 2); 3], true),
+            (vec![cores(0xff, 2); 2], false),
+        ] {
+            assert_eq!(Cores::are_crowded(ranks.iter()), crowded, "{ranks:?}");
+        }
+        let here = Cores::of_this_process();
+        assert!(!Cores::are_crowded(std::iter::once(&here)));
+    }
+}
