@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::executor::{CallPath, Executor};
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
-use crate::plan::selection::{self, AlgorithmSelection};
+use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
@@ -28,9 +28,9 @@ const MAX_VERIFIED_RANKS: usize = 16;
 pub(super) struct Plans {
     rank: Rank,
     main: Arc<Plan>,
-    /// `None` if the main plan is used for all sizes.
-    direct: Option<Arc<Plan>>,
-    /// Largest vector, in bytes, that uses the direct plan.
+    /// The plans for short vectors, each with the longest vector in bytes that uses it, in ascending order.
+    short: Vec<(ShortPlan, usize, Arc<Plan>)>,
+    /// Most bytes that a rank may receive if every rank reduces a vector itself.
     direct_limit: usize,
     /// Largest vector, in bytes, that every rank reduces itself.
     small: usize,
@@ -46,8 +46,13 @@ pub(super) struct Plans {
 enum PlanKind {
     /// For long vectors, whose time depends on bandwidth.
     Main,
-    /// For short vectors, whose time depends on the number of messages: one direct exchange among all ranks.
-    Direct,
+    /// For short vectors, whose time depends on the number of messages.
+    Short(ShortPlan),
+}
+
+impl PlanKind {
+    /// The plan by which every rank can reduce a vector itself.
+    const DIRECT: Self = Self::Short(ShortPlan::Direct);
 }
 
 /// Identifies a program.
@@ -82,13 +87,14 @@ impl Plans {
         if cfg!(debug_assertions) && topology.world() <= MAX_VERIFIED_RANKS {
             VerifiedPlan::new(Plan::clone(&main))?;
         }
-        // An algorithm that the user named is used for all sizes.
-        let direct = selection::uses_direct_plan(config, topology)
-            .then(|| Arc::new(Plan::on(planner::ring::plan(topology), topology, Lowering::Direct)));
+        let short = |(kind, longest): (ShortPlan, usize)| {
+            (kind, longest, Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)))
+        };
+        let short = selection::short_plans(config, topology).into_iter().map(short).collect();
         Ok(Self {
             rank,
             main,
-            direct,
+            short,
             direct_limit: config.direct.0,
             small: config.small.0,
             subchunk: config.subchunk.0,
@@ -105,23 +111,25 @@ impl Plans {
 
     /// Equal on all ranks that have the same plans and sub-chunk size.
     pub(super) fn digest(&self) -> u64 {
-        let direct = self.direct.as_ref().map_or(0, |plan| plan.digest());
-        self.main.digest() ^ direct.rotate_left(1) ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
+        let combine = |digest: u64, (_, _, plan): &(_, _, Arc<Plan>)| (digest ^ plan.digest()).rotate_left(1);
+        self.main.digest()
+            ^ self.short.iter().fold(0, combine)
+            ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
     }
 
     /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
-        for (kind, by_wave, one_shot) in [
-            (PlanKind::Main, true, false),
-            (PlanKind::Main, false, false),
-            (PlanKind::Direct, false, false),
-            (PlanKind::Direct, false, true),
-        ] {
-            if kind == PlanKind::Main || self.direct.is_some() {
-                let reproducible = self.reproducible;
-                let spec = ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE };
-                self.install((kind, spec), executor)?;
+        let mut programs = vec![(PlanKind::Main, true, false), (PlanKind::Main, false, false)];
+        for (short, ..) in &self.short {
+            programs.push((PlanKind::Short(*short), false, false));
+            if *short == ShortPlan::Direct {
+                programs.push((PlanKind::DIRECT, false, true));
             }
+        }
+        for (kind, by_wave, one_shot) in programs {
+            let reproducible = self.reproducible;
+            let spec = ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE };
+            self.install((kind, spec), executor)?;
         }
         Ok(())
     }
@@ -129,7 +137,7 @@ impl Plans {
     /// Uses another plan for all later calls. The first call of each kind installs its program.
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
-        self.direct = None;
+        self.short.clear();
         self.installed.clear();
         executor.uninstall_all();
     }
@@ -138,14 +146,15 @@ impl Plans {
     /// first call of its kind installs the program.
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(CallPath, u64)> {
         let bytes = checked.count as usize * checked.dtype.size();
-        let direct = bytes <= self.direct_limit && self.direct.is_some();
-        let kind = if direct { PlanKind::Direct } else { PlanKind::Main };
+        let short = self.short.iter().find(|(_, longest, _)| bytes <= *longest);
+        let kind = short.map_or(PlanKind::Main, |(short, ..)| PlanKind::Short(*short));
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
         // their total length.
         let received = bytes * (self.main.schedule().world() - 1);
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let one_shot = direct && small && checked.collective == Collective::AllReduce && !prescale;
+        let one_shot =
+            kind == PlanKind::DIRECT && small && checked.collective == Collective::AllReduce && !prescale;
         let spec = ProgramSpec {
             collective: checked.collective,
             root: checked.root,
@@ -162,10 +171,8 @@ impl Plans {
     }
 
     fn plan(&self, kind: PlanKind) -> &Plan {
-        match (kind, &self.direct) {
-            (PlanKind::Direct, Some(direct)) => direct,
-            _ => &self.main,
-        }
+        let PlanKind::Short(kind) = kind else { return &self.main };
+        self.short.iter().find(|(short, ..)| *short == kind).map_or(&self.main, |(_, _, plan)| plan)
     }
 
     fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<Installed> {

@@ -149,7 +149,7 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector that is exchanged directly between all ranks. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory.";
+        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
@@ -166,7 +166,7 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector of an all-reduce that every rank reduces itself, in one hop. Applies if all ranks share one node, or, where FLEXRING_DIRECT applies, between them.";
+        "Longest vector for which only the number of messages counts. Every rank reduces it itself, in one hop, if all ranks share one node, or if no two ranks do; more than 16 ranks on as many nodes use a binary tree, and ranks of one node that outnumber its cores leave it to the first of them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to one per peer that shares memory and two per other peer, if that is more.";
     #[shared yes]

@@ -2,9 +2,10 @@
 //!
 //! Owns the rule of `FLEXRING_ALGO=auto`. Must not know how planners work.
 
-use super::planner::Details;
+use super::planner::{Details, rabenseifner, ring, tree};
+use super::schedule::Schedule;
 use super::topology::Topology;
-use crate::config::{Algorithm, Config, Lowering, Size, TransportChoice};
+use crate::config::{Algorithm, Config, Lowering, TransportChoice};
 
 /// The algorithm for vectors whose time depends on bandwidth, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,18 +60,71 @@ pub fn select_algorithm(setting: Algorithm, topology: &Topology, details: &Detai
     }
 }
 
-/// Whether small vectors use a separate plan with a direct exchange between all ranks, instead of the selected one. They
-/// do where algorithm, lowering and plan are left to flexring, and no two ranks share memory. Where nodes have several
+/// A plan for short vectors, whose time depends on the number of messages in a row and of messages in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ShortPlan {
+    /// Straight between all ranks: one message in a row, and one for each pair of ranks.
+    Direct,
+    /// Up a binary tree and down again: 2 log p messages in a row, and 2 (p - 1) in all.
+    Tree,
+    /// Recursive halving and doubling: 2 log p messages in a row, and 2 log p of each rank. They carry as few bytes as any
+    /// algorithm's.
+    Halving,
+}
+
+impl ShortPlan {
+    /// The schedule.
+    #[must_use]
+    pub fn schedule(self, topology: &Topology) -> Schedule {
+        match self {
+            Self::Direct => ring::plan(topology),
+            Self::Tree => tree::binary(topology),
+            Self::Halving => rabenseifner::plan(topology),
+        }
+    }
+
+    /// What ranks do, as a phrase for output.
+    #[must_use]
+    pub fn phrase(self) -> &'static str {
+        match self {
+            Self::Direct => "a direct exchange between all ranks",
+            Self::Tree => "a binary tree",
+            Self::Halving => "recursive halving (rabenseifner)",
+        }
+    }
+}
+
+/// Most ranks that exchange short vectors directly, and most nodes between which a level of the selected plan is short enough
+/// for them. A direct exchange of 4 KiB between ranks on 2 cores over TCP takes 10 ms with 32 ranks and 61 ms with 64.
+const MOST_DIRECT: usize = 16;
+
+/// The plans that vectors use instead of the selected one, each with the longest vector in bytes that uses it, in ascending order. There are
+/// some where algorithm, lowering and plan are left to flexring, and no two ranks share memory. Where nodes have several
 /// ranks, the levels of the selected plan are direct exchanges too, cross between nodes as often, and send fewer
 /// messages: an all-reduce of 8 B to 2 KiB takes 51 to 89 us with FlexReduce and 66 to 111 us with a direct exchange on
-/// 2+3, and 119 to 256 us and 203 to 416 us on 3+3+4 (network namespaces on 2 cores).
+/// 2+3, and 119 to 256 us and 203 to 416 us on 3+3+4 (network namespaces on 2 cores). On many nodes those levels are chains,
+/// so short vectors have plans of their own again.
 #[must_use]
-pub fn uses_direct_plan(config: &Config, topology: &Topology) -> bool {
+pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
     let free =
         config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
     let no_shared_memory = topology.nodes() == topology.world()
         || matches!(config.transport, TransportChoice::Tcp | TransportChoice::Verbs);
-    free && config.direct > Size(0) && topology.world() > 1 && no_shared_memory
+    let longest = config.direct.0;
+    if !free || longest == 0 || topology.world() < 2 {
+        return Vec::new();
+    }
+    if !no_shared_memory {
+        // One rank adds all contributions of a reproducible sum, so halving would send a message for each pair of ranks.
+        let halves = topology.nodes() > MOST_DIRECT && !config.reproducible.0;
+        return if halves { vec![(ShortPlan::Halving, longest)] } else { Vec::new() };
+    }
+    if topology.world() <= MOST_DIRECT {
+        return vec![(ShortPlan::Direct, longest)];
+    }
+    let longer = if config.reproducible.0 { ShortPlan::Direct } else { ShortPlan::Halving };
+    let tiny = config.small.0.min(longest);
+    [(ShortPlan::Tree, tiny), (longer, longest)].into_iter().filter(|(_, most)| *most > 0).collect()
 }
 
 /// Names of two vertices with the same parent whose uplinks differ in bandwidth.
@@ -87,6 +141,9 @@ fn uneven_links(topology: &Topology) -> Option<(&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Size, Switch};
+    use crate::plan::lowering::{Plan, ProgramSpec};
+    use crate::plan::program::Body;
     use crate::plan::topology_file::parse_short;
 
     fn chosen(topology: &str) -> (Algorithm, String) {
@@ -104,6 +161,52 @@ mod tests {
         let (algorithm, reason) = chosen("1@1G+1@1G+1@500M");
         assert_eq!(algorithm, Algorithm::Weighted);
         assert!(reason.contains("differ in bandwidth"), "{reason}");
+    }
+
+    #[test]
+    fn short_vectors_use_plans_whose_messages_grow_with_the_logarithm_of_the_ranks() {
+        use ShortPlan::{Direct, Halving, Tree};
+        let of = |config: &Config, nodes: usize, ranks: usize| {
+            let names: Vec<usize> = (0..nodes * ranks).map(|rank| rank / ranks).collect();
+            short_plans(config, &Topology::from_names(&names))
+        };
+        let config = Config::default();
+        assert_eq!(of(&config, 16, 1), [(Direct, 64 << 10)]);
+        assert_eq!(of(&config, 17, 1), [(Tree, 4 << 10), (Halving, 64 << 10)]);
+        assert_eq!(of(&config, 16, 2), []);
+        assert_eq!(of(&config, 17, 2), [(Halving, 64 << 10)]);
+        assert_eq!(of(&config, 1, 64), []);
+        let tcp = Config { transport: TransportChoice::Tcp, ..Config::default() };
+        assert_eq!(of(&tcp, 1, 64), [(Tree, 4 << 10), (Halving, 64 << 10)]);
+        for config in [
+            Config { algo: Algorithm::Ring, ..Config::default() },
+            Config { direct: Size(0), ..Config::default() },
+        ] {
+            assert_eq!(of(&config, 64, 1), []);
+        }
+        let no_tree = Config { small: Size(0), ..Config::default() };
+        assert_eq!(of(&no_tree, 64, 1), [(Halving, 64 << 10)]);
+        let reproducible = Config { reproducible: Switch(true), ..Config::default() };
+        assert_eq!(of(&reproducible, 64, 1), [(Tree, 4 << 10), (Direct, 64 << 10)]);
+        assert_eq!(of(&reproducible, 64, 2), []);
+    }
+
+    #[test]
+    fn the_plan_of_the_shortest_vectors_sends_few_messages() {
+        for world in [17, 32, 64, 100] {
+            let names: Vec<usize> = (0..world).collect();
+            let topology = Topology::from_names(&names);
+            let plan = Plan::on(ShortPlan::Tree.schedule(&topology), &topology, Lowering::Auto);
+            let sends = |rank| {
+                let program = plan.program(rank, ProgramSpec::ALL_REDUCE);
+                let peers = program.steps.iter().map(|step| match &step.body {
+                    Body::Send { peers, .. } => peers.len(),
+                    Body::Combine { .. } => 0,
+                });
+                peers.sum::<usize>()
+            };
+            assert_eq!((0..world).map(sends).sum::<usize>(), 2 * (world - 1), "{world} ranks");
+        }
     }
 
     #[test]

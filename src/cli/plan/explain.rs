@@ -7,6 +7,7 @@ use flexring::config::Size;
 use flexring::plan::captions::captions;
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::ring;
+use flexring::plan::selection::{ShortPlan, short_plans};
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 
@@ -35,11 +36,10 @@ const MOST_RANKS: usize = 1024;
 fn exceptions(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
     let mut notes = Vec::new();
-    if file.is_none() && flexring::plan::selection::uses_direct_plan(config, topology) {
-        notes.push(format!(
-            "vectors of at most {} use a direct exchange between all ranks instead (FLEXRING_DIRECT)",
-            config.direct
-        ));
+    let short = if file.is_some() { Vec::new() } else { short_plans(config, topology) };
+    for (plan, longest) in short {
+        let setting = if plan == ShortPlan::Tree { "FLEXRING_SMALL" } else { "FLEXRING_DIRECT" };
+        notes.push(format!("vectors of at most {} use {} instead ({setting})", Size(longest), plan.phrase()));
     }
     if topology.nodes() == 1 && topology.world() > 1 && config.small > Size(0) {
         notes.push(format!(
