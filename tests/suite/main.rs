@@ -43,6 +43,8 @@ mod cuda_perf;
 #[cfg(feature = "cli")]
 mod doctor;
 #[cfg(feature = "cli")]
+mod many_ranks;
+#[cfg(feature = "cli")]
 mod perf;
 #[cfg(feature = "cli")]
 mod plan_command;

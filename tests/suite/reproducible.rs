@@ -97,6 +97,29 @@ product! {
     F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
 }
 
+/// Binds this thread, and those that it starts, to one core.
+fn share_a_core() {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).expect("a core");
+    let mut core = rustix::thread::CpuSet::new();
+    core.set(first);
+    rustix::thread::sched_setaffinity(None, &core).expect("a core of this thread");
+}
+
+#[test]
+fn sums_that_a_leader_adds_for_ranks_that_share_a_core_have_the_bits_of_rank_order() {
+    share_a_core();
+    for world in [World::Local, World::Shm].into_iter().filter(|world| world.is_enabled()) {
+        for ranks in [7, 8, 13] {
+            let setup = Setup::new(world, ranks);
+            check::<f32>(&setup, 1);
+            check::<f32>(&setup, 64);
+            check::<f16>(&setup, 100);
+            check::<F8E4M3>(&setup, 253);
+        }
+    }
+}
+
 fn setup(world: World, ranks: usize) -> Setup {
     let mut setup = Setup::new(world, ranks);
     setup.config.reproducible = Switch(true);

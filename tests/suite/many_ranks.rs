@@ -1,0 +1,47 @@
+//! Many ranks on one node: they start, sum and end, with little memory, address space and few descriptors of each.
+
+use crate::programs::{Ended, program, run, succeed};
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `flexring perf` under limits that `ulimit` sets.
+fn perf(limits: &str, arguments: &str) -> Command {
+    let mut shell = program("sh");
+    let flexring = env!("CARGO_BIN_EXE_flexring");
+    shell.args(["-c", &format!("{limits} exec {flexring} perf {arguments}")]);
+    shell
+}
+
+#[test]
+fn sixty_four_ranks_start_and_sum() {
+    let text = succeed(&mut perf("", "--ranks 64 -b 8 -e 64K -f 8192 -n 2 -w 0"), LIMIT);
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+}
+
+#[test]
+fn ranks_start_where_address_space_is_limited() {
+    let text = succeed(&mut perf("ulimit -v 2000000;", "--ranks 24 -b 8 -e 64K -f 8192 -n 2 -w 0"), LIMIT);
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+}
+
+#[test]
+fn the_soft_limit_of_descriptors_is_no_limit() {
+    let text = succeed(&mut perf("ulimit -Sn 32;", "--ranks 20 -b 8 -e 8 -n 2 -w 0"), LIMIT);
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+}
+
+#[test]
+fn a_lack_of_descriptors_is_reported_with_its_fix() {
+    for limit in [24, 34, 44] {
+        // The parent of the ranks needs more descriptors than they do.
+        let limits = format!(
+            "ulimit -n 300; FLEXRING_CONNECT_TIMEOUT_MS=3000; export FLEXRING_CONNECT_TIMEOUT_MS; ulimit -n {limit};"
+        );
+        let Ended { status, text } = run(&mut perf(&limits, "--ranks 20 -b 8 -e 8 -n 2 -w 0"), LIMIT);
+        assert!(!status.success(), "{limit} descriptors are enough: {text}");
+        assert!(text.contains("`ulimit -n`"), "with {limit} descriptors: {text}");
+        assert!(!text.contains("does not have the secret"), "with {limit} descriptors: {text}");
+    }
+}
