@@ -167,7 +167,7 @@ mod tests {
     fn short_vectors_use_plans_whose_messages_grow_with_the_logarithm_of_the_ranks() {
         use ShortPlan::{Direct, Halving, Tree};
         let of = |config: &Config, nodes: usize, ranks: usize| {
-            let names: Vec<usize> = (0..nodes * ranks).map(|rank| rank / ranks).collect();
+            let names: Vec<String> = (0..nodes * ranks).map(|rank| (rank / ranks).to_string()).collect();
             short_plans(config, &Topology::from_names(&names))
         };
         let config = Config::default();
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn the_plan_of_the_shortest_vectors_sends_few_messages() {
         for world in [17, 32, 64, 100] {
-            let names: Vec<usize> = (0..world).collect();
+            let names: Vec<String> = (0..world).map(|rank| rank.to_string()).collect();
             let topology = Topology::from_names(&names);
             let plan = Plan::on(ShortPlan::Tree.schedule(&topology), &topology, Lowering::Auto);
             let sends = |rank| {
