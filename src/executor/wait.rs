@@ -103,7 +103,7 @@ impl Wait {
     /// which neither links nor the fault notify. `false` if there was no progress for the timeout.
     ///
     /// # Errors
-    /// The fault, if it was raised.
+    /// As for [`pause`](Self::pause).
     pub(super) fn pause_by(&mut self, fault: &Fault, sleep: impl FnOnce(Duration)) -> Result<bool> {
         fault.check()?;
         self.polls = self.polls.saturating_add(1);
@@ -116,6 +116,7 @@ impl Wait {
         if waited >= self.timeout {
             return Ok(false);
         }
+        self.interrupt.check_at(now)?;
         sleep((self.timeout - waited).min(LONGEST_DEAF_SLEEP));
         Ok(true)
     }

@@ -55,7 +55,7 @@ impl Leader<'_> {
     /// Waits until all ranks have sent their descriptors.
     fn collect(&mut self) -> Result<()> {
         loop {
-            self.gathering.fault.check()?;
+            self.gathering.fault.check_waiting()?;
             while let Some(channel) = self.listener.accept()? {
                 self.unproven.push(channel);
             }
@@ -150,7 +150,7 @@ impl Leader<'_> {
                 Err(Errno::INTR) => {}
                 // Its queue is full, or this user has too many descriptors in queues, until members take some.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => {
-                    self.gathering.fault.check()?;
+                    self.gathering.fault.check_waiting()?;
                     if Instant::now() >= self.gathering.deadline {
                         return Err(self.gathering.missing(&[member.hello.place]));
                     }

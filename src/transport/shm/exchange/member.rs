@@ -47,7 +47,7 @@ pub(super) fn follow(
     let deadline = gathering.deadline + PATIENCE;
     let mut packet = [0; MAX_PACKET];
     while received.len() + 1 < gathering.ranks.len() {
-        gathering.fault.check()?;
+        gathering.fault.check_waiting()?;
         let (len, descriptors) = match channel.receive(&mut packet)? {
             Received::Packet(len, descriptors) => (len, descriptors),
             Received::OutOfDescriptors => return Err(gathering.out_of_descriptors()),
@@ -106,7 +106,7 @@ fn connect(gathering: &Gathering<'_>, address: &ExchangeAddress) -> Result<Descr
 }
 
 fn pause(gathering: &Gathering<'_>) -> Result<()> {
-    gathering.fault.check()?;
+    gathering.fault.check_waiting()?;
     if Instant::now() >= gathering.deadline {
         return Err(gathering.missing(&[0]));
     }

@@ -26,6 +26,7 @@ use super::neighbours::{Neighbour, Neighbours};
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::interrupt::longest_sleep;
 use crate::memory::Arena;
 use crate::rank::RankList;
 use crate::secret::{SecretKey, random_bytes};
@@ -162,7 +163,7 @@ impl Gathering<'_> {
     /// Sleeps until one of `sockets` is readable, the fault is raised, or `longest` is over. The caller checks everything
     /// again, whatever ended the sleep.
     fn wait<'a>(&'a self, sockets: impl Iterator<Item = BorrowedFd<'a>>, longest: Duration) {
-        let longest = longest.min(LONGEST_SLEEP);
+        let longest = longest.min(LONGEST_SLEEP).min(longest_sleep());
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
         let fault = [self.fault.wake_fd()].into_iter();
         let mut descriptors: Vec<PollFd<'_>> =
