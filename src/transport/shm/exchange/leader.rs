@@ -3,7 +3,7 @@
 //! Owns who is refused. Must not know how packets are encoded.
 
 use super::channel::{ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received};
-use super::message::{Answer, Hello, MAX_PACKET};
+use super::message::{Answer, ExchangeHello, MAX_PACKET};
 use super::{Gathering, OwnDescriptors};
 use crate::error::{Error, Result};
 use crate::secret::SecretKey;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_millis(1);
 
 /// A rank that has proved that it belongs to the job.
-struct Member {
+struct ExchangeMember {
     channel: DescriptorChannel,
-    hello: Hello,
+    hello: ExchangeHello,
     descriptors: Vec<OwnedFd>,
 }
 
@@ -28,7 +28,7 @@ pub(super) fn lead(
     key: &SecretKey,
     own: &OwnDescriptors,
 ) -> Result<Vec<(usize, Vec<OwnedFd>)>> {
-    let mut leader = Leader {
+    let mut leader = ExchangeLeader {
         gathering,
         listener,
         key,
@@ -41,17 +41,17 @@ pub(super) fn lead(
     Ok(members.map(|member| (member.hello.place, member.descriptors)).collect())
 }
 
-struct Leader<'a> {
+struct ExchangeLeader<'a> {
     gathering: &'a Gathering<'a>,
     listener: ChannelListener,
     key: &'a SecretKey,
     /// Connections of which no packet has come yet.
     unproven: Vec<DescriptorChannel>,
     /// By place.
-    members: Vec<Option<Member>>,
+    members: Vec<Option<ExchangeMember>>,
 }
 
-impl Leader<'_> {
+impl ExchangeLeader<'_> {
     /// Waits until all ranks have sent their descriptors.
     fn collect(&mut self) -> Result<()> {
         loop {
@@ -105,7 +105,7 @@ impl Leader<'_> {
             );
             Ok(())
         };
-        let Some(hello) = Hello::decode(&packet[..len], self.key) else {
+        let Some(hello) = ExchangeHello::decode(&packet[..len], self.key) else {
             return refuse("it does not have the secret of this job");
         };
         if !self.gathering.is_other(hello.place) {
@@ -117,7 +117,7 @@ impl Leader<'_> {
         match &mut self.members[hello.place] {
             Some(_) => refuse("its place is taken"),
             free => {
-                *free = Some(Member { channel, hello, descriptors });
+                *free = Some(ExchangeMember { channel, hello, descriptors });
                 Ok(())
             }
         }
@@ -142,7 +142,7 @@ impl Leader<'_> {
         Ok(())
     }
 
-    fn send(&self, member: &Member, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    fn send(&self, member: &ExchangeMember, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let rank = self.gathering.ranks[member.hello.place];
         loop {
             match member.channel.send(packet, descriptors) {

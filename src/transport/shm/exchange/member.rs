@@ -3,7 +3,7 @@
 //! Owns what a member accepts. Must not know how packets are encoded.
 
 use super::channel::{DescriptorChannel, Received};
-use super::message::{Answer, Hello, MAX_PACKET};
+use super::message::{Answer, ExchangeHello, MAX_PACKET};
 use super::{ExchangeAddress, Gathering, OwnDescriptors};
 use crate::error::{Error, Result};
 use crate::secret::random_bytes;
@@ -26,7 +26,7 @@ pub(super) fn follow(
     let key = address.key();
     let leader = gathering.ranks[0];
     let channel = connect(gathering, address)?;
-    let hello = Hello { place: gathering.place, nonce: random_bytes()? };
+    let hello = ExchangeHello { place: gathering.place, nonce: random_bytes()? };
     let ended = || {
         let message = format!("rank {leader} ended while the ranks of this node shared their memory");
         Error::peer_lost(message).with_suspect(leader)

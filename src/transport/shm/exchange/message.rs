@@ -13,14 +13,14 @@ const MAX_PLACES: usize = 1024;
 
 /// The first packet of a member, with its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct ExchangeHello {
     /// The sender's place.
     pub place: usize,
     /// A random number, which the answers are bound to.
     pub nonce: [u8; 16],
 }
 
-impl Hello {
+impl ExchangeHello {
     const BYTES: usize = 4 + 16 + MAC_BYTES;
 
     fn fields(&self) -> [u8; 20] {
@@ -59,7 +59,7 @@ pub(super) enum Answer {
 
 impl Answer {
     /// The packet that answers `hello`.
-    pub(super) fn encode(&self, key: &SecretKey, hello: &Hello) -> Vec<u8> {
+    pub(super) fn encode(&self, key: &SecretKey, hello: &ExchangeHello) -> Vec<u8> {
         let (kind, places) = match self {
             Self::Descriptors(places) => (0u8, places),
             Self::Missing(places) => (1, places),
@@ -72,7 +72,7 @@ impl Answer {
     }
 
     /// The answer to `hello` in a packet; `None` if its sender does not have the key or answers another hello.
-    pub(super) fn decode(packet: &[u8], key: &SecretKey, hello: &Hello) -> Option<Self> {
+    pub(super) fn decode(packet: &[u8], key: &SecretKey, hello: &ExchangeHello) -> Option<Self> {
         let (fields, code) = packet.split_last_chunk::<MAC_BYTES>()?;
         let genuine = key.verify("shared memory: answer", &[&hello.fields(), fields], code);
         let (kind, places) = fields.split_first().filter(|_| genuine)?;
@@ -95,10 +95,10 @@ mod tests {
     #[test]
     fn packets_are_understood_only_with_the_key_and_unchanged() {
         let [key, other] = [1, 2].map(|byte| SecretKey::from_bytes([byte; 32]));
-        let hello = Hello { place: 300, nonce: [7; 16] };
+        let hello = ExchangeHello { place: 300, nonce: [7; 16] };
         let packet = hello.encode(&key);
-        assert_eq!(Hello::decode(&packet, &key), Some(hello));
-        assert_eq!(Hello::decode(&packet, &other), None);
+        assert_eq!(ExchangeHello::decode(&packet, &key), Some(hello));
+        assert_eq!(ExchangeHello::decode(&packet, &other), None);
         for answer in
             [Answer::Descriptors(vec![0, 2, 70_000]), Answer::Missing(vec![]), Answer::Missing(vec![5])]
         {
@@ -106,16 +106,16 @@ mod tests {
             assert!(packet.len() <= MAX_PACKET);
             assert_eq!(Answer::decode(&packet, &key, &hello), Some(answer));
             assert_eq!(Answer::decode(&packet, &other, &hello), None);
-            let later = Hello { nonce: [8; 16], ..hello };
+            let later = ExchangeHello { nonce: [8; 16], ..hello };
             assert_eq!(Answer::decode(&packet, &key, &later), None, "an answer to another hello");
         }
         for changed in 0..packet.len() {
             let mut packet = packet;
             packet[changed] ^= 1;
-            assert_eq!(Hello::decode(&packet, &key), None, "byte {changed}");
+            assert_eq!(ExchangeHello::decode(&packet, &key), None, "byte {changed}");
         }
         for len in 0..packet.len() {
-            assert_eq!(Hello::decode(&packet[..len], &key), None);
+            assert_eq!(ExchangeHello::decode(&packet[..len], &key), None);
             assert_eq!(Answer::decode(&packet[..len], &key, &hello), None);
         }
     }

@@ -1,7 +1,7 @@
 //! The exchange between threads that stand for the ranks of a node.
 
 use super::channel::DescriptorChannel;
-use super::message::Hello;
+use super::message::ExchangeHello;
 use super::*;
 use crate::error::ErrorKind;
 use rustix::event::{EventfdFlags, eventfd};
@@ -96,7 +96,7 @@ fn a_process_without_the_secret_cannot_take_a_ranks_place() {
         let leader = &node[0].1;
         let guessed = SecretKey::from_bytes([0; 32]);
         for place in 0..3 {
-            open.push(intrude(leader, &Hello { place, nonce: [0; 16] }.encode(&guessed)));
+            open.push(intrude(leader, &ExchangeHello { place, nonce: [0; 16] }.encode(&guessed)));
         }
         open.push(intrude(leader, b""));
         open.push(intrude(leader, &[0; 5000]));
@@ -111,7 +111,7 @@ fn the_leaders_place_and_places_beyond_the_node_are_refused() {
     let mut open = Vec::new();
     let all = exchange(3, &[], WATCHDOG, |node| {
         for place in [0, 3, usize::MAX] {
-            let hello = Hello { place, nonce: [0; 16] };
+            let hello = ExchangeHello { place, nonce: [0; 16] };
             open.push(intrude(&node[0].1, &hello.encode(&node[0].1.key())));
         }
     });
@@ -122,7 +122,7 @@ fn the_leaders_place_and_places_beyond_the_node_are_refused() {
 fn the_second_claim_of_a_place_is_refused() {
     let mut open = Vec::new();
     let all = exchange(3, &[2], Duration::from_millis(300), |node| {
-        let hello = Hello { place: 1, nonce: [0; 16] };
+        let hello = ExchangeHello { place: 1, nonce: [0; 16] };
         open.push(intrude(&node[0].1, &hello.encode(&node[0].1.key())));
     });
     // The intruder has the secret and came first, so rank 1 is refused, and its own error says so.
@@ -162,7 +162,7 @@ fn a_lack_of_descriptors_is_reported_as_that() {
     let arena = Arena::new(layout.bytes()).expect("memory");
     let fault = Fault::new().expect("a descriptor");
     let _open: Vec<_> = (1..3)
-        .map(|place| intrude(&address, &Hello { place, nonce: [0; 16] }.encode(&address.key())))
+        .map(|place| intrude(&address, &ExchangeHello { place, nonce: [0; 16] }.encode(&address.key())))
         .collect();
     // Room for this rank's own descriptors, both connections, and not all that come with them.
     let used = std::fs::read_dir("/proc/self/fd").expect("descriptors").count() as u64 - 1;
