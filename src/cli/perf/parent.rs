@@ -8,6 +8,7 @@ use super::report::ReportFile;
 use crate::error::{CommandError, ERROR_PREFIX};
 use flexring::bootstrap::Coordinator;
 use flexring::config::Config;
+use flexring::descriptor_limit;
 use flexring::rank::RankList;
 use flexring::{Error, Result};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -39,6 +40,8 @@ struct RankExit {
 
 /// Starts `ranks` ranks and waits for all of them.
 pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result::Result<(), CommandError> {
+    // The parent has a few descriptors for each rank.
+    descriptor_limit::raise();
     // The coordinator serves the ranks for as long as this function runs.
     let (_coordinator, id) = Coordinator::create(config)?;
     let (exited, exits) = channel();

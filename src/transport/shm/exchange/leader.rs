@@ -3,8 +3,8 @@
 //! Owns who is refused. Must not know how packets are encoded.
 
 use super::channel::{ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received};
+use super::gathering::{Gathering, OwnDescriptors};
 use super::message::{Answer, ExchangeHello, MAX_PACKET};
-use super::{Gathering, OwnDescriptors};
 use crate::error::{Error, Result};
 use crate::secret::SecretKey;
 use rustix::io::Errno;

@@ -3,8 +3,8 @@
 //! Owns what a member accepts. Must not know how packets are encoded.
 
 use super::channel::{DescriptorChannel, Received};
+use super::gathering::{ExchangeAddress, Gathering, OwnDescriptors};
 use super::message::{Answer, ExchangeHello, MAX_PACKET};
-use super::{ExchangeAddress, Gathering, OwnDescriptors};
 use crate::error::{Error, Result};
 use crate::secret::random_bytes;
 use rustix::io::Errno;

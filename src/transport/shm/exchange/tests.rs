@@ -4,9 +4,12 @@ use super::channel::DescriptorChannel;
 use super::message::ExchangeHello;
 use super::*;
 use crate::error::ErrorKind;
+use crate::secret::SecretKey;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::fd::AsFd;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
