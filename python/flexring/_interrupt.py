@@ -15,7 +15,7 @@ import threading
 CheckFunction = ctypes.CFUNCTYPE(ctypes.c_int)
 
 # The exception of a handler, from its callback to the end of the call.
-_raised = None
+raised = None
 # The thread that has a callback: the main thread, which is the only one that runs handlers.
 _thread = None
 
@@ -25,7 +25,7 @@ def _run_handlers():
 
     A generator, because Python may also run handlers when a function begins, which is outside of its ``try``.
     """
-    global _raised
+    global raised
     ended = 0
     while True:
         try:
@@ -35,7 +35,7 @@ def _run_handlers():
         except GeneratorExit:
             return
         except BaseException as error:
-            _raised, ended = error, 1
+            raised, ended = error, 1
 
 
 _handlers = _run_handlers()
@@ -64,7 +64,7 @@ os.register_at_fork(after_in_child=_forget_thread)
 
 def raise_pending():
     """Raises the exception of a handler that ended a call of this thread, if there is one."""
-    global _raised
-    if _raised is not None and threading.get_ident() == _thread:
-        error, _raised = _raised, None
+    global raised
+    if raised is not None and threading.get_ident() == _thread:
+        error, raised = raised, None
         raise error

@@ -136,6 +136,7 @@ def version():
 
 def check(result):
     """Raises the exception of a signal handler that ended a call, or the error of the call, unless it succeeded."""
-    _interrupt.raise_pending()
+    if _interrupt.raised is not None:
+        _interrupt.raise_pending()
     if result != 0:
         raise FlexringError(result, library.flexring_last_error().decode("utf-8", "replace"))

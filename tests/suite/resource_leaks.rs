@@ -64,6 +64,22 @@ fn dropped_communicators_leak_nothing() {
     });
 }
 
+/// The threads of the library in this process: their names and masks of blocked signals. A thread has its name only once
+/// it runs.
+fn library_threads() -> Vec<(String, u64)> {
+    let mut threads = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").expect("the kernel lists threads").flatten() {
+        // A thread may end meanwhile.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let blocked = u64::from_str_radix(field("SigBlk:"), 16).expect("a mask");
+        threads.push((field("Name:").to_owned(), blocked));
+    }
+    threads.retain(|(name, _)| name.starts_with("flexring-"));
+    threads
+}
+
 #[test]
 fn all_threads_of_communicators_block_signals() {
     // SIGHUP, SIGINT, SIGTERM and SIGCHLD, which only threads of the program may handle.
@@ -71,24 +87,12 @@ fn all_threads_of_communicators_block_signals() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 2), |comm| {
             comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("a sum");
-            let mut names = Vec::new();
-            for task in std::fs::read_dir("/proc/self/task").expect("the kernel lists threads").flatten() {
-                // A thread may end meanwhile.
-                let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
-                let field = |name: &str| {
-                    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim()
-                };
-                let name = field("Name:").to_owned();
-                if name.starts_with("flexring-") {
-                    let blocked = u64::from_str_radix(field("SigBlk:"), 16).expect("a mask");
-                    assert!(
-                        HANDLED.iter().all(|signal| blocked >> (signal - 1) & 1 == 1),
-                        "{name}: {blocked:x}"
-                    );
-                    names.push(name);
-                }
+            while !library_threads().iter().any(|(name, _)| name == "flexring-worker") {
+                std::thread::sleep(Duration::from_millis(10));
             }
-            assert!(names.iter().any(|name| name == "flexring-worker"), "{names:?}");
+            for (name, blocked) in library_threads() {
+                assert!(HANDLED.iter().all(|signal| blocked >> (signal - 1) & 1 == 1), "{name}: {blocked:x}");
+            }
         });
     }
 }
