@@ -18,6 +18,7 @@ mod failure_detector;
 mod framed_stream;
 mod handshake;
 mod heartbeat;
+mod hidden_id;
 mod interfaces;
 mod launcher;
 mod listen;

@@ -47,9 +47,10 @@ impl Communicator {
         let members = members_of(color, choices.into_iter().enumerate());
         // The first member of each color creates the id for all of them. A failure is exchanged, too.
         let leader = members.first().copied().filter(|_| color >= 0);
+        let key = connection.secret().derive("split", &[]);
         let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.blueprint.config));
         let mine: Option<Result<Vec<u8>>> = created.as_ref().map(|created| match created {
-            Ok((_, id)) => Ok(id.as_bytes().to_vec()),
+            Ok((_, id)) => id.hide(&key),
             Err(error) => Err(error.clone()),
         });
         let unreadable =
@@ -58,7 +59,7 @@ impl Communicator {
         let Some(leader) = leader else { return Ok(None) };
         let id: Option<Result<Vec<u8>>> = postcard::from_bytes(&ids[leader]).map_err(unreadable)?;
         let id = id.ok_or_else(|| Error::internal(format!("rank {leader} sent no unique id")))?;
-        let id = UniqueId::from_bytes(&id.map_err(|error| error.context(format_args!("rank {leader}")))?)?;
+        let id = UniqueId::reveal(&id.map_err(|error| error.context(format_args!("rank {leader}")))?, &key)?;
         let position = members.iter().position(|member| *member == self.rank());
         let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
         let identity = Identity::from_unique_id(members.len(), &id, rank)?;

@@ -145,14 +145,6 @@ impl Agreement {
         !matches!(self.progress, ShrinkProgress::Idle)
     }
 
-    /// The rank that leads the world that this rank is joining.
-    pub(super) fn leader(&self) -> Option<Rank> {
-        match &self.progress {
-            ShrinkProgress::Joining { leader, .. } => Some(*leader),
-            _ => None,
-        }
-    }
-
     /// What this rank tells the others.
     pub(super) fn state(&self) -> ShrinkMessage {
         let stance = match &self.progress {
@@ -296,6 +288,12 @@ impl Agreement {
             && generation_in(world, rank) == Some(generation)
         {
             let error = Error::peer_lost(format!("rank {rank} died during the shrink")).with_suspect(rank);
+            // Members that are not connected to the coordinator yet would look for it until their time-out.
+            let others = world.members.iter().filter(|member| ![rank, self.me].contains(member));
+            for other in others.filter(|_| *leader == self.me) {
+                let message = ShrinkMessage::Cancelled { id: world.id.clone(), error: error.clone() };
+                self.actions.push(AgreementAction::Send(*other, message));
+            }
             self.actions.push(AgreementAction::Cancel(error));
         }
         self.on_tick(now);
@@ -329,6 +327,12 @@ impl Agreement {
                 }
             }
             ShrinkMessage::NewWorld(world) => self.on_new_world(rank, world),
+            ShrinkMessage::Cancelled { id, error } => {
+                if matches!(&self.progress, ShrinkProgress::Joining { world, leader, .. } if world.id == id && *leader == rank)
+                {
+                    self.actions.push(AgreementAction::Cancel(error));
+                }
+            }
             ShrinkMessage::Failed(error) => {
                 if matches!(self.progress, ShrinkProgress::Called(_)) {
                     self.progress = ShrinkProgress::Idle;

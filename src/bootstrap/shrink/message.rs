@@ -24,7 +24,7 @@ pub(super) struct NewWorld {
     pub(super) members: Vec<Rank>,
     /// By position in `members`, the generation with which the member called shrink.
     pub(super) generations: Vec<u64>,
-    /// Bytes of the unique id.
+    /// The unique id, hidden by the key of the communicator.
     pub(super) id: Vec<u8>,
 }
 
@@ -35,6 +35,8 @@ pub(super) enum ShrinkMessage {
     State { generation: u64, stance: Stance },
     /// From the leader to the members.
     NewWorld(NewWorld),
+    /// From the leader: the world with this id cannot come about, because a member was lost.
+    Cancelled { id: Vec<u8>, error: Error },
     /// The agreement failed on all ranks that have called shrink.
     Failed(Error),
 }

@@ -415,18 +415,17 @@ impl ServiceThread {
                 }
             }
             AgreementAction::Decide(members) => {
-                let id = Coordinator::create(&self.params.config).map(|(coordinator, id)| {
+                let id = Coordinator::create(&self.params.config).and_then(|(coordinator, id)| {
                     self.coordinator = Some(coordinator);
-                    id.as_bytes().to_vec()
+                    id.hide(&self.params.key)
                 });
                 self.agreement.decided(members, id);
             }
             AgreementAction::Cancel(error) => {
-                // Dropping the coordinator ends the rendezvous on all members, if it is not complete.
+                // Ends the rendezvous, or the joins of ranks that have not reached it. A world that is complete has lost a
+                // rank all the same, and its next call says so.
                 self.coordinator = None;
-                // The leader's own process must not be the one that ends a world that is complete.
-                let is_led = self.agreement.leader().is_some_and(|leader| leader != self.params.me);
-                if let Some(fault) = self.fault.as_ref().filter(|_| is_led) {
+                if let Some(fault) = &self.fault {
                     fault.raise(error);
                 }
             }
@@ -443,7 +442,7 @@ impl ServiceThread {
     }
 
     fn agreed(&mut self, world: NewWorld) -> Result<AgreedWorld> {
-        let id = UniqueId::from_bytes(&world.id)?;
+        let id = UniqueId::reveal(&world.id, &self.params.key)?;
         let fault = Arc::new(Fault::new()?);
         self.fault = Some(Arc::clone(&fault));
         Ok(AgreedWorld { members: world.members, id, fault })

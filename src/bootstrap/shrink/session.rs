@@ -242,3 +242,136 @@ fn postcard_bytes(value: &impl serde::Serialize) -> Result<Vec<u8>> {
     postcard::to_stdvec(value)
         .map_err(|cause| Error::internal(format!("cannot encode a message of a shrink: {cause}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::Stance;
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        (near, listener.accept().expect("a connection").0)
+    }
+
+    fn state(generation: u64) -> ShrinkMessage {
+        ShrinkMessage::State { generation, stance: Stance::NotCalled }
+    }
+
+    fn key(text: &str) -> SecretKey {
+        SecretKey::from_parts("test", &[text.as_bytes()])
+    }
+
+    /// Sends what is queued at `from`, and receives at `to` until something arrives.
+    fn transfer(from: &mut Session, to: &mut Session) -> ReceivedMessages {
+        from.flush().expect("a connection");
+        receive(to)
+    }
+
+    fn receive(to: &mut Session) -> ReceivedMessages {
+        let until = Instant::now() + Duration::from_secs(10);
+        let had_opening = to.peer_nonce.is_some();
+        loop {
+            let received = to.receive();
+            let any = !received.messages.is_empty() || !received.notices.is_empty() || received.end.is_some();
+            if any || (!had_opening && to.peer_nonce.is_some()) {
+                return received;
+            }
+            assert!(Instant::now() < until, "nothing arrives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Reads a frame as an attacker on the wire does, with its length.
+    fn frame_on(wire: &mut TcpStream) -> Vec<u8> {
+        let mut frame = vec![0; 4];
+        wire.read_exact(&mut frame).expect("a length");
+        let length = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]) as usize;
+        frame.resize(4 + length, 0);
+        wire.read_exact(&mut frame[4..]).expect("a frame");
+        frame
+    }
+
+    #[test]
+    fn messages_wait_for_the_opening_and_name_their_sender() {
+        let (near, far) = connection();
+        let mut one = Session::new(near, key("job"), 3, Some(1), 4).expect("a session");
+        let mut other = Session::new(far, key("job"), 1, None, 4).expect("a session");
+        one.send(state(1)).expect("queued");
+        assert_eq!((one.peer(), other.peer()), (Some(1), None));
+        assert!(transfer(&mut one, &mut other).messages.is_empty(), "only the opening was sent");
+        assert_eq!(other.peer(), None, "anyone can send an opening");
+        transfer(&mut other, &mut one);
+        one.send(state(2)).expect("queued");
+        let mut messages = transfer(&mut one, &mut other).messages;
+        if messages.len() == 1 {
+            messages.extend(receive(&mut other).messages);
+        }
+        assert_eq!(messages, [state(1), state(2)]);
+        assert_eq!(other.peer(), Some(3));
+    }
+
+    #[test]
+    fn a_notice_needs_no_answer() {
+        let (near, far) = connection();
+        let mut one = Session::new(near, key("job"), 0, Some(2), 3).expect("a session");
+        let notice = ShrinkNotice { generation: 0, members: vec![0, 1] };
+        one.send_notice(&notice).expect("queued");
+        one.flush().expect("a connection");
+        drop(one);
+        let mut stopped = Session::new(far, key("job"), 2, None, 3).expect("a session");
+        let mut notices = receive(&mut stopped).notices;
+        if notices.is_empty() {
+            notices = receive(&mut stopped).notices;
+        }
+        assert_eq!(notices, [notice]);
+    }
+
+    /// Connects two ranks through an attacker, lets `attack` send what it likes to the second one, and returns why that
+    /// one ends the connection. `attack` gets the wire to it, and the frames of the first one: opening and a message.
+    fn end_after(other_key: &str, attack: impl FnOnce(&mut TcpStream, &[Vec<u8>])) -> String {
+        let ((near, mut wire_near), (far, mut wire_far)) = (connection(), connection());
+        let mut one = Session::new(near, key("job"), 3, Some(1), 4).expect("a session");
+        let mut other = Session::new(far, key(other_key), 1, None, 4).expect("a session");
+        one.send(state(1)).expect("queued");
+        other.flush().expect("a connection");
+        let opening = frame_on(&mut wire_far);
+        wire_near.write_all(&opening).expect("a connection");
+        receive(&mut one);
+        one.flush().expect("a connection");
+        let frames = [frame_on(&mut wire_near), frame_on(&mut wire_near)];
+        attack(&mut wire_far, &frames);
+        loop {
+            if let Some(end) = receive(&mut other).end {
+                return end;
+            }
+        }
+    }
+
+    #[test]
+    fn forged_repeated_and_reflected_frames_end_a_session() {
+        let send = |wire: &mut TcpStream, frames: &[&Vec<u8>]| {
+            frames.iter().for_each(|frame| wire.write_all(frame).expect("a connection"));
+        };
+        let repeated = end_after("job", |wire, frames| send(wire, &[&frames[0], &frames[1], &frames[1]]));
+        assert_eq!(repeated, "carried a forged message");
+        let foreign = end_after("another job", |wire, frames| send(wire, &[&frames[0], &frames[1]]));
+        assert_eq!(foreign, "carried a forged message");
+        let changed = end_after("job", |wire, frames| {
+            let mut message = frames[1].clone();
+            *message.last_mut().expect("a byte") ^= 1;
+            send(wire, &[&frames[0], &message]);
+        });
+        assert_eq!(changed, "carried a forged message");
+        let unopened = end_after("job", |wire, frames| send(wire, &[&frames[1]]));
+        assert_eq!(unopened, "carried no opening");
+        let twice = end_after("job", |wire, frames| send(wire, &[&frames[0], &frames[0]]));
+        assert_eq!(twice, "carried an invalid opening");
+        let garbage =
+            end_after("job", |wire, _| wire.write_all(&[3, 0, 0, 0, 9, 9, 9]).expect("a connection"));
+        assert_eq!(garbage, "carried an invalid frame");
+    }
+}
