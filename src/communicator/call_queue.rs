@@ -4,6 +4,7 @@
 
 use super::checked_wait::wait_until;
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
@@ -25,21 +26,15 @@ struct QueueState {
     dropped: BTreeSet<u64>,
 }
 
-/// A position in the order. Dropping it before its turn passes the turn on.
+/// A position in the order. Dropping it ends its turn, or if that has not come yet, skips it when it comes. `Q` is a
+/// reference to the queue, or owns it where the ticket changes threads.
 #[derive(Debug)]
-pub(super) struct QueueTicket {
+pub(super) struct QueueTicket<Q: Deref<Target = CallQueue> = Arc<CallQueue>> {
     number: u64,
-    queue: Arc<CallQueue>,
+    queue: Q,
 }
 
 impl CallQueue {
-    /// Takes the next position.
-    pub(super) fn take_ticket(self: &Arc<Self>) -> QueueTicket {
-        let mut state = self.lock();
-        state.next += 1;
-        QueueTicket { number: state.next - 1, queue: Arc::clone(self) }
-    }
-
     /// Ends the turn of the ticket `number`, or if it has not come yet, skips it when it comes.
     fn end_turn(&self, number: u64) {
         let mut state = self.lock();
@@ -62,7 +57,16 @@ impl CallQueue {
     }
 }
 
-impl QueueTicket {
+impl<Q: Deref<Target = CallQueue>> QueueTicket<Q> {
+    /// Takes the next position.
+    pub(super) fn take(queue: Q) -> Self {
+        let mut state = queue.lock();
+        state.next += 1;
+        let number = state.next - 1;
+        drop(state);
+        Self { number, queue }
+    }
+
     /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the
     /// ticket is dropped.
     pub(super) fn wait_turn(&self, check: Option<&dyn Fn()>) {
@@ -74,7 +78,7 @@ impl QueueTicket {
     }
 }
 
-impl Drop for QueueTicket {
+impl<Q: Deref<Target = CallQueue>> Drop for QueueTicket<Q> {
     fn drop(&mut self) {
         self.queue.end_turn(self.number);
     }
@@ -87,14 +91,14 @@ mod tests {
     #[test]
     fn a_dropped_ticket_passes_its_turn_on() {
         let queue = Arc::new(CallQueue::default());
-        let [first, second, third, fourth] = std::array::from_fn(|_| queue.take_ticket());
+        let [first, second, third, fourth] = std::array::from_fn(|_| QueueTicket::take(Arc::clone(&queue)));
         first.wait_turn(None);
         drop(third);
         drop(second);
         let waiter = std::thread::spawn(move || fourth.wait_turn(None));
         drop(first);
         waiter.join().expect("no panic");
-        queue.take_ticket().wait_turn(None);
+        QueueTicket::take(&*queue).wait_turn(None);
         assert!(queue.lock().dropped.is_empty());
     }
 }

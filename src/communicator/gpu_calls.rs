@@ -6,7 +6,7 @@
 //! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
 //! may block until the kernel ends, and the kernel ends when the worker has run the call.
 
-use super::call_queue::QueueTicket;
+use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
@@ -120,13 +120,13 @@ impl CallRunner {
             return Ok(());
         }
         // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other communicators.
-        let ticket = self.queue.take_ticket();
+        let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 
     /// Waits for a call's turn on a thread that is not the worker.
-    pub(super) fn wait_turn(&self, ticket: &QueueTicket) {
+    pub(super) fn wait_turn(&self, ticket: &QueueTicket<&CallQueue>) {
         let check = || self.check_waiting();
         ticket.wait_turn(self.has_checks().then_some(&check));
     }

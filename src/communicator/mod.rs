@@ -42,6 +42,7 @@ use crate::plan::verifier::VerifiedPlan;
 use crate::process::{self, CreatorProcess};
 use crate::rank::Rank;
 use blueprint::Blueprint;
+use call_queue::QueueTicket;
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
 use request::WaitCheck;
@@ -143,7 +144,7 @@ impl Communicator {
             let message = format!("the plan is for {planned} ranks, but there are {world}");
             return Err(Error::invalid_argument(message));
         }
-        let ticket = self.runner.queue.take_ticket();
+        let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
         let RunnerState { executor, plans, .. } = &mut *self.runner.lock_state();
         plans.replace(plan, executor);
@@ -156,7 +157,7 @@ impl Communicator {
     /// The error that ended the communicator, if it has failed.
     pub fn synchronize(&self) -> Result<()> {
         self.check_process()?;
-        let ticket = self.runner.queue.take_ticket();
+        let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
         drop(ticket);
         self.status().inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
@@ -200,7 +201,7 @@ impl Communicator {
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
-        let ticket = self.runner.queue.take_ticket();
+        let ticket = QueueTicket::take(&*self.runner.queue);
         if let Some(member) = &self.runner.launch_member {
             member.pass();
         }
@@ -233,7 +234,7 @@ impl Communicator {
     ) -> Result<Arc<CallOutcome>> {
         let check: Weak<dyn WaitCheck> = Arc::downgrade(&self.runner) as _;
         let outcome = Arc::new(CallOutcome::new(check, self.creator));
-        let ticket = self.runner.queue.take_ticket();
+        let ticket = QueueTicket::take(Arc::clone(&self.runner.queue));
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
         let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
