@@ -173,6 +173,70 @@ fn a_job_that_other_hosts_can_join_is_warned_of_once() {
     });
 }
 
+/// The names of all Unix sockets of this network namespace that hand out a secret for this port.
+fn secret_sockets(port: u16) -> Vec<String> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let names = sockets.lines().filter_map(|line| line.split_once('@').map(|(_, name)| name.to_owned()));
+    names.filter(|name| name.starts_with(&format!("flexring-secret-{port}-"))).collect()
+}
+
+/// Reads what the socket of this name sends, as this user, and returns the number of bytes.
+fn bytes_from(user: u32, name: &str) -> String {
+    let program = format!(
+        "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('\\0{name}'); print(len(s.recv(64)))"
+    );
+    let user = format!("--reuid={user}");
+    let output = Command::new("setpriv")
+        .args([&user, "--clear-groups", "/usr/bin/python3", "-c", &program])
+        .output()
+        .expect("setpriv starts");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn another_user_of_the_node_does_not_get_its_secret() {
+    let is_there = |path: &str| Path::new(path).exists();
+    if !rustix::process::geteuid().is_root() || !is_there("/usr/bin/setpriv") || !is_there("/usr/bin/python3")
+    {
+        eprintln!("skipped: only root can become another user, by setpriv, and python3 connects as that one");
+        return;
+    }
+    with_watchdog(LIMIT, || {
+        let port = free_port();
+        // As mpirun starts two ranks on one node.
+        let variables = [
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_NAMESPACE", "security"),
+            ("FLEXRING_CONNECT_TIMEOUT_MS", "20000"),
+        ];
+        let rank = |rank: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
+            command.args(["perf", "-b", "8", "-e", "8", "-w", "1", "-n", "2"]).env_clear();
+            command.envs(variables).env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+            command.env("FLEXRING_MASTER_PORT", port.to_string());
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().expect("started")
+        };
+        let zero = rank("0");
+        let until = Instant::now() + LIMIT;
+        let name = loop {
+            if let [name] = secret_sockets(port).as_slice() {
+                break name.clone();
+            }
+            assert!(Instant::now() < until, "rank 0 hands out no secret");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(bytes_from(0, &name), "32");
+        assert_eq!(bytes_from(65_534, &name), "0");
+        for rank in [zero, rank("1")] {
+            let (output, text) = finish(rank);
+            assert!(output.status.success(), "{text}");
+        }
+        assert_eq!(secret_sockets(port), [String::new(); 0], "the name is free once the job has ended");
+    });
+}
+
 /// Appends the Rust sources under `folder`.
 fn read_sources(folder: &Path, sources: &mut String) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
