@@ -63,7 +63,8 @@ typedef struct flexring_comm flexring_comm;
 // made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 typedef struct flexring_request flexring_request;
 
-// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means.
+// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means that keeps it
+// secret, because every process that has it can join.
 typedef struct {
     // Opaque bytes.
     uint8_t internal[FLEXRING_UNIQUE_ID_BYTES];

@@ -9,7 +9,8 @@ use crate::error::Error;
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;
 const _: () = assert!(FLEXRING_UNIQUE_ID_BYTES == UniqueId::SIZE, "the C ABI gives the size");
 
-/// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means.
+/// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means that keeps it
+/// secret, because every process that has it can join.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 #[derive(Clone, Copy)]
 #[repr(C)]
