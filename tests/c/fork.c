@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -59,6 +60,20 @@ static void in_child(pid_t parent) {
     WORKS(flexring_comm_free(comm));
 }
 
+/* A child does not have the shared memory: it could change sums of its parent. */
+static void children_have_no_shared_memory(void) {
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        *(volatile float *)pool = 99;
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
 static void children_do_not_disturb(void) {
     void *memory;
     WORKS(flexring_alloc(comm, sizeof vector, &memory));
@@ -74,6 +89,7 @@ static void children_do_not_disturb(void) {
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     WORKS(flexring_wait(request));
+    children_have_no_shared_memory();
     sums_are_exact(vector);
     sums_are_exact(pool);
     WORKS(flexring_free(comm, pool));
