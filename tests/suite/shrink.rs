@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// The case of a test whose ranks are processes.
 const CASE: &str = "TEST_CASE";
 
+/// The default interval of heartbeats, in milliseconds.
+const USUAL: &str = "500";
+
 /// Each rank contributes a power of two, by its number in the first world, so a sum tells who is in it.
 fn contribution(number: usize) -> u64 {
     1 << number
@@ -38,11 +41,13 @@ fn call_until_failure(comm: &Communicator) -> Error {
     }
 }
 
-/// Runs `body` as every rank of a world of processes, once for each case.
+/// Runs `body` as every rank of a world of processes, once for each case. `heartbeat` is in milliseconds.
+#[allow(clippy::too_many_arguments, reason = "the parts of a test")]
 fn for_cases(
     test: &str,
     world: World,
     ranks: usize,
+    heartbeat: &str,
     cases: &[String],
     body: impl Fn(Rank, &str),
     check: impl Fn(&str, &[Output]),
@@ -53,7 +58,7 @@ fn for_cases(
     let name = test_name(module_path!(), test);
     let given = std::env::var(CASE).unwrap_or_default();
     for case in cases {
-        let variables = [(CASE, case.as_str()), ("FLEXRING_HEARTBEAT_MS", "50")];
+        let variables = [(CASE, case.as_str()), ("FLEXRING_HEARTBEAT_MS", heartbeat)];
         let outputs =
             spawn_processes_with(&name, &Setup::new(world, ranks), &variables, |comm| body(comm, &given));
         for (rank, output) in outputs.iter().enumerate() {
@@ -80,8 +85,8 @@ fn timed_shrink(comm: &Communicator) -> Communicator {
 }
 
 /// Five processes lose one rank after the other, the one at position `case` or the last one, until one is left.
-fn ranks_die_one_after_the_other(test: &str, world: World) {
-    let cases: Vec<String> = (0..5).map(|position| position.to_string()).collect();
+fn ranks_die_one_after_the_other(test: &str, world: World, positions: &[usize]) {
+    let cases: Vec<String> = positions.iter().map(ToString::to_string).collect();
     let body = |first: Rank, case: &str| {
         let position: usize = case.parse().expect("a position");
         let number = first.rank();
@@ -102,7 +107,7 @@ fn ranks_die_one_after_the_other(test: &str, world: World) {
         }
         sums_of(comm.as_ref().expect("shrunk"), number, &members).expect("a rank alone");
     };
-    for_cases(test, world, 5, &cases, body, |case, outputs| {
+    for_cases(test, world, 5, USUAL, &cases, body, |case, outputs| {
         let succeeded = outputs.iter().filter(|output| output.status.success()).count();
         if succeeded != 1 {
             outputs.iter().enumerate().for_each(|(rank, output)| assert_succeeded(case, rank, output));
@@ -112,12 +117,16 @@ fn ranks_die_one_after_the_other(test: &str, world: World) {
 
 #[test]
 fn processes_that_share_memory_go_on_without_any_rank() {
-    ranks_die_one_after_the_other("processes_that_share_memory_go_on_without_any_rank", World::Shm);
+    ranks_die_one_after_the_other(
+        "processes_that_share_memory_go_on_without_any_rank",
+        World::Shm,
+        &[0, 1, 2, 3, 4],
+    );
 }
 
 #[test]
 fn processes_that_use_tcp_go_on_without_any_rank() {
-    ranks_die_one_after_the_other("processes_that_use_tcp_go_on_without_any_rank", World::Tcp);
+    ranks_die_one_after_the_other("processes_that_use_tcp_go_on_without_any_rank", World::Tcp, &[0, 3]);
 }
 
 #[test]
@@ -125,7 +134,7 @@ fn a_rank_may_die_while_the_others_shrink() {
     // The rank that dies second, the leader or another one, and when.
     let mut cases = Vec::new();
     for second in [0, 2] {
-        cases.extend([0, 5, 40].map(|delay: u64| format!("{second} {delay}")));
+        cases.extend([0, 15].map(|delay: u64| format!("{second} {delay}")));
     }
     let body = |first: Rank, case: &str| {
         let numbers: Vec<u64> = case.split(' ').map(|text| text.parse().expect("a number")).collect();
@@ -151,7 +160,7 @@ fn a_rank_may_die_while_the_others_shrink() {
         sums_of(&comm, number, &members).expect("two ranks are left");
     };
     let name = "a_rank_may_die_while_the_others_shrink";
-    for_cases(name, World::Shm, 4, &cases, body, |case, outputs| {
+    for_cases(name, World::Shm, 4, USUAL, &cases, body, |case, outputs| {
         let second = case.as_bytes()[0] - b'0';
         for (rank, output) in outputs.iter().enumerate() {
             if rank == 1 || rank == usize::from(second) {
@@ -198,7 +207,7 @@ fn a_stopped_rank_that_continues_is_told_that_the_others_went_on() {
         sums_of(&comm, number, &members).expect("two ranks are left");
     };
     let name = "a_stopped_rank_that_continues_is_told_that_the_others_went_on";
-    for_cases(name, World::Shm, 3, &cases, body, |case, outputs| {
+    for_cases(name, World::Shm, 3, "50", &cases, body, |case, outputs| {
         outputs.iter().enumerate().for_each(|(rank, output)| assert_succeeded(case, rank, output));
     });
 }

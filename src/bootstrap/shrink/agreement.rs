@@ -1,22 +1,20 @@
 //! Who is left, and who decides it, as a state machine without I/O.
 //!
-//! Owns what this rank knows about the others, and the decision. Callers report connections, messages and the time, and
+//! Owns what this rank knows about the others; `evaluation` draws the conclusions. Callers report connections, messages and the time, and
 //! carry out the returned [`AgreementAction`]s. The argument why the decisions of different ranks agree is in the parent
 //! module.
 
 use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::rank::{Rank, RankList};
 use std::time::{Duration, Instant};
+
+mod evaluation;
 
 /// How long a rank may be silent before it counts as stopped or unreachable.
 pub(super) const SILENCE: Duration = Duration::from_millis(1000);
 /// How often ranks that shrink send their stance.
 pub(super) const REPEAT: Duration = Duration::from_millis(200);
-/// How long a rank waits for one candidate before it also tries the next one.
-const STAGGER: Duration = Duration::from_millis(30);
-/// How long a connection that was lost is not tried again.
-const RECONNECT: Duration = Duration::from_millis(20);
 /// How long a leader reads its connections after it sent notices.
 const NOTICE_WAIT: Duration = Duration::from_millis(50);
 
@@ -102,14 +100,6 @@ pub(super) struct Agreement {
     is_deciding: bool,
     next_repeat: Option<Instant>,
     actions: Vec<AgreementAction>,
-}
-
-/// Whether a rank can be a member.
-enum Standing {
-    Alive,
-    /// It is not known yet. Being tried since this time; `None` if it is not tried.
-    Pending(Option<Instant>),
-    Absent,
 }
 
 impl Agreement {
@@ -455,175 +445,6 @@ impl Agreement {
         }
         self.progress = ShrinkProgress::Idle;
         self.actions.push(AgreementAction::Finish(Err(error)));
-    }
-
-    fn standing(&self, rank: Rank) -> Standing {
-        let peer = &self.peers[rank];
-        match peer.reach {
-            _ if peer.left_out => Standing::Absent,
-            Reach::Gone | Reach::Silent | Reach::Unreachable => Standing::Absent,
-            Reach::Untried { .. } => Standing::Pending(None),
-            Reach::Connecting => Standing::Pending(Some(peer.since)),
-            Reach::Connected => match &peer.stance {
-                Some(Stance::LeftOut) => Standing::Absent,
-                Some(_) => Standing::Alive,
-                None => Standing::Pending(Some(peer.since)),
-            },
-        }
-    }
-
-    fn connect(&mut self, rank: Rank, now: Instant) {
-        if let Reach::Untried { since } = self.peers[rank].reach
-            && since.is_none_or(|since| now >= since + RECONNECT)
-        {
-            self.peers[rank].reach = Reach::Connecting;
-            self.peers[rank].since = now;
-            self.actions.push(AgreementAction::Connect(rank));
-        }
-    }
-
-    /// Looks for ranks, and decides if this rank is the leader and all others are accounted for.
-    fn evaluate(&mut self, mut call: ShrinkCall, now: Instant) {
-        for peer in &mut self.peers {
-            if now.saturating_duration_since(peer.since) >= SILENCE {
-                peer.reach = match peer.reach {
-                    Reach::Connecting => Reach::Unreachable,
-                    Reach::Connected => Reach::Silent,
-                    other => other,
-                };
-            }
-        }
-        let is_excluded = |rank: Rank| call.exclude.binary_search(&rank).is_ok();
-        // Finds the lowest rank that answers. Tries the next one already before this one counts as silent.
-        let (mut is_leader, mut may_lead) = (true, true);
-        for rank in (0..self.me).filter(|rank| !is_excluded(*rank)) {
-            match self.standing(rank) {
-                Standing::Absent => continue,
-                Standing::Pending(Some(since)) if now.saturating_duration_since(since) >= STAGGER => {
-                    is_leader = false;
-                    continue;
-                }
-                Standing::Pending(None) => self.connect(rank, now),
-                Standing::Pending(Some(_)) | Standing::Alive => {}
-            }
-            (is_leader, may_lead) = (false, false);
-            break;
-        }
-        if may_lead {
-            (self.me + 1..self.peers.len())
-                .filter(|rank| !is_excluded(*rank))
-                .for_each(|rank| self.connect(rank, now));
-        }
-        let others: Vec<Rank> =
-            (0..self.peers.len()).filter(|rank| *rank != self.me && !is_excluded(*rank)).collect();
-        let mut members = vec![self.me];
-        call.waiting_for.clear();
-        for rank in others.iter().copied().filter(|rank| *rank > self.me) {
-            match self.standing(rank) {
-                Standing::Absent => {}
-                Standing::Alive if self.has_called(rank) => members.push(rank),
-                Standing::Alive | Standing::Pending(_) => call.waiting_for.push(rank),
-            }
-        }
-        if is_leader && call.waiting_for.is_empty() {
-            self.decide(call, members, &others, now);
-            return;
-        }
-        if now >= call.deadline {
-            let error = self.timed_out(&call, is_leader, now);
-            self.fail_all(error);
-            return;
-        }
-        self.progress = ShrinkProgress::Called(call);
-    }
-
-    fn has_called(&self, rank: Rank) -> bool {
-        matches!(self.peers[rank].stance, Some(Stance::Called { .. }))
-    }
-
-    /// Decides as the leader: all ranks in `others` are members, or absent.
-    fn decide(&mut self, mut call: ShrinkCall, members: Vec<Rank>, others: &[Rank], now: Instant) {
-        let exclude_of = |rank: Rank| match &self.peers[rank].stance {
-            Some(Stance::Called { exclude, .. }) => Some(exclude),
-            _ => None,
-        };
-        let differing = members[1..].iter().find(|rank| exclude_of(**rank) != Some(&call.exclude));
-        if let Some(rank) = differing.copied() {
-            let theirs = exclude_of(rank).map(Vec::as_slice).unwrap_or_default();
-            let error = Error::disagreement(format!(
-                "rank {} excludes {} from the new communicator, but rank {rank} excludes {}",
-                self.me,
-                RankList::new(&call.exclude),
-                RankList::new(theirs)
-            ));
-            self.fail_all(error);
-            return;
-        }
-        let is_silent = |rank: &Rank| self.peers[*rank].reach == Reach::Silent;
-        let unreachable: Vec<Rank> =
-            others.iter().copied().filter(|rank| self.peers[*rank].reach == Reach::Unreachable).collect();
-        let uncertain: Vec<Rank> = if unreachable.is_empty() {
-            Vec::new()
-        } else {
-            others.iter().copied().filter(|rank| unreachable.contains(rank) || is_silent(rank)).collect()
-        };
-        let has_quorum = match members.len().cmp(&uncertain.len()) {
-            std::cmp::Ordering::Greater => true,
-            std::cmp::Ordering::Equal => members[0] < uncertain[0],
-            std::cmp::Ordering::Less => false,
-        };
-        if !has_quorum {
-            let error = Error::rendezvous(format!(
-                "{} cannot be reached and may have gone on without {}: if the processes are gone, name these ranks in \
-                 the list of ranks to leave out",
-                RankList::new(&uncertain),
-                RankList::new(&members)
-            ));
-            self.fail_all(error);
-            return;
-        }
-        let silent: Vec<Rank> =
-            others.iter().copied().filter(|rank| is_silent(rank) && !self.peers[*rank].left_out).collect();
-        if !silent.is_empty() {
-            for rank in silent {
-                self.peers[rank].left_out = true;
-                let generation = self.peers[rank].generation;
-                let notice = ShrinkNotice { generation, members: members.clone() };
-                self.actions.push(AgreementAction::Notify(rank, notice));
-            }
-            call.notified_at = Some(now);
-        }
-        let is_settled = call.notified_at.is_none_or(|at| now >= at + NOTICE_WAIT);
-        self.progress = ShrinkProgress::Called(call);
-        if is_settled && !self.is_deciding {
-            self.is_deciding = true;
-            self.actions.push(AgreementAction::Decide(members));
-        }
-    }
-
-    fn timed_out(&self, call: &ShrinkCall, is_leader: bool, now: Instant) -> Error {
-        let waited = now.saturating_duration_since(call.began).as_secs_f64();
-        let mut missing: Vec<Rank> = call.waiting_for.clone();
-        if !is_leader {
-            // The leader knows which ranks have not called. If it has not called itself, it is the one.
-            let is_candidate = |rank: &Rank| call.exclude.binary_search(rank).is_err();
-            let leader = (0..self.me)
-                .filter(is_candidate)
-                .find(|rank| !matches!(self.standing(*rank), Standing::Absent));
-            missing = match leader.map(|rank| (rank, &self.peers[rank].stance)) {
-                Some((_, Some(Stance::Called { waiting_for, .. }))) => waiting_for.clone(),
-                Some((rank, _)) => vec![rank],
-                None => missing,
-            };
-        }
-        let (who, verb) = (RankList::new(&missing), if missing.len() == 1 { "has" } else { "have" });
-        Error::new(
-            ErrorKind::Timeout,
-            format!(
-                "{who} {verb} not called shrink within {waited:.1} s: all ranks that are alive must call it, or be named in \
-                 the list of ranks to leave out"
-            ),
-        )
     }
 }
 

@@ -1,11 +1,11 @@
 //! Shrink: the ranks that are left agree on a new world, without the coordinator of the old one, which may be dead.
 //!
 //! Owns [`ShrinkService`], a thread of every rank that has peers, and [`ShrinkListener`], its sockets. `agreement` decides
-//! and does no I/O, `session` authenticates one connection, `service` does the I/O. Must not know why a rank shrinks its
+//! and does no I/O, `session` authenticates one connection, `thread` does the I/O. Must not know why a rank shrinks its
 //! communicator, nor how the new world is joined.
 //!
 //! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a refused connection
-//! means that the process is gone or has freed its communicator; no answer within [`agreement::SILENCE`] means that it is
+//! means that the process is gone or has freed its communicator; no answer within a second means that it is
 //! stopped or unreachable; any other rank answers, even if its program has not called shrink yet. The leader waits until
 //! every rank has called, is excluded, is gone or is silent. Then it creates a unique id and sends it to the members, which
 //! join a world by it as usual.
@@ -27,11 +27,15 @@
 //!   or receives no answer, but never mistakes them for dead.
 
 mod agreement;
+mod listener;
 mod message;
 mod service;
 mod session;
+mod thread;
 
 #[cfg(test)]
 mod tests;
 
-pub use service::{AgreedWorld, ShrinkListener, ShrinkService, ShrinkServiceParams};
+pub use listener::ShrinkListener;
+pub use service::ShrinkService;
+pub use thread::{AgreedWorld, ShrinkServiceParams};

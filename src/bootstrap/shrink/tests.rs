@@ -126,7 +126,7 @@ impl Simulation {
             let instant = self.instant();
             for rank in 0..self.ranks.len() {
                 if self.ranks[rank].condition == Condition::Running {
-                    if self.now % 10 == 0 {
+                    if self.now.is_multiple_of(10) {
                         self.ranks[rank].agreement.on_tick(instant);
                     }
                     self.execute(rank);
