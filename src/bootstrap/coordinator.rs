@@ -16,6 +16,7 @@ use super::server::Server;
 use super::unique_id::UniqueId;
 use super::unused_ids;
 use crate::config::Config;
+use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::secret::random_bytes;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -51,6 +52,7 @@ impl Coordinator {
     /// # Errors
     /// As [`create_unique_id`].
     pub fn create(config: &Config) -> Result<(Self, UniqueId)> {
+        descriptor_limit::raise();
         let listeners = listen_on_free_ports(config)?;
         let token = u128::from_le_bytes(random_bytes()?);
         let coordinator = Self::new(&listeners)?;

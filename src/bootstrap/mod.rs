@@ -11,6 +11,7 @@
 mod attempts;
 mod call_state;
 mod connect;
+mod connections;
 mod control_connection;
 mod control_thread;
 mod coordinator;

@@ -1,81 +1,28 @@
-//! The coordinator's thread: its listeners and connections.
+//! The coordinator's thread.
 //!
-//! Owns every socket of one world's coordinator, and its clock. The [`Rendezvous`] and then the [`FailureDetector`] decide
-//! what is sent on them. Must not block on any of them: a silent, slow or malicious client delays no other
-//! client.
+//! Owns the phases of one world and the coordinator's clock. The [`Rendezvous`] and then the [`FailureDetector`] decide what is
+//! sent on the [`Connections`]. Must not block.
 
+use super::connections::{Client, ClientId, ClientState, Connections, closing_at, encode_or_log, send};
 use super::failure_detector::{DetectorAction, FailureDetector};
-use super::framed_stream::FramedStream;
-use super::handshake::{Admission, AdmissionStep, Gate};
+use super::handshake::{AdmissionStep, Gate};
 use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
 use super::open_ports::CoordinatorControl;
 use super::process::Process;
-use super::protocol::{
-    Bytes, FRAME_LIMIT, Hello, OPENING_LIMIT, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, Unreadable,
-    decode, encode,
-};
+use super::protocol::{Hello, Purpose, ToCoordinator, ToRank, Unreadable, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
 use super::world_status::{RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, Result};
-use crate::process::{ClosedInChild, spawn};
+use crate::process::spawn;
 use crate::rank::Rank;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Resource;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to prove that it belongs to the job.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a rank may take to close its connection after the coordinator has sent everything.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long ranks that join late still get the rendezvous error, if no rank gave a timeout.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
-/// Maximum number of unauthenticated connections, if the process may have many descriptors. Each can hold a proof of
-/// [`PROOF_LIMIT`] bytes.
-const MAX_UNAUTHENTICATED: usize = 1024;
-/// Connections accepted per listener before existing clients are served again.
-const ACCEPT_BATCH: usize = 64;
-/// How long the listeners are ignored after the system ran out of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The state of one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ClientState {
-    /// The handshake is not complete.
-    Unauthenticated { until: Instant },
-    /// The connection belongs to this rank.
-    Joined(Rank),
-    /// All frames for the client are queued; `finished` once all are sent.
-    Closing { until: Instant, finished: bool },
-}
-
-#[derive(Debug)]
-struct Client {
-    stream: FramedStream,
-    /// The host that it connected from.
-    host: IpAddr,
-    state: ClientState,
-    /// The handshake, until it is complete.
-    admission: Option<Admission>,
-    /// Whether it has proved that it belongs to the job.
-    authenticated: bool,
-}
-
-impl Client {
-    /// Maximum length of the next frame, in bytes.
-    fn frame_limit(&self) -> usize {
-        match (self.state, &self.admission) {
-            (ClientState::Unauthenticated { .. }, Some(Admission::AwaitProof { .. })) => PROOF_LIMIT,
-            // What a client sends while it is closed is discarded.
-            (ClientState::Unauthenticated { .. } | ClientState::Closing { .. }, _) => OPENING_LIMIT,
-            (ClientState::Joined(_), _) => FRAME_LIMIT,
-        }
-    }
-}
 
 #[expect(clippy::large_enum_variant, reason = "one per world")]
 enum Phase {
@@ -84,9 +31,6 @@ enum Phase {
     /// The world is over; only queued frames must still be sent.
     Finished,
 }
-
-/// Identifies a connection. Ids count up in the order of acceptance.
-type ClientId = u64;
 
 /// The coordinator's thread.
 pub(super) struct Server {
@@ -98,19 +42,9 @@ pub(super) struct Server {
     expires: Option<Instant>,
     /// Whether another rendezvous of this process has taken the listeners over.
     superseded: bool,
-    closed_in_child: Vec<ClosedInChild>,
-    listeners: Vec<TcpListener>,
-    /// Hands the job's secret to the ranks of this node, if they need it.
-    node_secret: Option<NodeSecretListener>,
     gate: Gate,
-    /// Maximum number of unauthenticated connections. Beyond it some are dropped.
-    max_unauthenticated: usize,
-    accept_resumes: Option<Instant>,
-    clients: BTreeMap<ClientId, Client>,
+    clients: Connections,
     by_rank: BTreeMap<Rank, ClientId>,
-    /// Connections that have ended. They stay open until all other clients are notified.
-    ended: Vec<FramedStream>,
-    next_id: ClientId,
     /// Ranks that received the rendezvous error, and when the rendezvous failed.
     notified: BTreeSet<Rank>,
     failed_at: Option<Instant>,
@@ -132,17 +66,10 @@ impl Server {
             clock: ActiveClock::new(Instant::now()),
             expires: None,
             superseded: false,
-            closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
-            listeners,
-            node_secret,
+            clients: Connections::new(listeners, node_secret),
             phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone())),
             gate,
-            max_unauthenticated: a_quarter_of(rustix::process::getrlimit(Resource::Nofile).current),
-            accept_resumes: None,
-            clients: BTreeMap::new(),
             by_rank: BTreeMap::new(),
-            ended: Vec::new(),
-            next_id: 0,
             notified: BTreeSet::new(),
             failed_at: None,
         }
@@ -170,8 +97,8 @@ impl Server {
             let (incoming, ready) = self.wait();
             let now = self.clock.now();
             self.check_control();
-            if incoming {
-                self.accept(now);
+            if incoming && let Some(failure) = self.clients.accept(now) {
+                self.note_refusal(failure);
             }
             for id in ready {
                 self.receive(id, now);
@@ -188,38 +115,15 @@ impl Server {
     fn wait(&mut self) -> (bool, Vec<ClientId>) {
         let mut paused = self.clock.advance(Instant::now(), Some(Duration::ZERO));
         let sleep = self.deadline().map(|at| at.saturating_duration_since(self.clock.now()));
-        let ready = self.poll(sleep);
+        let ready = self.clients.poll(self.control.wake(), sleep);
         paused += self.clock.advance(Instant::now(), sleep);
         if let Phase::Monitoring(detector) = &mut self.phase
             && !paused.is_zero()
         {
-            log::warn!("this process was paused for {paused:?}, and with it the coordinator of all ranks");
+            log::info!("this process was paused for {paused:?}, and with it the coordinator of all ranks");
             detector.on_pause(paused, self.clock.now());
         }
         ready
-    }
-
-    /// Sleeps for at most `sleep`.
-    fn poll(&self, sleep: Option<Duration>) -> (bool, Vec<ClientId>) {
-        let mut fds = vec![PollFd::new(self.control.wake(), PollFlags::IN)];
-        if self.accept_resumes.is_none() {
-            fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-            fds.extend(self.node_secret.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-        }
-        let listening = fds.len() - 1;
-        fds.extend(
-            self.clients.values().map(|client| PollFd::new(&client.stream, client.stream.poll_flags())),
-        );
-        let timeout = sleep.and_then(|sleep| Timespec::try_from(sleep).ok());
-        // An interrupted wait ends early, and the next one makes up for it.
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return (false, Vec::new());
-        }
-        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let (listeners, connections) = fds[1..].split_at(listening);
-        let ready =
-            self.clients.keys().zip(connections).filter(|(_, fd)| is_ready(fd)).map(|(id, _)| *id).collect();
-        (listeners.iter().any(is_ready), ready)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -228,13 +132,9 @@ impl Server {
             Phase::Monitoring(detector) => detector.deadline(),
             Phase::Finished => None,
         };
-        let clients = self.clients.values().filter_map(|client| match client.state {
-            ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => Some(until),
-            ClientState::Joined(_) => None,
-        });
         // No deadline depends on a pause while no rank has joined, so both clocks will do.
         let expires = self.expires.filter(|_| self.is_unused());
-        clients.chain(phase).chain(self.accept_resumes).chain(expires).min()
+        self.clients.deadline().into_iter().chain(phase).chain(expires).min()
     }
 
     /// Until when ranks that join late get the rendezvous error.
@@ -271,68 +171,8 @@ impl Server {
             matches!(&self.phase, Phase::Rendezvous(rendezvous) if rendezvous.root_cause().is_none());
         if !in_use {
             self.superseded = true;
-            // Frees its name, which the next rendezvous uses as well.
-            self.node_secret = None;
-            self.closed_in_child.clear();
             // If the next rendezvous has given up waiting, the listeners close.
-            let _ = request.send(std::mem::take(&mut self.listeners));
-        }
-    }
-
-    /// Accepts connections, and hands the secret to ranks of this node. A lack of descriptors ends neither.
-    fn accept(&mut self, now: Instant) {
-        let mut failure = self.node_secret.as_ref().and_then(|listener| listener.serve().err());
-        for index in 0..self.listeners.len() {
-            for _ in 0..ACCEPT_BATCH {
-                let (stream, address) = match self.listeners[index].accept() {
-                    Ok(accepted) => accepted,
-                    Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
-                    Err(cause) => {
-                        failure = Some(cause);
-                        break;
-                    }
-                };
-                let stream = match FramedStream::new(stream, true) {
-                    Ok(stream) => stream,
-                    Err(cause) => {
-                        log::debug!("the coordinator cannot use a connection: {cause}");
-                        continue;
-                    }
-                };
-                let state = ClientState::Unauthenticated { until: now + HANDSHAKE_TIMEOUT };
-                let admission = Some(Admission::AwaitOpening);
-                let host = address.ip().to_canonical();
-                self.clients
-                    .insert(self.next_id, Client { stream, host, state, admission, authenticated: false });
-                self.next_id += 1;
-                self.drop_excess(0);
-            }
-        }
-        if let Some(cause) = failure {
-            // Mostly out of descriptors. The listener stays readable, so polling it would spin.
-            log::debug!("the coordinator cannot accept a connection: {cause}");
-            self.accept_resumes = Some(now + ACCEPT_PAUSE);
-            self.note_refusal(format!("the coordinator could not accept a connection ({cause})"));
-            self.drop_excess(1);
-        }
-    }
-
-    /// Drops unauthenticated connections beyond the limit, and `at_least` so many if there are: always the oldest one of the
-    /// host that has most of them, so that one host cannot crowd out the others.
-    fn drop_excess(&mut self, at_least: usize) {
-        let mut by_host: BTreeMap<IpAddr, BTreeSet<ClientId>> = BTreeMap::new();
-        for (id, client) in &self.clients {
-            if !client.authenticated {
-                by_host.entry(client.host).or_default().insert(*id);
-            }
-        }
-        let count: usize = by_host.values().map(BTreeSet::len).sum();
-        let excess = count.saturating_sub(self.max_unauthenticated).max(at_least);
-        for _ in 0..excess {
-            let most = by_host.values_mut().max_by_key(|ids| ids.len());
-            if let Some(oldest) = most.and_then(BTreeSet::pop_first) {
-                self.clients.remove(&oldest);
-            }
+            let _ = request.send(self.clients.take_listeners());
         }
     }
 
@@ -344,13 +184,13 @@ impl Server {
     }
 
     fn receive(&mut self, id: ClientId, now: Instant) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return;
         };
         let received = client.stream.receive(client.frame_limit());
         for frame in received.frames {
             // The state may change from one frame to the next.
-            match self.clients.get(&id).map(|client| client.state) {
+            match self.clients.get(id).map(|client| client.state) {
                 Some(ClientState::Unauthenticated { .. }) => self.on_handshake(id, frame, now),
                 Some(ClientState::Joined(rank)) => self.on_frame(rank, &frame, now),
                 Some(ClientState::Closing { .. }) | None => {}
@@ -359,23 +199,20 @@ impl Server {
         if let Some(unreadable) = received.unreadable {
             let closing = |client: &Client| matches!(client.state, ClientState::Closing { .. });
             // A client that is closed gets the reason first.
-            if self.clients.get(&id).is_some_and(closing) || self.refuse_unreadable(id, unreadable, now) {
+            if self.clients.get(id).is_some_and(closing) || self.refuse_unreadable(id, unreadable, now) {
                 return;
             }
         }
         if let Some(cause) = received.end
-            && let Some(Client { stream, state, .. }) = self.clients.remove(&id)
+            && let Some(ClientState::Joined(rank)) = self.clients.end(id)
         {
-            self.ended.push(stream);
-            if let ClientState::Joined(rank) = state {
-                self.on_disconnect(rank, &cause, now);
-            }
+            self.on_disconnect(rank, &cause, now);
         }
     }
 
     /// Answers a caller that speaks another version of the protocol. Whether this is one.
     fn refuse_unreadable(&mut self, id: ClientId, unreadable: Unreadable, now: Instant) -> bool {
-        let Some(client) = self.clients.get(&id) else {
+        let Some(client) = self.clients.get(id) else {
             return false;
         };
         match (client.state, unreadable.describe()) {
@@ -394,7 +231,7 @@ impl Server {
 
     /// Refuses a caller, which changes nothing for others. `what` is a verb phrase that describes the caller to them.
     fn refuse(&mut self, id: ClientId, error: Error, what: &str, now: Instant) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return;
         };
         client.state = closing_at(now);
@@ -406,20 +243,20 @@ impl Server {
 
     /// Handles a frame of an unauthenticated connection.
     fn on_handshake(&mut self, id: ClientId, frame: Vec<u8>, now: Instant) {
-        let admission = self.clients.get_mut(&id).and_then(|client| client.admission.take());
+        let admission = self.clients.get_mut(id).and_then(|client| client.admission.take());
         let Some(admission) = admission else {
-            self.clients.remove(&id);
+            self.clients.remove(id);
             return;
         };
         match admission.on_frame(&self.gate, frame) {
             AdmissionStep::Continue(admission, answer) => {
-                if let Some(client) = self.clients.get_mut(&id) {
+                if let Some(client) = self.clients.get_mut(id) {
                     client.admission = Some(admission);
                     send(client, &answer);
                 }
             }
             AdmissionStep::Admitted(hello, answer) => {
-                if let Some(client) = self.clients.get_mut(&id) {
+                if let Some(client) = self.clients.get_mut(id) {
                     client.authenticated = true;
                     send(client, &answer);
                 }
@@ -427,7 +264,7 @@ impl Server {
             }
             AdmissionStep::Refused(error, what) => self.refuse(id, error, &what, now),
             AdmissionStep::Malformed => {
-                self.clients.remove(&id);
+                self.clients.remove(id);
             }
         }
     }
@@ -436,13 +273,13 @@ impl Server {
     fn on_hello(&mut self, id: ClientId, hello: Hello, now: Instant) {
         if hello.header.purpose == Purpose::Status {
             let status = self.status(now);
-            self.answer(id, closing_at(now), [ToRank::Status(status)]);
+            self.clients.answer(id, closing_at(now), [ToRank::Status(status)]);
             return;
         }
         let Phase::Rendezvous(rendezvous) = &mut self.phase else {
             let why =
                 "all ranks of the last communicator have joined, and rank 0 does not create another one";
-            self.answer(id, closing_at(now), [ToRank::TryAgain(why.to_owned())]);
+            self.clients.answer(id, closing_at(now), [ToRank::TryAgain(why.to_owned())]);
             return;
         };
         let rank = hello.header.rank;
@@ -450,7 +287,7 @@ impl Server {
         match rendezvous.join(hello, now) {
             outcome @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
                 self.by_rank.insert(rank, id);
-                self.answer(id, ClientState::Joined(rank), [attempt]);
+                self.clients.answer(id, ClientState::Joined(rank), [attempt]);
                 if outcome == JoinOutcome::Complete {
                     self.on_complete(now);
                 }
@@ -460,19 +297,11 @@ impl Server {
                     return;
                 };
                 self.notified.insert(rank);
-                self.answer(id, closing_at(now), [attempt, ToRank::RootCause(root_cause)]);
+                self.clients.answer(id, closing_at(now), [attempt, ToRank::RootCause(root_cause)]);
             }
             JoinOutcome::Malformed => {
-                self.clients.remove(&id);
+                self.clients.remove(id);
             }
-        }
-    }
-
-    /// Queues the answer to a hello.
-    fn answer(&mut self, id: ClientId, state: ClientState, frames: impl IntoIterator<Item = ToRank>) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.state = state;
-            frames.into_iter().for_each(|frame| send(client, &frame));
         }
     }
 
@@ -496,7 +325,7 @@ impl Server {
     /// rendezvous.
     fn on_complete(&mut self, now: Instant) {
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
-        self.clients.retain(|id, _| joined.contains(id));
+        self.clients.retain(&joined);
         let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) else {
             return;
         };
@@ -504,7 +333,7 @@ impl Server {
             // This process may end before the ranks leave, so one of them takes the world over.
             Some(addresses) => {
                 for id in std::mem::take(&mut self.by_rank).into_values() {
-                    self.answer(id, closing_at(now), [ToRank::Moved(addresses.clone())]);
+                    self.clients.answer(id, closing_at(now), [ToRank::Moved(addresses.clone())]);
                 }
                 self.end();
             }
@@ -522,7 +351,7 @@ impl Server {
             (Phase::Monitoring(detector), Some(message)) => detector.on_message(rank, message, now),
             (Phase::Monitoring(_) | Phase::Rendezvous(_), _) => {
                 if let Some(id) = self.by_rank.get(&rank) {
-                    self.clients.remove(id);
+                    self.clients.remove(*id);
                 }
                 self.on_disconnect(rank, "carried an invalid frame", now);
             }
@@ -541,13 +370,7 @@ impl Server {
     }
 
     fn on_tick(&mut self, now: Instant) {
-        if self.accept_resumes.is_some_and(|at| now >= at) {
-            self.accept_resumes = None;
-        }
-        self.clients.retain(|_, client| match client.state {
-            ClientState::Unauthenticated { until } | ClientState::Closing { until, .. } => now < until,
-            ClientState::Joined(_) => true,
-        });
+        self.clients.on_tick(now);
         if self.is_unused() && self.expires.is_some_and(|at| now >= at) {
             self.end();
         }
@@ -567,7 +390,7 @@ impl Server {
                 };
                 self.failed_at.get_or_insert(now);
                 for (rank, id) in std::mem::take(&mut self.by_rank) {
-                    if let Some(client) = self.clients.get_mut(&id) {
+                    if let Some(client) = self.clients.get_mut(id) {
                         send(client, &ToRank::RootCause(root_cause.clone()));
                         client.state = closing_at(now);
                         self.notified.insert(rank);
@@ -604,13 +427,13 @@ impl Server {
                     return;
                 };
                 for id in self.by_rank.values() {
-                    if let Some(client) = self.clients.get_mut(id) {
+                    if let Some(client) = self.clients.get_mut(*id) {
                         client.stream.enqueue(bytes.clone());
                     }
                 }
             }
             DetectorAction::Send(rank, frame) => {
-                if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(id))
+                if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(*id))
                     // Do not queue heartbeat replies behind unsent data.
                     && !(frame == ToRank::HeartbeatAck && client.stream.has_unsent())
                 {
@@ -618,72 +441,26 @@ impl Server {
                 }
             }
             DetectorAction::Close(rank) => {
-                if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(&id)) {
+                if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(id)) {
                     client.state = closing_at(now);
                 }
             }
         }
     }
 
-    /// Sends as much as the sockets accept. Ended connections are closed only afterwards: a client that sees
-    /// the end of its connection can rely on the others having been notified.
+    /// Sends what is queued, and closes what can be closed.
     fn flush(&mut self, now: Instant) {
-        let mut broken = Vec::new();
-        for (id, client) in &mut self.clients {
-            if let Err(cause) = client.stream.flush() {
-                broken.push((*id, cause));
-            }
+        for (rank, cause) in self.clients.flush() {
+            self.on_disconnect(rank, &cause, now);
+            self.apply_decisions(now);
         }
-        for (id, cause) in broken {
-            if let Some(Client { state: ClientState::Joined(rank), .. }) = self.clients.remove(&id) {
-                self.on_disconnect(rank, &format!("broke ({cause})"), now);
-                self.apply_decisions(now);
-            }
-        }
-        for client in self.clients.values_mut() {
-            if let ClientState::Closing { finished, .. } = &mut client.state
-                && !*finished
-                && !client.stream.has_unsent()
-            {
-                client.stream.shut_down_write();
-                *finished = true;
-            }
-        }
-        self.ended.clear();
+        self.clients.finish();
     }
 
     /// Ends the world: drops all unauthenticated clients; the others still receive their queued frames.
     fn end(&mut self) {
         self.phase = Phase::Finished;
-        self.stop_listening();
-        self.clients.retain(|_, client| !matches!(client.state, ClientState::Unauthenticated { .. }));
-    }
-
-    /// Frees the port, and the name under which the secret was handed out.
-    fn stop_listening(&mut self) {
-        self.closed_in_child.clear();
-        self.listeners.clear();
-        self.node_secret = None;
-    }
-}
-
-/// How many unauthenticated connections are accepted at once in a process that may have `limit` descriptors: at most a quarter
-/// of them, so that strangers never use up those that ranks need.
-fn a_quarter_of(limit: Option<u64>) -> usize {
-    let quarter = limit.map_or(usize::MAX, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX));
-    quarter.clamp(1, MAX_UNAUTHENTICATED)
-}
-
-fn closing_at(now: Instant) -> ClientState {
-    ClientState::Closing { until: now + CLOSE_TIMEOUT, finished: false }
-}
-
-fn encode_or_log(frame: &ToRank) -> Option<Bytes> {
-    encode(frame).inspect_err(|error| log::error!("the coordinator cannot encode a message: {error}")).ok()
-}
-
-fn send(client: &mut Client, frame: &ToRank) {
-    if let Some(bytes) = encode_or_log(frame) {
-        client.stream.enqueue(bytes);
+        self.clients.stop_listening();
+        self.clients.drop_unauthenticated();
     }
 }
