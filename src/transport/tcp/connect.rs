@@ -6,8 +6,9 @@
 //! (invalid bytes, silence, a flood) cannot delay it, and cannot fail it: until the handshake proves that a peer sent
 //! them, bytes that arrive concern their connection alone.
 
-use super::handshake::{self, CHALLENGE, HELLO, LinkHello, PROOF};
+use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
+use super::unauthenticated::{HandshakeBuffer, Stage, Unauthenticated, send};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::interrupt::longest_sleep;
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind as Io, Read, Write};
+use std::io::{self, ErrorKind as Io};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -67,54 +68,6 @@ enum ConnectState {
     Handshaking(TcpStream, [u8; HELLO], HandshakeBuffer<CHALLENGE>),
     /// The handshake is complete.
     Established(TcpStream),
-}
-
-/// A message of a handshake that is being received.
-#[derive(Debug)]
-struct HandshakeBuffer<const BYTES: usize> {
-    bytes: [u8; BYTES],
-    len: usize,
-}
-
-impl<const BYTES: usize> HandshakeBuffer<BYTES> {
-    const EMPTY: Self = Self { bytes: [0; BYTES], len: 0 };
-
-    /// Reads on. `Some` when the message is complete; reads no byte beyond it.
-    fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<[u8; BYTES]>> {
-        while self.len < BYTES {
-            match from.read(&mut self.bytes[self.len..]) {
-                Ok(0) => {
-                    return Err(io::Error::new(
-                        Io::UnexpectedEof,
-                        "the connection was closed during the handshake",
-                    ));
-                }
-                Ok(read) => self.len += read,
-                Err(cause) if cause.kind() == Io::WouldBlock => return Ok(None),
-                Err(cause) if cause.kind() == Io::Interrupted => {}
-                Err(cause) => return Err(cause),
-            }
-        }
-        Ok(Some(self.bytes))
-    }
-}
-
-/// An accepted connection whose handshake is not complete.
-#[derive(Debug)]
-struct Unauthenticated {
-    socket: TcpStream,
-    address: SocketAddr,
-    stage: Stage,
-    deadline: Instant,
-}
-
-/// How far the handshake of an accepted connection is.
-#[derive(Debug)]
-enum Stage {
-    /// The hello is being received.
-    AwaitHello(HandshakeBuffer<HELLO>),
-    /// The challenge is sent, and the proof is being received.
-    AwaitProof { hello: [u8; HELLO], challenge: [u8; CHALLENGE], proof: HandshakeBuffer<PROOF> },
 }
 
 /// What a polled descriptor belongs to, by index.
@@ -492,14 +445,6 @@ fn finish_connecting(socket: &TcpStream, hello: &[u8; HELLO]) -> io::Result<()> 
     match socket.take_error()? {
         Some(cause) => Err(cause),
         None => send(socket, hello),
-    }
-}
-
-/// Sends a message of a handshake, which always fits into the send buffer of a new connection.
-fn send(mut socket: &TcpStream, message: &[u8]) -> io::Result<()> {
-    match socket.write(message)? {
-        count if count == message.len() => Ok(()),
-        _ => Err(io::Error::other("the handshake could not be sent in one piece")),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Connecting: late, missing, foreign and disagreeing peers.
 
 use super::super::Tcp;
+use super::super::handshake::PROOF;
 use super::super::tests::{LOOPBACK, deadline, key, with_timeout};
 use super::*;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
 
