@@ -24,6 +24,8 @@ pub mod dtype;
 pub mod error;
 pub mod executor;
 pub mod fault;
+#[doc(hidden)]
+pub mod fault_point;
 pub mod float8;
 mod interrupt;
 pub mod logging;

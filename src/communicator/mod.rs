@@ -37,6 +37,7 @@ pub use user_memory::Registered;
 use crate::bootstrap::{Identity, UniqueId, identity};
 use crate::config::{Config, environment};
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
 use crate::process::{self, CreatorProcess};
@@ -234,6 +235,7 @@ impl Communicator {
     ) -> Result<Arc<CallOutcome>> {
         let check: Weak<dyn WaitCheck> = Arc::downgrade(&self.runner) as _;
         let outcome = Arc::new(CallOutcome::new(check, self.creator));
+        reach(FaultPoint::CallQueued);
         let ticket = QueueTicket::take(Arc::clone(&self.runner.queue));
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
@@ -265,6 +267,7 @@ impl Drop for Communicator {
             self.leak();
             return;
         }
+        reach(FaultPoint::LeaveBegins);
         self.runner.leaving.store(true, Ordering::Release);
         // The worker ends when it has run all submitted calls.
         *self.lock_submissions() = None;
@@ -274,6 +277,7 @@ impl Drop for Communicator {
                 log::error!("the worker of rank {} panicked", self.runner.rank);
             }
         }
+        reach(FaultPoint::WorkerEnded);
         self.runner.end_gpu();
     }
 }

@@ -17,6 +17,7 @@ use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, CallPath, Executor};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
 use crate::rank::Rank;
 use std::num::NonZeroU64;
@@ -97,6 +98,7 @@ impl CallRunner {
             log::debug!("cannot set the timer slack: {cause}");
         }
         for mut queued in calls {
+            reach(FaultPoint::WorkerTakesCall);
             queued.ticket.wait_turn(None);
             let resident = queued.resident.take();
             let on_gpu = resident.is_some();
@@ -128,10 +130,12 @@ impl CallRunner {
         let _no_driver = gpu::forbid_calls();
         let mut state = self.lock_state();
         self.check_usable()?;
+        reach(FaultPoint::CallBegins);
         state.sequence += 1;
         // Fail before `leave_call`, so that the report to the other ranks names the call.
         let outcome =
             self.guarded(|| self.attempt(checked, &mut state).map_err(|failure| self.fail(failure)));
+        reach(FaultPoint::CallEnds);
         self.control.leave_call();
         outcome
     }
@@ -195,6 +199,7 @@ impl CallRunner {
         };
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(&call)?;
+        reach(FaultPoint::CallEntered);
         let bound = BoundCall {
             call,
             input: checked.input,

@@ -4,6 +4,7 @@
 
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::process::CreatorProcess;
 use crate::transport::shm::RemotePrefault;
@@ -44,6 +45,7 @@ impl UserMemory {
     pub(super) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
         let (offset, start) = self.arena.lease(bytes)?;
         self.announce(offset, bytes);
+        reach(FaultPoint::MemoryAllocated);
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.piece(offset, bytes)) {
             registrar.try_register(piece);
         }
@@ -66,6 +68,7 @@ impl UserMemory {
     fn announce(&self, offset: usize, bytes: usize) {
         if let Some(prefault) = &self.prefault {
             prefault.announce(offset, bytes);
+            reach(FaultPoint::MemoryAnnounced);
         }
     }
 
@@ -74,12 +77,14 @@ impl UserMemory {
         if let Some(registrar) = &self.registrar {
             registrar.register(piece)?;
         }
+        reach(FaultPoint::MemoryRegistered);
         *self.registered().entry(address_and_length(piece)).or_default() += 1;
         Ok(())
     }
 
     /// Undoes one registration of exactly this memory.
     pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
+        reach(FaultPoint::MemoryDeregistered);
         let mut registered = self.registered();
         let Some(count) = registered.get_mut(&address_and_length(piece)) else {
             let message = format!(

@@ -279,8 +279,14 @@ impl Config {
 
     fn known(name: &str) -> bool {
         // Read by the bootstrap, by build.rs, by the Python module and by the tests.
-        let others =
-            ["FLEXRING_UNIQUE_ID", "FLEXRING_CUDA_KERNELS", "FLEXRING_LIBRARY", "FLEXRING_TEST_EFFORT"];
+        let others = [
+            "FLEXRING_UNIQUE_ID",
+            "FLEXRING_CUDA_KERNELS",
+            "FLEXRING_LIBRARY",
+            "FLEXRING_TEST_EFFORT",
+            "FLEXRING_TEST_FAULT_POINT",
+            "FLEXRING_TEST_FAULT_FILE",
+        ];
         Self::NAMES.contains(&name) || others.contains(&name)
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Piece, Sharing};
 use crate::rank::Rank;
 use crate::transport::{AnyTransport, Events, InPlaceTransport};
@@ -66,11 +67,13 @@ impl Links {
 
     /// Sends the next message to `peer`.
     pub(super) fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        reach(FaultPoint::MessageSent);
         self.to_mut(peer).common_mut().send(peer, piece)
     }
 
     /// Posts a receive for the next message of `peer`.
     pub(super) fn post_recv(&mut self, peer: Rank, piece: Piece) -> Result<()> {
+        reach(FaultPoint::ReceivePosted);
         match self.to_mut(peer) {
             AnyTransport::Posted(transport) => transport.post_recv(peer, piece),
             AnyTransport::InPlace(_) => Err(wrong_delivery(peer, "in place")),
@@ -79,6 +82,7 @@ impl Links {
 
     /// Releases the oldest view of `peer`.
     pub(super) fn release(&mut self, peer: Rank) -> Result<()> {
+        reach(FaultPoint::ViewReleased);
         match self.to_mut(peer) {
             AnyTransport::InPlace(transport) => {
                 transport.release(peer);
@@ -102,12 +106,14 @@ impl Links {
         if self.reading_jobs == 0 {
             self.in_place().try_for_each(|transport| transport.begin_reads())?;
         }
+        reach(FaultPoint::ReadsBegin);
         self.reading_jobs += 1;
         Ok(())
     }
 
     /// A job that read views is done. Fails if a sender aborted meanwhile, so that what was read may be anything.
     pub(super) fn end_reading_job(&mut self) -> Result<()> {
+        reach(FaultPoint::ReadsEnd);
         self.reading_jobs -= 1;
         let last = self.reading_jobs == 0;
         self.in_place()

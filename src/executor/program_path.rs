@@ -9,6 +9,7 @@ use super::resources::Resources;
 use super::ticket::Ticket;
 use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
 use crate::plan::pipeline::{Action, Location, Pipeline, Staging, Violation};
@@ -85,7 +86,9 @@ impl ProgramPath {
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall, number: usize) -> Result<()> {
         self.current = number;
         let active = self.prepare(resources, bound)?;
+        reach(FaultPoint::ProgramPrepared);
         self.start(resources, &active)?;
+        reach(FaultPoint::ProgramAnnounced);
         resources.wait.begin();
         loop {
             let mut busy = false;
@@ -94,6 +97,7 @@ impl ProgramPath {
                 self.perform(resources, &active, action)?;
             }
             if self.missing == 0 && self.pipeline().is_done() {
+                reach(FaultPoint::ProgramEnds);
                 return Ok(());
             }
             busy |= self.poll(resources, &active)?;
@@ -293,6 +297,7 @@ impl ProgramPath {
 
     /// Reports a finished job to the pipeline.
     fn finish(&mut self, resources: &mut Resources, ticket: Ticket) -> Result<()> {
+        reach(FaultPoint::CombineDone);
         if ticket.reads_views {
             resources.links.end_reading_job()?;
         }

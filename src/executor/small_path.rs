@@ -8,6 +8,7 @@ use super::bound_call::BoundCall;
 use super::resources::Resources;
 use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::transport::shm::Mailbox;
 
@@ -35,9 +36,12 @@ impl SmallPath {
     /// so all ranks get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         let slot = self.fill(resources, bound)?;
+        reach(FaultPoint::SmallWritten);
         if !self.through_leader {
             self.mailbox.post(&bound.call);
+            reach(FaultPoint::SmallPosted);
             self.collect(resources, bound)?;
+            reach(FaultPoint::SmallCollected);
             return add(resources, bound);
         }
         if self.mailbox.local_rank() == LEADER {
@@ -68,6 +72,7 @@ impl SmallPath {
         while operands.len() < *world {
             let local_rank = operands.len();
             let Some(bytes) = self.checked_post(*me, bound, local_rank)? else {
+                reach(FaultPoint::SmallWaits);
                 let is_posted = || self.mailbox.peek(local_rank).is_some();
                 if !wait.pause_unless(fault, links, is_posted)? {
                     return Err(self.timed_out(resources, bound, local_rank));

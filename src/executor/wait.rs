@@ -5,6 +5,7 @@
 use super::links::Links;
 use crate::error::Result;
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::{InterruptTimer, longest_sleep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
@@ -154,6 +155,7 @@ impl Wait {
         }
         self.interrupt.check_at(now)?;
         if links.set_need_wakeup() && !is_ready() {
+            reach(FaultPoint::SleepBegins);
             sleep(fault, links, (self.timeout - waited).min(longest).min(longest_sleep()));
             self.nap = (2 * self.nap).min(LONGEST_NAP);
         }

@@ -17,6 +17,7 @@ mod c_api;
 mod collectives;
 mod descriptions;
 mod failures;
+mod fault_matrix;
 mod header;
 mod imports;
 mod launchers;

@@ -1,0 +1,346 @@
+//! The fault matrix: a rank fails at each named point of its life, and every other rank soon names it.
+//!
+//! A run is a world of processes, one of which fails in one way at one point (`flexring::fault_point`). Every survivor must
+//! end on its own, never with a wrong sum, and with an error that names the failed rank, unless it had nothing to do with
+//! that rank any more. A selection runs in `make test`; FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with
+//! every action, kind of link and number of ranks.
+
+use crate::effort;
+use crate::harness::{test_name, with_watchdog};
+use crate::programs::program;
+use flexring::fault_point::{FaultAction, FaultPoint};
+use flexring::{Communicator, ReduceOp, Result};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+use strum::IntoEnumIterator;
+
+/// The variable by which a process knows that it is a rank of a run.
+const RANK: &str = "FLEXRING_RANK";
+/// How long all survivors of a run may take to end. Their time-outs are shorter.
+const LIMIT: Duration = Duration::from_secs(25);
+/// Runs of a test at the same time: much of a run is waiting.
+const PARALLEL: usize = 3;
+/// Elements of the vectors that a rank reduces: small messages, and programs with one and with many sub-chunks.
+const COUNTS: [usize; 4] = [1, 300, 20_000, 150_000];
+
+/// How the ranks of a run are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Links {
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+    /// Two nodes: shared memory within, TCP between them.
+    Mixed,
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    point: FaultPoint,
+    /// The fault happens when the point is reached for this time.
+    nth: usize,
+    action: FaultAction,
+    links: Links,
+    ranks: usize,
+    victim: usize,
+}
+
+/// What became of a run.
+#[derive(Debug, Default)]
+struct RunOutcome {
+    /// Whether the rank reached the point, so that there was a fault.
+    reached: bool,
+    /// Time from the fault to each survivor's error.
+    detection: Vec<Duration>,
+    /// What was wrong; empty if nothing was.
+    wrong: String,
+}
+
+fn nanoseconds() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos())
+}
+
+/// A value from whose sums it is seen which rank was left out or counted twice: each rank has eight bits of its own.
+fn value(rank: usize, index: usize) -> i64 {
+    (1 + index as i64 % 9) << (8 * rank)
+}
+
+/// The life of a rank: joins, makes calls of all kinds, and leaves.
+fn live() -> Result<()> {
+    let comm = Communicator::from_env()?;
+    let (me, world) = (comm.rank(), comm.world_size());
+    let sum = |index: usize| (0..world).map(|rank| value(rank, index)).sum::<i64>();
+    let check = |vector: &[i64]| {
+        if let Some(index) = (0..vector.len()).find(|index| vector[*index] != sum(*index)) {
+            println!("WRONG SUM {:#x} instead of {:#x}", vector[index], sum(index));
+        }
+    };
+    for round in 0..2 {
+        for count in COUNTS {
+            let mut vector: Vec<i64> = (0..count).map(|index| value(me, index)).collect();
+            comm.all_reduce(&mut vector, ReduceOp::Sum)?;
+            check(&vector);
+        }
+        let mut buffer = comm.alloc::<i64>(COUNTS[3])?;
+        (0..buffer.len()).for_each(|index| buffer[index] = value(me, index));
+        comm.all_reduce(&mut buffer, ReduceOp::Sum)?;
+        check(&buffer);
+        let mut vector: Vec<i64> = (0..COUNTS[2]).map(|index| value(me, index)).collect();
+        let mut registered = comm.register(&mut vector)?;
+        comm.all_reduce(&mut registered, ReduceOp::Sum)?;
+        check(&registered);
+        drop(registered);
+        let own: Vec<i64> = (0..COUNTS[1] + round).map(|index| value(me, index)).collect();
+        let vector = comm.all_reduce_async(own, ReduceOp::Sum)?.wait()?;
+        check(&vector);
+        let mut all = vec![0i64; world * 10];
+        comm.all_gather(&[me as i64; 10], &mut all)?;
+        if (0..all.len()).any(|index| all[index] != (index / 10) as i64) {
+            println!("WRONG PARTS {all:?}");
+        }
+    }
+    // Who fails before this call fails the others in it, at the latest.
+    comm.all_reduce(&mut [1i64], ReduceOp::Sum)?;
+    println!("ENDED CALLS");
+    Ok(())
+}
+
+impl Run {
+    /// Starts the process of a rank, which runs this binary with the test `name`.
+    fn start(&self, name: &str, rank: usize, port: u16, folder: &std::path::Path) -> Child {
+        let log = std::fs::File::create(folder.join(format!("{rank}.log"))).expect("a file");
+        let mut command: Command = program(std::env::current_exe().expect("this binary"));
+        command.args([name, "--exact", "--nocapture"]);
+        command.env(RANK, rank.to_string()).env("FLEXRING_WORLD_SIZE", self.ranks.to_string());
+        command.env("FLEXRING_MASTER_ADDR", "127.0.0.1").env("FLEXRING_MASTER_PORT", port.to_string());
+        command.env("FLEXRING_TRANSPORT", if self.links == Links::Tcp { "tcp" } else { "auto" });
+        if self.links == Links::Mixed {
+            command.env("FLEXRING_NODE", if rank < self.ranks.div_ceil(2) { "first" } else { "second" });
+        }
+        command.env("FLEXRING_SECRET", "of the fault matrix");
+        command.envs([
+            ("FLEXRING_SUBCHUNK", "16K"),
+            ("FLEXRING_SMALL", "4K"),
+            ("FLEXRING_HEARTBEAT_MS", "50"),
+        ]);
+        command.envs([("FLEXRING_TIMEOUT_MS", "8000"), ("FLEXRING_CONNECT_TIMEOUT_MS", "8000")]);
+        if rank == self.victim {
+            let (point, action): (&str, &str) = (self.point.into(), self.action.into());
+            command.env("FLEXRING_TEST_FAULT_POINT", format!("{point}:{}:{action}", self.nth));
+            command.env("FLEXRING_TEST_FAULT_FILE", folder.join("fault"));
+        }
+        command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
+        command.spawn().expect("a process for the rank")
+    }
+
+    fn execute(&self, name: &str) -> RunOutcome {
+        let folder = tempfile::tempdir().expect("a folder");
+        let port =
+            TcpListener::bind(("127.0.0.1", 0)).expect("a port").local_addr().expect("its number").port();
+        let mut ranks: Vec<Child> =
+            (0..self.ranks).map(|rank| self.start(name, rank, port, folder.path())).collect();
+        let begun = Instant::now();
+        let mut outcome = RunOutcome::default();
+        let mut running: BTreeSet<usize> = (0..self.ranks).collect();
+        // A stopped rank never ends.
+        while running.iter().any(|rank| *rank != self.victim || self.action != FaultAction::Stop) {
+            running.retain(|rank| ranks[*rank].try_wait().expect("a child").is_none());
+            if begun.elapsed() > LIMIT {
+                let _ = write!(outcome.wrong, "ranks {running:?} hang; ");
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for rank in running {
+            let _ = ranks[rank].kill();
+        }
+        let status: Vec<_> = ranks.iter_mut().map(|rank| rank.wait().expect("a child")).collect();
+        let logs: Vec<String> = (0..self.ranks)
+            .map(|rank| {
+                std::fs::read_to_string(folder.path().join(format!("{rank}.log"))).unwrap_or_default()
+            })
+            .collect();
+        let fault: Option<u128> =
+            std::fs::read_to_string(folder.path().join("fault")).ok().and_then(|time| time.parse().ok());
+        outcome.reached = fault.is_some();
+        for rank in 0..self.ranks {
+            self.judge(rank, &logs[rank], status[rank].success(), fault, &mut outcome);
+        }
+        if !outcome.wrong.is_empty() {
+            let _ = write!(outcome.wrong, "\n{}", logs.join("\n---\n"));
+        }
+        outcome
+    }
+
+    /// Checks how one rank ended.
+    fn judge(&self, rank: usize, log: &str, succeeded: bool, fault: Option<u128>, outcome: &mut RunOutcome) {
+        let mut wrong = |what: &str| {
+            let _ = write!(outcome.wrong, "rank {rank} {what}; ");
+        };
+        if log.contains("WRONG") {
+            wrong("has wrong results");
+        }
+        if log.contains("panicked") {
+            wrong("panicked");
+        }
+        let is_victim = rank == self.victim;
+        if is_victim && fault.is_some() && !self.survives() {
+            return;
+        }
+        if !succeeded {
+            return wrong("ended abnormally");
+        }
+        let error = log.lines().find_map(|line| line.strip_prefix("ERROR "));
+        match (error, fault) {
+            (None, None) => {}
+            (Some(_), None) => wrong("failed without a fault"),
+            // The victim may notice its fault late, or not at all.
+            (None, Some(_)) if log.contains("ENDED CALLS") => {}
+            (None, Some(_)) => wrong("ended without an error"),
+            (Some(_), Some(_)) if is_victim => {}
+            (Some(error), Some(fault)) => {
+                let Some((time, message)) = error.split_once(' ') else { return wrong("has no error") };
+                let time: u128 = time.parse().unwrap_or_default();
+                let late = time.saturating_sub(fault);
+                outcome.detection.push(Duration::from_nanos(u64::try_from(late).unwrap_or(u64::MAX)));
+                let named = format!("rank {}", self.victim);
+                if !message.contains(&named) && !message.contains(&format!("ranks {}", self.victim)) {
+                    let _ = write!(outcome.wrong, "rank {rank} does not name rank {}; ", self.victim);
+                }
+            }
+        }
+    }
+
+    /// Whether the process may go on after the fault.
+    fn survives(&self) -> bool {
+        matches!(self.action, FaultAction::Disconnect | FaultAction::ExhaustDescriptors)
+    }
+}
+
+/// All runs of a full matrix: every point, action, kind of link and number of ranks.
+fn all_runs() -> Vec<Run> {
+    let mut runs = Vec::new();
+    for point in FaultPoint::iter() {
+        for action in FaultAction::iter() {
+            for links in [Links::Shm, Links::Tcp, Links::Mixed] {
+                for ranks in 2..=5 {
+                    let turn = runs.len();
+                    // The coordinator's points exist in the process of rank 0.
+                    let coordinator = <&str>::from(point).starts_with("coordinator");
+                    let victim = if coordinator { 0 } else { turn % ranks };
+                    runs.push(Run { point, nth: 1 + turn / 5 % 3, action, links, ranks, victim });
+                }
+            }
+        }
+    }
+    runs
+}
+
+/// Runs these, several at a time, and fails with a report of all that were wrong.
+fn execute(runs: &[Run], name: &str) {
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..PARALLEL {
+            scope.spawn(|| {
+                while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = run.execute(name);
+                    outcomes.lock().expect("no panic").push((*run, outcome));
+                }
+            });
+        }
+    });
+    let outcomes = outcomes.into_inner().expect("no panic");
+    let reached: BTreeSet<&str> =
+        outcomes.iter().filter(|(_, outcome)| outcome.reached).map(|(run, _)| run.point.into()).collect();
+    let mut detection: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    for (run, outcome) in &outcomes {
+        detection.entry(run.action.into()).or_default().extend(&outcome.detection);
+    }
+    println!("{} runs, {} points were reached", outcomes.len(), reached.len());
+    for (action, times) in &mut detection {
+        times.sort();
+        let at =
+            |share: f64| times.get(((times.len() - 1) as f64 * share) as usize).copied().unwrap_or_default();
+        if !times.is_empty() {
+            println!(
+                "{action}: {} survivors, detection p50 {:?}, p99 {:?}, max {:?}",
+                times.len(),
+                at(0.5),
+                at(0.99),
+                at(1.0)
+            );
+        }
+    }
+    let wrong: Vec<String> = outcomes
+        .iter()
+        .filter(|(_, outcome)| !outcome.wrong.is_empty())
+        .map(|(run, outcome)| format!("{run:?}: {}", outcome.wrong))
+        .collect();
+    assert!(wrong.is_empty(), "{} of {} runs failed:\n{}", wrong.len(), outcomes.len(), wrong.join("\n\n"));
+    let unreached: Vec<&str> =
+        FaultPoint::iter().map(<&str>::from).filter(|point| !reached.contains(point)).collect();
+    if runs.iter().map(|run| run.point).collect::<HashSet<_>>().len() == FaultPoint::iter().count() {
+        assert!(unreached.is_empty(), "no run reached {unreached:?}");
+    }
+}
+
+/// The runs of one action: every run with a large effort, else one for each `every`-th point.
+fn check(action: FaultAction, every: usize, name: &str) {
+    if !cfg!(debug_assertions) {
+        eprintln!("skipped: only builds with debug assertions have fault points");
+        return;
+    }
+    if std::env::var_os(RANK).is_some() {
+        with_watchdog(LIMIT, || match live() {
+            Ok(()) => println!("ENDED"),
+            Err(error) => {
+                println!(
+                    "ERROR {} {:?}: {}",
+                    nanoseconds(),
+                    error.kind(),
+                    error.message().replace('\n', " ")
+                );
+            }
+        });
+        std::process::exit(0);
+    }
+    let mut runs: Vec<Run> = all_runs().into_iter().filter(|run| run.action == action).collect();
+    if effort::cases(10) < 100 {
+        // Another kind of link and number of ranks for each point.
+        let per_point = runs.len() / FaultPoint::iter().count();
+        let chosen = |point: usize| point * per_point + point * 5 % per_point;
+        runs = (0..runs.len() / per_point).step_by(every).map(|point| runs[chosen(point)]).collect();
+    }
+    execute(&runs, &test_name(module_path!(), name));
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    check(FaultAction::Kill, 1, "a_rank_that_is_killed_is_named");
+}
+
+#[test]
+fn a_rank_that_stops_is_named() {
+    check(FaultAction::Stop, 5, "a_rank_that_stops_is_named");
+}
+
+#[test]
+fn a_rank_that_exits_without_leaving_is_named() {
+    check(FaultAction::Exit, 5, "a_rank_that_exits_without_leaving_is_named");
+}
+
+#[test]
+fn a_rank_that_loses_its_connections_is_named() {
+    check(FaultAction::Disconnect, 5, "a_rank_that_loses_its_connections_is_named");
+}
+
+#[test]
+fn a_rank_without_descriptors_is_named() {
+    check(FaultAction::ExhaustDescriptors, 5, "a_rank_without_descriptors_is_named");
+}
