@@ -178,7 +178,10 @@ impl CallRunner {
         }
         match self.fault.get() {
             Some(error) => error.clone(),
-            None => self.fault.raise(self.control.report_failure(failure)),
+            None => {
+                reach(FaultPoint::CallFails);
+                self.fault.raise(self.control.report_failure(failure))
+            }
         }
     }
 
