@@ -223,18 +223,54 @@ impl Run {
     }
 }
 
+/// The kinds of links with which ranks reach this point.
+fn links_of(point: FaultPoint) -> &'static [Links] {
+    use FaultPoint as P;
+    match point {
+        // Only worlds that share memory have a path for small messages.
+        P::SmallWritten | P::SmallPosted | P::SmallWaits | P::SmallCollected => &[Links::Shm],
+        // Of mixed worlds, those with two ranks have one on each node.
+        P::JoinSentDescriptors | P::JoinReceivedDescriptors | P::MemoryAnnounced => &[Links::Shm],
+        P::ReadsBegin | P::ReadsEnd | P::ViewReleased => &[Links::Shm],
+        P::TcpConnects | P::TcpConnected | P::TcpAccepted | P::TcpEstablished | P::ReceivePosted => {
+            &[Links::Tcp, Links::Mixed]
+        }
+        _ => &[Links::Shm, Links::Tcp, Links::Mixed],
+    }
+}
+
+/// The rank that fails at this point: one that reaches it.
+fn victim_at(point: FaultPoint, ranks: usize, turn: usize) -> usize {
+    let name: &str = point.into();
+    match point {
+        // The rank with the higher number connects to the other.
+        FaultPoint::TcpConnects | FaultPoint::TcpConnected => ranks - 1,
+        FaultPoint::TcpAccepted => 0,
+        // The coordinator is in the process of rank 0.
+        _ if name.starts_with("coordinator") => 0,
+        _ => turn % ranks,
+    }
+}
+
+/// Whether a rank reaches this point again and again.
+fn is_repeated(point: FaultPoint) -> bool {
+    let name: &str = point.into();
+    let once =
+        ["coordinator_", "bootstrap_", "control_", "join_", "tcp_", "leave_", "worker_ended", "call_fails"];
+    !once.iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// All runs of a full matrix: every point, action, kind of link and number of ranks.
 fn all_runs() -> Vec<Run> {
     let mut runs = Vec::new();
     for point in FaultPoint::iter() {
         for action in FaultAction::iter() {
-            for links in [Links::Shm, Links::Tcp, Links::Mixed] {
+            for links in links_of(point) {
                 for ranks in 2..=5 {
                     let turn = runs.len();
-                    // The coordinator's points exist in the process of rank 0.
-                    let coordinator = <&str>::from(point).starts_with("coordinator");
-                    let victim = if coordinator { 0 } else { turn % ranks };
-                    runs.push(Run { point, nth: 1 + turn / 5 % 3, action, links, ranks, victim });
+                    let nth = if is_repeated(point) { 1 + turn / 5 % 3 } else { 1 };
+                    let victim = victim_at(point, ranks, turn);
+                    runs.push(Run { point, nth, action, links: *links, ranks, victim });
                 }
             }
         }
@@ -313,9 +349,11 @@ fn check(action: FaultAction, every: usize, name: &str) {
     let mut runs: Vec<Run> = all_runs().into_iter().filter(|run| run.action == action).collect();
     if effort::cases(10) < 100 {
         // Another kind of link and number of ranks for each point.
-        let per_point = runs.len() / FaultPoint::iter().count();
-        let chosen = |point: usize| point * per_point + point * 5 % per_point;
-        runs = (0..runs.len() / per_point).step_by(every).map(|point| runs[chosen(point)]).collect();
+        let of_point = |(number, point): (usize, FaultPoint)| {
+            let runs: Vec<&Run> = runs.iter().filter(|run| run.point == point).collect();
+            Run { nth: 1, ..*runs[number * 5 % runs.len()] }
+        };
+        runs = FaultPoint::iter().enumerate().step_by(every).map(of_point).collect();
     }
     execute(&runs, &test_name(module_path!(), name));
 }
