@@ -12,6 +12,7 @@ use super::secret::{JobSecret, SecretSource};
 use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -283,10 +284,12 @@ impl Joiner<'_> {
         if stream.local_addr().ok() == stream.peer_addr().ok() {
             return Err(retry("no process listens".to_owned()));
         }
+        reach(FaultPoint::BootstrapConnected);
         let mut connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
         let (applicant, opening) =
             Applicant::new(secret, self.source.job(), self.header).map_err(ConnectError::Fatal)?;
         connection.enqueue(opening);
+        reach(FaultPoint::BootstrapSentHello);
         let until = (Instant::now() + HANDSHAKE_TIMEOUT).min(self.deadline + GRACE);
         let mut attempt = JoinAttempt { joiner: self, applicant, connection, is_acknowledged: false, until };
         loop {

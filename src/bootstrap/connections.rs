@@ -7,6 +7,7 @@ use super::framed_stream::FramedStream;
 use super::handshake::Admission;
 use super::node_secret::NodeSecretListener;
 use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, ToRank, encode};
+use crate::fault_point::{FaultPoint, reach};
 use crate::process::ClosedInChild;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
@@ -206,6 +207,7 @@ impl Connections {
                         break;
                     }
                 };
+                reach(FaultPoint::CoordinatorAccepted);
                 let stream = match FramedStream::new(stream, true) {
                     Ok(stream) => stream,
                     Err(cause) => {

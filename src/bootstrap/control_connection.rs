@@ -22,6 +22,7 @@ use crate::call::Call;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
 use crate::rank::Rank;
 use std::net::SocketAddr;
@@ -61,6 +62,7 @@ impl ControlConnection {
     /// or thread is unavailable.
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
+        reach(FaultPoint::BootstrapBegins);
         let (source, coordinator) = start_coordinator(identity, config)?;
         let header = HelloHeader {
             version: VERSION.to_owned(),
@@ -92,11 +94,13 @@ impl ControlConnection {
             fault: &fault,
         };
         let Joined { stream, host_process, secret } = joiner.join()?;
+        reach(FaultPoint::BootstrapWelcomed);
         let shared = Arc::new(Shared::new(identity.rank, fault)?);
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
         let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
         let thread = spawn(builder, move || control_thread.run())
             .map_err(|cause| Error::io("cannot start the control connection's thread", cause))?;
+        reach(FaultPoint::ControlThreadStarted);
         Ok(Self {
             rank: identity.rank,
             world: identity.world,
@@ -152,6 +156,7 @@ impl ControlConnection {
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         // Half the limit is for the parts; the other half is more than enough for their framing.
         let limit = FRAME_LIMIT / 2 / self.world;
+        reach(FaultPoint::ExchangeBegins);
         if mine.len() > limit {
             return Err(Error::invalid_argument(format!(
                 "cannot exchange {label}: {} bytes are more than the {limit} that each of {} ranks may give",
@@ -173,6 +178,7 @@ impl ControlConnection {
             parts = state.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
             parts.is_some() || state.root_cause.is_some() || state.ended
         });
+        reach(FaultPoint::ExchangeEnds);
         match parts {
             Some(parts) if parts.len() == self.world => Ok(parts),
             Some(parts) => Err(Error::internal(format!(
@@ -232,6 +238,7 @@ impl Drop for ControlConnection {
         {
             log::error!("the control connection's thread of rank {} panicked", self.rank);
         }
+        reach(FaultPoint::LeaveEnds);
     }
 }
 
@@ -254,6 +261,7 @@ fn start_coordinator(identity: &Identity, config: &Config) -> Result<(SecretSour
             if *port != 0 {
                 open_ports::register(host, *port, coordinator.control());
             }
+            reach(FaultPoint::CoordinatorListens);
             Some(coordinator)
         }
         RendezvousPoint::Id(_) if unused_ids::created_here(source.job()) => None,

@@ -10,6 +10,7 @@ use super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, decode, encode};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
@@ -240,6 +241,7 @@ impl ControlThread {
     fn send_heartbeat(&mut self) {
         let state = self.state();
         self.enqueue(&ToCoordinator::Heartbeat(state));
+        reach(FaultPoint::ControlSentHeartbeat);
     }
 
     /// The call state of this rank, or the last known one if the executor changes it during the read.
@@ -342,6 +344,7 @@ impl ControlThread {
     fn shut_down(&mut self) {
         let until = Instant::now() + GOODBYE_TIMEOUT;
         let state = self.state();
+        reach(FaultPoint::ControlLeaves);
         self.enqueue(&ToCoordinator::Goodbye(state));
         let mut finished = false;
         while Instant::now() < until {
@@ -351,6 +354,7 @@ impl ControlThread {
             if !finished && !self.stream.has_unsent() {
                 // Closing at once could discard the goodbye if received data is still unread.
                 self.stream.shut_down_write();
+                reach(FaultPoint::ControlSentGoodbye);
                 finished = true;
             }
             self.wait(until);

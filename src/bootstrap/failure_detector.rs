@@ -14,6 +14,7 @@ use super::protocol::{ToCoordinator, ToRank};
 use super::rendezvous::JoinedPeer;
 use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
+use crate::fault_point::{FaultPoint, reach};
 use crate::rank::{Rank, RankList};
 use absence::{describe_absence, describe_absent};
 use member::{Member, RankStatus};
@@ -143,6 +144,7 @@ impl FailureDetector {
         member.monitor.reset();
         match message {
             ToCoordinator::Heartbeat(state) => {
+                reach(FaultPoint::CoordinatorReceivedHeartbeat);
                 self.actions.push(DetectorAction::Send(rank, ToRank::HeartbeatAck));
                 self.update_state(rank, state, now);
                 self.settle(now);
@@ -156,6 +158,7 @@ impl FailureDetector {
                 self.fail(Error::aborted(format!("rank {rank}: {reason}")));
             }
             ToCoordinator::Goodbye(state) => {
+                reach(FaultPoint::CoordinatorReceivedGoodbye);
                 self.update_state(rank, state, now);
                 self.on_goodbye(rank, now);
             }
@@ -266,6 +269,7 @@ impl FailureDetector {
         self.root_cause = Some(error.clone());
         self.report = None;
         self.gather = None;
+        reach(FaultPoint::CoordinatorDecidedRootCause);
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
@@ -343,6 +347,7 @@ impl FailureDetector {
             self.gathered = number;
             let parts =
                 self.gather.take().map(|gather| gather.parts.into_values().collect()).unwrap_or_default();
+            reach(FaultPoint::CoordinatorCompletedExchange);
             self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
         } else {
             self.check_exchange();

@@ -14,6 +14,7 @@ use super::protocol::{Hello, Purpose, ToCoordinator, ToRank, Unreadable, decode}
 use super::rendezvous::{JoinOutcome, Rendezvous};
 use super::world_status::{RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
 use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -271,6 +272,7 @@ impl Server {
 
     /// Handles a caller that belongs to the job.
     fn on_hello(&mut self, id: ClientId, hello: Hello, now: Instant) {
+        reach(FaultPoint::CoordinatorReceivedHello);
         if hello.header.purpose == Purpose::Status {
             let status = self.status(now);
             self.clients.answer(id, closing_at(now), [ToRank::Status(status)]);
@@ -324,6 +326,7 @@ impl Server {
     /// All ranks have joined. The listeners stay open for questions about the world, and for the process's next
     /// rendezvous.
     fn on_complete(&mut self, now: Instant) {
+        reach(FaultPoint::CoordinatorCompletedRendezvous);
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
         self.clients.retain(&joined);
         let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) else {

@@ -23,6 +23,7 @@ use crate::description;
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Arena;
 use crate::plan::topology::Topology;
 use crate::process_number::process_number;
@@ -58,6 +59,7 @@ impl Communicator {
         let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
         let shrink_listener =
             (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
+        reach(FaultPoint::JoinOpenedSockets);
         let info = PeerInfo {
             nonce: random_bytes()?,
             process: process_number()?,
@@ -72,6 +74,7 @@ impl Communicator {
             rails: inter_node::offer(config, world),
         };
         let infos = info.exchange(&connection)?;
+        reach(FaultPoint::JoinKnowsPeers);
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // Report a topology or a plan that cannot be used, so that all ranks return the same error.
         let report = |error: Error| connection.report(error, None);
@@ -81,6 +84,7 @@ impl Communicator {
         };
         let plans = plans(&spec, &topology, me).map_err(report)?;
         check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report)?;
+        reach(FaultPoint::JoinComparedPlans);
         let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
@@ -93,6 +97,7 @@ impl Communicator {
         let layout = arena_layout(config, intra_node.len(), world);
         let arena = Arc::new(Arena::on_numa_node(layout.bytes(), gpu::numa_node(config.gpu))?);
         arena.populate(0, layout.populated())?;
+        reach(FaultPoint::JoinHasArena);
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
@@ -110,6 +115,7 @@ impl Communicator {
                 layout,
                 &neighbours,
             )?)));
+            reach(FaultPoint::JoinSharesMemory);
             prefault = RemotePrefault::new(&arena, &neighbours)?;
             if inter_node.is_empty() {
                 mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
@@ -164,7 +170,9 @@ impl Communicator {
             }
             None => None,
         };
+        reach(FaultPoint::JoinHasLinks);
         let runner = builder.build(ControlPlane::Processes(connection))?;
+        reach(FaultPoint::JoinBuiltRunner);
         if let ControlPlane::Processes(connection) = &runner.control {
             if infos.iter().any(|info| info.has_gpu) {
                 // Opening memory may wait for a GPU, so it is done before the first call.
@@ -175,6 +183,7 @@ impl Communicator {
             connection.all_gather("links", &[])?;
             runner.lock_state().executor.settle_sharing();
         }
+        reach(FaultPoint::JoinEnds);
         let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
         let topology = is_described.then_some(topology);

@@ -243,9 +243,10 @@ fn links_of(point: FaultPoint) -> &'static [Links] {
 fn victim_at(point: FaultPoint, ranks: usize, turn: usize) -> usize {
     let name: &str = point.into();
     match point {
-        // The rank with the higher number connects to the other.
+        // The rank with the higher number connects to the other; so does one to the leader of its node.
         FaultPoint::TcpConnects | FaultPoint::TcpConnected => ranks - 1,
-        FaultPoint::TcpAccepted => 0,
+        FaultPoint::JoinSentDescriptors | FaultPoint::JoinReceivedDescriptors => ranks - 1,
+        FaultPoint::TcpAccepted | FaultPoint::TcpEstablished => 0,
         // The coordinator is in the process of rank 0.
         _ if name.starts_with("coordinator") => 0,
         _ => turn % ranks,

@@ -11,6 +11,7 @@ use super::listener::Listener;
 use super::unauthenticated::{HandshakeBuffer, Stage, Unauthenticated, send};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
+use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use crate::secret::{SecretKey, random_bytes};
 use crate::transport::Rank;
@@ -220,6 +221,7 @@ impl Connector {
 
     /// Starts to connect to a peer.
     fn start_connecting(&mut self, index: usize) -> Result<()> {
+        reach(FaultPoint::TcpConnects);
         let address = self.pending[index].address;
         let attempt = Socket::new(Domain::for_address(address), Type::STREAM, None).and_then(|socket| {
             socket.set_nonblocking(true)?;
@@ -261,6 +263,7 @@ impl Connector {
                         let cause = io::Error::other("the process there is not a rank of this job");
                         return self.retry_later(index, &cause);
                     };
+                    reach(FaultPoint::TcpConnected);
                     let proof = handshake::proof(&pending.key, &hello, &challenge);
                     match send(&socket, &proof) {
                         Ok(()) if sockets != self.sockets => {
@@ -328,6 +331,7 @@ impl Connector {
             }
             let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
             let stage = Stage::AwaitHello(HandshakeBuffer::EMPTY);
+            reach(FaultPoint::TcpAccepted);
             self.unauthenticated.push_back(Unauthenticated { socket, address, stage, deadline });
         }
     }
@@ -385,6 +389,7 @@ impl Connector {
         let matches =
             |pending: &&mut PendingSocket| pending.peer == hello.from && pending.socket == hello.socket;
         if let Some(pending) = self.pending[at..].iter_mut().find(matches) {
+            reach(FaultPoint::TcpEstablished);
             // A peer that connects twice has lost its first connection.
             pending.state = ConnectState::Established(set_options(socket)?);
         }

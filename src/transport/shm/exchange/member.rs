@@ -6,6 +6,7 @@ use super::channel::{DescriptorChannel, Received};
 use super::gathering::{ExchangeAddress, Gathering, OwnDescriptors};
 use super::message::{Answer, ExchangeHello, MAX_PACKET};
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::secret::random_bytes;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,6 +44,7 @@ pub(super) fn follow(
             }
         }
     }
+    reach(FaultPoint::JoinSentDescriptors);
     let mut received: Vec<(usize, Vec<OwnedFd>)> = Vec::new();
     let deadline = gathering.deadline + PATIENCE;
     let mut packet = [0; MAX_PACKET];
@@ -77,6 +79,7 @@ pub(super) fn follow(
             received.push((place, descriptors.by_ref().take(gathering.per_rank).collect()));
         }
     }
+    reach(FaultPoint::JoinReceivedDescriptors);
     Ok(received)
 }
 
