@@ -314,9 +314,14 @@ impl Joiner<'_> {
                 // A coordinator that acknowledged a rank sends a reason before it closes, unless its process
                 // dies.
                 Some(cause) if attempt.is_acknowledged => {
+                    let coordinator = match self.target {
+                        CoordinatorTarget::Remote(RendezvousPoint::Id(_)) => {
+                            "the process that created the unique id"
+                        }
+                        _ => "rank 0, whose process has the coordinator,",
+                    };
                     return Err(ConnectError::Fatal(Error::peer_lost(format!(
-                        "the coordinator's process at {address} died before all ranks joined: the control \
-                         connection to it {cause}"
+                        "{coordinator} at {address} died before all ranks joined: the control connection to it {cause}"
                     ))));
                 }
                 Some(cause) => return Err(retry(format!("the connection {cause} before an answer"))),
