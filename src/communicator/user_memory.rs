@@ -45,7 +45,6 @@ impl UserMemory {
     pub(super) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
         let (offset, start) = self.arena.lease(bytes)?;
         self.announce(offset, bytes);
-        reach(FaultPoint::MemoryAllocated);
         if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.piece(offset, bytes)) {
             registrar.try_register(piece);
         }
@@ -66,6 +65,7 @@ impl UserMemory {
     }
 
     fn announce(&self, offset: usize, bytes: usize) {
+        reach(FaultPoint::MemoryAllocated);
         if let Some(prefault) = &self.prefault {
             prefault.announce(offset, bytes);
             reach(FaultPoint::MemoryAnnounced);

@@ -21,6 +21,8 @@ use strum::IntoEnumIterator;
 
 /// The variable by which a process knows that it is a rank of a run.
 const RANK: &str = "FLEXRING_RANK";
+/// The variable by which a process knows that it is to make another last call than the others.
+const DISAGREES: &str = "FAULT_MATRIX_DISAGREES";
 /// How long all survivors of a run may take to end. Their time-outs are shorter.
 const LIMIT: Duration = Duration::from_secs(25);
 /// Runs of a test at the same time: much of a run is waiting.
@@ -82,6 +84,10 @@ fn live() -> Result<()> {
         }
     };
     for round in 0..2 {
+        if me != 0 {
+            // Rank 0 waits until it sleeps.
+            std::thread::sleep(Duration::from_millis(10));
+        }
         for count in COUNTS {
             let mut vector: Vec<i64> = (0..count).map(|index| value(me, index)).collect();
             comm.all_reduce(&mut vector, ReduceOp::Sum)?;
@@ -106,7 +112,8 @@ fn live() -> Result<()> {
         }
     }
     // Who fails before this call fails the others in it, at the latest.
-    comm.all_reduce(&mut [1i64], ReduceOp::Sum)?;
+    let length = if std::env::var_os(DISAGREES).is_some() { 2 } else { 1 };
+    comm.all_reduce(&mut vec![1i64; length], ReduceOp::Sum)?;
     println!("ENDED CALLS");
     Ok(())
 }
@@ -134,6 +141,9 @@ impl Run {
             let (point, action): (&str, &str) = (self.point.into(), self.action.into());
             command.env("FLEXRING_TEST_FAULT_POINT", format!("{point}:{}:{action}", self.nth));
             command.env("FLEXRING_TEST_FAULT_FILE", folder.join("fault"));
+        }
+        if needs_failure(self.point) && rank == (self.victim + 1) % self.ranks {
+            command.env(DISAGREES, "1");
         }
         command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
         command.spawn().expect("a process for the rank")
@@ -199,6 +209,7 @@ impl Run {
         let error = log.lines().find_map(|line| line.strip_prefix("ERROR "));
         match (error, fault) {
             (None, None) => {}
+            (Some(_), None) if needs_failure(self.point) => {}
             (Some(_), None) => wrong("failed without a fault"),
             // The victim may notice its fault late, or not at all.
             (None, Some(_)) if log.contains("ENDED CALLS") => {}
@@ -210,7 +221,11 @@ impl Run {
                 let late = time.saturating_sub(fault);
                 outcome.detection.push(Duration::from_nanos(u64::try_from(late).unwrap_or(u64::MAX)));
                 let named = format!("rank {}", self.victim);
-                if !message.contains(&named) && !message.contains(&format!("ranks {}", self.victim)) {
+                let is_first = !needs_failure(self.point);
+                if is_first
+                    && !message.contains(&named)
+                    && !message.contains(&format!("ranks {}", self.victim))
+                {
                     let _ = write!(outcome.wrong, "rank {rank} does not name rank {}; ", self.victim);
                 }
             }
@@ -230,7 +245,9 @@ fn links_of(point: FaultPoint) -> &'static [Links] {
         // Only worlds that share memory have a path for small messages.
         P::SmallWritten | P::SmallPosted | P::SmallWaits | P::SmallCollected => &[Links::Shm],
         // Of mixed worlds, those with two ranks have one on each node.
-        P::JoinSentDescriptors | P::JoinReceivedDescriptors | P::MemoryAnnounced => &[Links::Shm],
+        P::JoinSharesMemory | P::JoinSentDescriptors | P::JoinReceivedDescriptors | P::MemoryAnnounced => {
+            &[Links::Shm]
+        }
         P::ReadsBegin | P::ReadsEnd | P::ViewReleased => &[Links::Shm],
         P::TcpConnects | P::TcpConnected | P::TcpAccepted | P::TcpEstablished | P::ReceivePosted => {
             &[Links::Tcp, Links::Mixed]
@@ -246,11 +263,16 @@ fn victim_at(point: FaultPoint, ranks: usize, turn: usize) -> usize {
         // The rank with the higher number connects to the other; so does one to the leader of its node.
         FaultPoint::TcpConnects | FaultPoint::TcpConnected => ranks - 1,
         FaultPoint::JoinSentDescriptors | FaultPoint::JoinReceivedDescriptors => ranks - 1,
-        FaultPoint::TcpAccepted | FaultPoint::TcpEstablished => 0,
+        FaultPoint::TcpAccepted | FaultPoint::TcpEstablished | FaultPoint::SleepBegins => 0,
         // The coordinator is in the process of rank 0.
         _ if name.starts_with("coordinator") => 0,
         _ => turn % ranks,
     }
+}
+
+/// Whether ranks reach this point only when another rank has failed.
+fn needs_failure(point: FaultPoint) -> bool {
+    matches!(point, FaultPoint::CallFails | FaultPoint::CoordinatorDecidedRootCause)
 }
 
 /// Whether a rank reaches this point again and again.
