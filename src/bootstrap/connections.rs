@@ -252,11 +252,13 @@ impl Connections {
     }
 
     /// Sends as much as the sockets accept. Returns the ranks whose connections broke, and how, as verb phrases.
-    pub(super) fn flush(&mut self) -> Vec<(Rank, String)> {
+    pub(super) fn flush(&mut self, last: Option<ClientId>) -> Vec<(Rank, String)> {
         let mut broken = Vec::new();
-        for (id, client) in &mut self.clients {
+        let others: Vec<ClientId> = self.clients.keys().copied().filter(|id| Some(*id) != last).collect();
+        for id in others.into_iter().chain(last) {
+            let Some(client) = self.clients.get_mut(&id) else { continue };
             if let Err(cause) = client.stream.flush() {
-                broken.push((*id, format!("broke ({cause})")));
+                broken.push((id, format!("broke ({cause})")));
             }
         }
         let rank = |(id, cause)| match self.clients.remove(&id)?.state {

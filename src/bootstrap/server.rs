@@ -46,6 +46,8 @@ pub(super) struct Server {
     gate: Gate,
     clients: Connections,
     by_rank: BTreeMap<Rank, ClientId>,
+    /// The connection of rank 0, also after the world has failed.
+    client_of_rank_0: Option<ClientId>,
     /// Ranks that received the rendezvous error, and when the rendezvous failed.
     notified: BTreeSet<Rank>,
     failed_at: Option<Instant>,
@@ -71,6 +73,7 @@ impl Server {
             phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone())),
             gate,
             by_rank: BTreeMap::new(),
+            client_of_rank_0: None,
             notified: BTreeSet::new(),
             failed_at: None,
         }
@@ -289,6 +292,9 @@ impl Server {
         match rendezvous.join(hello, now) {
             outcome @ (JoinOutcome::Waiting | JoinOutcome::Complete) => {
                 self.by_rank.insert(rank, id);
+                if rank == 0 {
+                    self.client_of_rank_0 = Some(id);
+                }
                 self.clients.answer(id, ClientState::Joined(rank), [attempt]);
                 if outcome == JoinOutcome::Complete {
                     self.on_complete(now);
@@ -453,7 +459,8 @@ impl Server {
 
     /// Sends what is queued, and closes what can be closed.
     fn flush(&mut self, now: Instant) {
-        for (rank, cause) in self.clients.flush() {
+        // Rank 0 comes last: this thread may be in its process, which may exit as soon as it knows that the world has failed.
+        for (rank, cause) in self.clients.flush(self.client_of_rank_0) {
             self.on_disconnect(rank, &cause, now);
             self.apply_decisions(now);
         }

@@ -78,6 +78,11 @@ impl Communicator {
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // Report a topology or a plan that cannot be used, so that all ranks return the same error.
         let report = |error: Error| connection.report(error, None);
+        // A link may be lost because its peer has given up joining. The coordinator knows which rank was the first to fail.
+        let report_lost_link = |error: Error| {
+            let suspect = error.suspect();
+            connection.report(error, suspect)
+        };
         let topology = match &spec.topology {
             Some(topology) => topology.clone(),
             None => topology(config, &infos).map_err(report)?,
@@ -107,7 +112,9 @@ impl Communicator {
                 address.map(|address| (*rank, address)).ok_or_else(|| not_shared(*rank))
             };
             let addresses = intra_node.iter().map(address).collect::<Result<Vec<_>>>()?;
-            let neighbours = descriptors.run(me, &addresses, &arena, layout, deadline, &fault)?;
+            let neighbours = descriptors
+                .run(me, &addresses, &arena, layout, deadline, &fault)
+                .map_err(report_lost_link)?;
             transports.push(AnyTransport::InPlace(Box::new(Shm::new(
                 "shm",
                 world,
@@ -134,7 +141,7 @@ impl Communicator {
                 deadline,
                 fault: &fault,
             };
-            let linked = setup.link(listener, layout.pool().piece(&arena))?;
+            let linked = setup.link(listener, layout.pool().piece(&arena)).map_err(report_lost_link)?;
             transports.push(AnyTransport::Posted(linked.transport));
             registrar = linked.registrar;
         }
