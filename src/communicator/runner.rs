@@ -172,16 +172,14 @@ impl CallRunner {
 
     /// Ends the communicator on all ranks, unless it has already failed, and returns the error that ended it.
     pub(super) fn fail(&self, failure: Error) -> Error {
+        reach(FaultPoint::CallFails);
         if self.fault.get().is_none() && failure.kind() == ErrorKind::Aborted {
             // There is no other cause to wait for.
             self.abort(failure.message());
         }
         match self.fault.get() {
             Some(error) => error.clone(),
-            None => {
-                reach(FaultPoint::CallFails);
-                self.fault.raise(self.control.report_failure(failure))
-            }
+            None => self.fault.raise(self.control.report_failure(failure)),
         }
     }
 
