@@ -251,7 +251,8 @@ impl Connections {
         }
     }
 
-    /// Sends as much as the sockets accept. Returns the ranks whose connections broke, and how, as verb phrases.
+    /// Sends as much as the sockets accept, to the client `last` after all others. Returns the ranks whose connections broke, and
+    /// how, as verb phrases.
     pub(super) fn flush(&mut self, last: Option<ClientId>) -> Vec<(Rank, String)> {
         let mut broken = Vec::new();
         let others: Vec<ClientId> = self.clients.keys().copied().filter(|id| Some(*id) != last).collect();
