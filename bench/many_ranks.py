@@ -5,7 +5,7 @@
 
 For each number of ranks and each library:
   start     seconds from starting the launcher until all ranks have started, done one all-reduce of 8 bytes, and ended
-  memory    bytes that the machine has less per rank while 8-byte calls run, and while calls of all sizes run
+  memory    bytes per rank, page tables included, while calls of 8 bytes run, and while calls of 1 MiB run with their vectors
   calls     mean time in microseconds of consecutive all-reduces of f32, in place
 
 Prints a table and, with --out FILE, writes JSON. Needs a release build, and mpicc unless --no-peers is given.
@@ -13,6 +13,7 @@ Prints a table and, with --out FILE, writes JSON. Needs a release build, and mpi
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 import threading
@@ -24,32 +25,43 @@ from common import FLEXRING, build_ompi, need_flexring, write
 # Bytes of a vector, and how many calls are measured with 2 ranks; fewer with more.
 SIZES = {8: 20000, 4096: 10000, 65536: 2000, 1 << 20: 200}
 STARTS = 3
-LIMIT = 240
+LIMIT = 60
 
 
-def available():
-    lines = dict(line.split(":") for line in open("/proc/meminfo"))
-    return int(lines["MemAvailable"].split()[0]) * 1024
+def memory_of(program):
+    """Bytes that the processes of a program take, shared pages divided among them, with their page tables."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "exe") != str(program):
+                continue
+            rollup, status = (process / "smaps_rollup").read_text(), (process / "status").read_text()
+        except OSError:
+            continue
+        for text, name in ((rollup, "Pss:"), (status, "VmPTE:")):
+            total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(name))
+    return total
 
 
 class MemoryWatch:
-    """The memory that the machine has less while the block runs, at most."""
+    """The most memory that the processes of a program take while the block runs."""
+
+    def __init__(self, program):
+        self.program, self.most = Path(program).resolve(), 0
 
     def __enter__(self):
-        self.before = self.least = available()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch)
         self.thread.start()
         return self
 
     def watch(self):
-        while not self.over.wait(0.05):
-            self.least = min(self.least, available())
+        while not self.over.wait(0.2):
+            self.most = max(self.most, memory_of(self.program))
 
     def __exit__(self, *_):
         self.over.set()
         self.thread.join()
-        self.used = self.before - self.least
 
 
 def run(command):
@@ -95,18 +107,14 @@ def measure(library, ranks):
     try:
         result["start_s"] = min(library.call(ranks, 8, 1, 0)[1] for _ in range(STARTS if ranks < 64 else 2))
         calls = {}
-        with MemoryWatch() as watch_all:
-            with MemoryWatch() as watch_small:
-                calls[8] = library.call(ranks, 8, iterations(8, ranks), 10)[0]
-            for size in SIZES:
-                if size != 8:
-                    calls[size] = library.call(ranks, size, iterations(size, ranks), 3)[0]
-        result |= {
-            "calls_us": calls,
-            "bytes_per_rank_small_calls": watch_small.used // ranks,
-            # The benchmarks have two vectors of the largest size.
-            "bytes_per_rank": max(watch_all.used, watch_small.used) // ranks - 2 * max(SIZES),
-        }
+        # A run of its own, because reading the memory takes time.
+        with MemoryWatch(library.program) as small:
+            library.call(ranks, 8, 4 * iterations(8, ranks), 10)
+        with MemoryWatch(library.program) as large:
+            library.call(ranks, max(SIZES), iterations(max(SIZES), ranks), 3)
+        for size in SIZES:
+            calls[size] = library.call(ranks, size, iterations(size, ranks), 3)[0]
+        result |= {"calls_us": calls, "bytes_per_rank_small_calls": small.most // ranks, "bytes_per_rank_large_calls": large.most // ranks}
     except (subprocess.SubprocessError, OSError, json.JSONDecodeError) as failure:
         result["failure"] = str(failure)[-300:]
     return result
@@ -116,7 +124,7 @@ def line(ranks, name, result):
     if "calls_us" not in result:
         return f"{ranks:>5} {name:<9} {result.get('start_s', float('nan')):>7.2f} s   failed: {result['failure'].splitlines()[0]}"
     calls = "".join(f"{time_us:>11.1f}" for time_us in result["calls_us"].values())
-    memory = [result[key] / (1 << 20) for key in ("bytes_per_rank_small_calls", "bytes_per_rank")]
+    memory = [result[key] / (1 << 20) for key in ("bytes_per_rank_small_calls", "bytes_per_rank_large_calls")]
     return f"{ranks:>5} {name:<9} {result['start_s']:>7.2f} s {memory[0]:>7.1f} {memory[1]:>7.1f} MiB{calls}"
 
 
