@@ -36,6 +36,18 @@ impl Cores {
 
     /// Whether these processes, the ranks of one node, outnumber the cores that they may use together.
     pub(super) fn are_crowded<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
+        let (count, cores) = Self::shared_by(ranks);
+        count > cores
+    }
+
+    /// Number of these processes, the ranks of one node, for each core that they may use together, rounded down.
+    pub(super) fn ranks_per_core<'a>(ranks: impl Iterator<Item = &'a Self>) -> usize {
+        let (count, cores) = Self::shared_by(ranks);
+        count / cores.max(1)
+    }
+
+    /// The number of processes, and of the cores that they may use together.
+    fn shared_by<'a>(ranks: impl Iterator<Item = &'a Self>) -> (usize, usize) {
         let (mut all, mut count, mut limited) = (Self::default(), 0, false);
         for rank in ranks {
             count += 1;
@@ -45,8 +57,7 @@ impl Cores {
             limited |= rank.granted < rank.count();
         }
         // The ranks of a node mostly share a control group, and so its limit.
-        let cores = if limited { all.count().min(all.granted) } else { all.count() };
-        count > cores
+        (count, if limited { all.count().min(all.granted) } else { all.count() })
     }
 }
 

@@ -171,8 +171,9 @@ impl Communicator {
                 // Random numbers of all ranks, so that no other communicator has this key.
                 let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
                 let key = connection.secret().derive("shrink", &nonces);
+                let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
                 let config = config.clone();
-                let params = ShrinkServiceParams { me, endpoints, key, listener, config };
+                let params = ShrinkServiceParams { me, endpoints, key, listener, ranks_per_core, config };
                 Some(Arc::new(ShrinkService::start(params)?))
             }
             None => None,

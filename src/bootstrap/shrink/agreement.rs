@@ -11,8 +11,6 @@ use std::time::{Duration, Instant};
 
 mod evaluation;
 
-/// How long a rank may be silent before it counts as stopped or unreachable.
-pub(super) const SILENCE: Duration = Duration::from_millis(1000);
 /// How often ranks that shrink send their stance.
 pub(super) const REPEAT: Duration = Duration::from_millis(200);
 /// How long a leader reads its connections after it sent notices.
@@ -85,6 +83,8 @@ enum ShrinkProgress {
 #[derive(Debug)]
 pub(super) struct Agreement {
     me: Rank,
+    /// How long a rank may be silent before it counts as stopped or unreachable.
+    silence: Duration,
     /// By rank. The entry of this rank is not used.
     peers: Vec<ShrinkPeer>,
     progress: ShrinkProgress,
@@ -103,7 +103,7 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    pub(super) fn new(me: Rank, world: usize, now: Instant) -> Self {
+    pub(super) fn new(me: Rank, world: usize, silence: Duration, now: Instant) -> Self {
         let peer = ShrinkPeer {
             reach: Reach::Untried { since: None },
             since: now,
@@ -113,6 +113,7 @@ impl Agreement {
         };
         Self {
             me,
+            silence,
             peers: vec![peer; world],
             progress: ShrinkProgress::Idle,
             generation: 0,

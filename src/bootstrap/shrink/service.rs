@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How much longer than its deadline a caller waits for its thread.
 const GRACE: Duration = Duration::from_secs(2);
+/// How many system errors a rank tolerates while it joins new worlds.
+const SYSTEM_ERRORS: u32 = 3;
 
 /// The handle to a rank's service. Dropping it closes the sockets: other ranks then count this one as gone.
 #[derive(Debug)]
@@ -59,6 +61,7 @@ impl ShrinkService {
     ) -> Result<T> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.request(ServiceRequest::Call { exclude, deadline });
+        let mut system_errors = 0;
         loop {
             let world = self.outcome(deadline)?;
             match join(&world) {
@@ -66,7 +69,7 @@ impl ShrinkService {
                     self.request(ServiceRequest::Joined);
                     return Ok(joined);
                 }
-                Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                Err(error) if may_pass(&error, &mut system_errors) && Instant::now() < deadline => {
                     log::info!(
                         "the new world of {} ranks failed, shrinking again: {error}",
                         world.members.len()
@@ -108,10 +111,17 @@ impl ShrinkService {
     }
 }
 
-/// Whether joining may have failed because further ranks were lost.
-fn is_transient(error: &Error) -> bool {
-    use ErrorKind::{Aborted, PeerLost, Rendezvous, Timeout};
-    matches!(error.kind(), PeerLost | Rendezvous | Timeout | Aborted)
+/// Whether joining may succeed with the ranks that are left then. The system reports the death of a rank, too, for example by
+/// refusing a connection; but lack of memory does not pass.
+fn may_pass(error: &Error, system_errors: &mut u32) -> bool {
+    match error.kind() {
+        ErrorKind::PeerLost | ErrorKind::Rendezvous | ErrorKind::Timeout | ErrorKind::Aborted => true,
+        ErrorKind::System => {
+            *system_errors += 1;
+            *system_errors <= SYSTEM_ERRORS
+        }
+        _ => false,
+    }
 }
 
 impl Drop for ShrinkService {

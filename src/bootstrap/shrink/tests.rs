@@ -7,6 +7,8 @@ use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+/// How long a rank may be silent.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Longest delay of a message.
 const DELAY: u64 = 20;
 /// When all calls of shrink end, in milliseconds.
@@ -62,7 +64,7 @@ impl Simulation {
     fn new(ranks: usize, seed: u64) -> Self {
         let start = Instant::now();
         let rank = |me| SimulatedRank {
-            agreement: Agreement::new(me, ranks, start),
+            agreement: Agreement::new(me, ranks, SILENCE, start),
             condition: Condition::Running,
             outcome: None,
             joining: None,
@@ -396,7 +398,7 @@ fn no_two_worlds_come_about_in_random_runs() {
 #[test]
 fn forged_worlds_and_messages_in_the_wrong_state_are_ignored() {
     let now = Instant::now();
-    let mut agreement = Agreement::new(1, 3, now);
+    let mut agreement = Agreement::new(1, 3, SILENCE, now);
     let world = |members: &[Rank], generations: &[u64]| {
         let (members, generations) = (members.to_vec(), generations.to_vec());
         ShrinkMessage::NewWorld(NewWorld { members, generations, id: vec![1] })

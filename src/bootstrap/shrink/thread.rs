@@ -43,6 +43,8 @@ pub struct ShrinkServiceParams {
     pub key: SecretKey,
     /// The sockets of this rank.
     pub listener: ShrinkListener,
+    /// Ranks of a node for each of its cores, rounded down: where many ranks share a core, they may answer later.
+    pub ranks_per_core: usize,
     /// For the coordinator of a new world.
     pub config: Config,
 }
@@ -126,7 +128,12 @@ impl ServiceThread {
     pub(super) fn new(shared: Arc<ServiceShared>, params: ShrinkServiceParams) -> Self {
         Self {
             shared,
-            agreement: Agreement::new(params.me, params.endpoints.len(), Instant::now()),
+            agreement: Agreement::new(
+                params.me,
+                params.endpoints.len(),
+                silence(params.ranks_per_core),
+                Instant::now(),
+            ),
             sessions: Vec::new(),
             connecting: Vec::new(),
             max_unauthenticated: max_unauthenticated(params.endpoints.len()),
@@ -465,6 +472,12 @@ impl ServiceThread {
             self.on_session_end(rank, now);
         }
     }
+}
+
+/// How long a rank may be silent before it counts as stopped or unreachable: a second, or as long as each of the ranks that
+/// share a core runs for 50 ms in turn.
+fn silence(ranks_per_core: usize) -> Duration {
+    Duration::from_secs(1).max(Duration::from_millis(50) * u32::try_from(ranks_per_core).unwrap_or(u32::MAX))
 }
 
 /// How many connections may be unauthenticated in a world of this size.

@@ -3,7 +3,7 @@
 //! Owns these conclusions. Must not know how the knowledge came about.
 
 use super::{
-    Agreement, AgreementAction, NOTICE_WAIT, Reach, SILENCE, ShrinkCall, ShrinkNotice, ShrinkProgress, Stance,
+    Agreement, AgreementAction, NOTICE_WAIT, Reach, ShrinkCall, ShrinkNotice, ShrinkProgress, Stance,
 };
 use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
@@ -51,7 +51,7 @@ impl Agreement {
     /// Looks for ranks, and decides if this rank is the leader and all others are accounted for.
     pub(super) fn evaluate(&mut self, mut call: ShrinkCall, now: Instant) {
         for peer in &mut self.peers {
-            if now.saturating_duration_since(peer.since) >= SILENCE {
+            if now.saturating_duration_since(peer.since) >= self.silence {
                 peer.reach = match peer.reach {
                     Reach::Connecting => Reach::Unreachable,
                     Reach::Connected => Reach::Silent,
