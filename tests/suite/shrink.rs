@@ -32,6 +32,12 @@ fn sums_of(comm: &Communicator, number: usize, members: &[usize]) -> Result<(), 
     Ok(())
 }
 
+/// When this returns, all other ranks have finished their earlier calls, so that this one may die. The call may fail on the
+/// others.
+fn let_others_finish(comm: &Communicator) {
+    let _ = comm.all_reduce(&mut [1u64], ReduceOp::Sum);
+}
+
 /// Makes calls until one fails, and returns the error. A rank that was killed is noticed in a call.
 fn call_until_failure(comm: &Communicator) -> Error {
     loop {
@@ -71,9 +77,13 @@ fn for_cases(
     }
 }
 
-fn assert_succeeded(case: &str, rank: usize, output: &Output) {
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "case {case}: rank {rank}: {stdout}{stderr}");
+/// Fails with the output of all ranks unless this one has succeeded.
+fn assert_succeeded(case: &str, rank: usize, outputs: &[Output]) {
+    let text = |output: &Output| {
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
+    };
+    let all = || outputs.iter().map(text).collect::<Vec<_>>().join("\n--- next rank ---\n");
+    assert!(outputs[rank].status.success(), "case {case}: rank {rank}: {}", all());
 }
 
 /// Shrinks and prints the time that it took.
@@ -95,6 +105,7 @@ fn ranks_die_one_after_the_other(test: &str, world: World, positions: &[usize]) 
         while members.len() > 1 {
             let current: &Communicator = comm.as_ref().unwrap_or(&first);
             sums_of(current, number, &members).expect("all members are alive");
+            let_others_finish(current);
             let victim = members.remove(position.min(members.len() - 1));
             if number == victim {
                 signal_self(Signal::KILL);
@@ -110,7 +121,7 @@ fn ranks_die_one_after_the_other(test: &str, world: World, positions: &[usize]) 
     for_cases(test, world, 5, USUAL, &cases, body, |case, outputs| {
         let succeeded = outputs.iter().filter(|output| output.status.success()).count();
         if succeeded != 1 {
-            outputs.iter().enumerate().for_each(|(rank, output)| assert_succeeded(case, rank, output));
+            (0..outputs.len()).for_each(|rank| assert_succeeded(case, rank, outputs));
         }
     });
 }
@@ -145,6 +156,7 @@ fn a_rank_may_die_while_the_others_shrink() {
         let (second, delay) = (numbers[0] as usize, numbers[1]);
         let number = first.rank();
         sums_of(&first, number, &[0, 1, 2, 3]).expect("all ranks are alive");
+        let_others_finish(&first);
         if number == 1 {
             signal_self(Signal::KILL);
         }
@@ -170,7 +182,7 @@ fn a_rank_may_die_while_the_others_shrink() {
             if rank == 1 || rank == usize::from(second) {
                 assert!(!output.status.success());
             } else {
-                assert_succeeded(case, rank, output);
+                assert_succeeded(case, rank, outputs);
             }
         }
     });
@@ -185,6 +197,7 @@ fn a_stopped_rank_that_continues_is_told_that_the_others_went_on() {
         let mut ids = [0u64; 3];
         let mine = u64::from(std::process::id());
         first.all_gather(&[mine], &mut ids).expect("all ranks are alive");
+        let_others_finish(&first);
         if number == stopped {
             signal_self(Signal::STOP);
             // It continues here.
@@ -212,7 +225,7 @@ fn a_stopped_rank_that_continues_is_told_that_the_others_went_on() {
     };
     let name = "a_stopped_rank_that_continues_is_told_that_the_others_went_on";
     for_cases(name, World::Shm, 3, "50", &cases, body, |case, outputs| {
-        outputs.iter().enumerate().for_each(|(rank, output)| assert_succeeded(case, rank, output));
+        (0..outputs.len()).for_each(|rank| assert_succeeded(case, rank, outputs));
     });
 }
 
