@@ -126,62 +126,6 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
 }
 
-/// A job as a process sees it that is no rank of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunningJob {
-    /// Where its coordinator listens.
-    pub(super) address: RendezvousPoint,
-    /// The id by which its ranks have met, if they have met by one.
-    pub(super) id: Option<UniqueId>,
-    /// The public number of a job that has met at an address.
-    pub(super) token: u128,
-    /// Whether all ranks are on this node.
-    pub(super) one_node: bool,
-}
-
-/// The job that the environment describes, for a process that need not be a rank of it. `address` replaces the host and port of
-/// rank 0.
-///
-/// # Errors
-/// `InvalidSetting` if variables cannot be used, or if they do not give the address of rank 0.
-pub fn job(
-    config: &Config,
-    address: Option<(String, u16)>,
-    lookup: impl Fn(&str) -> Option<String>,
-) -> Result<RunningJob> {
-    let environment = Environment(&lookup);
-    let at = |(host, port)| RendezvousPoint::Address { host, port };
-    if let Some((name, text)) = environment.text(UNIQUE_ID) {
-        let id =
-            UniqueId::from_hex(&text).map_err(|error| invalid(format!("{name}: {}", error.message())))?;
-        let address = address.map_or(RendezvousPoint::Id(id), at);
-        return Ok(RunningJob { address, id: Some(id), token: 0, one_node: false });
-    }
-    let is_complete = config.rank.is_some()
-        && config.world_size.is_some()
-        && config.master_addr.is_some()
-        && config.master_port.is_some();
-    let launcher_info = if is_complete { None } else { detect_launcher(&environment)? };
-    let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
-    let (own_host, own_port) = address.unzip();
-    let host = own_host
-        .or_else(|| config.master_addr.clone())
-        .or_else(|| launcher_info.as_ref().and_then(|info| info.host.clone()))
-        .ok_or_else(|| {
-            invalid(
-                "the address of rank 0 is unknown: give --address, or set the variables that the job's ranks have \
-                 (FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT, FLEXRING_UNIQUE_ID, or those of its launcher)"
-                    .to_owned(),
-            )
-        })?;
-    let port = own_port
-        .or(config.master_port)
-        .or_else(|| launcher_info.as_ref().and_then(|info| info.port))
-        .unwrap_or_else(|| derived_port(token));
-    let one_node = launcher_info.is_some_and(|info| info.one_node);
-    Ok(RunningJob { address: at((host, port)), id: None, token, one_node })
-}
-
 /// Whether no launcher and no setting makes this process a rank of a world.
 ///
 /// # Errors
@@ -201,11 +145,12 @@ pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank
     Ok(environment.number(launcher_info.local)?.map(|local| local.value))
 }
 
-const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
+/// The variable that contains a unique id.
+pub(super) const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
 
 /// A port from 20000 to 30000, below Linux's range of ephemeral ports. Two jobs with the same port detect it
 /// by their tokens.
-fn derived_port(token: u128) -> u16 {
+pub(super) fn derived_port(token: u128) -> u16 {
     20_000 + (token % 10_001) as u16
 }
 
@@ -217,14 +162,14 @@ struct NumericVariable {
 }
 
 /// The values that a launcher set.
-struct LauncherInfo {
+pub(super) struct LauncherInfo {
     launcher: &'static str,
     rank: NumericVariable,
     world: NumericVariable,
-    host: Option<String>,
-    port: Option<u16>,
+    pub(super) host: Option<String>,
+    pub(super) port: Option<u16>,
     /// Whether all ranks are on this node.
-    one_node: bool,
+    pub(super) one_node: bool,
     /// The variables that may contain the rank's number on its node.
     local: &'static [&'static str],
     /// A name that all ranks of the job share, and that no other job has.
@@ -234,13 +179,13 @@ struct LauncherInfo {
 }
 
 impl LauncherInfo {
-    fn token(&self) -> u128 {
+    pub(super) fn token(&self) -> u128 {
         self.job.as_ref().map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
     }
 }
 
 /// Reads environment variables through a lookup function.
-struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
+pub(super) struct Environment<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Environment<'_> {
     /// The first of these variables that is set and not empty.
@@ -248,7 +193,7 @@ impl Environment<'_> {
         names.iter().find_map(|name| self.text(name))
     }
 
-    fn text(&self, name: &'static str) -> Option<(&'static str, String)> {
+    pub(super) fn text(&self, name: &'static str) -> Option<(&'static str, String)> {
         (self.0)(name).filter(|text| !text.trim().is_empty()).map(|text| (name, text))
     }
 
@@ -293,12 +238,12 @@ fn half_set(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error
     ))
 }
 
-fn invalid(message: String) -> Error {
+pub(super) fn invalid(message: String) -> Error {
     Error::invalid_setting(message)
 }
 
 /// The launcher that started this process, if it is a known one.
-fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
+pub(super) fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     for launcher in [torchrun, open_mpi, mpich, slurm] {
         if let Some(launcher_info) = launcher(environment)? {
             return Ok(Some(launcher_info));

@@ -3,9 +3,10 @@
 //! Owns the request of a process that is no rank. Must not know how the answer is shown.
 
 use super::connect::{CoordinatorTarget, Joiner};
-use super::launcher::{RendezvousPoint, RunningJob};
+use super::launcher::RendezvousPoint;
 use super::process::Process;
 use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
+use super::running_job::RunningJob;
 use super::secret::SecretSource;
 use super::world_status::WorldStatus;
 use crate::config::Config;

@@ -225,24 +225,3 @@ fn a_damaged_unique_id_is_not_quoted() {
         .expect_err("damaged");
     assert!(error.message().contains("FLEXRING_UNIQUE_ID") && !error.message().contains("abcdef"), "{error}");
 }
-
-#[test]
-fn a_process_that_is_no_rank_finds_the_job() {
-    let find = |environment: &str, address: Option<(&str, u16)>| {
-        let config = Config::read(lookup(environment)).expect("settings");
-        let address = address.map(|(host, port)| (host.to_owned(), port));
-        job(&config, address, lookup(environment))
-            .map(|job| (job.address, job.token != 0 || job.id.is_some()))
-    };
-    let at = |host: &str, port| RendezvousPoint::Address { host: host.to_owned(), port };
-    let ours = "FLEXRING_MASTER_ADDR=a FLEXRING_MASTER_PORT=7";
-    assert_eq!(find(ours, None), Ok((at("a", 7), false)));
-    assert_eq!(find(ours, Some(("b", 8))), Ok((at("b", 8), false)));
-    assert_eq!(find(&format!("{SLURM} {ours}"), None), Ok((at("a", 7), true)));
-    let error = find("", None).expect_err("no address");
-    assert!(error.message().contains("--address"), "{error}");
-    let id = UniqueId::new(5, &["127.0.0.1:4321".parse().expect("an address")]);
-    let environment = format!("FLEXRING_UNIQUE_ID={}", id.to_hex());
-    assert_eq!(find(&environment, None), Ok((RendezvousPoint::Id(id), true)));
-    assert_eq!(find(&environment, Some(("b", 8))), Ok((at("b", 8), true)));
-}

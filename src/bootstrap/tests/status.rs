@@ -1,7 +1,7 @@
 //! `flexring status`: what the coordinator answers in each phase.
 
 use super::super::call_state::example_call;
-use super::super::launcher::RunningJob;
+use super::super::running_job::RunningJob;
 use super::super::{RankActivity, WorldStatus, world_status};
 use super::*;
 use crate::config::SecretText;
