@@ -15,7 +15,7 @@ pub fn current() -> Option<u64> {
 /// afterwards stays.
 pub fn raise() {
     static RAISED: Once = Once::new();
-    RAISED.call_once(|| raise_to_hard());
+    RAISED.call_once(raise_to_hard);
 }
 
 /// Sets the soft limit to the hard one, unless it is the same already.

@@ -97,7 +97,7 @@ impl PeerArena {
     pub fn piece_for_device(&self, offset: usize, len: usize) -> Result<Option<Piece>> {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= self.len) else { return Ok(None) };
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
-        if !windows.first().is_some_and(|window| window.piece(offset, len).is_some()) {
+        if windows.first().is_none_or(|window| window.piece(offset, len).is_none()) {
             let window = self.map(offset / PAGE * PAGE, end)?;
             windows.insert(0, window);
         }

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+/// What a rank got, with its own arena.
+type Exchanged = Result<(Neighbours, Arc<Arena>)>;
+
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// Starts an exchange of `world` ranks, of which those in `absent` do not take part. `before` runs when all sockets exist. Returns what each rank
@@ -22,7 +25,7 @@ fn exchange(
     absent: &[Rank],
     timeout: Duration,
     before: impl FnOnce(&[(Rank, ExchangeAddress)]),
-) -> Vec<Option<Result<(Neighbours, Arc<Arena>)>>> {
+) -> Vec<Option<Exchanged>> {
     let layout = ArenaLayout::new(world, 64, 2, 4096, 4096);
     let sockets: Vec<_> = (0..world).map(|_| DescriptorExchange::new().expect("a socket")).collect();
     let node: Vec<_> = sockets.iter().map(DescriptorExchange::address).enumerate().collect();
@@ -50,7 +53,7 @@ fn exchange(
 }
 
 /// Checks that every rank has the memory of all others, and nothing else.
-fn assert_complete(all: Vec<Option<Result<(Neighbours, Arc<Arena>)>>>) {
+fn assert_complete(all: Vec<Option<Exchanged>>) {
     let world = all.len();
     let all: Vec<_> = all.into_iter().map(|got| got.expect("a result").expect("an exchange")).collect();
     for (rank, (neighbours, _)) in all.iter().enumerate() {
