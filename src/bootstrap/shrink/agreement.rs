@@ -99,6 +99,8 @@ pub(super) struct Agreement {
     /// Whether the id for a decision is being created.
     is_deciding: bool,
     next_repeat: Option<Instant>,
+    /// When the time was last reported during a call.
+    last_tick: Option<Instant>,
     actions: Vec<AgreementAction>,
 }
 
@@ -122,6 +124,7 @@ impl Agreement {
             tried: Vec::new(),
             is_deciding: false,
             next_repeat: None,
+            last_tick: None,
             actions: Vec::new(),
         }
     }
@@ -181,6 +184,7 @@ impl Agreement {
         }
         self.progress = ShrinkProgress::Called(call);
         self.next_repeat = Some(now);
+        self.last_tick = None;
         self.on_tick(now);
     }
 
@@ -354,6 +358,7 @@ impl Agreement {
 
     /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
+        self.discount_pause(now);
         if self.is_active() && self.next_repeat.is_none_or(|at| now >= at) {
             self.next_repeat = Some(now + REPEAT);
             self.broadcast_state();
@@ -361,6 +366,17 @@ impl Agreement {
         if let ShrinkProgress::Called(call) = &self.progress {
             let call = call.clone();
             self.evaluate(call, now);
+        }
+    }
+
+    /// If this process did not run for a while, it heard nothing, which says nothing about the other ranks.
+    fn discount_pause(&mut self, now: Instant) {
+        if let Some(last) = self.last_tick.replace(now)
+            && let Some(pause) = now.saturating_duration_since(last).checked_sub(REPEAT)
+        {
+            for peer in &mut self.peers {
+                peer.since = (peer.since + pause).min(now);
+            }
         }
     }
 

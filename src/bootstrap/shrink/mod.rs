@@ -5,7 +5,7 @@
 //! communicator, nor how the new world is joined.
 //!
 //! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a refused connection
-//! means that the process is gone or has freed its communicator; no answer within a second means that it is
+//! means that the process is gone or has freed its communicator; no answer within 1.5 s means that it is
 //! stopped or unreachable; any other rank answers, even if its program has not called shrink yet. The leader waits until
 //! every rank has called, is excluded, is gone or is silent. Then it creates a unique id and sends it to the members, which
 //! join a world by it as usual.

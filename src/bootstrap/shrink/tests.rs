@@ -426,3 +426,25 @@ fn forged_worlds_and_messages_in_the_wrong_state_are_ignored() {
         AgreementAction::Finish(Ok(NewWorld { members: vec![0, 1], generations: vec![0, 0], id: vec![1] }));
     assert!(agreement.actions().contains(&expected));
 }
+
+#[test]
+fn a_pause_of_this_process_is_no_silence_of_the_others() {
+    let now = Instant::now();
+    let mut agreement = Agreement::new(0, 2, SILENCE, now);
+    agreement.call(Vec::new(), now, now + Duration::from_secs(60));
+    agreement.on_connected(1);
+    let decides = |agreement: &mut Agreement| {
+        let actions = agreement.actions();
+        actions
+            .iter()
+            .any(|action| matches!(action, AgreementAction::Decide(_) | AgreementAction::Notify(..)))
+    };
+    // Nothing runs for a minute, and then the first message of rank 1 is about to be read.
+    agreement.on_tick(now + Duration::from_secs(50));
+    assert!(!decides(&mut agreement), "rank 1 had no time to answer");
+    let later = now + Duration::from_secs(50);
+    for step in 1..=15 {
+        agreement.on_tick(later + Duration::from_millis(100 * step));
+    }
+    assert!(decides(&mut agreement), "rank 1 is silent while this process runs");
+}

@@ -474,10 +474,11 @@ impl ServiceThread {
     }
 }
 
-/// How long a rank may be silent before it counts as stopped or unreachable: a second, or as long as each of the ranks that
+/// How long a rank may be silent before it counts as stopped or unreachable: 1.5 s, or as long as each of the ranks that
 /// share a core runs for 50 ms in turn.
 fn silence(ranks_per_core: usize) -> Duration {
-    Duration::from_secs(1).max(Duration::from_millis(50) * u32::try_from(ranks_per_core).unwrap_or(u32::MAX))
+    Duration::from_millis(1500)
+        .max(Duration::from_millis(50) * u32::try_from(ranks_per_core).unwrap_or(u32::MAX))
 }
 
 /// How many connections may be unauthenticated in a world of this size.
