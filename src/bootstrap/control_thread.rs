@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How often a thread that waits for the coordinator checks the fault.
+const FAULT_CHECK: Duration = Duration::from_millis(100);
+
 /// How long leaving may take.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
 /// Maximum interval between heartbeats once a rank has left, so that the coordinator soon hears of a call that the
@@ -129,7 +132,8 @@ impl Shared {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let state = self.state();
-            let slice = left.min(longest_sleep());
+            // The fault may also be raised by a thread that does not wake this one, such as that of a shrink.
+            let slice = left.min(longest_sleep()).min(FAULT_CHECK);
             let waited = self.changed.wait_timeout_while(state, slice, |state| !done(state));
             let (state, wait) = waited.unwrap_or_else(PoisonError::into_inner);
             drop(state);
