@@ -161,7 +161,9 @@ impl Joiner<'_> {
                 [] => CoordinatorTarget::Successor(addresses),
                 own => CoordinatorTarget::Local(own),
             };
-            answered = Joiner { target: &target, ..*self }.ask()?;
+            // All ranks have joined in time; the move must not fail for the time that they took.
+            let deadline = self.deadline.max(Instant::now() + GRACE);
+            answered = Joiner { target: &target, deadline, ..*self }.ask()?;
         }
         match answered {
             (CoordinatorAnswer::Welcome(host_process), stream, secret) => {
@@ -279,7 +281,16 @@ impl Joiner<'_> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let timeout = left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
         let stream =
-            TcpStream::connect_timeout(&address, timeout).map_err(|cause| retry(cause.to_string()))?;
+            TcpStream::connect_timeout(&address, timeout).map_err(|cause| match (self.target, cause.kind()) {
+                // It has listened before its address became known. Final only if all addresses refuse.
+                (CoordinatorTarget::Successor(_), io::ErrorKind::ConnectionRefused) => {
+                    let message = format!(
+                        "rank 0 died before all ranks joined: it was to take the world over at {address} ({cause})"
+                    );
+                    ConnectError::Refused(Error::peer_lost(message))
+                }
+                _ => retry(cause.to_string()),
+            })?;
         // On one node, a socket that connects to a port without a listener may connect to itself.
         if stream.local_addr().ok() == stream.peer_addr().ok() {
             return Err(retry("no process listens".to_owned()));

@@ -152,7 +152,7 @@ impl ControlConnection {
     ///
     /// # Errors
     /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the number of ranks; `Timeout`, naming the
-    /// missing ranks, after `connect_timeout`; or the error that this world has already failed with.
+    /// missing ranks, after `connect_timeout`; `PeerLost` if the coordinator's process has left; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         // Half the limit is for the parts; the other half is more than enough for their framing.
         let limit = FRAME_LIMIT / 2 / self.world;
@@ -188,6 +188,11 @@ impl ControlConnection {
             ))),
             None => {
                 self.shared.fault.check()?;
+                if self.shared.state().ended {
+                    return Err(Error::peer_lost(format!(
+                        "cannot exchange {label}: the process that runs the coordinator has left"
+                    )));
+                }
                 Err(Error::timeout(format!(
                     "the coordinator did not answer an exchange of {label} within {}",
                     seconds(self.timeout)

@@ -137,7 +137,12 @@ impl Shared {
             let waited = self.changed.wait_timeout_while(state, slice, |state| !done(state));
             let (state, wait) = waited.unwrap_or_else(PoisonError::into_inner);
             drop(state);
-            if !wait.timed_out() || slice == left || self.fault.check_waiting().is_err() {
+            if !wait.timed_out() || slice == left || self.fault.check().is_err() {
+                return;
+            }
+            if let Err(error) = self.fault.check_waiting() {
+                // The other ranks wait for this one.
+                self.send(ToCoordinator::Abort { reason: error.message().to_owned() });
                 return;
             }
         }
@@ -155,6 +160,8 @@ pub(super) struct ControlThread {
     state: CallState,
     /// Whether the coordinator announced that it may close the connection.
     closing: bool,
+    /// Whether this rank has sent its goodbye, after which it sends no more.
+    leaving: bool,
 }
 
 /// Why the connection ended: a verb phrase such as `closed` or `has been silent for 10 s`.
@@ -169,7 +176,7 @@ impl ControlThread {
         heartbeat: Duration,
     ) -> Self {
         let state = CallState::Idle { finished: 0 };
-        Self { shared, stream, host_process, heartbeat, state, closing: false }
+        Self { shared, stream, host_process, heartbeat, state, closing: false, leaving: false }
     }
 
     /// The body of the thread.
@@ -293,13 +300,16 @@ impl ControlThread {
                 self.shared.state().gathered = Some((number, parts));
                 self.shared.changed.notify_all();
             }
-            ToRank::RequestState => self.send_heartbeat(),
+            ToRank::RequestState if !self.leaving => self.send_heartbeat(),
             ToRank::Closing => self.closing = true,
             ToRank::Left { rank, finished } => {
                 self.shared.departure.record(rank, finished);
-                self.send_heartbeat();
+                if !self.leaving {
+                    self.send_heartbeat();
+                }
             }
-            ToRank::Refused(_)
+            ToRank::RequestState
+            | ToRank::Refused(_)
             | ToRank::Challenge(_)
             | ToRank::HelloAck(_)
             | ToRank::Welcome { .. }
@@ -350,9 +360,10 @@ impl ControlThread {
         let state = self.state();
         reach(FaultPoint::ControlLeaves);
         self.enqueue(&ToCoordinator::Goodbye(state));
+        self.leaving = true;
         let mut finished = false;
         while Instant::now() < until {
-            if self.flush().is_err() {
+            if !finished && self.flush().is_err() {
                 return;
             }
             if !finished && !self.stream.has_unsent() {

@@ -163,7 +163,7 @@ impl Rendezvous {
         self.fail(
             ErrorKind::Rendezvous,
             format!(
-                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0                  there){refusals}",
+                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there){refusals}",
                 RankList::new(&missing),
                 seconds(timeout),
                 self.location

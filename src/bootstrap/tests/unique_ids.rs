@@ -95,3 +95,37 @@ fn rank_0_takes_a_world_over_from_another_process() {
         });
     });
 }
+
+#[test]
+fn the_death_of_a_rank_that_takes_the_world_over_is_named() {
+    watched(|| {
+        let id = create_unique_id(&config()).expect("an id");
+        let rendezvous = RendezvousPoint::Id(id);
+        let closed = address_of_closed_port();
+        thread::scope(|scope| {
+            let rendezvous = &rendezvous;
+            let apply = move |rank, successor: Vec<SocketAddr>| {
+                let (header, params) = hello_of(rank, 2);
+                let joiner = Joiner {
+                    target: &CoordinatorTarget::Remote(rendezvous),
+                    source: &SecretSource::of_id(&config(), id.job(), id.token()).expect("a secret"),
+                    header: &header,
+                    params: &HelloParams { successor, ..params },
+                    deadline: Instant::now() + Duration::from_secs(if rank == 0 { 1 } else { 20 }),
+                    fault: &fault(),
+                };
+                joiner.join().map(drop).expect_err("rank 0 does not listen")
+            };
+            let other = scope.spawn(move || apply(1, Vec::new()));
+            apply(0, vec![closed]);
+            let error = other.join().expect("no panic");
+            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+            assert!(error.message().starts_with("rank 0 died"), "{error}");
+        });
+    });
+}
+
+fn address_of_closed_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("an address")
+}
