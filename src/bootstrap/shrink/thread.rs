@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// How long an accepted connection may take to authenticate.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections accepted per listener before others are served again.
+const ACCEPT_BATCH: usize = 64;
 /// How long the listeners are ignored after the system ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Accepted connections that may be unauthenticated, in addition to one for each rank. All together have at most a quarter of
@@ -392,7 +394,7 @@ impl ServiceThread {
 
     fn accept(&mut self, now: Instant) {
         for index in 0..self.params.listener.sockets.len() {
-            loop {
+            for _ in 0..ACCEPT_BATCH {
                 match self.params.listener.sockets[index].accept() {
                     Ok((stream, _)) => self.open(stream, None, now),
                     Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,

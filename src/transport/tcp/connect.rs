@@ -34,6 +34,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// of the process's descriptors.
 const UNAUTHENTICATED: usize = 64;
 
+/// Connections accepted per listener before others are served again.
+const ACCEPT_BATCH: usize = 64;
+
 /// How long the listeners are ignored after the process ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -67,6 +70,8 @@ enum ConnectState {
     Connecting(TcpStream),
     /// Connected; this hello is sent and the challenge is being received.
     Handshaking(TcpStream, [u8; HELLO], HandshakeBuffer<CHALLENGE>),
+    /// The proof is sent, and the acceptor's last byte is being received.
+    Confirming(TcpStream),
     /// The handshake is complete.
     Established(TcpStream),
 }
@@ -196,7 +201,9 @@ impl Connector {
         for (index, pending) in self.pending.iter().enumerate() {
             let (socket, flags) = match &pending.state {
                 ConnectState::Connecting(socket) => (socket, PollFlags::OUT),
-                ConnectState::Handshaking(socket, ..) => (socket, PollFlags::IN),
+                ConnectState::Handshaking(socket, ..) | ConnectState::Confirming(socket) => {
+                    (socket, PollFlags::IN)
+                }
                 ConnectState::Paused(retry) => {
                     until = until.min(*retry);
                     continue;
@@ -269,13 +276,27 @@ impl Connector {
                         Ok(()) if sockets != self.sockets => {
                             return Err(differing_sockets(self.me, self.sockets, pending.peer, sockets));
                         }
-                        Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
+                        Ok(()) => pending.state = ConnectState::Confirming(socket),
                         Err(cause) => self.retry_later(index, &cause)?,
                     }
                 }
                 Ok(None) => pending.state = ConnectState::Handshaking(socket, hello, buffer),
                 Err(cause) => self.retry_later(index, &cause)?,
             },
+            ConnectState::Confirming(socket) => {
+                let mut buffer = HandshakeBuffer::EMPTY;
+                match buffer.read(&socket) {
+                    Ok(Some(handshake::ACCEPTED)) => {
+                        pending.state = ConnectState::Established(set_options(socket)?);
+                    }
+                    Ok(Some(_)) => {
+                        let cause = io::Error::other("the handshake ended with an unknown byte");
+                        self.retry_later(index, &cause)?;
+                    }
+                    Ok(None) => pending.state = ConnectState::Confirming(socket),
+                    Err(cause) => self.retry_later(index, &cause)?,
+                }
+            }
             other => pending.state = other,
         }
         Ok(())
@@ -307,9 +328,9 @@ impl Connector {
         Ok(())
     }
 
-    /// Accepts all connections that wait at a listener.
+    /// Accepts connections that wait at a listener.
     fn accept(&mut self, index: usize) -> Result<()> {
-        loop {
+        for _ in 0..ACCEPT_BATCH {
             let (socket, address) = match self.listener.sockets[index].accept() {
                 Ok(accepted) => accepted,
                 Err(cause) if cause.kind() == Io::WouldBlock => return Ok(()),
@@ -334,6 +355,7 @@ impl Connector {
             reach(FaultPoint::TcpAccepted);
             self.unauthenticated.push_back(Unauthenticated { socket, address, stage, deadline });
         }
+        Ok(())
     }
 
     /// Waits a moment for another part of the process to close descriptors. An error if none does for long.
@@ -390,8 +412,12 @@ impl Connector {
             |pending: &&mut PendingSocket| pending.peer == hello.from && pending.socket == hello.socket;
         if let Some(pending) = self.pending[at..].iter_mut().find(matches) {
             reach(FaultPoint::TcpEstablished);
-            // A peer that connects twice has lost its first connection.
-            pending.state = ConnectState::Established(set_options(socket)?);
+            match send(&socket, &handshake::ACCEPTED) {
+                // A peer that connects twice has lost its first connection.
+                Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
+                // The peer will connect again.
+                Err(cause) => pending.cause = cause.to_string(),
+            }
         }
         Ok(())
     }

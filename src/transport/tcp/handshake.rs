@@ -1,9 +1,10 @@
 //! The handshake of a new connection: who each end is, and the proof that it belongs to the job.
 //!
-//! Owns the layout of its three messages, little-endian but for one mark, and what their codes authenticate. Must not know how the
+//! Owns the layout of its four messages, little-endian but for one mark, and what their codes authenticate. Must not know how the
 //! bytes travel or what follows from them.
 //!
-//! The initiator sends a hello; the acceptor a challenge with a nonce and a code over both; the initiator a code over both. The keys
+//! The initiator sends a hello; the acceptor a challenge with a nonce and a code over both; the initiator a code over both; the acceptor
+//! a byte, so that the initiator connects again if the acceptor gave the connection up before it received the code. The keys
 //! are derived from the job's secret and from random numbers of both ranks, so they are new for each communicator, and the
 //! nonces are new for each connection: recorded messages are of no use later.
 
@@ -18,6 +19,8 @@ pub(super) const HELLO: usize = size_of::<WireHello>();
 pub(super) const CHALLENGE: usize = size_of::<WireChallenge>();
 /// Bytes of the initiator's proof.
 pub(super) const PROOF: usize = MAC_BYTES;
+/// What the acceptor sends once it has verified the proof.
+pub(super) const ACCEPTED: [u8; 1] = *b"!";
 
 /// Version of the protocol. Changes with every change of what travels on a connection.
 const VERSION: u32 = 2;

@@ -254,3 +254,25 @@ fn the_messages_of_an_earlier_link_are_refused_when_they_are_sent_again() {
         assert_eq!(refused.expect_err("refused").kind(), ErrorKind::Rendezvous);
     });
 }
+
+/// The acceptor may give a connection up although the initiator has sent everything.
+#[test]
+fn a_connection_that_is_lost_after_the_proof_is_made_again() {
+    with_timeout(|| {
+        let zero = TcpListener::bind((LOOPBACK, 0)).expect("a listener on loopback");
+        let one = connecting(listen().0, 1, (0, zero.local_addr().expect("bound")), 7, 1, deadline());
+        for attempt in 0..3 {
+            let (mut socket, _) = zero.accept().expect("a connection");
+            let mut hello = [0; HELLO];
+            socket.read_exact(&mut hello).expect("a hello");
+            let challenge = handshake::challenge(&key(7)(1), &hello, 1, [attempt; 16]);
+            socket.write_all(&challenge).expect("sent");
+            let mut proof = [0; PROOF];
+            socket.read_exact(&mut proof).expect("a proof");
+            if attempt == 2 {
+                socket.write_all(&handshake::ACCEPTED).expect("sent");
+            }
+        }
+        one.join().expect("no panic").expect("linked");
+    });
+}
