@@ -187,9 +187,10 @@ impl Joiner<'_> {
     fn ask(&self) -> Result<Answered> {
         let begun = Instant::now();
         let mut pause = MIN_PAUSE;
+        let mut refusal = None;
         let mut resolver = ResolverCache::default();
         loop {
-            let mut last = match self.attempt(&mut resolver, begun) {
+            let mut last = match self.attempt(&mut resolver, begun, &mut refusal) {
                 Ok(answered) => return Ok(answered),
                 Err(ConnectError::Fatal(error) | ConnectError::Refused(error)) => return Err(error),
                 Err(ConnectError::Retry(cause)) => cause,
@@ -199,6 +200,10 @@ impl Joiner<'_> {
                 let (name, advice) = self.target.describe();
                 if last.is_empty() {
                     last = "the deadline had passed".to_owned();
+                }
+                // Rank 0 may have given up since.
+                if let Some(refusal) = refusal.filter(|refusal| !last.contains(refusal)) {
+                    last = format!("{last}; before that it was refused: {refusal}");
                 }
                 let who = match self.header.purpose {
                     Purpose::Join => format!("rank {}", self.header.rank),
@@ -216,8 +221,13 @@ impl Joiner<'_> {
         }
     }
 
-    /// Tries every address once.
-    fn attempt(&self, resolver: &mut ResolverCache, begun: Instant) -> Attempt<Answered> {
+    /// Tries every address once. Sets `refusal` if a process there does not admit this rank.
+    fn attempt(
+        &self,
+        resolver: &mut ResolverCache,
+        begun: Instant,
+        refusal: &mut Option<String>,
+    ) -> Attempt<Answered> {
         let secret = self.source.secret().map_err(ConnectError::Retry)?;
         let addresses = resolver
             .addresses(self.target)
@@ -230,9 +240,11 @@ impl Joiner<'_> {
             match outcome.map_err(|error| self.failure_of_attempt(number, error, begun)) {
                 Ok((stream, answer)) => return Ok((answer, stream, secret)),
                 Err(ConnectError::Retry(cause)) => causes.push(cause),
-                // Rank 0 may have drawn another secret since this rank asked for it.
-                Err(ConnectError::Refused(error)) if self.source.may_change() => {
+                // Every process that holds the port can send this. Rank 0 may still come, with another secret or at the same port. The
+                // error at the deadline has the reason.
+                Err(ConnectError::Refused(error)) if self.waits_for_rank_0() => {
                     causes.push(error.message().to_owned());
+                    *refusal = Some(error.message().to_owned());
                 }
                 Err(ConnectError::Refused(error)) => refusals.push(error),
                 Err(last @ ConnectError::Fatal(_)) => return Err(last),
@@ -245,6 +257,12 @@ impl Joiner<'_> {
             Some(error) => Err(ConnectError::Retry(format!("{}, {}", causes.join(", "), error.message()))),
             None => Err(ConnectError::Retry(causes.join(", "))),
         }
+    }
+
+    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning.
+    fn waits_for_rank_0(&self) -> bool {
+        matches!(self.target, CoordinatorTarget::Remote(RendezvousPoint::Address { .. }))
+            && self.header.purpose == Purpose::Join
     }
 
     /// What the failure of the attempt with this number means to a rank that began to join at `begun`. If the rank has failed in it before, the coordinator is

@@ -17,6 +17,7 @@ use rustix::net::{
 use rustix::net::{RecvFlags, SendFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// How long rank 0 may take to answer.
@@ -69,7 +70,8 @@ impl NodeSecretListener {
                 Err(cause) => return Err(cause.into()),
             };
             if let Err(cause) = same_user(&caller) {
-                log::warn!("did not hand the job's secret to {cause}");
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| log::warn!("did not hand the job's secret to {cause}"));
                 continue;
             }
             // A new socket has room for it. A caller that is gone needs nothing.

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::secret::SecretKey;
 use rustix::fs::{Mode, OFlags};
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -47,7 +48,7 @@ impl JobSecret {
 }
 
 /// What the secret of a job consists of, besides the one that the settings give.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum SecondPart {
     /// Nothing.
     None,
@@ -60,12 +61,18 @@ enum SecondPart {
 }
 
 /// From what a process derives the secret of its job.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct SecretSource {
     /// The public number of the job.
     job: u128,
     given: Option<Vec<u8>>,
     second: SecondPart,
+}
+
+impl fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretSource").field("job", &self.job).finish_non_exhaustive()
+    }
 }
 
 impl SecretSource {
@@ -139,11 +146,6 @@ impl SecretSource {
     /// Whether only members of the job know its secret.
     pub(super) fn is_secret(&self) -> bool {
         self.given.is_some() || !matches!(self.second, SecondPart::None)
-    }
-
-    /// Whether the secret may change from one attempt to join to the next, because rank 0 draws it.
-    pub(super) fn may_change(&self) -> bool {
-        matches!(self.second, SecondPart::AskedFrom(_))
     }
 
     /// The secret. May wait for rank 0, at most a second.
@@ -272,6 +274,13 @@ mod tests {
         for (index, one) in codes.iter().enumerate() {
             assert!(codes[..index].iter().all(|other| other != one), "code {index} repeats");
         }
+    }
+
+    #[test]
+    fn a_source_does_not_show_its_secrets() {
+        let source = SecretSource::of_id(&with_text(TEXT), 1, u128::from_le_bytes(*b"secretsecretsecr"))
+            .expect("an id");
+        assert_eq!(format!("{source:?}"), "SecretSource { job: 1, .. }");
     }
 
     #[test]

@@ -226,10 +226,11 @@ fn the_ranks_that_wait_learn_who_was_refused() {
             let waiting =
                 scope.spawn(|| join_errors(&[(0, 3, config.clone()), (1, 3, config)], &address_of(port)));
             let wrong = with_secret("another secret, as by a typing error");
+            let wrong = Config { connect_timeout: Duration::from_secs(1), ..wrong };
             let error = join(2, 3, &address_of(port), &wrong).map(drop).expect_err("refused");
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
-            assert!(error.message().starts_with("rank 2 (pid "), "{error}");
-            assert!(error.message().contains("does not know the secret"), "{error}");
+            assert!(error.message().starts_with("rank 2 cannot reach rank 0 at 127.0.0.1"), "{error}");
+            assert!(error.message().contains("does not know the secret of the job"), "{error}");
             let errors = waiting.join().expect("refused");
             let error = all_equal(&errors);
             let expected =
@@ -266,6 +267,26 @@ fn an_impostor_of_the_coordinator_is_not_believed() {
             let error = join(1, 2, &address_of(port), &config).map(drop).expect_err("an impostor");
             assert!(error.message().contains("does not know the job's secret"), "{error}");
             impostor.join().expect("no panic");
+        });
+    });
+}
+
+#[test]
+fn a_refusal_by_a_process_that_holds_the_port_ends_no_rank() {
+    watched(|| {
+        let port = free_port();
+        let config = with_secret(SECRET);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+        thread::scope(|scope| {
+            let early = scope.spawn(|| join_ranks(1..2, 2, &address_of(port), &config));
+            let mut stream = FramedStream::new(listener.accept().expect("rank 1").0, true).expect("a socket");
+            let refused = ToRank::Refused(Error::rendezvous("no entry"));
+            stream.enqueue(encode(&refused).expect("short"));
+            stream.flush().expect("sent");
+            thread::sleep(Duration::from_millis(20));
+            drop((stream, listener));
+            let zero = join_ranks(0..1, 2, &address_of(port), &config);
+            assert_eq!(zero.len() + early.join().expect("joined").len(), 2);
         });
     });
 }
