@@ -233,7 +233,7 @@ fn another_user_of_the_node_does_not_get_its_secret() {
             let (output, text) = finish(rank);
             assert!(output.status.success(), "{text}");
         }
-        assert_eq!(secret_sockets(port), [String::new(); 0], "the name is free once the job has ended");
+        assert!(secret_sockets(port).is_empty(), "the name is free once the job has ended");
     });
 }
 
