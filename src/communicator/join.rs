@@ -162,6 +162,7 @@ impl Communicator {
             registrar,
             crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
+            opens_gpu: true,
             fault,
         };
         let service = match shrink_listener {
@@ -252,6 +253,8 @@ impl Communicator {
                 registrar: None,
                 crowded,
                 launch_group: Some(Arc::clone(&launch_group)),
+                // The thread that makes all ranks of a derived world need not use the GPU of each.
+                opens_gpu: !spec.is_derived || config.gpu.is_some(),
                 fault: Arc::clone(&fault),
             };
             let member = LocalMember { group: Arc::clone(&group), rank: me };

@@ -52,6 +52,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub crowded: bool,
     /// The ranks of this process, if there are others than this one.
     pub launch_group: Option<Arc<LaunchGroup>>,
+    /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU is.
+    pub opens_gpu: bool,
     pub fault: Arc<Fault>,
 }
 
@@ -79,7 +81,9 @@ impl CallRunnerBuilder<'_> {
         let staged = if has_small_path { config.small.0 } else { 0 };
         let gpu_state =
             GpuState::new(config, staged, launch_member.is_some(), layout, &arena, registrar.clone());
-        gpu_state.open_known(&mut executor)?;
+        if self.opens_gpu {
+            gpu_state.open_known(&mut executor)?;
+        }
         Ok(CallRunner {
             rank: me,
             world,

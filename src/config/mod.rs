@@ -258,12 +258,13 @@ impl Config {
         Duration::from_micros(self.spin_us as u64)
     }
 
-    /// Number of slots in a rank's pool: the setting, but at least one per peer that shares memory, and two per other peer.
-    /// `local_ranks` of the `world` ranks share memory, this rank included.
+    /// Number of slots in a rank's pool: the setting, but at least one per peer if all ranks share memory, and else two: the
+    /// slots are divided equally among the links, and a link that stages messages needs one for each direction. `local_ranks`
+    /// of the `world` ranks share memory, this rank included.
     #[must_use]
     pub fn slots_for(&self, local_ranks: usize, world: usize) -> usize {
-        let others = world.saturating_sub(local_ranks);
-        self.slots.max(local_ranks.saturating_sub(1) + 2 * others)
+        let per_peer = if local_ranks >= world { 1 } else { 2 };
+        self.slots.max(per_peer * world.saturating_sub(1))
     }
 
     /// Bytes of a slot for vectors on GPUs. At least as long as a slot for vectors on the host.

@@ -50,10 +50,11 @@ impl PeerArena {
     /// `Disagreement` if it is shorter, or may become shorter, so that reading it would end this process; `System` if its
     /// length cannot be read.
     pub fn new(file: OwnedFd, neighbours: usize, fixed: usize) -> Result<Self> {
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        // Once it is sealed it is never shorter than it is now.
         let stat = fstat(&file)
             .map_err(|cause| Error::io("cannot read the length of a neighbour's shared memory", cause))?;
         let len = usize::try_from(stat.st_size).unwrap_or(0);
-        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed || len < fixed {
             let found =
                 if sealed { format!("{len} bytes long") } else { "not sealed against shrinking".into() };

@@ -196,7 +196,7 @@ mod tests {
         for world in [17, 32, 64, 100] {
             let names: Vec<String> = (0..world).map(|rank| rank.to_string()).collect();
             let topology = Topology::from_names(&names);
-            let plan = Plan::on(ShortPlan::Tree.schedule(&topology), &topology, Lowering::Auto);
+            let plan = Plan::on(ShortPlan::Tree.schedule(&topology), &topology, Lowering::Direct);
             let sends = |rank| {
                 let program = plan.program(rank, ProgramSpec::ALL_REDUCE);
                 let peers = program.steps.iter().map(|step| match &step.body {

@@ -56,14 +56,14 @@ impl Gpu {
             driver.device_get(&raw mut device, ordinal as c_int)?;
             driver.primary_retain(&raw mut context, device)?;
         }
-        let context_id = context_id(driver, context).unwrap_or(None);
+        let context_id = context_id(driver, context)?;
         Ok(Arc::new(Self { driver, ordinal, device, context, context_id, name, capability }))
     }
 
     /// Whether its context still exists. `cudaDeviceReset` destroys it and everything in it, and the next context of the GPU
     /// gets the same handle.
     pub(crate) fn is_alive(&self) -> bool {
-        context_id(self.driver, self.context).is_ok_and(|id| id == self.context_id)
+        !matches!(self.check_alive(), Err(DriverError { code: Some(CONTEXT_IS_DESTROYED), .. }))
     }
 
     /// The index of the GPU whose context is current on this thread, if there is one.
@@ -89,15 +89,20 @@ impl Gpu {
         self.driver
     }
 
+    /// Fails if its context no longer exists, or is broken.
+    fn check_alive(&self) -> DriverResult {
+        let id = context_id(self.driver, self.context)?;
+        let destroyed = DriverError { function: "cuCtxPushCurrent_v2", code: Some(CONTEXT_IS_DESTROYED) };
+        if id == self.context_id { Ok(()) } else { Err(destroyed) }
+    }
+
     /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of the driver do
     /// not break the capture of a stream by another thread.
     ///
     /// # Errors
     /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to release.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
-        if !self.is_alive() {
-            return Err(DriverError { function: "cuCtxPushCurrent_v2", code: Some(CONTEXT_IS_DESTROYED) });
-        }
+        self.check_alive()?;
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
@@ -135,11 +140,9 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // A context that was destroyed has been released, and the next one was retained by others.
-        if self.is_alive() {
-            // SAFETY: the context was retained once, and every object in it is gone, because each holds `self`.
-            log_failure(unsafe { self.driver.primary_release(self.device) });
-        }
+        // Also after a reset, which destroys the context and leaves the count of its users as it is.
+        // SAFETY: the context was retained once, and every object in it is gone, because each holds `self`.
+        log_failure(unsafe { self.driver.primary_release(self.device) });
     }
 }
 

@@ -20,11 +20,12 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device
         Context* context = gpu(device);
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
         context->ended.wait(lock, [&] { return !context->ending; });
-        if (context->retained == 0) {
+        if (!context->alive) {
             auto legacy = std::make_shared<Stream>(nullptr, context, 0u, 0, true);
             if (!legacy->start()) return CUDA_ERROR_OUT_OF_MEMORY;
             context->legacy = legacy;
             context->id = ++world().contexts_made;
+            context->alive = true;
         }
         ++context->retained;
         *out = context->handle;
@@ -38,7 +39,7 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
         Holds holds(*context, lock, "cuDevicePrimaryCtxRelease_v2");
         if (context->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        if (--context->retained == 0) context->destroy(lock);
+        if (--context->retained == 0 && context->alive) context->destroy(lock);
         return CUDA_SUCCESS;
     });
 }
@@ -48,9 +49,8 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
         Context* context = gpu(device);
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
         Holds holds(*context, lock, "cuDevicePrimaryCtxReset_v2");
-        if (context->retained == 0) return CUDA_SUCCESS;
-        context->retained = 0;
-        context->destroy(lock);
+        // Its users still have to release it, and the next one to retain it brings it to life again.
+        if (context->alive) context->destroy(lock);
         return CUDA_SUCCESS;
     });
 }
@@ -61,7 +61,7 @@ SIMCUDA_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* fl
         const Context* context = gpu(device);
         if (!context) return CUDA_ERROR_INVALID_DEVICE;
         *flags = context->flags;
-        *active = context->retained > 0;
+        *active = context->alive;
         return CUDA_SUCCESS;
     });
 }
@@ -80,7 +80,7 @@ SIMCUDA_EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
         std::vector<Context*>& stack = current_contexts();
         Context* context = world().context(handle);
         if (handle && !context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (context && context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (context && !context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         if (!stack.empty()) stack.pop_back();
         if (context) stack.push_back(context);
         return CUDA_SUCCESS;
@@ -100,7 +100,7 @@ SIMCUDA_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
     return initialised(__func__, [&](Lock&) {
         Context* context = world().context(handle);
         if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         current_contexts().push_back(context);
         return CUDA_SUCCESS;
     });
@@ -130,7 +130,7 @@ SIMCUDA_EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long* id) {
         const std::vector<Context*>& stack = current_contexts();
         const Context* context = handle ? world().context(handle) : stack.empty() ? nullptr : stack.back();
         if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         *id = context->id;
         return CUDA_SUCCESS;
     });
@@ -170,7 +170,7 @@ SIMCUDA_EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return in_context(__func__, [&](Context& context, Lock& lock) {
         Context* other = world().context(peer);
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        if (!other || other == &context || other->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!other || other == &context || !other->alive) return CUDA_ERROR_INVALID_CONTEXT;
         if (!settings().peer) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
         context.perhaps_drain(lock, "cuCtxEnablePeerAccess");
         return context.peers.insert(other).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;

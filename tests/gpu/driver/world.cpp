@@ -107,10 +107,10 @@ CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Hol
     const std::vector<Context*>& stack = current_contexts();
     if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
     context = stack.back();
-    if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     holds.take(*context, lock, name);
     if (world.exiting) return CUDA_ERROR_DEINITIALIZED;
-    if (context->retained == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!context->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (context->error != CUDA_SUCCESS) return context->error;
     return may_disturb_captures(name) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
@@ -218,6 +218,7 @@ void Context::destroy(Lock& lock) {
     for (const auto& other : world.contexts) other->peers.erase(this);
     peers.clear();
     error = CUDA_SUCCESS;
+    alive = false;
     ending = false;
     ended.notify_all();
 }

@@ -51,6 +51,8 @@ struct Context {
     int number;
     CUcontext handle;
     unsigned retained = 0;
+    // From the first time that it is retained to its last release or a reset.
+    bool alive = false;
     // Unique in the process, as cuCtxGetId returns it: another one each time the context is created again.
     unsigned long long id = 0;
     // Set between its last release and the end of its threads; it cannot be retained then.
