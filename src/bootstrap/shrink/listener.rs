@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 
 /// The sockets at which a rank can be asked whether it is there. They exist before the ranks exchange addresses, and are
-/// served once a [`ShrinkService`] takes them over.
+/// served once a `ShrinkService` takes them over.
 #[derive(Debug)]
 pub struct ShrinkListener {
     _closed_in_child: Vec<ClosedInChild>,
