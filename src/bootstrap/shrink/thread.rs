@@ -58,7 +58,7 @@ pub struct AgreedWorld {
     pub members: Vec<Rank>,
     /// Identifies the new world.
     pub id: UniqueId,
-    /// Raised if the world cannot come about, until [`ShrinkService::joined`] is called.
+    /// Raised if the world cannot come about, until `ShrinkService::joined` is called.
     pub fault: Arc<Fault>,
 }
 
