@@ -4,7 +4,7 @@
 //! not while it waits for other ranks. So a thread may have a check function, which runs such handlers. Waits of the
 //! thread call it about every 50 ms, and end if it says so.
 //!
-//! Owns the check functions and their interval. Must not know what waits, or what a check does.
+//! Owns the check functions, their interval, and the number of interrupts of each thread. Must not know what waits, or what a check does.
 
 use crate::error::{Error, Result};
 use std::cell::Cell;
@@ -19,6 +19,8 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
     static CHECK: Cell<Option<InterruptCheck>> = const { Cell::new(None) };
+    /// How often the check of this thread has ended a wait.
+    static INTERRUPTS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Sets or removes the check of this thread.
@@ -44,9 +46,36 @@ pub(crate) fn check() -> Result<()> {
     // The check runs without a borrow, because it may set another one.
     match CHECK.get() {
         Some(check) if check() != 0 => {
-            Err(Error::aborted("the program interrupted this rank's call, which ends the communicator"))
+            INTERRUPTS.set(INTERRUPTS.get() + 1);
+            Err(interrupted())
         }
         _ => Ok(()),
+    }
+}
+
+fn interrupted() -> Error {
+    Error::aborted("the program interrupted this rank's call, which ends the communicator")
+}
+
+/// Detects interrupts of this thread in steps whose errors the caller ignores or repeats after. A check reports each
+/// interrupt once only, so calling it again finds nothing.
+#[derive(Debug)]
+pub(crate) struct InterruptWatch {
+    before: u64,
+}
+
+impl InterruptWatch {
+    /// Starts to watch this thread.
+    pub(crate) fn start() -> Self {
+        Self { before: INTERRUPTS.get() }
+    }
+
+    /// Fails if a wait of this thread was interrupted since the start. Must be called by the thread that started it.
+    ///
+    /// # Errors
+    /// `Aborted` if the program wants the thread back.
+    pub(crate) fn check(&self) -> Result<()> {
+        if INTERRUPTS.get() == self.before { Ok(()) } else { Err(interrupted()) }
     }
 }
 
@@ -93,6 +122,17 @@ mod tests {
         std::thread::spawn(|| assert!(check().is_ok() && !has_check())).join().expect("no panic");
         set_check(None);
         assert!(check().is_ok());
+    }
+
+    #[test]
+    fn a_watch_reports_an_interrupt_whose_error_was_ignored() {
+        let watch = InterruptWatch::start();
+        assert!(watch.check().is_ok());
+        set_check(Some(ends));
+        let _ = check();
+        set_check(None);
+        assert_eq!(watch.check().expect_err("an interrupt").kind(), ErrorKind::Aborted);
+        assert!(InterruptWatch::start().check().is_ok());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::control_plane::{ControlPlane, LocalMember};
 use super::local_gathering::{GatheringRequest, LocalGathering};
 use crate::bootstrap::{AgreedWorld, Identity, ShrinkService};
 use crate::error::{Error, Result};
+use crate::interrupt::InterruptWatch;
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,13 +26,16 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if `exclude` contains this rank or one that does not exist; `Disagreement` if ranks exclude
     /// different ranks; `Rendezvous` if the others went on without this rank, or if it cannot be excluded that they did;
-    /// `Timeout`, naming the ranks, if ranks that are alive do not call it within FLEXRING_CONNECT_TIMEOUT_MS; the errors
-    /// of [`from_env`](Self::from_env).
+    /// `Timeout`, naming the ranks, if ranks that are alive do not call it within FLEXRING_CONNECT_TIMEOUT_MS; `Aborted` if
+    /// the program interrupts it; the errors of [`from_env`](Self::from_env).
     pub fn shrink(&self, exclude: &[Rank]) -> Result<Self> {
         self.check_process()?;
         let exclude = self.excluded(exclude)?;
-        // Calls that are running or queued end first. Whether they failed does not matter.
+        // Calls that are running or queued end first. Whether they failed does not matter, unless the program interrupted
+        // the wait.
+        let watch = InterruptWatch::start();
         let _ = self.synchronize();
+        watch.check()?;
         let deadline = Instant::now() + self.blueprint.config.connect_timeout;
         match (&self.runner.control, &self.blueprint.gathering, &self.blueprint.service) {
             (ControlPlane::Threads(member), Some(gathering), _) => {

@@ -4,7 +4,7 @@
 
 use super::thread::{AgreedWorld, ServiceRequest, ServiceShared, ServiceThread, ShrinkServiceParams};
 use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt;
+use crate::interrupt::{self, InterruptWatch};
 use crate::process::{self, CreatorProcess};
 use crate::rank::Rank;
 use crate::wake::WakeFd;
@@ -47,12 +47,12 @@ impl ShrinkService {
     }
 
     /// Agrees with the other ranks on who is left without `exclude`, and calls `join` to join their new world. If that
-    /// fails because further ranks are lost, agrees again until `deadline`.
+    /// fails because further ranks are lost, agrees again until `deadline`. An interrupt by the program ends it at once.
     ///
     /// # Errors
     /// `Rendezvous` if the others went on without this rank, or if ranks that cannot be reached may have gone on without
     /// this one; `Timeout`, naming them, if ranks that are alive do not shrink until `deadline`; `Disagreement` if ranks
-    /// exclude different ranks; the error of `join`.
+    /// exclude different ranks; `Aborted` if the program interrupts it; the error of `join`.
     pub fn shrink<T>(
         &self,
         exclude: Vec<Rank>,
@@ -61,10 +61,19 @@ impl ShrinkService {
     ) -> Result<T> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.request(ServiceRequest::Call { exclude, deadline });
+        let watch = InterruptWatch::start();
         let mut system_errors = 0;
         loop {
             let world = self.outcome(deadline)?;
-            match join(&world) {
+            let joined = join(&world);
+            // An interrupt may look like an error that may pass.
+            if joined.is_err()
+                && let Err(interrupted) = watch.check()
+            {
+                self.request(ServiceRequest::GaveUp);
+                return Err(interrupted);
+            }
+            match joined {
                 Ok(joined) => {
                     self.request(ServiceRequest::Joined);
                     return Ok(joined);
@@ -138,5 +147,51 @@ impl Drop for ShrinkService {
         {
             log::error!("the thread that answers ranks that shrink panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::unique_id::UniqueId;
+    use crate::fault::Fault;
+    use std::ffi::c_int;
+
+    extern "C" fn ends() -> c_int {
+        1
+    }
+
+    /// A handle without a thread: the tests take its requests and publish the outcomes.
+    fn handle() -> ShrinkService {
+        let shared = Arc::new(ServiceShared {
+            wake: WakeFd::new().expect("an event descriptor"),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        ShrinkService { shared, turn: Mutex::default(), thread: None, creator: CreatorProcess::current() }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    fn world() -> AgreedWorld {
+        let id = UniqueId::new(1, &["127.0.0.1:1".parse().expect("an address")]);
+        AgreedWorld { members: vec![0, 2], id, fault: Arc::new(Fault::new().expect("an event descriptor")) }
+    }
+
+    #[test]
+    fn an_interrupt_while_a_world_is_joined_ends_the_shrink() {
+        let service = handle();
+        service.shared.lock().outcome = Some(Ok(world()));
+        let joined: Result<()> = service.shrink(Vec::new(), soon(), |world| {
+            interrupt::set_check(Some(ends));
+            let error = world.fault.check_waiting().expect_err("an interrupt");
+            interrupt::set_check(None);
+            Err(error)
+        });
+        assert_eq!(joined.expect_err("an interrupt").kind(), ErrorKind::Aborted);
+        let requests = std::mem::take(&mut service.shared.lock().requests);
+        assert!(matches!(requests[..], [ServiceRequest::Call { .. }, ServiceRequest::GaveUp]), "{requests:?}");
     }
 }
