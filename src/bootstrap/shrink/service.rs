@@ -21,8 +21,8 @@ const SYSTEM_ERRORS: u32 = 3;
 #[derive(Debug)]
 pub struct ShrinkService {
     shared: Arc<ServiceShared>,
-    /// Held during a shrink, so that one runs at a time.
-    turn: Mutex<()>,
+    /// Number of calls to agree so far. Held during a shrink, so that one runs at a time.
+    calls: Mutex<u64>,
     thread: Option<JoinHandle<()>>,
     /// The process that has the thread.
     creator: CreatorProcess,
@@ -43,7 +43,7 @@ impl ShrinkService {
         let builder = std::thread::Builder::new().name("flexring-shrink".to_owned());
         let thread = process::spawn(builder, move || thread.run())
             .map_err(|cause| Error::io("cannot start the thread that answers ranks that shrink", cause))?;
-        Ok(Self { shared, turn: Mutex::default(), thread: Some(thread), creator: CreatorProcess::current() })
+        Ok(Self { shared, calls: Mutex::default(), thread: Some(thread), creator: CreatorProcess::current() })
     }
 
     /// Agrees with the other ranks on who is left without `exclude`, and calls `join` to join their new world. If that
@@ -59,12 +59,13 @@ impl ShrinkService {
         deadline: Instant,
         join: impl Fn(&AgreedWorld) -> Result<T>,
     ) -> Result<T> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.request(ServiceRequest::Call { exclude, deadline });
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        *calls += 1;
+        self.request(ServiceRequest::Call { number: *calls, exclude, deadline });
         let watch = InterruptWatch::start();
         let mut system_errors = 0;
         loop {
-            let world = self.outcome(deadline)?;
+            let world = self.outcome(*calls, deadline)?;
             let joined = join(&world);
             // An interrupt may look like an error that may pass.
             if joined.is_err()
@@ -83,7 +84,8 @@ impl ShrinkService {
                         "the new world of {} ranks failed, shrinking again: {error}",
                         world.members.len()
                     );
-                    self.request(ServiceRequest::CallAgain);
+                    *calls += 1;
+                    self.request(ServiceRequest::CallAgain { number: *calls });
                 }
                 Err(error) => {
                     self.request(ServiceRequest::GaveUp);
@@ -98,15 +100,17 @@ impl ShrinkService {
         self.shared.wake.notify();
     }
 
-    fn outcome(&self, deadline: Instant) -> Result<AgreedWorld> {
+    /// Waits for the outcome of the call with this number. The outcome of an earlier call, which ended before its caller
+    /// received it, is discarded.
+    fn outcome(&self, number: u64, deadline: Instant) -> Result<AgreedWorld> {
         let until = deadline + GRACE;
         loop {
             let timeout = until.saturating_duration_since(Instant::now()).min(interrupt::longest_sleep());
             let state = self.shared.lock();
             let waited =
-                self.shared.changed.wait_timeout_while(state, timeout, |state| state.outcome.is_none());
+                self.shared.changed.wait_timeout_while(state, timeout, |state| !state.has_outcome(number));
             let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            if let Some(outcome) = state.outcome.take() {
+            if let Some((_, outcome)) = state.outcome.take_if(|(of, _)| *of == number) {
                 return outcome;
             }
             drop(state);
@@ -168,7 +172,7 @@ mod tests {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        ShrinkService { shared, turn: Mutex::default(), thread: None, creator: CreatorProcess::current() }
+        ShrinkService { shared, calls: Mutex::default(), thread: None, creator: CreatorProcess::current() }
     }
 
     fn soon() -> Instant {
@@ -183,7 +187,7 @@ mod tests {
     #[test]
     fn an_interrupt_while_a_world_is_joined_ends_the_shrink() {
         let service = handle();
-        service.shared.lock().outcome = Some(Ok(world()));
+        service.shared.lock().outcome = Some((1, Ok(world())));
         let joined: Result<()> = service.shrink(Vec::new(), soon(), |world| {
             interrupt::set_check(Some(ends));
             let error = world.fault.check_waiting().expect_err("an interrupt");
@@ -192,6 +196,33 @@ mod tests {
         });
         assert_eq!(joined.expect_err("an interrupt").kind(), ErrorKind::Aborted);
         let requests = std::mem::take(&mut service.shared.lock().requests);
-        assert!(matches!(requests[..], [ServiceRequest::Call { .. }, ServiceRequest::GaveUp]), "{requests:?}");
+        assert!(
+            matches!(requests[..], [ServiceRequest::Call { .. }, ServiceRequest::GaveUp]),
+            "{requests:?}"
+        );
+    }
+
+    #[test]
+    fn the_outcome_of_an_earlier_call_is_ignored() {
+        let service = handle();
+        interrupt::set_check(Some(ends));
+        let interrupted: Result<()> = service.shrink(Vec::new(), soon(), |_| Ok(()));
+        interrupt::set_check(None);
+        assert_eq!(interrupted.expect_err("an interrupt").kind(), ErrorKind::Aborted);
+        // The thread had agreed on a world when it received the request to give up.
+        service.shared.lock().outcome = Some((1, Ok(world())));
+        let second: Result<()> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let is_call =
+                    |request: &ServiceRequest| matches!(request, ServiceRequest::Call { number: 2, .. });
+                while !service.shared.lock().requests.iter().any(is_call) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                service.shared.lock().outcome = Some((2, Err(Error::rendezvous("the second call failed"))));
+                service.shared.changed.notify_all();
+            });
+            service.shrink(Vec::new(), soon(), |_| Ok(()))
+        });
+        assert_eq!(second.expect_err("it failed").message(), "the second call failed");
     }
 }

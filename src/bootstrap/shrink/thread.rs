@@ -58,7 +58,7 @@ pub struct AgreedWorld {
     pub members: Vec<Rank>,
     /// Identifies the new world.
     pub id: UniqueId,
-    /// Raised if the world cannot come about, until `ShrinkService::joined` is called.
+    /// Raised if the world cannot come about, until [`ShrinkService::shrink`](super::ShrinkService::shrink) returns.
     pub fault: Arc<Fault>,
 }
 
@@ -73,15 +73,24 @@ pub(super) struct ServiceShared {
 #[derive(Debug, Default)]
 pub(super) struct ServiceState {
     pub(super) requests: Vec<ServiceRequest>,
-    pub(super) outcome: Option<Result<AgreedWorld>>,
+    /// The number of a call, and what came of it.
+    pub(super) outcome: Option<(u64, Result<AgreedWorld>)>,
     pub(super) leaving: bool,
 }
 
-/// What the program's thread asks of the service's thread.
+impl ServiceState {
+    /// Whether the call with this number has an outcome.
+    pub(super) fn has_outcome(&self, number: u64) -> bool {
+        self.outcome.as_ref().is_some_and(|(of, _)| *of == number)
+    }
+}
+
+/// What the program's thread asks of the service's thread. Calls are numbered, so that the outcome of one that was given
+/// up is not taken for that of the next.
 #[derive(Debug)]
 pub(super) enum ServiceRequest {
-    Call { exclude: Vec<Rank>, deadline: Instant },
-    CallAgain,
+    Call { number: u64, exclude: Vec<Rank>, deadline: Instant },
+    CallAgain { number: u64 },
     Joined,
     GaveUp,
 }
@@ -116,6 +125,8 @@ pub(super) struct ServiceThread {
     coordinator: Option<Coordinator>,
     /// The fault of the new world, until it is joined.
     fault: Option<Arc<Fault>>,
+    /// The number of the last call.
+    call: u64,
 }
 
 /// What is ready, by index.
@@ -142,6 +153,7 @@ impl ServiceThread {
             accept_resumes: None,
             coordinator: None,
             fault: None,
+            call: 0,
             params,
         }
     }
@@ -215,8 +227,12 @@ impl ServiceThread {
 
     fn on_request(&mut self, request: ServiceRequest, now: Instant) {
         match request {
-            ServiceRequest::Call { exclude, deadline } => self.agreement.call(exclude, now, deadline),
-            ServiceRequest::CallAgain => {
+            ServiceRequest::Call { number, exclude, deadline } => {
+                self.call = number;
+                self.agreement.call(exclude, now, deadline);
+            }
+            ServiceRequest::CallAgain { number } => {
+                self.call = number;
                 self.end_join();
                 self.agreement.call_again(now);
             }
@@ -299,7 +315,7 @@ impl ServiceThread {
                     self.end_join();
                     self.close_own();
                 }
-                self.shared.lock().outcome = Some(outcome);
+                self.shared.lock().outcome = Some((self.call, outcome));
                 self.shared.changed.notify_all();
             }
         }
