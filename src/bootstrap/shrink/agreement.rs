@@ -218,13 +218,18 @@ impl Agreement {
         self.broadcast_state();
     }
 
-    /// The id that the leader, this rank, has created for the members; or why it could not.
-    pub(super) fn decided(&mut self, members: Vec<Rank>, id: Result<Vec<u8>, Error>) {
+    /// The id that the leader, this rank, has created for the members; or why it could not. Whether the id is used: if a
+    /// member was lost meanwhile, it is not, and the next tick decides again.
+    pub(super) fn decided(&mut self, members: Vec<Rank>, id: Result<Vec<u8>, Error>) -> bool {
         self.is_deciding = false;
         let ShrinkProgress::Called(call) = &self.progress else {
-            return;
+            return false;
+        };
+        let is_left = |rank: &Rank| {
+            *rank == self.me || (self.peers[*rank].reach == Reach::Connected && self.has_called(*rank))
         };
         match id {
+            Ok(_) if !members.iter().all(is_left) => false,
             Ok(id) => {
                 let generation = |rank: &Rank| {
                     if *rank == self.me { self.generation } else { self.peers[*rank].generation }
@@ -240,8 +245,12 @@ impl Agreement {
                 self.progress =
                     ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader: self.me };
                 self.actions.push(AgreementAction::Finish(Ok(world)));
+                true
             }
-            Err(error) => self.fail_all(error),
+            Err(error) => {
+                self.fail_all(error);
+                false
+            }
         }
     }
 

@@ -448,3 +448,29 @@ fn a_pause_of_this_process_is_no_silence_of_the_others() {
     }
     assert!(decides(&mut agreement), "rank 1 is silent while this process runs");
 }
+
+#[test]
+fn a_member_that_died_since_the_decision_is_left_out() {
+    let now = Instant::now();
+    let mut agreement = Agreement::new(0, 3, SILENCE, now);
+    agreement.call(Vec::new(), now, now + Duration::from_secs(60));
+    agreement.actions();
+    let called = Stance::Called { exclude: Vec::new(), waiting_for: Vec::new() };
+    for rank in [1, 2] {
+        agreement.on_connected(rank);
+        agreement.on_message(rank, ShrinkMessage::State { generation: 0, stance: called.clone() }, now);
+    }
+    // The end of the connection is read together with the last call, before the decision is carried out.
+    agreement.on_lost(2, now);
+    assert!(agreement.actions().contains(&AgreementAction::Decide(vec![0, 1, 2])));
+    assert!(!agreement.decided(vec![0, 1, 2], Ok(vec![1])), "rank 2 has died");
+    assert!(agreement.actions().is_empty(), "no rank hears of the world");
+    let later = now + Duration::from_millis(100);
+    agreement.on_tick(later);
+    assert!(agreement.actions().contains(&AgreementAction::Connect(2)));
+    agreement.on_refused(2, later);
+    assert!(agreement.actions().contains(&AgreementAction::Decide(vec![0, 1])));
+    assert!(agreement.decided(vec![0, 1], Ok(vec![2])));
+    let world = NewWorld { members: vec![0, 1], generations: vec![0, 0], id: vec![2] };
+    assert!(agreement.actions().contains(&AgreementAction::Finish(Ok(world))));
+}

@@ -295,11 +295,13 @@ impl ServiceThread {
                 }
             }
             AgreementAction::Decide(members) => {
-                let id = Coordinator::create(&self.params.config).and_then(|(coordinator, id)| {
-                    self.coordinator = Some(coordinator);
-                    id.hide(&self.params.key)
-                });
-                self.agreement.decided(members, id);
+                let created = Coordinator::create(&self.params.config)
+                    .and_then(|(coordinator, id)| Ok((coordinator, id.hide(&self.params.key)?)));
+                let (coordinator, id) = created
+                    .map_or_else(|error| (None, Err(error)), |(coordinator, id)| (Some(coordinator), Ok(id)));
+                if self.agreement.decided(members, id) {
+                    self.coordinator = coordinator;
+                }
             }
             AgreementAction::Cancel(error) => {
                 // Ends the rendezvous, or the joins of ranks that have not reached it. A world that is complete has lost a

@@ -103,7 +103,7 @@ impl Agreement {
         self.progress = ShrinkProgress::Called(call);
     }
 
-    fn has_called(&self, rank: Rank) -> bool {
+    pub(super) fn has_called(&self, rank: Rank) -> bool {
         matches!(self.peers[rank].stance, Some(Stance::Called { .. }))
     }
 
