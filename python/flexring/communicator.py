@@ -54,6 +54,19 @@ class _Handle:
         return number.value
 
 
+def _create(function):
+    """Calls ``function`` with the place for a pointer to a communicator. Returns its handle, or None if there is none."""
+    pointer = ctypes.c_void_p()
+    try:
+        check(function(ctypes.byref(pointer)))
+    except BaseException:
+        # A signal handler may raise an exception although the call succeeded. The program gets no communicator then.
+        if pointer.value is not None:
+            library.flexring_comm_free(pointer)
+        raise
+    return None if pointer.value is None else _Handle(pointer.value)
+
+
 def _ctypes_array(block, shape, name):
     kind = _CTYPES.get(name)
     if kind is None:
@@ -99,9 +112,7 @@ class Communicator:
         """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
         FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
         _interrupt.install(library)
-        pointer = ctypes.c_void_p()
-        check(library.flexring_comm_init_from_env(ctypes.byref(pointer)))
-        return cls(_Handle(pointer.value))
+        return cls(_create(library.flexring_comm_init_from_env))
 
     @classmethod
     def from_unique_id(cls, id, rank, size):
@@ -111,10 +122,8 @@ class Communicator:
         if len(id) != UNIQUE_ID_BYTES:
             raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, but this one has {len(id)}")
         _interrupt.install(library)
-        pointer = ctypes.c_void_p()
         id = UniqueId.from_buffer_copy(id)
-        check(library.flexring_comm_init_rank(ctypes.byref(pointer), size, id, rank))
-        return cls(_Handle(pointer.value))
+        return cls(_create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
 
     def shrink(self, exclude=()):
         """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank
@@ -126,20 +135,21 @@ class Communicator:
         exclude = sorted(set(exclude))
         for rank in exclude:
             self._check_root(rank)
-        pointer = ctypes.c_void_p()
         ranks = (ctypes.c_int * len(exclude))(*exclude)
-        check(library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), ctypes.byref(pointer)))
-        return type(self)(_Handle(pointer.value))
+        made = _create(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), out))
+        return type(self)(made)
 
     def split(self, color, key=0):
         """Makes one communicator for each ``color``, a number from 0, of the ranks that pass that color, ordered by ``key`` and
         then by their rank here. Returns None if ``color`` is None. All ranks must call it, between the same two calls."""
-        if color is not None and color < 0:
-            raise ValueError(f"a color is None or a number from 0, not {color}")
-        pointer = ctypes.c_void_p()
-        color = NO_COLOR if color is None else color
-        check(library.flexring_comm_split(self._open_handle().pointer, color, key, ctypes.byref(pointer)))
-        return None if pointer.value is None else type(self)(_Handle(pointer.value))
+        # ctypes would drop higher bits.
+        if color is not None and not 0 <= color < 2**31:
+            raise ValueError(f"a color is None or a number from 0 to 2**31 - 1, not {color}")
+        if not -(2**31) <= key < 2**31:
+            raise ValueError(f"a key is a number of 32 bits with a sign, not {key}")
+        handle, color = self._open_handle(), NO_COLOR if color is None else color
+        made = _create(lambda out: library.flexring_comm_split(handle.pointer, color, key, out))
+        return None if made is None else type(self)(made)
 
     @property
     def rank(self):
@@ -304,9 +314,11 @@ class Communicator:
         return self
 
     def __exit__(self, kind, error, trace):
-        if kind is not None and self._handle is not None:
-            self.abort()
-        self.close()
+        try:
+            if kind is not None and self._handle is not None:
+                self.abort()
+        finally:
+            self.close()
 
     def __repr__(self):
         state = "" if self._handle is not None else ", closed"

@@ -176,8 +176,9 @@ class DerivedCommunicators(WorldTest):
             return part.rank, part.size, vector[0]
 
         self.assertEqual(self.world(4, body), [(1, 2, 2), (0, 1, 1), (0, 2, 2), None])
-        with self.assertRaisesRegex(ValueError, "not -1"):
-            self.world(1, lambda comm: comm.split(-1))
+        for color, key in [(-1, 0), (2**31, 0), (0, 2**31), (0, -(2**31) - 1)]:
+            with self.assertRaisesRegex(ValueError, "a color is|a key is"):
+                self.world(1, lambda comm: comm.split(color, key))
 
 
 class Requests(WorldTest):
