@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import flexring
-from flexring import FlexringError
+from flexring import FlexringError, communicator
 
 from .world import WorldTest
 
@@ -156,6 +157,18 @@ class DerivedCommunicators(WorldTest):
             return smaller.rank, smaller.size, vector[0]
 
         self.assertEqual(self.world(3, body), [(0, 2, 2), None, (1, 2, 2)])
+
+    def test_a_new_communicator_is_freed_if_a_signal_handler_raises_an_exception(self):
+        def interrupted(pointer):
+            # The call has succeeded, and the handler runs before it returns to the program.
+            pointer._obj.value = 4096
+            raise KeyboardInterrupt
+
+        with unittest.mock.patch.object(communicator.library, "flexring_comm_free") as free:
+            with self.assertRaises(KeyboardInterrupt):
+                communicator._create(interrupted)
+        free.assert_called_once()
+        self.assertEqual(free.call_args.args[0].value, 4096)
 
     def test_bad_lists_of_ranks_are_refused(self):
         def body(comm):
