@@ -16,8 +16,9 @@
 //! members, which then agree again. The decisions of two leaders need not be compared for that.
 //!
 //! # No two new worlds without a common rank
-//! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. The
-//!   notice waits in the kernel of that rank's host, even if the process is stopped, and ends its shrink when it continues.
+//! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. While
+//!   the network works, the notice waits in the kernel of that rank's host, even if the process is stopped, and ends its
+//!   shrink when it continues.
 //!   Then the leader reads its own connections once more. Of two leaders that do this, at least one finds the other's
 //!   notice or request.
 //! - If ranks are unreachable, a leader decides only if more ranks have come than do not answer. If the numbers are equal,
@@ -25,6 +26,13 @@
 //!   that ranks are gone excludes them by name.
 //! - After a new world came about, its members keep the service of the old one. A rank that comes late is refused by them
 //!   or receives no answer, but never mistakes them for dead.
+//!
+//! # Limits
+//! Apart from ranks that exclude each other by name, two worlds without a common rank can come about in two cases:
+//! - The network breaks during a shrink, between the leader and ranks that it is connected to. Such ranks are silent, not
+//!   unreachable: they do not count against the majority, and the notice does not reach them.
+//! - A firewall refuses the connections between nodes instead of dropping their packets. Each side then takes the processes
+//!   of the other side for gone.
 
 mod agreement;
 mod listener;
