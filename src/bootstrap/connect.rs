@@ -326,12 +326,15 @@ impl Joiner<'_> {
             let end = match attempt.connection.flush() {
                 Ok(()) => {
                     let received = attempt.connection.receive(FRAME_LIMIT);
-                    for frame in &received.frames {
-                        let answer = attempt.on_frame(frame, number).map_err(|error| match error {
+                    let mut frames = received.frames.into_iter();
+                    while let Some(frame) = frames.next() {
+                        let answer = attempt.on_frame(&frame, number).map_err(|error| match error {
                             ConnectError::Retry(cause) => retry(cause),
                             other => other,
                         })?;
                         if let Some(answer) = answer {
+                            // The world may have failed right after it was complete.
+                            attempt.connection.put_back(frames);
                             return Ok((attempt.connection, answer));
                         }
                     }

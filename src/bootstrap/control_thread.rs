@@ -195,6 +195,8 @@ impl ControlThread {
         let mut monitor = HeartbeatMonitor::new(self.heartbeat);
         let mut last = Instant::now();
         let mut last_heartbeat = None;
+        // What came together with the welcome.
+        self.receive()?;
         loop {
             let now = Instant::now();
             monitor.advance(now.saturating_duration_since(last));

@@ -17,6 +17,8 @@ pub(super) struct FramedStream {
     _closed_in_child: ClosedInChild,
     stream: TcpStream,
     cutter: FrameDecoder,
+    /// Frames that were received before and are returned again.
+    put_back: Vec<Vec<u8>>,
     outgoing: VecDeque<Bytes>,
     /// Bytes of the first queued frame that are already sent.
     sent: usize,
@@ -44,15 +46,23 @@ impl FramedStream {
             _closed_in_child: ClosedInChild::new(stream.as_fd()),
             stream,
             cutter: FrameDecoder::new(preamble),
+            put_back: Vec::new(),
             outgoing: VecDeque::new(),
             sent: 0,
         })
+    }
+
+    /// Has the next [`receive`](Self::receive) return these frames first.
+    pub(super) fn put_back(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
+        self.put_back.extend(frames);
     }
 
     /// Reads once, at most 16 KiB, so that no peer can keep the thread from the others. Frames longer than
     /// `limit` bytes end the connection.
     pub(super) fn receive(&mut self, limit: usize) -> ReceivedFrames {
         let mut received = ReceivedFrames::default();
+        received.frames.append(&mut self.put_back);
+        received.any = !received.frames.is_empty();
         let mut chunk = [0; 16 << 10];
         match self.stream.read(&mut chunk) {
             Ok(0) => received.end = Some("closed".to_owned()),

@@ -11,7 +11,10 @@ use std::io::Write;
 fn connect_to(port: u16) -> TcpStream {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     loop {
-        if let Ok(stream) = TcpStream::connect(address) {
+        if let Ok(stream) = TcpStream::connect(address)
+            // Without a listener a socket may connect to itself.
+            && stream.local_addr().ok() != stream.peer_addr().ok()
+        {
             return stream;
         }
         thread::sleep(Duration::from_millis(2));
