@@ -2,6 +2,7 @@
 
 use crate::harness::{Setup, World, spawn};
 use flexring::{Communicator, ErrorKind, ReduceOp};
+use std::sync::Barrier;
 
 /// The sum of the ranks' numbers plus one.
 fn sum(comm: &Communicator, number: usize) -> u32 {
@@ -69,9 +70,11 @@ fn a_shrunk_communicator_is_split_and_a_part_is_shrunk() {
 #[test]
 fn a_failed_communicator_and_a_bad_color_are_refused() {
     for &world in World::enabled() {
+        let summed = Barrier::new(2);
         spawn(&Setup::new(world, 2), |comm| {
             assert_eq!(comm.split(-2, 0).expect_err("no color").kind(), ErrorKind::InvalidArgument);
             assert_eq!(sum(&comm, comm.rank()), 3);
+            summed.wait();
             comm.abort();
             assert_eq!(comm.split(0, 0).expect_err("it was aborted").kind(), ErrorKind::Aborted);
         });
