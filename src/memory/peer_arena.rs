@@ -12,8 +12,14 @@ use rustix::mm::Advice;
 use std::os::fd::OwnedFd;
 use std::sync::{PoisonError, RwLock};
 
-/// Bytes of a window where address space is not limited. It holds all that the communicator lays out and, mostly, all buffers.
-const WINDOW: usize = 1 << 30;
+/// Huge pages of a window where address space is not limited: a bit more than 1 GiB. It holds all that the communicator lays
+/// out and, mostly, all buffers.
+///
+/// The number is odd, because the kernel maps windows side by side. At a distance of exactly 1 GiB the same element of two
+/// ranks' vectors has addresses that differ only in high bits, which AMD's L1 cache does not tell apart (its way predictor
+/// hashes bits 12 to 27), so that each read evicts the other's line. On an AMD EPYC, 4 ranks, 128 MiB, medians of 10 rounds:
+/// 40.7 ms with 512 huge pages, 34.9 ms with 513.
+const WINDOW: usize = 513;
 
 /// Where address space is limited, the windows that a rank maps first, one for each neighbour, take at most this part of it.
 const PART_OF_ADDRESS_SPACE: usize = 4;
@@ -63,9 +69,9 @@ impl PeerArena {
                  long: do all ranks run the same build of flexring?"
             )));
         }
-        let share = |limit: usize| limit / PART_OF_ADDRESS_SPACE / neighbours.max(1) / HUGE * HUGE;
-        let window = address_space().map_or(WINDOW, |limit| share(limit).clamp(HUGE, WINDOW));
-        Ok(Self { file, len, window, windows: RwLock::default() })
+        let share = |limit: usize| limit / PART_OF_ADDRESS_SPACE / neighbours.max(1) / HUGE;
+        let huge_pages = address_space().map_or(WINDOW, |limit| share(limit).clamp(1, WINDOW));
+        Ok(Self { file, len, window: huge_pages * HUGE, windows: RwLock::default() })
     }
 
     /// A range of the arena, mapped if it is not yet; `None` if it exceeds the arena. Offsets from a peer are not trusted.
