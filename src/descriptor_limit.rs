@@ -11,6 +11,13 @@ pub fn current() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
+/// How many unauthenticated connections a listener may have: `wanted`, but at most a quarter of the descriptors of this
+/// process, so that strangers never use up those that ranks need. At least 1.
+pub(crate) fn unauthenticated(wanted: usize) -> usize {
+    let quarter = current().map_or(usize::MAX, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX));
+    wanted.min(quarter).max(1)
+}
+
 /// Raises the soft limit to the hard one. Only the first call in a process does something, so a limit that the program sets
 /// afterwards stays.
 pub fn raise() {

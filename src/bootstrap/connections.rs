@@ -7,12 +7,12 @@ use super::framed_stream::FramedStream;
 use super::handshake::Admission;
 use super::node_secret::NodeSecretListener;
 use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, ToRank, encode};
+use crate::descriptor_limit;
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::ClosedInChild;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Resource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -91,7 +91,7 @@ impl Connections {
             closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
             listeners,
             node_secret,
-            max_unauthenticated: a_quarter_of(rustix::process::getrlimit(Resource::Nofile).current),
+            max_unauthenticated: descriptor_limit::unauthenticated(MAX_UNAUTHENTICATED),
             accept_resumes: None,
             clients: BTreeMap::new(),
             ended: Vec::new(),
@@ -295,13 +295,6 @@ impl Connections {
         self.closed_in_child.clear();
         std::mem::take(&mut self.listeners)
     }
-}
-
-/// How many unauthenticated connections are accepted at once in a process that may have `limit` descriptors: at most a quarter
-/// of them, so that strangers never use up those that ranks need.
-fn a_quarter_of(limit: Option<u64>) -> usize {
-    let quarter = limit.map_or(usize::MAX, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX));
-    quarter.clamp(1, MAX_UNAUTHENTICATED)
 }
 
 /// The state of a connection that is closed once all frames are sent.

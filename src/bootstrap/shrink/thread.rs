@@ -10,6 +10,7 @@ use super::session::Session;
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::config::Config;
+use crate::descriptor_limit;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::rank::Rank;
@@ -17,7 +18,6 @@ use crate::secret::SecretKey;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -149,7 +149,7 @@ impl ServiceThread {
             ),
             sessions: Vec::new(),
             connecting: Vec::new(),
-            max_unauthenticated: max_unauthenticated(params.endpoints.len()),
+            max_unauthenticated: descriptor_limit::unauthenticated(UNAUTHENTICATED + params.endpoints.len()),
             accept_resumes: None,
             coordinator: None,
             fault: None,
@@ -499,10 +499,4 @@ impl ServiceThread {
 fn silence(ranks_per_core: usize) -> Duration {
     Duration::from_millis(1500)
         .max(Duration::from_millis(50) * u32::try_from(ranks_per_core).unwrap_or(u32::MAX))
-}
-
-/// How many connections may be unauthenticated in a world of this size.
-fn max_unauthenticated(world: usize) -> usize {
-    let quarter = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| (limit / 4) as usize);
-    (UNAUTHENTICATED + world).min(quarter).max(1)
 }

@@ -9,6 +9,7 @@
 use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
 use super::unauthenticated::{HandshakeBuffer, Stage, Unauthenticated, send};
+use crate::descriptor_limit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
@@ -17,7 +18,6 @@ use crate::secret::{SecretKey, random_bytes};
 use crate::transport::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind as Io};
@@ -111,12 +111,11 @@ pub(super) fn connect_all(
             cause: if peer < me { "no answer" } else { "it did not connect" }.to_owned(),
         })
         .collect::<Vec<_>>();
-    let quarter = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| (limit / 4) as usize);
     let connector = Connector {
         listener,
         me,
         sockets,
-        max_unauthenticated: (pending.len() + UNAUTHENTICATED).min(quarter).max(1),
+        max_unauthenticated: descriptor_limit::unauthenticated(pending.len() + UNAUTHENTICATED),
         pending,
         unauthenticated: VecDeque::new(),
         accept_resumes: None,
