@@ -8,7 +8,7 @@
 
 use crate::process::ClosedInChild;
 use crate::secret::SecretKey;
-use crate::transport::credentials::peer_user;
+use crate::transport::credentials::foreign_user;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv, send,
@@ -69,9 +69,9 @@ impl NodeSecretListener {
                 Err(cause) if io::Error::from(cause).kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) => return Err(cause.into()),
             };
-            if let Err(cause) = same_user(&caller) {
+            if let Some(user) = foreign_user(&caller) {
                 static WARNED: Once = Once::new();
-                WARNED.call_once(|| log::warn!("did not hand the job's secret to {cause}"));
+                WARNED.call_once(|| log::warn!("did not hand the job's secret to a process of {user}"));
                 continue;
             }
             // A new socket has room for it. A caller that is gone needs nothing.
@@ -100,8 +100,8 @@ pub(super) fn ask(name: &str) -> Result<SecretKey, String> {
     let ask = || -> io::Result<Result<SecretKey, String>> {
         let socket = unix_socket()?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        if let Err(cause) = same_user(&socket) {
-            return Ok(Err(format!("the job's secret is offered by {cause}")));
+        if let Some(user) = foreign_user(&socket) {
+            return Ok(Err(format!("the job's secret is offered by a process of {user}")));
         }
         let mut bytes = [0; 32];
         let mut len = 0;
@@ -134,16 +134,6 @@ fn wait(socket: &OwnedFd, until: Instant) -> io::Result<()> {
 fn unix_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
-}
-
-/// Checks that the other end of a connection is a process of this user.
-fn same_user(connection: &OwnedFd) -> Result<(), String> {
-    let user = peer_user(connection).map_err(|cause| format!("a process of an unknown user ({cause})"))?;
-    if user == rustix::process::geteuid().as_raw() {
-        Ok(())
-    } else {
-        Err(format!("a process of user {user}"))
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which user is at the other end of a Unix socket, as the kernel says.
 //!
-//! Owns the call that asks the kernel. Must not know what the socket is for.
+//! Owns the call that asks the kernel, and the comparison with this process's user. Must not know what the socket is for.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 ///
 /// # Errors
 /// That of the system call, for example if this is not a connected Unix socket.
-pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     // rustix's `UCred` cannot be used: the process id is 0 if the peer is in a PID namespace that this process cannot see,
     // and its type has no 0.
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
@@ -32,6 +32,15 @@ pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     }
 }
 
+/// The user at the other end of a Unix socket, as a phrase, if it is another one than this process's or is not known.
+pub(crate) fn foreign_user(socket: impl AsFd) -> Option<String> {
+    match peer_user(socket) {
+        Ok(user) if user == rustix::process::geteuid().as_raw() => None,
+        Ok(user) => Some(format!("user {user}")),
+        Err(cause) => Some(format!("an unknown user ({cause})")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,6 +51,8 @@ mod tests {
         let (one, _other) = UnixStream::pair().expect("a pair");
         assert_eq!(peer_user(&one).expect("credentials"), rustix::process::geteuid().as_raw());
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        assert_eq!(foreign_user(&one), None);
+        assert!(foreign_user(&tcp).is_some());
         assert!(peer_user(&tcp).map_or(true, |user| user != rustix::process::geteuid().as_raw()));
     }
 }

@@ -5,7 +5,7 @@
 //! them. Must not know what a packet means, nor who may send one.
 
 use crate::error::{Error, Result};
-use crate::transport::credentials::peer_user;
+use crate::transport::credentials::foreign_user;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -153,15 +153,6 @@ impl DescriptorChannel {
 impl AsFd for DescriptorChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// The user at the other end of a connection, as a phrase, if it is another one than this process's.
-fn foreign_user(socket: &OwnedFd) -> Option<String> {
-    match peer_user(socket) {
-        Ok(user) if user == rustix::process::geteuid().as_raw() => None,
-        Ok(user) => Some(format!("user {user}")),
-        Err(cause) => Some(format!("an unknown user ({cause})")),
     }
 }
 
