@@ -15,10 +15,10 @@ use crate::error::Result;
 use crate::fault::Fault;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
+use crate::transport::tcp::start_connecting;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -338,19 +338,8 @@ impl ServiceThread {
     }
 
     fn connect(&mut self, rank: Rank, now: Instant) {
-        let address = self.params.endpoints[rank];
-        let attempt =
-            Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)).and_then(|socket| {
-                socket.set_nonblocking(true)?;
-                match socket.connect(&address.into()) {
-                    Err(cause) if cause.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => {
-                        Err(cause)
-                    }
-                    _ => Ok(socket),
-                }
-            });
-        match attempt {
-            Ok(socket) => self.connecting.push((rank, socket.into())),
+        match start_connecting(self.params.endpoints[rank]) {
+            Ok(socket) => self.connecting.push((rank, socket)),
             Err(cause) => self.on_connect_error(rank, &cause, now),
         }
     }

@@ -228,16 +228,8 @@ impl Connector {
     /// Starts to connect to a peer.
     fn start_connecting(&mut self, index: usize) -> Result<()> {
         reach(FaultPoint::TcpConnects);
-        let address = self.pending[index].address;
-        let attempt = Socket::new(Domain::for_address(address), Type::STREAM, None).and_then(|socket| {
-            socket.set_nonblocking(true)?;
-            match socket.connect(&address.into()) {
-                Err(cause) if cause.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(cause),
-                _ => Ok(socket),
-            }
-        });
-        match attempt {
-            Ok(socket) => self.pending[index].state = ConnectState::Connecting(socket.into()),
+        match start_connecting(self.pending[index].address) {
+            Ok(socket) => self.pending[index].state = ConnectState::Connecting(socket),
             Err(cause) => self.retry_later(index, &cause)?,
         }
         Ok(())
@@ -468,6 +460,19 @@ fn differing_sockets(me: Rank, mine: usize, peer: Rank, theirs: usize) -> Error 
         "rank {peer} uses {theirs} sockets per link and rank {me} uses {mine}: set FLEXRING_SOCKETS_PER_LINK to the same \
          value on all ranks"
     ))
+}
+
+/// A socket that does not block and has begun to connect to `address`. Its error is known once it is writable.
+///
+/// # Errors
+/// That of the system call.
+pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(cause) if cause.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(cause),
+        _ => Ok(socket.into()),
+    }
 }
 
 /// Sends the hello if the kernel has connected. An error if it failed to.

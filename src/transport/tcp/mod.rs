@@ -24,6 +24,7 @@ mod unauthenticated;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use connect::start_connecting;
 pub use listener::Listener;
 
 use crate::call::Call;
