@@ -27,6 +27,12 @@ impl<'a> RankList<'a> {
         Self { ranks, limit: 8 }
     }
 
+    /// The form of "to have" that follows the list in a sentence.
+    #[must_use]
+    pub fn have(&self) -> &'static str {
+        if self.ranks.len() == 1 { "has" } else { "have" }
+    }
+
     /// Displays every rank, however many there are.
     #[must_use]
     pub fn unabridged(ranks: &'a [Rank]) -> Self {
@@ -66,6 +72,7 @@ mod tests {
             (&many, "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more"),
         ] {
             assert_eq!(RankList::new(ranks).to_string(), expected);
+            assert_eq!(RankList::new(ranks).have() == "has", ranks.len() == 1, "{expected}");
         }
         assert!(RankList::unabridged(&many).to_string().ends_with("98, 99 and 100"));
     }

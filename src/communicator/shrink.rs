@@ -99,10 +99,10 @@ fn shrink_threads(
         member.group.present().into_iter().filter(is_missing).collect()
     };
     let late = |missing: &[Rank]| {
-        let has = if missing.len() == 1 { "has" } else { "have" };
+        let missing = RankList::new(missing);
+        let have = missing.have();
         Error::timeout(format!(
-            "{} {has} not called shrink: all ranks must call it, or be named in the list of ranks to leave out",
-            RankList::new(missing)
+            "{missing} {have} not called shrink: all ranks must call it, or be named in the list of ranks to leave out"
         ))
     };
     let request = GatheringRequest::Shrink { exclude: exclude.clone() };

@@ -115,8 +115,9 @@ fn split_threads(
         (0..world).filter(|rank| !requests.contains_key(rank)).collect()
     };
     let late = |missing: &[Rank]| {
-        let has = if missing.len() == 1 { "has" } else { "have" };
-        Error::timeout(format!("{} {has} not called split: all ranks must call it", RankList::new(missing)))
+        let missing = RankList::new(missing);
+        let have = missing.have();
+        Error::timeout(format!("{missing} {have} not called split: all ranks must call it"))
     };
     let deadline = Instant::now() + blueprint.config.connect_timeout;
     let request = GatheringRequest::Split { color, key };

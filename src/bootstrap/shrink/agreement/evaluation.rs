@@ -182,11 +182,12 @@ impl Agreement {
                 None => missing,
             };
         }
-        let (who, verb) = (RankList::new(&missing), if missing.len() == 1 { "has" } else { "have" });
+        let missing = RankList::new(&missing);
+        let have = missing.have();
         Error::new(
             ErrorKind::Timeout,
             format!(
-                "{who} {verb} not called shrink within {waited:.1} s: all ranks that are alive must call it, or be named in \
+                "{missing} {have} not called shrink within {waited:.1} s: all ranks that are alive must call it, or be named in \
                  the list of ranks to leave out"
             ),
         )
