@@ -2,7 +2,8 @@
 //!
 //! Owns that number, by which ranks find out which of them share a process. Must not know who compares it.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::secret::random_bytes;
 use std::sync::OnceLock;
 
 /// A number that no other process in the world has; every call in a process returns the same one. Process ids may repeat across
@@ -15,9 +16,8 @@ pub(crate) fn process_number() -> Result<u64> {
     let drawn = match DRAWN.get() {
         Some(drawn) => *drawn,
         None => {
-            let random = getrandom::u64()
-                .map_err(|cause| Error::system(format!("cannot draw a random number: {cause}")))?;
-            *DRAWN.get_or_init(|| random)
+            let random = random_bytes()?;
+            *DRAWN.get_or_init(|| u64::from_ne_bytes(random))
         }
     };
     Ok(drawn ^ u64::from(std::process::id()))

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
 use crate::rank::Rank;
+use crate::secret::random_bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ impl Server {
         Self {
             control,
             // Without random numbers, a rank may take a late answer of a failed attempt for one of the next.
-            attempt: getrandom::u64().unwrap_or(0),
+            attempt: random_bytes().map_or(0, u64::from_ne_bytes),
             clock: ActiveClock::new(Instant::now()),
             expires: None,
             superseded: false,

@@ -8,6 +8,7 @@ use crate::cuda_driver::{Address, IpcByValue};
 use crate::error::{Error, Result};
 use crate::memory::{Export, MemorySpace, Piece, Sharing, lend, lend_in_place};
 use crate::process_number::process_number;
+use crate::secret::random_bytes;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -38,8 +39,7 @@ impl Ipc {
         let word =
             |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
         let handle = std::array::from_fn(word);
-        let no_numbers = |_| Error::system("there are no random numbers");
-        let pattern = [getrandom::u64().map_err(no_numbers)?, getrandom::u64().map_err(no_numbers)?];
+        let pattern = [u64::from_ne_bytes(random_bytes()?), u64::from_ne_bytes(random_bytes()?)];
         // SAFETY: both have this length, and nothing else accesses them.
         lend(&pattern, &mut [], |pattern, _| unsafe {
             gpu.copy_now(memory.piece().narrow(0, size_of::<[u64; 2]>()), pattern)
