@@ -109,9 +109,11 @@ fn run(wake: &WakeFd) {
     loop {
         let used = {
             // Poll without the lock, on descriptors that this thread keeps open.
+            let state = lock();
             let waiting: Vec<(Arc<CoordinatorControl>, Arc<Vec<TcpListener>>)> =
-                lock().ids.iter().map(|id| (Arc::clone(&id.control), Arc::clone(&id.listeners))).collect();
-            let expires = lock().ids.iter().map(|id| id.expires).min();
+                state.ids.iter().map(|id| (Arc::clone(&id.control), Arc::clone(&id.listeners))).collect();
+            let expires = state.ids.iter().map(|id| id.expires).min();
+            drop(state);
             sleep(wake, &waiting, expires)
         };
         let mut state = lock();
