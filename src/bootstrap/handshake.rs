@@ -189,7 +189,6 @@ mod tests {
     use super::super::secret::SecretSource;
     use super::*;
     use crate::config::{Config, SecretText};
-    use std::time::Duration;
 
     const JOB: u128 = 7;
 
@@ -209,16 +208,6 @@ mod tests {
             world: 2,
             process: Process { pid: 101, host: "h".to_owned(), instance: 0 },
             purpose: Purpose::Join,
-        }
-    }
-
-    fn params() -> HelloParams {
-        HelloParams {
-            settings: vec![("A".to_owned(), "1".to_owned())],
-            join_timeout: Duration::from_secs(1),
-            exchange_timeout: Duration::from_secs(2),
-            heartbeat: Duration::from_millis(500),
-            successor: Vec::new(),
         }
     }
 
@@ -251,13 +240,13 @@ mod tests {
             let (gate, secret) = (gate(text), secret(text));
             let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
             let (admission, nonce) = challenge(&gate, &bytes);
-            let proof = rank.prove(nonce, &params()).expect("short");
+            let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
             let AdmissionStep::Admitted(hello, ToRank::HelloAck(code)) =
                 admission.on_frame(&gate, frame(&proof))
             else {
                 panic!("not admitted");
             };
-            assert_eq!(hello, Hello { header: header(), params: Some(params()) });
+            assert_eq!(hello, Hello { header: header(), params: Some(HelloParams::example()) });
             assert!(rank.is_proof(&code));
             let forged = std::array::from_fn(|at| code[at] ^ u8::from(at == 31));
             assert!(!rank.is_proof(&forged));
@@ -269,7 +258,7 @@ mod tests {
         let (gate, wrong) = (gate(TEXT), secret(Some("another secret text")));
         let (mut rank, bytes) = Applicant::new(&wrong, JOB, &header()).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &params()).expect("short");
+        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
         let (error, note) = refusal(admission.on_frame(&gate, frame(&proof)));
         assert!(
             error.starts_with("rank 1 (pid 101 on host h) does not know the secret of the job"),
@@ -302,7 +291,7 @@ mod tests {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         let (_, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &params()).expect("short");
+        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
         // The coordinator's nonce is another one.
         let (admission, other) = challenge(&gate, &bytes);
         assert_ne!(nonce, other);
@@ -314,7 +303,7 @@ mod tests {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = frame(&rank.prove(nonce, &params()).expect("short"));
+        let proof = frame(&rank.prove(nonce, &HelloParams::example()).expect("short"));
         let Admission::AwaitProof { frame: opened, opening, nonce } = admission else {
             panic!("no challenge");
         };
@@ -336,9 +325,9 @@ mod tests {
         let secret = secret(TEXT);
         let (mut rank, _) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         assert!(!rank.is_proof(&[0; MAC_BYTES]), "before the challenge");
-        let proof = frame(&rank.prove([1; 16], &params()).expect("short"));
+        let proof = frame(&rank.prove([1; 16], &HelloParams::example()).expect("short"));
         assert!(!rank.is_proof(proof.first_chunk().expect("a code")));
-        assert!(rank.prove([2; 16], &params()).is_err(), "a second challenge");
+        assert!(rank.prove([2; 16], &HelloParams::example()).is_err(), "a second challenge");
     }
 
     #[test]
@@ -347,7 +336,7 @@ mod tests {
         let header = HelloHeader { version: "99.0".to_owned(), ..header() };
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &params()).expect("short");
+        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
         match admission.on_frame(&gate, frame(&proof)) {
             AdmissionStep::Admitted(hello, _) => assert_eq!(hello, Hello { header, params: None }),
             other => panic!("{other:?}"),

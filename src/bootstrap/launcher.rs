@@ -449,4 +449,4 @@ fn no_address(launcher_info: Option<&LauncherInfo>) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -340,6 +340,20 @@ impl FrameDecoder {
 }
 
 #[cfg(test)]
+impl HelloParams {
+    /// Parameters for tests.
+    pub(super) fn example() -> Self {
+        Self {
+            settings: vec![("A".to_owned(), "1".to_owned())],
+            join_timeout: Duration::from_secs(1),
+            exchange_timeout: Duration::from_secs(2),
+            heartbeat: Duration::from_millis(500),
+            successor: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -353,16 +367,6 @@ mod tests {
             purpose: Purpose::Join,
         };
         Opening { job: 7, has_secret: true, nonce: [5; 16], header }
-    }
-
-    fn params() -> HelloParams {
-        HelloParams {
-            settings: vec![("A".to_owned(), "1".to_owned())],
-            join_timeout: Duration::from_secs(1),
-            exchange_timeout: Duration::from_secs(2),
-            heartbeat: Duration::from_millis(500),
-            successor: Vec::new(),
-        }
     }
 
     #[test]
@@ -413,7 +417,8 @@ mod tests {
 
     #[test]
     fn limits_durations_from_the_wire() {
-        let forged = HelloParams { join_timeout: Duration::MAX, heartbeat: Duration::ZERO, ..params() };
+        let forged =
+            HelloParams { join_timeout: Duration::MAX, heartbeat: Duration::ZERO, ..HelloParams::example() };
         let params = HelloParams::decode(&encode_value(&forged).expect("short")).expect("params");
         assert!(params.join_timeout < Duration::MAX && params.heartbeat > Duration::ZERO);
     }
@@ -460,7 +465,7 @@ mod tests {
 
         #[test]
         fn parsers_accept_damaged_frames_without_panicking(at: usize, byte: u8, cut: usize) {
-            for mut frame in [encode_value(&opening()).expect("short"), encode_value(&params()).expect("short")] {
+            for mut frame in [encode_value(&opening()).expect("short"), encode_value(&HelloParams::example()).expect("short")] {
                 let length = frame.len();
                 frame[at % length] = byte;
                 frame.truncate(cut % (length + 1));

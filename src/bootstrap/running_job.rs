@@ -68,17 +68,7 @@ pub fn job(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// `NAME=text` pairs, separated by blanks.
-    fn lookup(environment: &str) -> impl Fn(&str) -> Option<String> {
-        |name| {
-            environment
-                .split_whitespace()
-                .filter_map(|pair| pair.split_once('='))
-                .find(|(key, _)| *key == name)
-                .map(|(_, text)| text.to_owned())
-        }
-    }
+    use crate::bootstrap::launcher::tests::lookup;
 
     const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_JOB_ID=77 SLURM_STEP_ID=0";
 

@@ -1,5 +1,6 @@
 //! Compiles, links and runs C programs that use the C ABI.
 
+use crate::harness::free_port;
 use crate::programs::{libraries, present, program, root, simulated_cuda, succeed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -143,9 +144,7 @@ fn streams_may_be_destroyed_full_or_blocked() {
 #[test]
 fn the_gpu_example_runs() {
     on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("its number").port().to_string();
-        drop(listener);
+        let port = free_port();
         let ranks = ["0", "1"].map(|rank| {
             let mut example = program();
             example.envs([("FLEXRING_RANK", rank), ("FLEXRING_WORLD_SIZE", "2")]);

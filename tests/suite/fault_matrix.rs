@@ -6,13 +6,12 @@
 //! every action, kind of link and number of ranks.
 
 use crate::effort;
-use crate::harness::{test_name, with_watchdog};
+use crate::harness::{free_port, test_name, with_watchdog};
 use crate::programs::program;
 use flexring::fault_point::{FaultAction, FaultPoint};
 use flexring::{Communicator, ReduceOp, Result};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -120,12 +119,12 @@ fn live() -> Result<()> {
 
 impl Run {
     /// Starts the process of a rank, which runs this binary with the test `name`.
-    fn start(&self, name: &str, rank: usize, port: u16, folder: &std::path::Path) -> Child {
+    fn start(&self, name: &str, rank: usize, port: &str, folder: &std::path::Path) -> Child {
         let log = std::fs::File::create(folder.join(format!("{rank}.log"))).expect("a file");
         let mut command: Command = program(std::env::current_exe().expect("this binary"));
         command.args([name, "--exact", "--nocapture"]);
         command.env(RANK, rank.to_string()).env("FLEXRING_WORLD_SIZE", self.ranks.to_string());
-        command.env("FLEXRING_MASTER_ADDR", "127.0.0.1").env("FLEXRING_MASTER_PORT", port.to_string());
+        command.env("FLEXRING_MASTER_ADDR", "127.0.0.1").env("FLEXRING_MASTER_PORT", port);
         command.env("FLEXRING_TRANSPORT", if self.links == Links::Tcp { "tcp" } else { "auto" });
         if self.links == Links::Mixed {
             command.env("FLEXRING_NODE", if rank < self.ranks.div_ceil(2) { "first" } else { "second" });
@@ -151,10 +150,9 @@ impl Run {
 
     fn execute(&self, name: &str) -> RunOutcome {
         let folder = tempfile::tempdir().expect("a folder");
-        let port =
-            TcpListener::bind(("127.0.0.1", 0)).expect("a port").local_addr().expect("its number").port();
+        let port = free_port();
         let mut ranks: Vec<Child> =
-            (0..self.ranks).map(|rank| self.start(name, rank, port, folder.path())).collect();
+            (0..self.ranks).map(|rank| self.start(name, rank, &port, folder.path())).collect();
         let begun = Instant::now();
         let mut outcome = RunOutcome::default();
         let mut running: BTreeSet<usize> = (0..self.ranks).collect();

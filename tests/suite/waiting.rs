@@ -1,12 +1,11 @@
-//! Who waits for whom: processes that are stopped, an id's creator that ends, and `flexring status`.
+//! Which ranks wait for which: processes that are stopped, an id's creator that ends, and `flexring status`.
 
-use crate::harness::{start_processes, test_name, with_watchdog};
+use crate::harness::{free_port, start_processes, test_name, with_watchdog};
 use flexring::bootstrap::create_unique_id;
 use flexring::config::Config;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -92,6 +91,17 @@ impl RunningRank {
     }
 }
 
+/// The variables of a job whose coordinator listens on this port, and that goes on until `file` exists. Its ranks notice a
+/// silent rank soon. The first two variables suffice to ask for its status.
+fn job_at<'a>(port: &'a str, file: &'a Path) -> [(&'static str, &'a str); 4] {
+    [
+        ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
+        ("FLEXRING_MASTER_PORT", port),
+        ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
+        (SIGNAL_FILE, file.to_str().expect("text")),
+    ]
+}
+
 /// Checks that all ranks succeed.
 fn all_succeed(ranks: Vec<RunningRank>) -> Vec<String> {
     let ended: Vec<(bool, String)> = ranks.into_iter().map(RunningRank::wait).collect();
@@ -99,11 +109,6 @@ fn all_succeed(ranks: Vec<RunningRank>) -> Vec<String> {
         assert!(succeeded, "rank {rank}: {stderr}");
     }
     ended.into_iter().map(|(_, stderr)| stderr).collect()
-}
-
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port().to_string()
 }
 
 #[test]
@@ -121,12 +126,7 @@ fn a_stopped_coordinator_blames_itself_when_it_continues() {
     }
     with_watchdog(Duration::from_secs(60), || {
         let port = free_port();
-        let variables = [
-            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
-            ("FLEXRING_MASTER_PORT", &*port),
-            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
-            (SIGNAL_FILE, "/nonexistent"),
-        ];
+        let variables = job_at(&port, Path::new("/nonexistent"));
         let test = "a_stopped_coordinator_blames_itself_when_it_continues";
         for transport in ["auto", "tcp"] {
             let variables: Vec<_> =
@@ -149,12 +149,7 @@ fn a_job_that_is_stopped_as_a_whole_continues() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
         let port = free_port();
-        let variables = [
-            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
-            ("FLEXRING_MASTER_PORT", &*port),
-            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
-            (SIGNAL_FILE, file.to_str().expect("text")),
-        ];
+        let variables = job_at(&port, &file);
         let ranks = RunningRank::start_world("a_job_that_is_stopped_as_a_whole_continues", 2, &variables);
         ranks.iter().for_each(|rank| rank.signal(Signal::STOP));
         std::thread::sleep(PAUSE);
@@ -234,12 +229,7 @@ fn a_running_job_can_be_asked_for_its_status() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
         let port = free_port();
-        let variables = [
-            ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
-            ("FLEXRING_MASTER_PORT", &*port),
-            ("FLEXRING_HEARTBEAT_MS", HEARTBEAT),
-            (SIGNAL_FILE, file.to_str().expect("text")),
-        ];
+        let variables = job_at(&port, &file);
         let ranks = RunningRank::start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
         let until = Instant::now() + Duration::from_secs(10);
         // By the environment of the job, and by an address.

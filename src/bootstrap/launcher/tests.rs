@@ -1,11 +1,10 @@
 //! Table-driven tests of each launcher's environment.
 
 use super::*;
-
 use crate::error::ErrorKind;
 
 /// `NAME=text` pairs, separated by blanks.
-fn lookup(environment: &str) -> impl Fn(&str) -> Option<String> {
+pub(in crate::bootstrap) fn lookup(environment: &str) -> impl Fn(&str) -> Option<String> {
     |name| {
         environment
             .split_whitespace()

@@ -51,6 +51,19 @@ fn free_port() -> u16 {
     }
 }
 
+/// A connection to a coordinator that may not listen yet.
+fn connect_to(port: u16) -> TcpStream {
+    loop {
+        if let Ok(stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+            // Without a listener a socket may connect to itself.
+            && stream.local_addr().ok() != stream.peer_addr().ok()
+        {
+            return stream;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// The public number of the job of these tests.
 const JOB: u128 = 7;
 

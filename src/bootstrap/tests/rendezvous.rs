@@ -7,20 +7,6 @@ use super::*;
 use crate::config::Size;
 use std::io::Write;
 
-/// A connection to a coordinator that may not listen yet.
-fn connect_to(port: u16) -> TcpStream {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    loop {
-        if let Ok(stream) = TcpStream::connect(address)
-            // Without a listener a socket may connect to itself.
-            && stream.local_addr().ok() != stream.peer_addr().ok()
-        {
-            return stream;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// Joins as a rank with an invented process, up to the coordinator's acknowledgement.
 fn acknowledged(stream: TcpStream, rank: Rank, world: usize) -> FramedStream {
     let (header, params) = hello_of(rank, world);

@@ -17,19 +17,6 @@ fn secret_of(config: &Config) -> JobSecret {
     SecretSource::of_settings(config, JOB).expect("valid").secret().expect("there")
 }
 
-/// A connection to a coordinator that may not listen yet.
-fn connect_to(port: u16) -> TcpStream {
-    loop {
-        if let Ok(stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-            // Without a listener a socket may connect to itself.
-            && stream.local_addr().ok() != stream.peer_addr().ok()
-        {
-            return stream;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// Sends bytes on a connection of its own. The coordinator may close it at any time.
 fn throw(port: u16, bytes: &[u8]) -> TcpStream {
     let mut stream = connect_to(port);

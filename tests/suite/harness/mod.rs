@@ -13,6 +13,7 @@ pub use rank::Rank;
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Result};
+use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -96,6 +97,12 @@ impl World {
     pub fn is_verbs(self) -> bool {
         Self::VERBS.contains(&self)
     }
+}
+
+/// The number of a port on which nothing listens, as text.
+pub fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port().to_string()
 }
 
 /// A test world: the kind of its connections, its size and its settings.
