@@ -34,8 +34,8 @@ pub(super) struct NodeSecret {
     pub(super) key: SecretKey,
 }
 
-/// The name under which rank 0 of this job hands out its secret. Two jobs that meet at one port of a node are told apart by
-/// their numbers.
+/// The name under which rank 0 of this job hands out its secret. Its numbers distinguish jobs that meet at one
+/// port of a node.
 pub(super) fn name(job: u128, port: u16) -> String {
     format!("flexring-secret-{port}-{job:032x}")
 }

@@ -56,7 +56,7 @@ enum SecondPart {
     UniqueId([u8; 16]),
     /// Random bytes that rank 0 hands to processes of its user on its node.
     Node(SecretKey),
-    /// The same, on the other ranks, which ask rank 0 under this name.
+    /// Those random bytes on the other ranks, which ask rank 0 for them under this name.
     AskedFrom(String),
 }
 

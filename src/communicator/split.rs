@@ -24,7 +24,8 @@ impl Communicator {
     /// collective.
     ///
     /// # Errors
-    /// `InvalidArgument` for another negative color, before any other rank is affected; the error that ended this communicator, if it has failed; the errors of [`from_env`](Self::from_env).
+    /// `InvalidArgument` for another negative color, before any other rank is affected; the error that ended this
+    /// communicator, if it has failed; the errors of [`from_env`](Self::from_env).
     pub fn split(&self, color: i32, key: i32) -> Result<Option<Self>> {
         if color < 0 && color != Self::NO_COLOR {
             let message = format!("the color is {color}, neither NO_COLOR nor a number from 0");

@@ -96,8 +96,8 @@ impl PeerArena {
         Ok(piece)
     }
 
-    /// A range of the arena like that of [`piece`](Self::piece). All later pieces within it lie in this mapping, so that a device that the
-    /// range is registered with reaches them.
+    /// A range of the arena like that of [`piece`](Self::piece). All later pieces within it lie in this mapping, so that a
+    /// device that the range is registered with reaches them.
     ///
     /// # Errors
     /// As for [`piece`](Self::piece).

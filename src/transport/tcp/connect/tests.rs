@@ -186,7 +186,7 @@ fn an_address_that_cannot_be_listened_on_is_named() {
     assert_eq!(Listener::bind(&[]).expect_err("no address").kind(), ErrorKind::InvalidArgument);
 }
 
-/// Strangers know everything about a job but its key: who connects to whom, and the settings.
+/// Connections from outside the job are made with all that is public about it: who connects to whom, and the settings.
 #[test]
 fn a_stranger_never_fails_or_takes_a_link() {
     with_timeout(|| {
