@@ -24,3 +24,5 @@ rm -f "$unfinished"/nvidia/cuda_nvrtc/lib/libnvrtc.alt.so* "$unfinished"/nvidia/
 echo "$wheels" >"$unfinished/.wheels"
 rm -rf "$folder"
 mv "$unfinished" "$folder"
+# Cargo runs the build script again, which did not find a compiler before.
+touch "$(dirname "$0")/../build.rs"

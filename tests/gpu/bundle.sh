@@ -3,7 +3,8 @@
 #
 #   tests/gpu/bundle.sh ARCHIVE
 #
-# Unpack it there and run tests/gpu/first_contact. Debug information is left out. Fails if the archive exceeds 64 MiB.
+# Unpack it there and run tests/gpu/first_contact. Debug information is left out. Fails if the archive exceeds
+# 64 MiB, or if no kernels are compiled into the programs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 archive=$(realpath -m "${1:?usage: bundle.sh ARCHIVE}")
@@ -19,6 +20,11 @@ tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
     esac
 done
 [ -e "$tree/bin/flexring" ] && [ -e "$tree/lib/libflexring.so" ]
+kernels=$("$tree/bin/flexring" doctor | grep "GPU kernels:" || true)
+if [[ $kernels != *"machine code"* ]]; then
+    echo "the bundle would have no compiled kernels, which a machine without NVRTC cannot run: $kernels" >&2
+    exit 1
+fi
 # A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
 strip --strip-unneeded "$tree/lib/libflexring.so"
