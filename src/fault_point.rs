@@ -54,6 +54,10 @@ pub enum FaultPoint {
     SmallPosted,
     SmallWaits,
     SmallCollected,
+    LeaderCollected,
+    LeaderPosted,
+    MemberPosted,
+    MemberReceived,
     ProgramPrepared,
     ProgramAnnounced,
     ProgramEnds,
@@ -94,6 +98,10 @@ pub enum FaultAction {
     Disconnect,
     /// Lowers the limit of descriptors to those that are open.
     ExhaustDescriptors,
+    /// Sets all of its interfaces but loopback down, in a network namespace.
+    LinkDown,
+    /// Lets its standard error, to which it logs, end on a full disk.
+    FullDisk,
 }
 
 /// This process is at `point`.
@@ -112,6 +120,7 @@ mod planned {
         ForeignRawFd, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, kill_process,
         pidfd_getfd, pidfd_open, setrlimit,
     };
+    use std::process::Command;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::SystemTime;
@@ -173,7 +182,23 @@ mod planned {
                 let open = open_descriptors().into_iter().max().map_or(0, |last| last as u64 + 1);
                 let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(open), maximum: Some(open) });
             }
+            FaultAction::LinkDown => {
+                for name in interfaces() {
+                    let _ = Command::new("ip").args(["link", "set", &name, "down"]).status();
+                }
+            }
+            FaultAction::FullDisk => {
+                let full = std::fs::File::options().write(true).open("/dev/full");
+                let _ = full.map(|full| rustix::stdio::dup2_stderr(full));
+            }
         }
+    }
+
+    /// The network interfaces but loopback.
+    fn interfaces() -> Vec<String> {
+        let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name != "lo").collect()
     }
 
     /// The numbers of this process's descriptors.

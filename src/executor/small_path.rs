@@ -46,13 +46,17 @@ impl SmallPath {
         }
         if self.mailbox.local_rank() == LEADER {
             self.collect_for_all(resources, bound, slot)?;
+            reach(FaultPoint::LeaderCollected);
             add(resources, bound)?;
             copy(resources, bound, bound.output, slot, None)?;
             self.mailbox.post_to_members(&bound.call);
+            reach(FaultPoint::LeaderPosted);
             return Ok(());
         }
         self.mailbox.post_to_leader(&bound.call);
+        reach(FaultPoint::MemberPosted);
         let sum = self.await_sum(resources, bound)?;
+        reach(FaultPoint::MemberReceived);
         copy(resources, bound, sum, bound.output, None)
     }
 

@@ -5,14 +5,17 @@
 //! that rank any more. A selection runs in `make test`; FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with
 //! every action, kind of link and number of ranks.
 
+mod network;
+
 use crate::effort;
 use crate::harness::{free_port, test_name, with_watchdog};
 use crate::programs::program;
 use flexring::fault_point::{FaultAction, FaultPoint};
 use flexring::{Communicator, ReduceOp, Result};
+use network::Network;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -26,6 +29,8 @@ const DISAGREES: &str = "FAULT_MATRIX_DISAGREES";
 const LIMIT: Duration = Duration::from_secs(25);
 /// Runs of a test at the same time: much of a run is waiting.
 const PARALLEL: usize = 3;
+/// Ranks from which on a leader adds small messages, if there are fewer cores.
+const LEADER_RANKS: usize = 8;
 /// Elements of the vectors that a rank reduces: small messages, and programs with one and with many sub-chunks.
 const COUNTS: [usize; 4] = [1, 300, 20_000, 150_000];
 
@@ -38,6 +43,8 @@ enum Links {
     Tcp,
     /// Two nodes: shared memory within, TCP between them.
     Mixed,
+    /// Shared memory of so many ranks that small messages go through a leader.
+    Leader,
 }
 
 /// One run.
@@ -70,6 +77,17 @@ fn nanoseconds() -> u128 {
 /// A value from whose sums it is seen which rank was left out or counted twice: each rank has eight bits of its own.
 fn value(rank: usize, index: usize) -> i64 {
     (1 + index as i64 % 9) << (8 * rank)
+}
+
+/// Whether this machine has so few cores that the ranks of [`Links::Leader`] have to share them.
+fn has_leader() -> bool {
+    let few = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < LEADER_RANKS);
+    if !few {
+        eprintln!(
+            "skipped: the points of the leader of small messages need a machine of fewer than {LEADER_RANKS} cores"
+        );
+    }
+    few
 }
 
 /// The life of a rank: joins, makes calls of all kinds, and leaves.
@@ -119,12 +137,16 @@ fn live() -> Result<()> {
 
 impl Run {
     /// Starts the process of a rank, which runs this binary with the test `name`.
-    fn start(&self, name: &str, rank: usize, port: &str, folder: &std::path::Path) -> Child {
+    fn start(&self, name: &str, rank: usize, rendezvous: &Rendezvous, folder: &std::path::Path) -> Child {
         let log = std::fs::File::create(folder.join(format!("{rank}.log"))).expect("a file");
-        let mut command: Command = program(std::env::current_exe().expect("this binary"));
+        let mut command = match &rendezvous.network {
+            Some(network) => network.command(rank),
+            None => program(std::env::current_exe().expect("this binary")),
+        };
         command.args([name, "--exact", "--nocapture"]);
         command.env(RANK, rank.to_string()).env("FLEXRING_WORLD_SIZE", self.ranks.to_string());
-        command.env("FLEXRING_MASTER_ADDR", "127.0.0.1").env("FLEXRING_MASTER_PORT", port);
+        command.env("FLEXRING_MASTER_ADDR", &rendezvous.address);
+        command.env("FLEXRING_MASTER_PORT", &rendezvous.port);
         command.env("FLEXRING_TRANSPORT", if self.links == Links::Tcp { "tcp" } else { "auto" });
         if self.links == Links::Mixed {
             command.env("FLEXRING_NODE", if rank < self.ranks.div_ceil(2) { "first" } else { "second" });
@@ -140,6 +162,9 @@ impl Run {
             let (point, action): (&str, &str) = (self.point.into(), self.action.into());
             command.env("FLEXRING_TEST_FAULT_POINT", format!("{point}:{}:{action}", self.nth));
             command.env("FLEXRING_TEST_FAULT_FILE", folder.join("fault"));
+            if self.action == FaultAction::FullDisk {
+                command.env("FLEXRING_LOG", "trace");
+            }
         }
         if needs_failure(self.point) && rank == (self.victim + 1) % self.ranks {
             command.env(DISAGREES, "1");
@@ -148,11 +173,12 @@ impl Run {
         command.spawn().expect("a process for the rank")
     }
 
-    fn execute(&self, name: &str) -> RunOutcome {
+    /// `number` differs from that of all runs at the same time.
+    fn execute(&self, name: &str, number: usize) -> RunOutcome {
         let folder = tempfile::tempdir().expect("a folder");
-        let port = free_port();
+        let rendezvous = Rendezvous::new(self, number);
         let mut ranks: Vec<Child> =
-            (0..self.ranks).map(|rank| self.start(name, rank, &port, folder.path())).collect();
+            (0..self.ranks).map(|rank| self.start(name, rank, &rendezvous, folder.path())).collect();
         let begun = Instant::now();
         let mut outcome = RunOutcome::default();
         let mut running: BTreeSet<usize> = (0..self.ranks).collect();
@@ -212,6 +238,9 @@ impl Run {
             // The victim may notice its fault late, or not at all.
             (None, Some(_)) if log.contains("ENDED CALLS") => {}
             (None, Some(_)) => wrong("ended without an error"),
+            (Some(_), Some(_)) if self.action == FaultAction::FullDisk && !needs_failure(self.point) => {
+                wrong("failed because another rank could not log");
+            }
             (Some(_), Some(_)) if is_victim => {}
             (Some(error), Some(fault)) => {
                 let Some((time, message)) = error.split_once(' ') else { return wrong("has no error") };
@@ -232,7 +261,22 @@ impl Run {
 
     /// Whether the process may go on after the fault.
     fn survives(&self) -> bool {
-        matches!(self.action, FaultAction::Disconnect | FaultAction::ExhaustDescriptors)
+        !matches!(self.action, FaultAction::Kill | FaultAction::Stop | FaultAction::Exit)
+    }
+}
+
+/// Where the ranks of a run meet.
+struct Rendezvous {
+    network: Option<Network>,
+    address: String,
+    port: String,
+}
+
+impl Rendezvous {
+    fn new(run: &Run, number: usize) -> Self {
+        let network = (run.action == FaultAction::LinkDown).then(|| Network::new(number, run.ranks));
+        let address = if network.is_some() { Network::address(0) } else { "127.0.0.1".to_owned() };
+        Self { network, address, port: free_port() }
     }
 }
 
@@ -246,6 +290,7 @@ fn links_of(point: FaultPoint) -> &'static [Links] {
         P::JoinSharesMemory | P::JoinSentDescriptors | P::JoinReceivedDescriptors | P::MemoryAnnounced => {
             &[Links::Shm]
         }
+        P::LeaderCollected | P::LeaderPosted | P::MemberPosted | P::MemberReceived => &[Links::Leader],
         P::ReadsBegin | P::ReadsEnd | P::ViewReleased => &[Links::Shm],
         P::TcpConnects | P::TcpConnected | P::TcpAccepted | P::TcpEstablished | P::ReceivePosted => {
             &[Links::Tcp, Links::Mixed]
@@ -261,6 +306,8 @@ fn victim_at(point: FaultPoint, ranks: usize, turn: usize) -> usize {
         // The rank with the higher number connects to the other; so does one to the leader of its node.
         FaultPoint::TcpConnects | FaultPoint::TcpConnected => ranks - 1,
         FaultPoint::JoinSentDescriptors | FaultPoint::JoinReceivedDescriptors => ranks - 1,
+        FaultPoint::LeaderCollected | FaultPoint::LeaderPosted => 0,
+        FaultPoint::MemberPosted | FaultPoint::MemberReceived => 1 + turn % (ranks - 1),
         FaultPoint::TcpAccepted | FaultPoint::TcpEstablished | FaultPoint::SleepBegins => 0,
         // The coordinator is in the process of rank 0.
         _ if name.starts_with("coordinator") => 0,
@@ -287,7 +334,12 @@ fn all_runs() -> Vec<Run> {
     for point in FaultPoint::iter() {
         for action in FaultAction::iter() {
             for links in links_of(point) {
-                for ranks in 2..=5 {
+                // Each rank is in a namespace of its own where a link goes down, so it has TCP only.
+                if action == FaultAction::LinkDown && *links != Links::Tcp {
+                    continue;
+                }
+                let worlds = if *links == Links::Leader { LEADER_RANKS..=LEADER_RANKS } else { 2..=5 };
+                for ranks in worlds {
                     let turn = runs.len();
                     let nth = if is_repeated(point) { 1 + turn / 5 % 3 } else { 1 };
                     let victim = victim_at(point, ranks, turn);
@@ -305,8 +357,10 @@ fn execute(runs: &[Run], name: &str) {
     std::thread::scope(|scope| {
         for _ in 0..PARALLEL {
             scope.spawn(|| {
-                while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = run.execute(name);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(run) = runs.get(number) else { break };
+                    let outcome = run.execute(name, number);
                     outcomes.lock().expect("no panic").push((*run, outcome));
                 }
             });
@@ -349,6 +403,7 @@ fn execute(runs: &[Run], name: &str) {
 
 /// The runs of one action: every run with a large effort, else one for each `every`-th point.
 fn check(action: FaultAction, every: usize, name: &str) {
+    let name = test_name(module_path!(), name);
     if !cfg!(debug_assertions) {
         eprintln!("skipped: only builds with debug assertions have fault points");
         return;
@@ -367,16 +422,27 @@ fn check(action: FaultAction, every: usize, name: &str) {
         });
         std::process::exit(0);
     }
-    let mut runs: Vec<Run> = all_runs().into_iter().filter(|run| run.action == action).collect();
+    if action == FaultAction::LinkDown {
+        match network::run_inside(&name) {
+            Ok(None) => {}
+            Ok(Some(status)) => return assert!(status.success(), "see above"),
+            Err(why) => return eprintln!("skipped: {why}"),
+        }
+    }
+    let has_leader = has_leader();
+    let is_wanted = |run: &Run| run.action == action && (has_leader || run.links != Links::Leader);
+    let mut runs: Vec<Run> = all_runs().into_iter().filter(is_wanted).collect();
     if effort::cases(10) < 100 {
         // Another kind of link and number of ranks for each point.
         let of_point = |(number, point): (usize, FaultPoint)| {
             let runs: Vec<&Run> = runs.iter().filter(|run| run.point == point).collect();
             Run { nth: 1, ..*runs[number * 5 % runs.len()] }
         };
-        runs = FaultPoint::iter().enumerate().step_by(every).map(of_point).collect();
+        let points: Vec<FaultPoint> =
+            FaultPoint::iter().filter(|point| runs.iter().any(|run| run.point == *point)).collect();
+        runs = points.into_iter().enumerate().step_by(every).map(of_point).collect();
     }
-    execute(&runs, &test_name(module_path!(), name));
+    execute(&runs, &name);
 }
 
 #[test]
@@ -402,4 +468,14 @@ fn a_rank_that_loses_its_connections_is_named() {
 #[test]
 fn a_rank_without_descriptors_is_named() {
     check(FaultAction::ExhaustDescriptors, 5, "a_rank_without_descriptors_is_named");
+}
+
+#[test]
+fn a_rank_whose_link_goes_down_is_named() {
+    check(FaultAction::LinkDown, 10, "a_rank_whose_link_goes_down_is_named");
+}
+
+#[test]
+fn a_rank_that_cannot_log_fails_nothing() {
+    check(FaultAction::FullDisk, 12, "a_rank_that_cannot_log_fails_nothing");
 }
