@@ -176,6 +176,18 @@ class Probe:
 
         return act
 
+    def create_stream(self):
+        """A new stream, and its first work: yaksa's pull request 228 says that it is blocked."""
+
+        def act(mark):
+            stream = self.driver.stream()
+            mark("stream")
+            self.nothing(stream)
+            mark("launch")
+            self.driver.synchronize(stream)
+
+        return act
+
     def lazy_load(self):
         """A second module, and the first launch of its kernel."""
 
@@ -272,6 +284,7 @@ ACTIONS = [
     "host_alloc",
     "host_free",
     "host_register",
+    "create_stream",
 ]
 
 
