@@ -45,15 +45,16 @@ impl<R> LocalGathering<R> {
     /// requests, which returns the results of all ranks that have come.
     ///
     /// # Errors
-    /// That of this rank's result; the error that `late` returns for the ranks that are missing at `deadline`.
+    /// That of this rank's result; on all ranks that have come, the error of `missing`, if a rank cannot come any more, or
+    /// the error that `late` returns for the ranks that are missing at `deadline`.
     pub(super) fn gather(
         &self,
         rank: Rank,
         request: GatheringRequest,
-        missing: impl Fn(&BTreeMap<Rank, GatheringRequest>) -> Vec<Rank>,
+        missing: impl Fn(&BTreeMap<Rank, GatheringRequest>) -> Result<Vec<Rank>>,
         finish: impl FnOnce(BTreeMap<Rank, GatheringRequest>) -> GatheringResults<R>,
         deadline: Instant,
-        late: impl FnOnce(&[Rank]) -> Error,
+        late: impl Fn(&[Rank]) -> Error,
     ) -> Result<Option<R>> {
         let mut state = self.lock();
         state.requests.insert(rank, request);
@@ -62,7 +63,7 @@ impl<R> LocalGathering<R> {
                 return result;
             }
             let absent = missing(&state.requests);
-            if absent.is_empty() {
+            if absent.as_ref().is_ok_and(Vec::is_empty) {
                 let requests = std::mem::take(&mut state.requests);
                 let mut results = finish(requests);
                 let mine = results.remove(&rank);
@@ -74,9 +75,12 @@ impl<R> LocalGathering<R> {
                 state.requests.remove(&rank);
                 return Err(interrupted);
             }
-            if Instant::now() >= deadline {
+            let failure = match absent {
+                Err(error) => Some(error),
+                Ok(absent) => (Instant::now() >= deadline).then(|| late(&absent)),
+            };
+            if let Some(error) = failure {
                 // All that wait get the same error.
-                let error = late(&absent);
                 for waiting in
                     std::mem::take(&mut state.requests).into_keys().filter(|waiting| *waiting != rank)
                 {

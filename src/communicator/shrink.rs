@@ -96,7 +96,7 @@ fn shrink_threads(
 ) -> Result<Communicator> {
     let missing = |requests: &BTreeMap<Rank, GatheringRequest>| {
         let is_missing = |rank: &Rank| !exclude.contains(rank) && !requests.contains_key(rank);
-        member.group.present().into_iter().filter(is_missing).collect()
+        Ok(member.group.present().into_iter().filter(is_missing).collect())
     };
     let late = |missing: &[Rank]| {
         let missing = RankList::new(missing);

@@ -24,8 +24,8 @@ impl Communicator {
     /// collective.
     ///
     /// # Errors
-    /// `InvalidArgument` for another negative color, before any other rank is affected; the error that ended this
-    /// communicator, if it has failed; the errors of [`from_env`](Self::from_env).
+    /// `InvalidArgument` for another negative color, before any other rank is affected; `PeerLost` if a rank has left; the
+    /// error that ended this communicator, if it has failed; the errors of [`from_env`](Self::from_env).
     pub fn split(&self, color: i32, key: i32) -> Result<Option<Self>> {
         if color < 0 && color != Self::NO_COLOR {
             let message = format!("the color is {color}, neither NO_COLOR nor a number from 0");
@@ -113,7 +113,15 @@ fn split_threads(
 ) -> Result<Option<Communicator>> {
     let world = member.group.world();
     let missing = |requests: &BTreeMap<Rank, GatheringRequest>| {
-        (0..world).filter(|rank| !requests.contains_key(rank)).collect()
+        let missing: Vec<Rank> = (0..world).filter(|rank| !requests.contains_key(rank)).collect();
+        let present = member.group.present();
+        match missing.iter().find(|rank| !present.contains(rank)) {
+            Some(left) => {
+                let message = format!("rank {left} has left without this split: all ranks must call it");
+                Err(Error::peer_lost(message).with_suspect(*left))
+            }
+            None => Ok(missing),
+        }
     };
     let late = |missing: &[Rank]| {
         let missing = RankList::new(missing);

@@ -80,3 +80,18 @@ fn a_failed_communicator_and_a_bad_color_are_refused() {
         });
     }
 }
+
+#[test]
+fn threads_do_not_wait_for_a_rank_that_has_left_to_split() {
+    if !World::Local.is_enabled() {
+        return;
+    }
+    spawn(&Setup::new(World::Local, 3), |comm| {
+        if comm.rank() == 2 {
+            return;
+        }
+        let error = comm.split(0, 0).expect_err("rank 2 has left");
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.message().contains("has left without this split"), "{error}");
+    });
+}
