@@ -34,7 +34,7 @@ LIGHT = --config profile.test.opt-level=1
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
-	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long gpu-bundle
+	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind fuzz gpu-bundle
 
 all: build
 
@@ -54,9 +54,10 @@ lint:
 test:
 	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
 
-# Ten times as many cases of property tests, and all scenarios of the virtual machines. Results: tests/README.md.
+# Ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
+# Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind fuzz
 
 fmt:
 	$(CARGO) fmt --check
@@ -98,6 +99,14 @@ test-rust:
 
 test-rust-long:
 	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(FEATURES) $(TESTS)
+
+# Each fuzz target under libFuzzer, for FLEXRING_FUZZ_SECONDS (600).
+fuzz:
+	CARGO=$(CARGO) tests/fuzz $(FEATURES)
+
+# The C programs of the tests under memcheck, with the static library that the build stage made.
+test-valgrind: build
+	tests/valgrind target/release/libflexring.a
 
 # Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
 # is embedded, and NVRTC compiles it when it is needed.

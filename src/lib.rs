@@ -27,6 +27,9 @@ pub mod fault;
 #[doc(hidden)]
 pub mod fault_point;
 pub mod float8;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "counts allocations, and calls libFuzzer")]
+mod fuzzing;
 mod interrupt;
 pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
@@ -37,7 +40,7 @@ mod process;
 mod process_number;
 pub mod rank;
 pub mod secret;
-#[cfg(all(test, feature = "verbs"))]
+#[cfg(test)]
 mod test_effort;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;

@@ -412,6 +412,52 @@ impl JoinAttempt<'_> {
     }
 }
 
+/// A rank that gets answers, for fuzzing.
+#[cfg(test)]
+pub(super) struct AnsweredRank {
+    source: SecretSource,
+    header: HelloHeader,
+    params: HelloParams,
+    fault: Fault,
+}
+
+#[cfg(test)]
+impl AnsweredRank {
+    pub(super) fn new(header: HelloHeader, params: HelloParams) -> Self {
+        let source = SecretSource::of_settings(&crate::config::Config::default(), 7).expect("valid");
+        Self { source, header, params, fault: Fault::new().expect("an event descriptor") }
+    }
+
+    /// Handles frames until one ends the attempt. `is_acknowledged` if the coordinator has proved itself before.
+    pub(super) fn receive(
+        &self,
+        connection: FramedStream,
+        is_acknowledged: bool,
+        frames: impl Iterator<Item = Vec<u8>>,
+    ) {
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        let target = CoordinatorTarget::Local(&[]);
+        let (source, fault) = (&self.source, &self.fault);
+        let joiner = Joiner {
+            target: &target,
+            source,
+            header: &self.header,
+            params: &self.params,
+            deadline: until,
+            fault,
+        };
+        let secret = source.secret().expect("none is needed");
+        let (applicant, _) = Applicant::new(&secret, source.job(), &self.header).expect("random bytes");
+        let mut attempt = JoinAttempt { joiner: &joiner, applicant, connection, is_acknowledged, until };
+        let mut number = None;
+        for frame in frames {
+            if !matches!(attempt.on_frame(&frame, &mut number), Ok(None)) {
+                return;
+            }
+        }
+    }
+}
+
 /// Sleeps until the connection is ready, the fault is raised, or `until`.
 fn sleep(connection: Option<&FramedStream>, until: Instant, fault: &Fault) {
     let wake = fault.wake_fd();

@@ -292,7 +292,7 @@ impl ControlThread {
         received.end.map_or(Ok(received.any), |cause| Err(ConnectionLost(cause)))
     }
 
-    fn on_message(&mut self, message: ToRank) {
+    pub(super) fn on_message(&mut self, message: ToRank) {
         match message {
             ToRank::RootCause(error) => {
                 log::debug!("root cause: {error}");

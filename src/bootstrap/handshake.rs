@@ -134,6 +134,16 @@ fn on_proof(gate: &Gate, opened: &[u8], opening: Opening, nonce: &Nonce, frame: 
     AdmissionStep::Admitted(Hello { header, params }, ToRank::HelloAck(answer))
 }
 
+/// The code by which a rank proves itself: over its encoded opening, the coordinator's nonce, and its encoded parameters.
+pub(super) fn code_of_rank(
+    secret: &JobSecret,
+    opened: &[u8],
+    nonce: &Nonce,
+    params: &[u8],
+) -> AuthenticationCode {
+    secret.key().mac(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, params])
+}
+
 /// The rank's side of one handshake.
 #[derive(Debug)]
 pub(super) struct Applicant<'a> {
@@ -167,8 +177,7 @@ impl<'a> Applicant<'a> {
             return Err(Error::internal("a coordinator sent two challenges"));
         }
         let params = encode_value(params)?;
-        let parts = [&WIRE_VERSION.to_le_bytes(), self.opened.as_slice(), &nonce, &params];
-        let code = self.secret.key().mac(FROM_RANK, &parts);
+        let code = code_of_rank(self.secret, &self.opened, &nonce, &params);
         self.proved = Some((nonce, code));
         frame_of([[0; 4].as_slice(), &code, &params].concat())
     }

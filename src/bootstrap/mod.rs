@@ -39,6 +39,8 @@ mod unused_ids;
 mod world_status;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use call_state::departed_before_call;

@@ -1,7 +1,7 @@
 //! Memory that peers read directly, and registration of other memory.
 
 use super::comm::{borrow, borrow_in_creator, flexring_comm};
-use super::status::{flexring_result, guarded};
+use super::status::{check_pointer, flexring_result, guarded};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::memory::{MemorySpace, Piece};
@@ -23,9 +23,7 @@ pub unsafe extern "C" fn flexring_alloc(
     guarded(|| {
         // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, "flexring_alloc")? };
-        if out.is_null() {
-            return Err(Error::invalid_argument("flexring_alloc: out is NULL"));
-        }
+        check_pointer(out, "flexring_alloc", "out")?;
         let start = comm.communicator.lease(bytes)?;
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
         unsafe { out.write(start.as_ptr().cast()) };

@@ -3,7 +3,7 @@
 
 use super::buffer::piece_in;
 use super::comm::{borrow, flexring_comm};
-use super::status::{flexring_result, guarded};
+use super::status::{check_pointer, flexring_result, guarded};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
 use crate::communicator::{CallOutcome, CallValidator, CheckedCall, Communicator};
 use crate::device::CallerStream;
@@ -324,9 +324,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
 ) -> flexring_result {
     let call = RawCall { function: "flexring_all_reduce_async", comm, send, recv, dtype };
     guarded(|| {
-        if out.is_null() {
-            return Err(Error::invalid_argument("flexring_all_reduce_async: out is NULL"));
-        }
+        check_pointer(out, "flexring_all_reduce_async", "out")?;
         // SAFETY: the caller guarantees the handle, and the buffers until the request is over.
         let outcome = unsafe { call.start(|buffers| buffers.all_reduce(count, op))? };
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
@@ -343,9 +341,7 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {
     guarded(|| {
-        if request.is_null() {
-            return Err(Error::invalid_argument("flexring_wait: the request is NULL"));
-        }
+        check_pointer(request, "flexring_wait", "the request")?;
         // SAFETY: the caller guarantees that the request is live and used by no other thread, so it is owned
         // here.
         unsafe { Box::from_raw(request) }.outcome.wait()
@@ -363,12 +359,10 @@ pub unsafe extern "C" fn flexring_test(
     done: *mut c_int,
 ) -> flexring_result {
     guarded(|| {
+        check_pointer(request, "flexring_test", "the request")?;
         // SAFETY: the caller guarantees that a request that is not NULL is live.
-        let request = unsafe { request.as_ref() }
-            .ok_or_else(|| Error::invalid_argument("flexring_test: the request is NULL"))?;
-        if done.is_null() {
-            return Err(Error::invalid_argument("flexring_test: done is NULL"));
-        }
+        let request = unsafe { &*request };
+        check_pointer(done, "flexring_test", "done")?;
         request.outcome.check_process()?;
         // SAFETY: `done` is not NULL, and the caller guarantees that it may be written.
         unsafe { done.write(c_int::from(request.outcome.is_over())) };

@@ -1,6 +1,6 @@
 //! Communicators as handles.
 
-use super::status::{flexring_result, guarded};
+use super::status::{check_pointer, flexring_result, guarded};
 use super::unique_id::flexring_unique_id;
 use crate::bootstrap::UniqueId;
 use crate::communicator::Communicator;
@@ -33,10 +33,10 @@ pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> R
 /// # Safety
 /// As for [`borrow`].
 unsafe fn borrow_anywhere<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
+    check_pointer(comm, function, "the communicator")?;
     // SAFETY: the caller guarantees that a pointer that is not NULL is a live handle, and handles are only
     // borrowed shared.
-    unsafe { comm.as_ref() }
-        .ok_or_else(|| Error::invalid_argument(format!("{function}: the communicator is NULL")))
+    Ok(unsafe { &*comm })
 }
 
 /// [`borrow`], but `None` in a forked child.
@@ -61,9 +61,7 @@ unsafe fn return_handle(
     function: &str,
     make: impl FnOnce() -> Result<Communicator>,
 ) -> Result<()> {
-    if out.is_null() {
-        return Err(Error::invalid_argument(format!("{function}: out is NULL")));
-    }
+    check_pointer(out, function, "out")?;
     let handle = Box::new(flexring_comm { communicator: make()? });
     // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
     unsafe { out.write(Box::into_raw(handle)) };
@@ -129,8 +127,8 @@ pub unsafe extern "C" fn flexring_comm_shrink(
     guarded(|| {
         // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, FUNCTION)? };
-        if exclude.is_null() && exclude_count > 0 {
-            return Err(Error::invalid_argument(format!("{FUNCTION}: exclude is NULL")));
+        if exclude_count > 0 {
+            check_pointer(exclude, FUNCTION, "exclude")?;
         }
         if exclude_count > comm.communicator.world_size() {
             let message = format!("{FUNCTION}: exclude_count is {exclude_count}, more than there are ranks");
@@ -172,9 +170,7 @@ pub unsafe extern "C" fn flexring_comm_split(
     guarded(|| {
         // SAFETY: the caller guarantees the handle.
         let comm = unsafe { borrow(comm, FUNCTION)? };
-        if out.is_null() {
-            return Err(Error::invalid_argument(format!("{FUNCTION}: out is NULL")));
-        }
+        check_pointer(out, FUNCTION, "out")?;
         let made = comm.communicator.split(color, key)?;
         let handle = made.map(|communicator| Box::new(flexring_comm { communicator }));
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
@@ -215,9 +211,7 @@ unsafe fn write_number(
 ) -> Result<()> {
     // SAFETY: the caller guarantees the handle.
     let comm = unsafe { borrow(comm, function)? };
-    if out.is_null() {
-        return Err(Error::invalid_argument(format!("{function}: out is NULL")));
-    }
+    check_pointer(out, function, "out")?;
     let number = c_int::try_from(property(&comm.communicator))
         .map_err(|_| Error::invalid_argument("the number does not fit into an int"))?;
     // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
@@ -270,6 +264,7 @@ pub unsafe extern "C" fn flexring_comm_abort(comm: *mut flexring_comm) -> flexri
 pub unsafe extern "C" fn flexring_comm_free(comm: *mut flexring_comm) -> flexring_result {
     guarded(|| {
         if !comm.is_null() {
+            check_pointer(comm, "flexring_comm_free", "the communicator")?;
             // SAFETY: the caller guarantees that the handle is live and used by no other thread, so it is
             // owned here.
             drop(unsafe { Box::from_raw(comm) });

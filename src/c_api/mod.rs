@@ -8,6 +8,8 @@
 pub mod buffer;
 pub mod collectives;
 pub mod comm;
+#[cfg(test)]
+mod fuzz;
 pub mod interrupt;
 pub mod status;
 pub mod types;

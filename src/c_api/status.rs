@@ -68,6 +68,19 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
     error.kind().into()
 }
 
+/// Checks a pointer that a caller passed as `name`: it is not NULL, and aligned.
+pub(super) fn check_pointer<T>(pointer: *const T, function: &str, name: &str) -> Result<()> {
+    if pointer.is_null() {
+        return Err(Error::invalid_argument(format!("{function}: {name} is NULL")));
+    }
+    if !pointer.is_aligned() {
+        let bytes = align_of::<T>();
+        let message = format!("{function}: {name} at {pointer:p} is not aligned to {bytes} bytes");
+        return Err(Error::invalid_argument(message));
+    }
+    Ok(())
+}
+
 /// The message of this thread's last call that did not return FLEXRING_SUCCESS; empty if there was none.
 /// Valid until this thread's next failing call. Never NULL.
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! Element types and operations, with their numbers in C.
 
-use super::status::{flexring_result, guarded};
+use super::status::{check_pointer, flexring_result, guarded};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
@@ -88,9 +88,7 @@ pub unsafe extern "C" fn flexring_op_create_premul_sum(
     out: *mut flexring_op,
 ) -> flexring_result {
     guarded(|| {
-        if out.is_null() {
-            return Err(Error::invalid_argument("flexring_op_create_premul_sum: out is NULL"));
-        }
+        check_pointer(out, "flexring_op_create_premul_sum", "out")?;
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
         unsafe { out.write(PREMUL_SUM | u64::from(factor.to_bits())) };
         Ok(())

@@ -11,6 +11,8 @@ mod checked_wait;
 mod collectives;
 mod control_plane;
 mod cores;
+#[cfg(test)]
+mod fuzz;
 mod gpu;
 mod gpu_calls;
 #[cfg(feature = "cuda")]

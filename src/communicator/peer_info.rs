@@ -50,4 +50,10 @@ impl PeerInfo {
         let infos = connection.all_gather("peer info", &mine)?;
         infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()
     }
+
+    /// What a rank has sent; `None` if it is malformed.
+    #[cfg(test)]
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        postcard::from_bytes(bytes).ok()
+    }
 }

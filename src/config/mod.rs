@@ -284,6 +284,7 @@ impl Config {
             "FLEXRING_UNIQUE_ID",
             "FLEXRING_CUDA_KERNELS",
             "FLEXRING_LIBRARY",
+            "FLEXRING_FUZZ_SECONDS",
             "FLEXRING_TEST_EFFORT",
             "FLEXRING_TEST_FAULT_POINT",
             "FLEXRING_TEST_FAULT_FILE",

@@ -10,6 +10,8 @@ pub mod call_layout;
 pub mod captions;
 pub mod drawing;
 pub mod fraction;
+#[cfg(test)]
+mod fuzz;
 pub mod lowering;
 pub mod pipeline;
 pub mod plan_file;

@@ -20,6 +20,11 @@ use std::collections::BTreeSet;
 
 /// Limits what a file can make the parser allocate; far above the size of any cluster.
 const MOST_RANKS: usize = 1 << 20;
+/// The same for levels, each of which has tables with an entry for each rank: levels times ranks. 32 levels for a million ranks.
+const MOST_TABLE_ENTRIES: usize = 1 << 25;
+/// Bytes of these tables, at most.
+#[cfg(test)]
+pub(super) const LONGEST_TABLES: usize = 12 * MOST_TABLE_ENTRIES;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +125,13 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
     if world == 0 || world > MOST_RANKS {
         return refuse(format!("a plan is for 1 to {MOST_RANKS} ranks, not for {world}"));
     }
+    if file.levels.len().saturating_mul(world) > MOST_TABLE_ENTRIES {
+        let most = MOST_TABLE_ENTRIES / world;
+        return refuse(format!(
+            "a plan for {world} ranks has at most {most} levels, not {}",
+            file.levels.len()
+        ));
+    }
     let mut levels = Vec::new();
     for (number, level) in file.levels.into_iter().enumerate() {
         let mut groups = Vec::new();
@@ -164,6 +176,14 @@ mod tests {
     use super::*;
     use crate::plan::planner::{flexreduce, ring};
     use crate::plan::topology::Topology;
+
+    #[test]
+    fn empty_levels_for_many_ranks_are_refused() {
+        let levels = vec![r#"{"groups":[]}"#; 33].join(",");
+        let error = parse("f", &format!(r#"{{"name":"x","world":1048576,"levels":[{levels}]}}"#));
+        let message = error.expect_err("8 MiB of tables for each level").message().to_owned();
+        assert_eq!(message, "f: a plan for 1048576 ranks has at most 32 levels, not 33");
+    }
 
     #[test]
     fn parsing_a_written_schedule_restores_it() {

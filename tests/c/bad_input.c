@@ -68,6 +68,25 @@ static void buffers_are_checked(void) {
     EXPECT(INVALID, "host's memory", flexring_all_reduce(send, recv, 64, f32, FLEXRING_SUM, comm, SENTINEL));
 }
 
+static void pointers_are_checked_for_alignment(void) {
+    static struct { _Alignas(8) char bytes[24]; } place;
+    void *odd = place.bytes + 1;
+    const int f32 = FLEXRING_FLOAT32;
+    EXPECT(INVALID, "out at", flexring_comm_rank(comm, odd));
+    EXPECT(INVALID, "not aligned", flexring_comm_size(comm, odd));
+    EXPECT(INVALID, "not aligned", flexring_comm_init_from_env(odd));
+    EXPECT(INVALID, "not aligned", flexring_alloc(comm, 64, odd));
+    EXPECT(INVALID, "not aligned", flexring_op_create_premul_sum(1, odd));
+    EXPECT(INVALID, "not aligned", flexring_all_reduce_async(send, recv, 1, f32, FLEXRING_SUM, comm, odd));
+    EXPECT(INVALID, "the request at", flexring_wait(odd));
+    EXPECT(INVALID, "the communicator at", flexring_comm_status(odd));
+    EXPECT(INVALID, "the communicator at", flexring_comm_free(odd));
+    flexring_comm *out = SENTINEL;
+    EXPECT(INVALID, "exclude at", flexring_comm_shrink(comm, odd, 1, &out));
+    CHECK(out == SENTINEL);
+    for (unsigned i = 0; i < sizeof place.bytes; i++) CHECK(place.bytes[i] == 0);
+}
+
 static void numbers_are_checked(void) {
     static const int types[] = {-1, 12, INT_MAX, INT_MIN};
     static const flexring_op ops[] = {5, 4096, UINT64_MAX};
@@ -188,6 +207,7 @@ int main(void) {
     communicators_are_checked();
     settings_are_quoted();
     buffers_are_checked();
+    pointers_are_checked_for_alignment();
     numbers_are_checked();
     collectives_are_checked();
     requests_are_checked();

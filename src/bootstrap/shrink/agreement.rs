@@ -200,7 +200,7 @@ impl Agreement {
             let peer = &mut self.peers[*member];
             if peer.generation <= *generation {
                 // What it sent last belongs to the call that is over.
-                peer.generation = generation + 1;
+                peer.generation = generation.saturating_add(1);
                 peer.stance = None;
             }
         }

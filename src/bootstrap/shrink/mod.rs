@@ -42,6 +42,8 @@ mod session;
 mod thread;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 pub use listener::ShrinkListener;

@@ -474,3 +474,14 @@ fn a_member_that_died_since_the_decision_is_left_out() {
     let world = NewWorld { members: vec![0, 1], generations: vec![0, 0], id: vec![2] };
     assert!(agreement.actions().contains(&AgreementAction::Finish(Ok(world))));
 }
+
+#[test]
+fn the_largest_generation_of_a_member_is_no_overflow() {
+    let now = Instant::now();
+    let mut agreement = Agreement::new(1, 2, SILENCE, now);
+    agreement.call(vec![], now, now + SILENCE);
+    let world = NewWorld { members: vec![0, 1], generations: vec![u64::MAX, 0], id: vec![7] };
+    agreement.on_message(0, ShrinkMessage::NewWorld(world.clone()), now);
+    assert!(agreement.actions().contains(&AgreementAction::Finish(Ok(world))));
+    agreement.joined();
+}

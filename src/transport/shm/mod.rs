@@ -21,6 +21,8 @@
 mod arena_ref;
 mod control_page;
 mod exchange;
+#[cfg(all(test, not(loom)))]
+mod fuzz;
 mod gpu;
 mod layout;
 mod link;

@@ -22,6 +22,8 @@ mod stream;
 mod unauthenticated;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use connect::start_connecting;

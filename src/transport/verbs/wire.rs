@@ -21,8 +21,7 @@ pub(super) const EAGER_MESSAGES: u64 = 4;
 /// Bytes of the longest eager message. Copying it twice costs less than waiting for a CTS.
 pub(super) const MAX_EAGER_BYTES: usize = 4096;
 
-/// RDMA ports that a rank uses at most.
-pub(super) const MAX_RAILS: usize = 8;
+pub(super) use super::port_selection::MAX_RAILS;
 
 /// A [`Call`](crate::call::Call) as five little-endian words.
 pub(super) type CallEntry = [U64; 5];

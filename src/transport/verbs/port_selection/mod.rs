@@ -23,7 +23,7 @@ mod tests;
 
 pub use gid::GidChoice;
 pub use pairing::{describe_mismatch, pair_rails};
-pub use rail::Rail;
+pub use rail::{MAX_RAILS, Rail};
 pub use rejection::Rejection;
 
 use super::inventory::{Affinity, Inventory};

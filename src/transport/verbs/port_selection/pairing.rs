@@ -2,7 +2,7 @@
 //!
 //! Owns which rails can reach each other, and the message if none can. Must not know how they are connected.
 
-use super::rail::Rail;
+use super::rail::{MAX_RAILS, Rail};
 use crate::rank::Rank;
 use crate::transport::verbs::inventory::LinkLayer;
 use std::collections::BTreeSet;
@@ -13,8 +13,11 @@ use std::net::Ipv6Addr;
 /// Rails of the same network are paired first, then others that routers may connect, both in the order of the lists.
 /// Exchanging the lists does not change the set of pairs. The pairs are in the order of `mine`, so both ranks pass the
 /// lower rank's list first.
+///
+/// Only the first [`MAX_RAILS`] of each list count: what a peer publishes is not trusted, and keys are exchanged for that many.
 #[must_use]
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
+    let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
     let mut pairs: Vec<(usize, usize)> = Vec::new();
     // Both relations are equivalences, and the first refines the second. So within a class, the first rail of one list
     // is paired with the first of the other, whichever list comes first.

@@ -7,6 +7,9 @@ use crate::transport::verbs::inventory::{Gid, GidKind, Inventory, LinkLayer, Rdm
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// RDMA ports that a rank uses at most.
+pub const MAX_RAILS: usize = 8;
+
 /// A port that a rank uses, in the form that ranks exchange.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rail {

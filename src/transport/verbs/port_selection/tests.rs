@@ -293,6 +293,13 @@ fn rails(text: &str) -> Vec<Rail> {
 }
 
 #[test]
+fn rails_beyond_the_most_that_a_rank_uses_are_not_paired() {
+    let others = "i2 ".repeat(MAX_RAILS);
+    assert_eq!(pair_rails(&rails("4a"), &rails(&format!("{others} 4a"))), [], "the ninth rail has no key");
+    assert_eq!(pair_rails(&rails("4a"), &rails(&format!("{} 4a", &others[3..]))), [(0, MAX_RAILS - 1)]);
+}
+
+#[test]
 fn rails_of_one_network_are_paired_first() {
     for (mine, theirs, pairs) in [
         ("4a", "4a", vec![(0, 0)]),

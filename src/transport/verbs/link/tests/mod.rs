@@ -2,6 +2,7 @@
 //!
 //! The tests of `peer` cover every order in which a fabric may deliver.
 
+mod fuzz;
 mod protocol_violations;
 
 use super::*;
