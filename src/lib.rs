@@ -42,6 +42,7 @@ pub mod rank;
 pub mod secret;
 #[cfg(test)]
 mod test_effort;
+mod tls;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;
 pub mod wake;
