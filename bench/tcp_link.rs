@@ -12,7 +12,7 @@ use flexring::dtype::DType;
 use flexring::fault::Fault;
 use flexring::memory::Piece;
 use flexring::secret::SecretKey;
-use flexring::transport::tcp::{Listener, Tcp};
+use flexring::transport::tcp::{LinkOptions, Listener, Tcp};
 use flexring::transport::{Event, Events, PostedTransport, Transport};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
@@ -47,7 +47,11 @@ impl End {
         let peers = [(1 - me, peer)];
         let deadline = Instant::now() + Duration::from_secs(10);
         let key = SecretKey::from_parts("benchmark", &[]);
-        let tcp = Tcp::connect(listener, me, &peers, &|_| key.clone(), sockets, deadline, &Fault::new()?)?;
+        let options = LinkOptions {
+            sockets_per_link: sockets,
+            is_encrypted: std::env::args().any(|argument| argument == "--tls"),
+        };
+        let tcp = Tcp::connect(listener, me, &peers, &|_| key.clone(), options, deadline, &Fault::new()?)?;
         let room = PLACES * MESSAGE;
         Ok(Self {
             tcp,

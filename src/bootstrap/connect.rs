@@ -7,13 +7,14 @@ use super::framed_stream::FramedStream;
 use super::handshake::Applicant;
 use super::heartbeat::seconds;
 use super::launcher::RendezvousPoint;
-use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToRank, decode};
+use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Nonce, OPENING_LIMIT, Purpose, ToRank, decode};
 use super::secret::{JobSecret, SecretSource};
 use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
+use crate::tls::{INTERCEPTOR, TlsRole};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -318,9 +319,19 @@ impl Joiner<'_> {
         let (applicant, opening) =
             Applicant::new(secret, self.source.job(), self.header).map_err(ConnectError::Fatal)?;
         connection.enqueue(opening);
+        if secret.is_encrypted() {
+            connection.require_encryption(TlsRole::Initiator, OPENING_LIMIT);
+        }
         reach(FaultPoint::BootstrapSentHello);
         let until = (Instant::now() + HANDSHAKE_TIMEOUT).min(self.deadline + GRACE);
-        let mut attempt = JoinAttempt { joiner: self, applicant, connection, is_acknowledged: false, until };
+        let mut attempt = JoinAttempt {
+            joiner: self,
+            applicant,
+            connection,
+            challenge: None,
+            is_acknowledged: false,
+            until,
+        };
         loop {
             self.fault.check_waiting().map_err(ConnectError::Fatal)?;
             let end = match attempt.connection.flush() {
@@ -338,6 +349,7 @@ impl Joiner<'_> {
                             return Ok((attempt.connection, answer));
                         }
                     }
+                    attempt.prove_once_bound().map_err(|error| retry(error.message().to_owned()))?;
                     received.end
                 }
                 Err(cause) => Some(format!("broke ({cause})")),
@@ -371,6 +383,8 @@ struct JoinAttempt<'a> {
     joiner: &'a Joiner<'a>,
     applicant: Applicant<'a>,
     connection: FramedStream,
+    /// The coordinator's challenge, until it is answered.
+    challenge: Option<Nonce>,
     /// Whether the coordinator has proved that it belongs to the job.
     is_acknowledged: bool,
     until: Instant,
@@ -379,22 +393,25 @@ struct JoinAttempt<'a> {
 impl JoinAttempt<'_> {
     /// Handles a frame of the process that listens there. Returns its answer, if this is it.
     fn on_frame(&mut self, frame: &[u8], number: &mut Option<u64>) -> Attempt<Option<CoordinatorAnswer>> {
-        let Joiner { params, deadline, .. } = *self.joiner;
         match (decode::<ToRank>(frame), self.is_acknowledged) {
             (Some(ToRank::Challenge(nonce)), false) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let params = HelloParams { join_timeout: left, ..params.clone() };
-                let proof = self.applicant.prove(nonce, &params);
-                self.connection
-                    .enqueue(proof.map_err(|error| ConnectError::Retry(error.message().to_owned()))?);
+                if self.challenge.replace(nonce).is_some() {
+                    return Err(ConnectError::Retry("a coordinator sent two challenges".to_owned()));
+                }
+                if self.applicant.is_encrypted() {
+                    self.connection.encrypt().map_err(ConnectError::Fatal)?;
+                }
             }
             (Some(ToRank::HelloAck(code)), false) => {
                 if !self.applicant.is_proof(&code) {
-                    let cause = "the process that listens there does not know the job's secret";
-                    return Err(ConnectError::Retry(cause.to_owned()));
+                    let interceptor = if self.applicant.is_encrypted() { INTERCEPTOR } else { "" };
+                    let cause =
+                        format!("the process that listens there does not know the job's secret{interceptor}");
+                    return Err(ConnectError::Retry(cause));
                 }
+                self.connection.trust();
                 self.is_acknowledged = true;
-                self.until = deadline + GRACE;
+                self.until = self.joiner.deadline + GRACE;
             }
             (Some(ToRank::Refused(error)), false) => return Err(ConnectError::Refused(error)),
             (Some(ToRank::Attempt(attempt)), true) => *number = Some(attempt),
@@ -409,6 +426,21 @@ impl JoinAttempt<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Answers the challenge once the connection has its binding: at once, or after the handshake of its encryption.
+    fn prove_once_bound(&mut self) -> Result<()> {
+        let Some(binding) = self.connection.binding().map(<[u8]>::to_vec) else {
+            return Ok(());
+        };
+        let Some(nonce) = self.challenge.take() else {
+            return Ok(());
+        };
+        let left = self.joiner.deadline.saturating_duration_since(Instant::now());
+        let params = HelloParams { join_timeout: left, ..self.joiner.params.clone() };
+        let proof = self.applicant.prove(nonce, &binding, &params)?;
+        self.connection.enqueue(proof);
+        Ok(())
     }
 }
 
@@ -448,10 +480,13 @@ impl AnsweredRank {
         };
         let secret = source.secret().expect("none is needed");
         let (applicant, _) = Applicant::new(&secret, source.job(), &self.header).expect("random bytes");
-        let mut attempt = JoinAttempt { joiner: &joiner, applicant, connection, is_acknowledged, until };
+        let mut attempt =
+            JoinAttempt { joiner: &joiner, applicant, connection, challenge: None, is_acknowledged, until };
         let mut number = None;
         for frame in frames {
-            if !matches!(attempt.on_frame(&frame, &mut number), Ok(None)) {
+            if !matches!(attempt.on_frame(&frame, &mut number), Ok(None))
+                || attempt.prove_once_bound().is_err()
+            {
                 return;
             }
         }

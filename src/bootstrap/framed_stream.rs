@@ -1,15 +1,37 @@
 //! Framed I/O over one control connection, never blocking.
 //!
-//! Owns the socket, the frames that wait to be sent, and the bytes of an incomplete frame. Must not know what
+//! Owns the socket, its encryption, the frames that wait to be sent, and the bytes of an incomplete frame. Must not know what
 //! the frames mean.
+//!
+//! A stream that is to be encrypted begins with plain frames. The end that connected decides when encryption begins, and sends a
+//! mark. The other one accepts the mark between any two frames. What it receives before is not encrypted: the codes of later
+//! frames cover the [`binding`](FramedStream::binding), so they must come in encrypted ones.
 
-use super::protocol::{Bytes, FrameDecoder, Unreadable};
+use super::protocol::{Bytes, ENCRYPTED, FrameDecoder, Unreadable};
+use crate::error::{Error, Result};
 use crate::process::ClosedInChild;
+use crate::tls::{SessionBinding, TlsRole, TlsSession};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+
+/// Bytes that one call of the socket reads at most.
+const CHUNK: usize = 16 << 10;
+/// Bytes that TLS adds, at most, to what the other end of an encrypted stream sends before it is authenticated.
+const TLS_OVERHEAD: usize = 16 << 10;
+
+/// How the bytes of a stream are protected.
+#[derive(Debug)]
+enum Encryption {
+    /// Not at all.
+    None,
+    /// They will be encrypted. The other end can then send so many bytes until it is authenticated.
+    Required { allowance: usize },
+    /// They are encrypted, but for the first frames. The binding is known after the handshake.
+    Begun { session: Box<TlsSession>, binding: Option<SessionBinding> },
+}
 
 /// One end of a control connection.
 #[derive(Debug)]
@@ -22,6 +44,11 @@ pub(super) struct FramedStream {
     outgoing: VecDeque<Bytes>,
     /// Bytes of the first queued frame that are already sent.
     sent: usize,
+    encryption: Encryption,
+    /// How many of the queued frames are sent without encryption, if it has begun.
+    plain: usize,
+    /// Whether the other end is authenticated.
+    trusted: bool,
 }
 
 /// The result of one read.
@@ -49,7 +76,63 @@ impl FramedStream {
             put_back: Vec::new(),
             outgoing: VecDeque::new(),
             sent: 0,
+            encryption: Encryption::None,
+            plain: 0,
+            trusted: false,
         })
+    }
+
+    /// Requires that this stream is encrypted before it has a binding. The initiator then calls
+    /// [`encrypt`](Self::encrypt); the acceptor waits for that. The other end can send about `limit` bytes until it is
+    /// authenticated.
+    pub(super) fn require_encryption(&mut self, role: TlsRole, limit: usize) {
+        self.encryption = Encryption::Required { allowance: limit + TLS_OVERHEAD };
+        if role == TlsRole::Acceptor {
+            self.cutter.accept_encryption();
+        }
+    }
+
+    /// Encrypts all frames that are queued from now on. For the end that connected.
+    ///
+    /// # Errors
+    /// `System` if there are no random numbers; `Internal` if encryption is not required, or has begun.
+    pub(super) fn encrypt(&mut self) -> Result<()> {
+        self.enqueue(ENCRYPTED.as_slice().into());
+        let rest = self.cutter.take_rest();
+        self.begin_encryption(TlsRole::Initiator, &rest)
+    }
+
+    fn begin_encryption(&mut self, role: TlsRole, received: &[u8]) -> Result<()> {
+        let Encryption::Required { allowance } = self.encryption else {
+            return Err(Error::internal("a control connection cannot begin to encrypt twice"));
+        };
+        let mut session = TlsSession::new(role, CHUNK, allowance)?;
+        // What is too long ends the connection with the next read.
+        let _ = session.feed(received);
+        if self.trusted {
+            session.lift_allowance();
+        }
+        self.plain = self.outgoing.len();
+        self.encryption = Encryption::Begun { session: Box::new(session), binding: None };
+        Ok(())
+    }
+
+    /// Accepts any number of bytes from now on: the other end is authenticated.
+    pub(super) fn trust(&mut self) {
+        self.trusted = true;
+        if let Encryption::Begun { session, .. } = &mut self.encryption {
+            session.lift_allowance();
+        }
+    }
+
+    /// What the codes of this stream's ends must cover besides their messages: nothing if it is not to be encrypted, else the
+    /// binding of its encryption. `None` until that is known.
+    pub(super) fn binding(&self) -> Option<&[u8]> {
+        match &self.encryption {
+            Encryption::None => Some(&[]),
+            Encryption::Required { .. } => None,
+            Encryption::Begun { binding, .. } => binding.as_ref().map(SessionBinding::as_slice),
+        }
     }
 
     /// Has the next [`receive`](Self::receive) return these frames first.
@@ -63,28 +146,60 @@ impl FramedStream {
         let mut received = ReceivedFrames::default();
         received.frames.append(&mut self.put_back);
         received.any = !received.frames.is_empty();
-        let mut chunk = [0; 16 << 10];
-        match self.stream.read(&mut chunk) {
-            Ok(0) => received.end = Some("closed".to_owned()),
-            Ok(count) => {
-                received.any = true;
-                self.cutter.append(&chunk[..count]);
-                loop {
-                    match self.cutter.next(limit) {
-                        Ok(Some(frame)) => received.frames.push(frame),
-                        Ok(None) => break,
-                        Err(cause) => {
-                            received.unreadable = Some(cause);
-                            received.end = Some("carried bytes that are not flexring frames".to_owned());
-                            break;
-                        }
-                    }
+        let mut chunk = [0; CHUNK];
+        if !matches!(self.encryption, Encryption::Begun { .. }) {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => received.end = Some("closed".to_owned()),
+                Ok(count) => self.cut(&chunk[..count], limit, &mut received),
+                Err(cause) if is_transient(&cause) => {}
+                Err(cause) => received.end = Some(format!("broke ({cause})")),
+            }
+            let Some(rest) = self.cutter.take_encrypted() else {
+                return received;
+            };
+            if let Err(error) = self.begin_encryption(TlsRole::Acceptor, &rest) {
+                received.end = Some(format!("cannot be encrypted ({error})"));
+                return received;
+            }
+        }
+        self.receive_encrypted(&mut chunk, limit, &mut received);
+        received
+    }
+
+    /// Reads once, and takes all that is decrypted.
+    fn receive_encrypted(&mut self, chunk: &mut [u8], limit: usize, received: &mut ReceivedFrames) {
+        let mut has_more = true;
+        while has_more && received.end.is_none() {
+            let Encryption::Begun { session, binding } = &mut self.encryption else {
+                return;
+            };
+            let outcome = session.read(&self.stream, &mut [IoSliceMut::new(chunk)]);
+            *binding = binding.or_else(|| session.binding());
+            has_more = session.has_buffered();
+            match outcome {
+                Ok(0) => received.end = Some("closed".to_owned()),
+                Ok(count) => self.cut(&chunk[..count], limit, received),
+                Err(cause) if is_transient(&cause) => return,
+                Err(cause) => received.end = Some(format!("broke ({cause})")),
+            }
+        }
+    }
+
+    /// Splits received bytes into frames.
+    fn cut(&mut self, bytes: &[u8], limit: usize, received: &mut ReceivedFrames) {
+        received.any = true;
+        self.cutter.append(bytes);
+        loop {
+            match self.cutter.next(limit) {
+                Ok(Some(frame)) => received.frames.push(frame),
+                Ok(None) => break,
+                Err(cause) => {
+                    received.unreadable = Some(cause);
+                    received.end = Some("carried bytes that are not flexring frames".to_owned());
+                    break;
                 }
             }
-            Err(cause) if is_transient(&cause) => {}
-            Err(cause) => received.end = Some(format!("broke ({cause})")),
         }
-        received
     }
 
     /// Queues a frame for [`flush`](Self::flush).
@@ -94,25 +209,45 @@ impl FramedStream {
 
     /// Whether queued frames are not completely sent.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.session_wants_send()
+    }
+
+    fn session_wants_send(&self) -> bool {
+        matches!(&self.encryption, Encryption::Begun { session, .. } if session.wants_send())
     }
 
     /// Sends as much as the socket accepts.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        match self.try_flush() {
+            Err(cause) if is_transient(&cause) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn try_flush(&mut self) -> io::Result<()> {
         while let Some(frame) = self.outgoing.front() {
-            match self.stream.write(&frame[self.sent..]) {
-                Ok(count) => {
-                    self.sent += count;
-                    if self.sent == frame.len() {
-                        self.outgoing.pop_front();
-                        self.sent = 0;
+            let rest = &frame[self.sent..];
+            let count = match &mut self.encryption {
+                Encryption::Begun { session, binding } if self.plain == 0 => {
+                    session.send(&self.stream)?;
+                    if binding.is_none() || session.wants_send() {
+                        return Ok(());
                     }
+                    session.encrypt(&mut [IoSlice::new(rest)])?
                 }
-                Err(cause) if is_transient(&cause) => break,
-                Err(cause) => return Err(cause),
+                _ => self.stream.write(rest)?,
+            };
+            self.sent += count;
+            if self.sent == frame.len() {
+                self.outgoing.pop_front();
+                self.plain = self.plain.saturating_sub(1);
+                self.sent = 0;
             }
         }
-        Ok(())
+        match &mut self.encryption {
+            Encryption::Begun { session, .. } => session.send(&self.stream).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// Closes the sending direction. What the peer still sends can be received.
@@ -123,7 +258,12 @@ impl FramedStream {
 
     /// The events to poll for.
     pub(super) fn poll_flags(&self) -> PollFlags {
-        if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+        let can_send = match &self.encryption {
+            // Until the handshake is complete, frames wait for the other end.
+            Encryption::Begun { binding: None, .. } if self.plain == 0 => self.session_wants_send(),
+            _ => self.has_unsent(),
+        };
+        if can_send { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
 

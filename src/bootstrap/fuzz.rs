@@ -110,7 +110,8 @@ fn frames_of_control_connections() {
     let preamble = Preamble::encode();
     let stream = |flags: u8, parts: &[&[u8]]| [&[flags, 7], parts.concat().as_slice()].concat();
     let mut seeds = vec![stream(1, &[&preamble]), stream(0, &[&[0; 4]])];
-    let opening = Opening { job: JOB, has_secret: true, nonce: [5; 16], header: header(1, 2) };
+    let opening =
+        Opening { job: JOB, has_secret: true, is_encrypted: false, nonce: [5; 16], header: header(1, 2) };
     seeds
         .push(stream(1, &[&preamble, &encode(&opening).expect("short"), &encode(&params()).expect("short")]));
     for message in rank_messages() {
@@ -160,7 +161,8 @@ fn handshakes_of_strangers_and_ranks() {
     let (gate, secret) = (gate(), secret());
     let opening = |rank, world| {
         let header = header(rank, world);
-        encode_value(&Opening { job: JOB, has_secret: true, nonce: [5; 16], header }).expect("short")
+        encode_value(&Opening { job: JOB, has_secret: true, is_encrypted: false, nonce: [5; 16], header })
+            .expect("short")
     };
     let params = encode_value(&params()).expect("short");
     let seeds = [0u8, 1].map(|proved| [&[proved], block(&opening(1, 2)).as_slice(), &params].concat());
@@ -168,19 +170,19 @@ fn handshakes_of_strangers_and_ranks() {
     target.run(&seeds, |input| {
         let mut reader = InputReader::new(input);
         let (knows_secret, opening, rest) = (reader.byte() & 1 == 1, reader.block(), reader.rest());
-        let step = Admission::AwaitOpening.on_frame(&gate, opening.to_vec());
+        let step = Admission::AwaitOpening.on_frame(&gate, opening.to_vec(), Some(&[]));
         let AdmissionStep::Continue(admission, ToRank::Challenge(nonce)) = step else {
             assert!(matches!(step, AdmissionStep::Refused(..) | AdmissionStep::Malformed), "{step:?}");
             return;
         };
         if !knows_secret {
-            let step = admission.on_frame(&gate, rest.to_vec());
+            let step = admission.on_frame(&gate, rest.to_vec(), Some(&[]));
             assert!(matches!(step, AdmissionStep::Refused(..) | AdmissionStep::Malformed), "{step:?}");
             return;
         }
         // A member whose parameters are wrong.
-        let code = code_of_rank(&secret, opening, &nonce, rest);
-        match admission.on_frame(&gate, [&code, rest].concat()) {
+        let code = code_of_rank(&secret, &[opening, &nonce, &[]], rest);
+        match admission.on_frame(&gate, [&code, rest].concat(), Some(&[])) {
             AdmissionStep::Admitted(hello, ToRank::HelloAck(_)) => {
                 let mut rendezvous = Rendezvous::new("here:1".to_owned());
                 rendezvous.join(hello, Instant::now());

@@ -10,6 +10,10 @@
 //! | 3 | rank | proof | a code over 1, 2 and the rank's parameters; the parameters |
 //! | 4 | coordinator | [`ToRank::HelloAck`] | a code over all of this |
 //!
+//! If the job is encrypted, messages 3 and 4 and all later ones are, and the codes also cover the binding of the encryption: a
+//! process in the middle that decrypts them has another binding with each end. Message 1 says whether its sender encrypts, and
+//! is covered, too, so nobody can switch that off unnoticed.
+//!
 //! The keys of the codes are derived from the job's secret. Both nonces are new for each connection, so recorded messages are of
 //! no use later. The rank proves itself first: a stranger that calls gets no code from which it could try to guess a secret.
 //! Until message 3 is verified, whatever the caller sends concerns this caller alone.
@@ -21,6 +25,7 @@ use super::protocol::{
 use super::secret::JobSecret;
 use crate::error::{Error, Result};
 use crate::secret::{AuthenticationCode, MAC_BYTES, random_bytes};
+use crate::tls::INTERCEPTOR;
 
 const FROM_RANK: &str = "control connection, rank";
 const FROM_COORDINATOR: &str = "control connection, coordinator";
@@ -63,13 +68,14 @@ pub(super) enum AdmissionStep {
 }
 
 impl Admission {
-    /// Handles a frame of a caller.
-    pub(super) fn on_frame(self, gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
+    /// Handles a frame of a caller. `binding` is that of its connection, which a proof must have.
+    pub(super) fn on_frame(self, gate: &Gate, frame: Vec<u8>, binding: Option<&[u8]>) -> AdmissionStep {
         match self {
             Self::AwaitOpening => on_opening(gate, frame),
-            Self::AwaitProof { frame: opened, opening, nonce } => {
-                on_proof(gate, &opened, *opening, &nonce, &frame)
-            }
+            Self::AwaitProof { frame: opened, opening, nonce } => match binding {
+                Some(binding) => on_proof(gate, *opening, &[&opened, &nonce, binding], &frame),
+                None => AdmissionStep::Malformed,
+            },
         }
     }
 }
@@ -96,6 +102,21 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
         ));
         return AdmissionStep::Refused(error, format!("claims rank {rank} and has {theirs} job secret"));
     }
+    if opening.is_encrypted != gate.secret.is_encrypted() {
+        let (theirs, ours) = if opening.is_encrypted {
+            ("has FLEXRING_TLS=1", "has not")
+        } else {
+            ("has not FLEXRING_TLS=1", "has")
+        };
+        let error = Error::rendezvous(format!(
+            "rank {rank} ({process}) {theirs} and the coordinator at {} {ours}: set it alike on all ranks",
+            gate.location
+        ));
+        return AdmissionStep::Refused(
+            error,
+            format!("claims rank {rank} and {theirs}, which rank 0 {ours}"),
+        );
+    }
     let Ok(nonce) = random_bytes() else {
         return AdmissionStep::Malformed;
     };
@@ -103,23 +124,26 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
     AdmissionStep::Continue(admission, ToRank::Challenge(nonce))
 }
 
-fn on_proof(gate: &Gate, opened: &[u8], opening: Opening, nonce: &Nonce, frame: &[u8]) -> AdmissionStep {
+/// Handles a proof, which covers the opening, the nonce and the binding in `before`.
+fn on_proof(gate: &Gate, opening: Opening, before: &[&[u8]; 3], frame: &[u8]) -> AdmissionStep {
     let Some((code, params)) = frame.split_first_chunk::<MAC_BYTES>() else {
         return AdmissionStep::Malformed;
     };
     let key = gate.secret.key();
     let Opening { header, .. } = opening;
-    if !key.verify(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, params], code) {
+    let [opened, nonce, binding] = before;
+    if !key.verify(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, binding, params], code) {
         let HelloHeader { rank, process, .. } = &header;
+        let interceptor = if gate.secret.is_encrypted() { INTERCEPTOR } else { "" };
         let error = Error::rendezvous(format!(
             "rank {rank} ({process}) does not know the secret of the job that meets at {}: FLEXRING_SECRET or \
              FLEXRING_SECRET_FILE must have the same content on all ranks, and a unique id must come unchanged from the process \
-             that created it",
+             that created it{interceptor}",
             gate.location
         ));
         return AdmissionStep::Refused(
             error,
-            format!("claims rank {rank} and does not know the job's secret"),
+            format!("claims rank {rank} and does not know the job's secret{interceptor}"),
         );
     }
     let params = if header.version == VERSION {
@@ -130,18 +154,15 @@ fn on_proof(gate: &Gate, opened: &[u8], opening: Opening, nonce: &Nonce, frame: 
     } else {
         None
     };
-    let answer = key.mac(FROM_COORDINATOR, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, code]);
+    let answer = key.mac(FROM_COORDINATOR, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, binding, code]);
     AdmissionStep::Admitted(Hello { header, params }, ToRank::HelloAck(answer))
 }
 
-/// The code by which a rank proves itself: over its encoded opening, the coordinator's nonce, and its encoded parameters.
-pub(super) fn code_of_rank(
-    secret: &JobSecret,
-    opened: &[u8],
-    nonce: &Nonce,
-    params: &[u8],
-) -> AuthenticationCode {
-    secret.key().mac(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, params])
+/// The code by which a rank proves itself: over its encoded opening, the coordinator's nonce and the connection's binding, which are
+/// `before`, and its encoded parameters.
+pub(super) fn code_of_rank(secret: &JobSecret, before: &[&[u8]; 3], params: &[u8]) -> AuthenticationCode {
+    let [opened, nonce, binding] = before;
+    secret.key().mac(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, binding, params])
 }
 
 /// The rank's side of one handshake.
@@ -150,8 +171,8 @@ pub(super) struct Applicant<'a> {
     secret: &'a JobSecret,
     /// The encoded opening.
     opened: Vec<u8>,
-    /// The coordinator's nonce, and the code that was sent in answer.
-    proved: Option<(Nonce, AuthenticationCode)>,
+    /// The coordinator's nonce, the binding of the connection, and the code that was sent in answer.
+    proved: Option<(Nonce, Vec<u8>, AuthenticationCode)>,
 }
 
 impl<'a> Applicant<'a> {
@@ -160,32 +181,42 @@ impl<'a> Applicant<'a> {
     /// # Errors
     /// `System` if there are no random numbers.
     pub(super) fn new(secret: &'a JobSecret, job: u128, header: &HelloHeader) -> Result<(Self, Bytes)> {
-        let opening =
-            Opening { job, has_secret: secret.is_secret(), nonce: random_bytes()?, header: header.clone() };
+        let opening = Opening {
+            job,
+            has_secret: secret.is_secret(),
+            is_encrypted: secret.is_encrypted(),
+            nonce: random_bytes()?,
+            header: header.clone(),
+        };
         let opened = encode_value(&opening)?;
         let frame = frame_of([[0; 4].as_slice(), &opened].concat())?;
         let bytes = [Preamble::encode().as_slice(), &frame].concat();
         Ok((Self { secret, opened, proved: None }, bytes.into()))
     }
 
-    /// Answers a challenge. Returns the bytes to send.
+    /// Whether the connection must be encrypted before the proof.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.secret.is_encrypted()
+    }
+
+    /// Answers a challenge on the connection with this binding. Returns the bytes to send.
     ///
     /// # Errors
     /// `Internal` if there was a challenge before, or if the parameters are too long.
-    pub(super) fn prove(&mut self, nonce: Nonce, params: &HelloParams) -> Result<Bytes> {
+    pub(super) fn prove(&mut self, nonce: Nonce, binding: &[u8], params: &HelloParams) -> Result<Bytes> {
         if self.proved.is_some() {
             return Err(Error::internal("a coordinator sent two challenges"));
         }
         let params = encode_value(params)?;
-        let code = code_of_rank(self.secret, &self.opened, &nonce, &params);
-        self.proved = Some((nonce, code));
+        let code = code_of_rank(self.secret, &[&self.opened, &nonce, binding], &params);
+        self.proved = Some((nonce, binding.to_vec(), code));
         frame_of([[0; 4].as_slice(), &code, &params].concat())
     }
 
     /// Whether this code proves that its sender is the coordinator of the job.
     pub(super) fn is_proof(&self, code: &AuthenticationCode) -> bool {
-        self.proved.as_ref().is_some_and(|(nonce, mine)| {
-            let parts = [&WIRE_VERSION.to_le_bytes(), self.opened.as_slice(), nonce, mine];
+        self.proved.as_ref().is_some_and(|(nonce, binding, mine)| {
+            let parts = [&WIRE_VERSION.to_le_bytes(), self.opened.as_slice(), nonce, binding, mine];
             self.secret.key().verify(FROM_COORDINATOR, &parts, code)
         })
     }
@@ -197,7 +228,7 @@ mod tests {
     use super::super::protocol::Purpose;
     use super::super::secret::SecretSource;
     use super::*;
-    use crate::config::{Config, SecretText};
+    use crate::config::{Config, SecretText, Switch};
 
     const JOB: u128 = 7;
 
@@ -228,7 +259,7 @@ mod tests {
 
     /// Runs the first half: the opening and its challenge.
     fn challenge(gate: &Gate, bytes: &[u8]) -> (Admission, Nonce) {
-        match Admission::AwaitOpening.on_frame(gate, frame(bytes)) {
+        match Admission::AwaitOpening.on_frame(gate, frame(bytes), Some(&[])) {
             AdmissionStep::Continue(admission, ToRank::Challenge(nonce)) => (admission, nonce),
             other => panic!("{other:?} instead of a challenge"),
         }
@@ -249,9 +280,9 @@ mod tests {
             let (gate, secret) = (gate(text), secret(text));
             let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
             let (admission, nonce) = challenge(&gate, &bytes);
-            let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
+            let proof = rank.prove(nonce, &[], &HelloParams::example()).expect("short");
             let AdmissionStep::Admitted(hello, ToRank::HelloAck(code)) =
-                admission.on_frame(&gate, frame(&proof))
+                admission.on_frame(&gate, frame(&proof), Some(&[]))
             else {
                 panic!("not admitted");
             };
@@ -267,8 +298,8 @@ mod tests {
         let (gate, wrong) = (gate(TEXT), secret(Some("another secret text")));
         let (mut rank, bytes) = Applicant::new(&wrong, JOB, &header()).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
-        let (error, note) = refusal(admission.on_frame(&gate, frame(&proof)));
+        let proof = rank.prove(nonce, &[], &HelloParams::example()).expect("short");
+        let (error, note) = refusal(admission.on_frame(&gate, frame(&proof), Some(&[])));
         assert!(
             error.starts_with("rank 1 (pid 101 on host h) does not know the secret of the job"),
             "{error}"
@@ -282,16 +313,67 @@ mod tests {
         {
             let (gate, secret) = (gate(ours), secret(theirs));
             let (_, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
-            let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes)));
+            let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes), Some(&[])));
             assert!(error.contains(expected) && error.contains("FLEXRING_SECRET"), "{error}");
         }
+    }
+
+    fn encrypted(text: &str) -> JobSecret {
+        let config = Config { secret: Some(SecretText::new(text)), tls: Switch(true), ..Config::default() };
+        SecretSource::of_settings(&config, JOB).expect("valid").secret().expect("there")
+    }
+
+    #[test]
+    fn encryption_on_one_side_only_is_refused_by_name() {
+        let [plain, encrypted] = [secret(TEXT), encrypted("0123456789abcdef")];
+        for (ours, theirs, expected) in [
+            (
+                &plain,
+                &encrypted,
+                "rank 1 (pid 101 on host h) has FLEXRING_TLS=1 and the coordinator at here:1 has not: set it",
+            ),
+            (
+                &encrypted,
+                &plain,
+                "rank 1 (pid 101 on host h) has not FLEXRING_TLS=1 and the coordinator at here:1 has: set it",
+            ),
+        ] {
+            let gate = Gate { secret: ours.clone(), ..gate(TEXT) };
+            let (_, bytes) = Applicant::new(theirs, JOB, &header()).expect("random bytes");
+            let (error, note) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes), Some(&[])));
+            assert!(error.starts_with(expected), "{error}");
+            assert!(note.contains("claims rank 1 and has") && note.contains("FLEXRING_TLS=1"), "{note}");
+        }
+    }
+
+    #[test]
+    fn codes_cover_the_binding_of_the_encryption() {
+        let secret = encrypted("0123456789abcdef");
+        let gate = Gate { secret: secret.clone(), ..gate(TEXT) };
+        let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
+        let (ours, theirs) = ([1; 32].as_slice(), [2; 32].as_slice());
+        let (admission, nonce) = challenge(&gate, &bytes);
+        let proof = frame(&rank.prove(nonce, ours, &HelloParams::example()).expect("short"));
+        let Admission::AwaitProof { frame: opened, opening, nonce } = admission else {
+            panic!("no challenge");
+        };
+        let again = || Admission::AwaitProof { frame: opened.clone(), opening: opening.clone(), nonce };
+        let (error, note) = refusal(again().on_frame(&gate, proof.clone(), Some(theirs)));
+        assert!(error.contains("intercepts the encryption") && note.contains("intercepts"), "{error}");
+        // A proof that was not encrypted.
+        assert!(matches!(again().on_frame(&gate, proof.clone(), None), AdmissionStep::Malformed));
+        let AdmissionStep::Admitted(_, ToRank::HelloAck(code)) = again().on_frame(&gate, proof, Some(ours))
+        else {
+            panic!("not admitted");
+        };
+        assert!(rank.is_proof(&code));
     }
 
     #[test]
     fn another_job_is_refused_by_name() {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
         let (_, bytes) = Applicant::new(&secret, JOB + 1, &header()).expect("random bytes");
-        let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes)));
+        let (error, _) = refusal(Admission::AwaitOpening.on_frame(&gate, frame(&bytes), Some(&[])));
         assert!(error.contains("here:1 belongs to another job than rank 1"), "{error}");
     }
 
@@ -300,11 +382,11 @@ mod tests {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         let (_, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
+        let proof = rank.prove(nonce, &[], &HelloParams::example()).expect("short");
         // The coordinator's nonce is another one.
         let (admission, other) = challenge(&gate, &bytes);
         assert_ne!(nonce, other);
-        refusal(admission.on_frame(&gate, frame(&proof)));
+        refusal(admission.on_frame(&gate, frame(&proof), Some(&[])));
     }
 
     #[test]
@@ -312,7 +394,7 @@ mod tests {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = frame(&rank.prove(nonce, &HelloParams::example()).expect("short"));
+        let proof = frame(&rank.prove(nonce, &[], &HelloParams::example()).expect("short"));
         let Admission::AwaitProof { frame: opened, opening, nonce } = admission else {
             panic!("no challenge");
         };
@@ -320,13 +402,13 @@ mod tests {
             let admission = Admission::AwaitProof { frame: opened.clone(), opening: opening.clone(), nonce };
             let mut damaged = proof.clone();
             damaged[at] ^= 1;
-            refusal(admission.on_frame(&gate, damaged));
+            refusal(admission.on_frame(&gate, damaged, Some(&[])));
         }
         let mut claimed = *opening;
         claimed.header.rank = 0;
         let frame = encode_value(&claimed).expect("short");
         let admission = Admission::AwaitProof { frame, opening: Box::new(claimed), nonce };
-        refusal(admission.on_frame(&gate, proof));
+        refusal(admission.on_frame(&gate, proof, Some(&[])));
     }
 
     #[test]
@@ -334,9 +416,9 @@ mod tests {
         let secret = secret(TEXT);
         let (mut rank, _) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
         assert!(!rank.is_proof(&[0; MAC_BYTES]), "before the challenge");
-        let proof = frame(&rank.prove([1; 16], &HelloParams::example()).expect("short"));
+        let proof = frame(&rank.prove([1; 16], &[], &HelloParams::example()).expect("short"));
         assert!(!rank.is_proof(proof.first_chunk().expect("a code")));
-        assert!(rank.prove([2; 16], &HelloParams::example()).is_err(), "a second challenge");
+        assert!(rank.prove([2; 16], &[], &HelloParams::example()).is_err(), "a second challenge");
     }
 
     #[test]
@@ -345,8 +427,8 @@ mod tests {
         let header = HelloHeader { version: "99.0".to_owned(), ..header() };
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
-        let proof = rank.prove(nonce, &HelloParams::example()).expect("short");
-        match admission.on_frame(&gate, frame(&proof)) {
+        let proof = rank.prove(nonce, &[], &HelloParams::example()).expect("short");
+        match admission.on_frame(&gate, frame(&proof), Some(&[])) {
             AdmissionStep::Admitted(hello, _) => assert_eq!(hello, Hello { header, params: None }),
             other => panic!("{other:?}"),
         }
@@ -356,10 +438,10 @@ mod tests {
         #[test]
         fn any_bytes_are_refused_without_panicking(opening: Vec<u8>, proof: Vec<u8>) {
             let (gate, secret) = (gate(TEXT), secret(TEXT));
-            let step = Admission::AwaitOpening.on_frame(&gate, opening);
+            let step = Admission::AwaitOpening.on_frame(&gate, opening, Some(&[]));
             proptest::prop_assert!(!matches!(step, AdmissionStep::Admitted(..)));
             let (_, bytes) = Applicant::new(&secret, JOB, &header()).expect("random bytes");
-            let step = challenge(&gate, &bytes).0.on_frame(&gate, proof);
+            let step = challenge(&gate, &bytes).0.on_frame(&gate, proof, Some(&[]));
             proptest::prop_assert!(matches!(step, AdmissionStep::Refused(..) | AdmissionStep::Malformed));
         }
     }

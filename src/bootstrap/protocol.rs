@@ -5,7 +5,8 @@
 //!
 //! A rank's stream begins with a [`Preamble`]; then come frames in both directions. A frame is its length (four bytes,
 //! little-endian) and that many bytes of postcard. The first two frames of a rank are its [`Opening`] and its proof, see
-//! `handshake`. The preamble and [`ToRank::Refused`] never change, so that a rank of another wire version gets a readable
+//! `handshake`. If the job is encrypted, the mark [`ENCRYPTED`] follows the opening, and then TLS records that contain the
+//! frames; the coordinator's records follow its challenge without a mark. The preamble and [`ToRank::Refused`] never change, so that a rank of another wire version gets a readable
 //! error.
 
 use super::call_state::CallState;
@@ -22,7 +23,7 @@ use std::time::Duration;
 pub(super) const MAGIC: [u8; 8] = *b"flexring";
 /// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
 /// release: two releases with one wire version understand each other's errors.
-pub(super) const WIRE_VERSION: u32 = 2;
+pub(super) const WIRE_VERSION: u32 = 3;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Maximum length of an opening, in bytes: the sender is not authenticated yet.
@@ -31,6 +32,9 @@ pub(super) const OPENING_LIMIT: usize = 1 << 10;
 pub(super) const PROOF_LIMIT: usize = 64 << 10;
 /// Maximum length of any later frame, in bytes.
 pub(super) const FRAME_LIMIT: usize = 16 << 20;
+
+/// Stands in place of a frame's length where the end that connected begins to encrypt.
+pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
 
 /// A random number that is used once.
 pub(super) type Nonce = [u8; 16];
@@ -107,6 +111,8 @@ pub(super) struct Opening {
     pub(super) job: u128,
     /// Whether the rank knows a secret of the job.
     pub(super) has_secret: bool,
+    /// Whether the rank encrypts what follows the coordinator's challenge. Both ends must.
+    pub(super) is_encrypted: bool,
     pub(super) nonce: Nonce,
     pub(super) header: HelloHeader,
 }
@@ -253,8 +259,20 @@ pub(super) fn decode<'a, T: serde::Deserialize<'a>>(frame: &'a [u8]) -> Option<T
 pub(super) struct FrameDecoder {
     bytes: Vec<u8>,
     preamble: bool,
+    encryption: EncryptionMark,
     /// Why the rest of the stream is discarded.
     unreadable: Option<Unreadable>,
+}
+
+/// What a decoder does with the mark [`ENCRYPTED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EncryptionMark {
+    /// It is no frame.
+    Refused,
+    /// What follows it is encrypted.
+    Accepted,
+    /// The mark has arrived, and the bytes that are left are encrypted.
+    Arrived,
 }
 
 /// Why a stream cannot be split into frames.
@@ -293,7 +311,26 @@ impl Unreadable {
 impl FrameDecoder {
     /// A decoder for a stream that begins with a preamble if `preamble`, else with a frame.
     pub(super) fn new(preamble: bool) -> Self {
-        Self { bytes: Vec::new(), preamble, unreadable: None }
+        Self { bytes: Vec::new(), preamble, encryption: EncryptionMark::Refused, unreadable: None }
+    }
+
+    /// Accepts the mark in place of a frame from now on.
+    pub(super) fn accept_encryption(&mut self) {
+        self.encryption = EncryptionMark::Accepted;
+    }
+
+    /// Once the mark has arrived, the bytes behind it. The bytes that are appended next are decrypted ones.
+    pub(super) fn take_encrypted(&mut self) -> Option<Vec<u8>> {
+        if self.encryption != EncryptionMark::Arrived {
+            return None;
+        }
+        self.encryption = EncryptionMark::Refused;
+        Some(self.take_rest())
+    }
+
+    /// The bytes that are no complete frame. The bytes that are appended next begin a new frame.
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
     }
 
     /// Appends received bytes. Callers take all complete frames out between two appends, so at most one
@@ -323,9 +360,17 @@ impl FrameDecoder {
             self.bytes.drain(..Preamble::BYTES);
             self.preamble = false;
         }
+        if self.encryption == EncryptionMark::Arrived {
+            return Ok(None);
+        }
         let Some((header, rest)) = self.bytes.split_first_chunk::<4>() else {
             return Ok(None);
         };
+        if self.encryption == EncryptionMark::Accepted && *header == ENCRYPTED {
+            self.bytes.drain(..4);
+            self.encryption = EncryptionMark::Arrived;
+            return Ok(None);
+        }
         let length = u32::from_le_bytes(*header) as usize;
         if length > limit {
             return Err(Unreadable::Malformed);
@@ -366,7 +411,7 @@ mod tests {
             process: Process::current(),
             purpose: Purpose::Join,
         };
-        Opening { job: 7, has_secret: true, nonce: [5; 16], header }
+        Opening { job: 7, has_secret: true, is_encrypted: false, nonce: [5; 16], header }
     }
 
     #[test]
@@ -398,12 +443,12 @@ mod tests {
         let swapped = Preamble::BYTE_ORDER_MARK.swap_bytes().to_ne_bytes();
         let theirs = if cfg!(target_endian = "little") { "is big-endian" } else { "is little-endian" };
         for (mark, version, expected) in [
-            (native, 3, Some("speaks wire version 3, and this coordinator speaks 2")),
-            (native, 2 << 24, Some("speaks wire version 33554432, and this coordinator speaks 2")),
+            (native, 2, Some("speaks wire version 2, and this coordinator speaks 3")),
+            (native, 2 << 24, Some("speaks wire version 33554432, and this coordinator speaks 3")),
             // The version of a big-endian build is little-endian, too; its mark is not.
-            (swapped, 2, Some(theirs)),
+            (swapped, 3, Some(theirs)),
             // The first frame of a release before wire version 2.
-            ([96, 0, 0, 0], 5, Some("speaks a wire version before 2, and this coordinator speaks 2")),
+            ([96, 0, 0, 0], 5, Some("speaks a wire version before 2, and this coordinator speaks 3")),
         ] {
             let mut decoder = FrameDecoder::new(true);
             decoder.append(&Preamble::with(mark, version));
@@ -436,6 +481,24 @@ mod tests {
         assert_eq!(cutter.next(FRAME_LIMIT), Err(Unreadable::Malformed), "the rest is discarded");
         assert!(cutter.bytes.is_empty());
         assert!(encode(&vec![0u8; FRAME_LIMIT + 1]).is_err());
+    }
+
+    #[test]
+    fn encrypted_bytes_begin_behind_a_mark_that_is_expected() {
+        let beat = encode(&ToCoordinator::Heartbeat(CallState::Idle { finished: 3 })).expect("short");
+        let stream = [&beat[..], &ENCRYPTED, b"encrypted"].concat();
+        let mut cutter = FrameDecoder::new(false);
+        cutter.append(&stream);
+        assert!(matches!(cutter.next(FRAME_LIMIT), Ok(Some(_))));
+        assert_eq!(cutter.next(FRAME_LIMIT), Err(Unreadable::Malformed), "no encryption is expected");
+        let mut cutter = FrameDecoder::new(false);
+        cutter.accept_encryption();
+        cutter.append(&stream);
+        assert!(matches!(cutter.next(FRAME_LIMIT), Ok(Some(_))));
+        assert_eq!((cutter.take_encrypted(), cutter.next(FRAME_LIMIT)), (None, Ok(None)));
+        assert_eq!(cutter.take_encrypted().as_deref(), Some(b"encrypted".as_slice()));
+        cutter.append(&beat);
+        assert!(matches!(cutter.next(FRAME_LIMIT), Ok(Some(_))));
     }
 
     #[test]

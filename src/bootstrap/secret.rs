@@ -27,6 +27,7 @@ const MAX_BYTES: u64 = 4096;
 pub struct JobSecret {
     key: SecretKey,
     is_secret: bool,
+    is_encrypted: bool,
 }
 
 impl JobSecret {
@@ -40,6 +41,12 @@ impl JobSecret {
     #[must_use]
     pub fn is_secret(&self) -> bool {
         self.is_secret
+    }
+
+    /// Whether the connections of the job are encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.is_encrypted
     }
 
     pub(super) fn key(&self) -> &SecretKey {
@@ -67,6 +74,7 @@ pub(super) struct SecretSource {
     job: u128,
     given: Option<Vec<u8>>,
     second: SecondPart,
+    is_encrypted: bool,
 }
 
 impl fmt::Debug for SecretSource {
@@ -79,9 +87,21 @@ impl SecretSource {
     /// The secret of the job with the number `job` that meets at an address: the one that the settings give, if any.
     ///
     /// # Errors
-    /// `InvalidSetting`, which does not quote the secret, if it is too short, or if its file cannot be used.
+    /// `InvalidSetting`, which does not quote the secret, if it is too short, or if its file cannot be used; also if the
+    /// connections are to be encrypted without a secret.
     pub(super) fn of_settings(config: &Config, job: u128) -> Result<Self> {
-        Ok(Self { job, given: given(config)?, second: SecondPart::None })
+        Self::new(config, job, SecondPart::None)
+    }
+
+    fn new(config: &Config, job: u128, second: SecondPart) -> Result<Self> {
+        let source = Self { job, given: given(config)?, second, is_encrypted: config.tls.0 };
+        if source.is_encrypted && !source.is_secret() {
+            return Err(Error::invalid_setting(
+                "FLEXRING_TLS=1 needs a secret of the job, without which the ranks would encrypt for any process that takes part: set \
+                 FLEXRING_SECRET or FLEXRING_SECRET_FILE on all ranks, or let them meet by a unique id",
+            ));
+        }
+        Ok(source)
     }
 
     /// The secret of the job of a unique id with the random bytes `token`.
@@ -89,8 +109,7 @@ impl SecretSource {
     /// # Errors
     /// As for [`of_settings`](Self::of_settings).
     pub(super) fn of_id(config: &Config, job: u128, token: u128) -> Result<Self> {
-        let second = SecondPart::UniqueId(token.to_le_bytes());
-        Ok(Self { second, ..Self::of_settings(config, job)? })
+        Self::new(config, job, SecondPart::UniqueId(token.to_le_bytes()))
     }
 
     /// The secret of a job whose ranks are all on this node, and which meets at `port`. If the settings give none, rank 0 draws
@@ -104,17 +123,16 @@ impl SecretSource {
         port: u16,
         is_rank_0: bool,
     ) -> Result<(Self, Option<NodeSecret>)> {
-        let source = Self::of_settings(config, job)?;
-        if source.given.is_some() {
-            return Ok((source, None));
+        if given(config)?.is_some() {
+            return Ok((Self::of_settings(config, job)?, None));
         }
         let name = node_secret::name(job, port);
         if !is_rank_0 {
-            return Ok((Self { second: SecondPart::AskedFrom(name), ..source }, None));
+            return Ok((Self::new(config, job, SecondPart::AskedFrom(name))?, None));
         }
         let key = SecretKey::random()?;
-        let second = SecondPart::Node(key.clone());
-        Ok((Self { second, ..source }, Some(NodeSecret { name, key })))
+        let source = Self::new(config, job, SecondPart::Node(key.clone()))?;
+        Ok((source, Some(NodeSecret { name, key })))
     }
 
     /// The secret of a job that meets at `point`. If it has no id, `token` is its public number, and `one_node` says whether all
@@ -161,7 +179,11 @@ impl SecretSource {
         };
         let given = self.given.as_deref();
         let parts = [given.unwrap_or_default(), kind.as_bytes(), second.as_slice(), &self.job.to_le_bytes()];
-        Ok(JobSecret { key: SecretKey::from_parts("job", &parts), is_secret: self.is_secret() })
+        Ok(JobSecret {
+            key: SecretKey::from_parts("job", &parts),
+            is_secret: self.is_secret(),
+            is_encrypted: self.is_encrypted,
+        })
     }
 }
 
@@ -226,7 +248,7 @@ fn read(path: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::SecretText;
+    use crate::config::{SecretText, Switch};
     use crate::error::ErrorKind;
     use std::os::unix::fs::PermissionsExt;
 
@@ -294,6 +316,25 @@ mod tests {
         assert!(handed_out.is_some() && source.secret().expect("drawn").is_secret());
         let (source, handed_out) = SecretSource::of_node(&with_text(TEXT), 7, 4000, true).expect("given");
         assert!(handed_out.is_none() && source.secret().expect("given").is_secret());
+    }
+
+    #[test]
+    fn encryption_without_a_secret_is_refused() {
+        let encrypted = |config: Config| Config { tls: Switch(true), ..config };
+        let error = of_settings(&encrypted(Config::default()), 7).expect_err("no secret");
+        assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+        assert!(
+            error.message().contains("FLEXRING_TLS=1 needs a secret")
+                && error.message().contains("FLEXRING_SECRET"),
+            "{error}"
+        );
+        let is_encrypted =
+            |source: Result<SecretSource>| source.expect("valid").secret().expect("there").is_encrypted();
+        assert!(is_encrypted(of_settings(&encrypted(with_text(TEXT)), 7)));
+        assert!(is_encrypted(SecretSource::of_id(&encrypted(Config::default()), 7, 1)));
+        let node = SecretSource::of_node(&encrypted(Config::default()), 7, 4000, true);
+        assert!(is_encrypted(node.map(|(source, _)| source)));
+        assert!(!is_encrypted(of_settings(&with_text(TEXT), 7)));
     }
 
     #[test]

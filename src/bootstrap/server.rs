@@ -10,7 +10,7 @@ use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
 use super::open_ports::CoordinatorControl;
 use super::process::Process;
-use super::protocol::{Hello, Purpose, ToCoordinator, ToRank, Unreadable, decode};
+use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, Unreadable, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
 use super::world_status::{RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
+use crate::tls::TlsRole;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -248,23 +249,23 @@ impl Server {
 
     /// Handles a frame of an unauthenticated connection.
     fn on_handshake(&mut self, id: ClientId, frame: Vec<u8>, now: Instant) {
-        let admission = self.clients.get_mut(id).and_then(|client| client.admission.take());
-        let Some(admission) = admission else {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        let Some(admission) = client.admission.take() else {
             self.clients.remove(id);
             return;
         };
-        match admission.on_frame(&self.gate, frame) {
+        match admission.on_frame(&self.gate, frame, client.stream.binding()) {
             AdmissionStep::Continue(admission, answer) => {
-                if let Some(client) = self.clients.get_mut(id) {
-                    client.admission = Some(admission);
-                    send(client, &answer);
+                client.admission = Some(admission);
+                send(client, &answer);
+                if self.gate.secret.is_encrypted() {
+                    client.stream.require_encryption(TlsRole::Acceptor, PROOF_LIMIT);
                 }
             }
             AdmissionStep::Admitted(hello, answer) => {
-                if let Some(client) = self.clients.get_mut(id) {
-                    client.authenticated = true;
-                    send(client, &answer);
-                }
+                client.authenticated = true;
+                client.stream.trust();
+                send(client, &answer);
                 self.on_hello(id, hello, now);
             }
             AdmissionStep::Refused(error, what) => self.refuse(id, error, &what, now),

@@ -13,7 +13,7 @@ use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::PostedTransport;
-use crate::transport::tcp::{Listener, Tcp};
+use crate::transport::tcp::{LinkOptions, Listener, Tcp};
 use crate::transport::verbs::port_selection::Rail;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,11 +24,29 @@ use std::time::Instant;
 #[cfg(feature = "verbs")]
 const HANDSHAKE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(15);
 
+/// Refuses RDMA for a job whose connections are to be encrypted: devices cannot do that.
+///
+/// # Errors
+/// `InvalidSetting` if the settings require both.
+pub(super) fn check_encryption(config: &Config) -> Result<()> {
+    if config.tls.0 && config.transport == TransportChoice::Verbs {
+        return Err(Error::invalid_setting(
+            "FLEXRING_TLS=1 cannot encrypt what FLEXRING_TRANSPORT=verbs sends: use FLEXRING_TRANSPORT=tcp, or auto, which uses tcp \
+             then; or encrypt in the network and unset FLEXRING_TLS",
+        ));
+    }
+    Ok(())
+}
+
 /// The RDMA ports that this rank offers to its peers. Does not look for devices if the settings exclude RDMA.
 pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
     let wanted = matches!(config.transport, TransportChoice::Auto | TransportChoice::Verbs) && world > 1;
     if !wanted {
         return RailOffer::default();
+    }
+    if config.tls.0 {
+        let error = Error::unsupported("FLEXRING_TLS=1 cannot encrypt what RDMA devices send");
+        return RailOffer { rails: Vec::new(), why_not: Some(error) };
     }
     match select_rails(config) {
         Ok(rails) => RailOffer { rails, why_not: None },
@@ -111,8 +129,12 @@ impl InterNodeSetup<'_> {
         let peers =
             self.peers.iter().map(|rank| tcp_endpoint(config, &infos[*rank], *rank, same_node[*rank]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
-        let (key, sockets) = (|peer| self.link_key(peer), config.sockets_per_link);
-        let tcp = Tcp::connect(listener, self.me, &peers, &key, sockets, self.deadline, self.fault)?;
+        let key = |peer| self.link_key(peer);
+        let options = LinkOptions {
+            sockets_per_link: config.sockets_per_link,
+            is_encrypted: self.connection.secret().is_encrypted(),
+        };
+        let tcp = Tcp::connect(listener, self.me, &peers, &key, options, self.deadline, self.fault)?;
         if config.socket_buffer.0 > 0 {
             tcp.limit_send_buffers(config.socket_buffer.0)?;
         }

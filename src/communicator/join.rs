@@ -50,6 +50,7 @@ impl Communicator {
     pub(super) fn join(spec: WorldSpec, identity: &Identity, fault: Arc<Fault>) -> Result<Self> {
         let config = &spec.config;
         let (me, world) = (identity.rank, identity.world);
+        inter_node::check_encryption(config)?;
         let connection = ControlConnection::join(identity, config, Arc::clone(&fault))?;
         let deadline = Instant::now() + config.connect_timeout;
 

@@ -129,6 +129,9 @@ settings! {
         "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs on one node and unique ids have a random one; other jobs trust all that can reach rank 0.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
         "File that contains the secret of the job, instead of FLEXRING_SECRET. Only the user may be able to read it, or root and one group if it is root's.";
+    #[shared yes]
+    tls: Switch = "FLEXRING_TLS", Switch(false), AnyValue,
+        "Whether connections between ranks are encrypted by TLS 1.3: those with the coordinator, TCP links, and those for shrinking. Needs a secret of the job. RDMA devices cannot encrypt and are not used; memory that ranks of a node share is not encrypted.";
     node: Option<String> = "FLEXRING_NODE", None, AnyValue,
         "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine and its network namespace.";
     #[shared yes]

@@ -16,6 +16,7 @@ mod allocations;
 mod c_api;
 mod collectives;
 mod descriptions;
+mod encryption;
 mod failures;
 mod fault_matrix;
 mod header;

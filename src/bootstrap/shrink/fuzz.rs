@@ -140,7 +140,7 @@ fn strangers_at_a_rank_that_shrinks() {
     let mut recorded = Vec::new();
     for peer in [None, Some(1)] {
         let mut session =
-            Session::new(near.try_clone().expect("a socket"), key(), 0, peer, 2).expect("a session");
+            Session::new(near.try_clone().expect("a socket"), key(), 0, peer, 2, false).expect("a session");
         session.send_notice(&ShrinkNotice { generation: 0, members: vec![0] }).expect("queued");
         session.flush().expect("a connection");
         let mut bytes = vec![0; 4096];
@@ -156,7 +156,7 @@ fn strangers_at_a_rank_that_shrinks() {
         let mut reader = InputReader::new(input);
         let peer = (reader.byte() & 1 == 1).then_some(1);
         let socket = near.borrow().try_clone().expect("a socket");
-        let mut session = Session::new(socket, key(), 0, peer, 2).expect("a session");
+        let mut session = Session::new(socket, key(), 0, peer, 2, false).expect("a session");
         session.send(ShrinkMessage::State { generation: 0, stance: Stance::NotCalled }).expect("queued");
         wire.borrow_mut().write_all(reader.rest()).expect("sent");
         loop {

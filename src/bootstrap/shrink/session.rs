@@ -3,6 +3,9 @@
 //! Owns its frames. Each end first sends an opening with a random number; each later frame carries an authentication code
 //! over both numbers, the direction and its position, so that no frame can be forged, repeated or sent back. A notice has
 //! no position: it is sent to a rank that sends nothing, and it stays true. Must not know what the messages mean.
+//!
+//! If the job is encrypted, encryption begins when the end that connected has the other one's opening. Messages wait for it, and
+//! their codes cover its binding. A notice does not wait: a rank that sends nothing gets it in plain text.
 
 use super::message::{ShrinkMessage, ShrinkNotice};
 use crate::bootstrap::framed_stream::FramedStream;
@@ -10,6 +13,7 @@ use crate::bootstrap::protocol::{decode, encode};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::secret::{AuthenticationCode, SecretKey, random_bytes};
+use crate::tls::TlsRole;
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// The first bytes of an opening.
 const SHRINK_MAGIC: [u8; 8] = *b"flexshrk";
 /// Version of these frames.
-const SHRINK_VERSION: u32 = 1;
+const SHRINK_VERSION: u32 = 2;
 /// What travels on the connection.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 enum ShrinkFrame {
@@ -51,7 +55,7 @@ pub(super) struct Session {
     authenticated: bool,
     sent: u64,
     received: u64,
-    /// Messages that wait for the other end's opening.
+    /// Messages that wait for the other end's opening, and for encryption.
     waiting: VecDeque<ShrinkMessage>,
     /// Longest frame that is accepted.
     limit: usize,
@@ -65,9 +69,16 @@ impl Session {
         me: Rank,
         peer: Option<Rank>,
         world: usize,
+        is_encrypted: bool,
     ) -> Result<Self> {
-        let stream = FramedStream::new(stream, false)
+        let mut stream = FramedStream::new(stream, false)
             .map_err(|cause| Error::io("cannot use a connection between ranks that shrink", cause))?;
+        // Three lists of ranks with at most five bytes each, and an error message.
+        let limit = 16 * world + (64 << 10);
+        if is_encrypted {
+            let role = if peer.is_some() { TlsRole::Initiator } else { TlsRole::Acceptor };
+            stream.require_encryption(role, limit);
+        }
         let mut session = Self {
             stream,
             key,
@@ -80,8 +91,7 @@ impl Session {
             sent: 0,
             received: 0,
             waiting: VecDeque::new(),
-            // Three lists of ranks with at most five bytes each, and an error message.
-            limit: 16 * world + (64 << 10),
+            limit,
         };
         let (magic, version) = (SHRINK_MAGIC, SHRINK_VERSION);
         let opening = ShrinkFrame::Opening { magic, version, from: me, nonce: session.nonce };
@@ -106,7 +116,7 @@ impl Session {
         self.stream.has_unsent()
     }
 
-    /// Queues a message. It is sent once the other end has opened.
+    /// Queues a message. It is sent once the other end has opened, and encryption has begun if it must.
     pub(super) fn send(&mut self, message: ShrinkMessage) -> Result<()> {
         self.waiting.push_back(message);
         self.seal_waiting()
@@ -122,35 +132,40 @@ impl Session {
 
     fn seal_waiting(&mut self) -> Result<()> {
         let Some(peer_nonce) = self.peer_nonce else { return Ok(()) };
+        if self.stream.binding().is_none() {
+            return Ok(());
+        }
         while let Some(message) = self.waiting.pop_front() {
             let payload = postcard_bytes(&message)?;
-            let code = self
-                .key
-                .mac("message", &self.authenticated_parts(&peer_nonce, true, self.sent, &payload).parts());
+            let parts = self.authenticated_parts(&peer_nonce, true, self.sent, &payload);
+            let Some(parts) = parts else { break };
+            let code = self.key.mac("message", &parts.parts());
             self.sent += 1;
             self.stream.enqueue(encode(&ShrinkFrame::Message { code, payload })?);
         }
         Ok(())
     }
 
-    /// What the code of a message covers. `outgoing` if this end sends it.
+    /// What the code of a message covers. `outgoing` if this end sends it. `None` until the binding is known.
     fn authenticated_parts<'a>(
         &'a self,
         peer_nonce: &'a [u8; 16],
         outgoing: bool,
         position: u64,
         payload: &'a [u8],
-    ) -> MessageParts<'a> {
+    ) -> Option<MessageParts<'a>> {
+        let binding = self.stream.binding()?;
         let peer = self.peer.unwrap_or(Rank::MAX);
         let (first, second) =
             if self.is_initiator { (&self.nonce, peer_nonce) } else { (peer_nonce, &self.nonce) };
         let (from, to) = if outgoing { (self.me, peer) } else { (peer, self.me) };
-        MessageParts {
+        Some(MessageParts {
             nonces: [first, second],
+            binding,
             by_initiator: [u8::from(self.is_initiator == outgoing)],
             numbers: [(from as u64).to_le_bytes(), (to as u64).to_le_bytes(), position.to_le_bytes()],
             payload,
-        }
+        })
     }
 
     /// Reads once.
@@ -163,6 +178,10 @@ impl Session {
                 received.end = Some(why.to_owned());
                 break;
             }
+        }
+        // The handshake of the encryption may be complete now.
+        if self.seal_waiting().is_err() {
+            received.end.get_or_insert_with(|| "cannot be used".to_owned());
         }
         received
     }
@@ -181,16 +200,21 @@ impl Session {
                     return Err("is with another rank");
                 }
                 self.peer_nonce = Some(nonce);
-                self.seal_waiting().map_err(|_| "cannot be used")
+                if self.is_initiator && self.stream.binding().is_none() {
+                    self.stream.encrypt().map_err(|_| "cannot be encrypted")?;
+                }
+                Ok(())
             }
             ShrinkFrame::Message { code, payload } => {
                 let nonce = self.peer_nonce.ok_or("carried no opening")?;
                 let parts = self.authenticated_parts(&nonce, false, self.received, &payload);
+                let parts = parts.ok_or("carried a message before it was encrypted")?;
                 if !self.key.verify("message", &parts.parts(), &code) {
                     return Err("carried a forged message");
                 }
                 self.received += 1;
                 self.authenticated = true;
+                self.stream.trust();
                 received.messages.push(decode(&payload).ok_or("carried an invalid message")?);
                 Ok(())
             }
@@ -225,6 +249,8 @@ impl AsFd for Session {
 struct MessageParts<'a> {
     /// Of the end that connected, and of the other one.
     nonces: [&'a [u8; 16]; 2],
+    /// Of the encryption.
+    binding: &'a [u8],
     by_initiator: [u8; 1],
     /// Sender, receiver, position.
     numbers: [[u8; 8]; 3],
@@ -232,9 +258,9 @@ struct MessageParts<'a> {
 }
 
 impl MessageParts<'_> {
-    fn parts(&self) -> [&[u8]; 7] {
+    fn parts(&self) -> [&[u8]; 8] {
         let [from, to, position] = &self.numbers;
-        [self.nonces[0], self.nonces[1], &self.by_initiator, from, to, position, self.payload]
+        [self.nonces[0], self.nonces[1], self.binding, &self.by_initiator, from, to, position, self.payload]
     }
 }
 
@@ -298,8 +324,8 @@ mod tests {
     #[test]
     fn messages_wait_for_the_opening_and_name_their_sender() {
         let (near, far) = connection();
-        let mut one = Session::new(near, key("job"), 3, Some(1), 4).expect("a session");
-        let mut other = Session::new(far, key("job"), 1, None, 4).expect("a session");
+        let mut one = Session::new(near, key("job"), 3, Some(1), 4, false).expect("a session");
+        let mut other = Session::new(far, key("job"), 1, None, 4, false).expect("a session");
         one.send(state(1)).expect("queued");
         assert_eq!((one.peer(), other.peer()), (Some(1), None));
         assert!(transfer(&mut one, &mut other).messages.is_empty(), "only the opening was sent");
@@ -317,12 +343,12 @@ mod tests {
     #[test]
     fn a_notice_needs_no_answer() {
         let (near, far) = connection();
-        let mut one = Session::new(near, key("job"), 0, Some(2), 3).expect("a session");
+        let mut one = Session::new(near, key("job"), 0, Some(2), 3, false).expect("a session");
         let notice = ShrinkNotice { generation: 0, members: vec![0, 1] };
         one.send_notice(&notice).expect("queued");
         one.flush().expect("a connection");
         drop(one);
-        let mut stopped = Session::new(far, key("job"), 2, None, 3).expect("a session");
+        let mut stopped = Session::new(far, key("job"), 2, None, 3, false).expect("a session");
         let mut notices = receive(&mut stopped).notices;
         if notices.is_empty() {
             notices = receive(&mut stopped).notices;
@@ -330,12 +356,74 @@ mod tests {
         assert_eq!(notices, [notice]);
     }
 
+    /// Lets both ends of an encrypted connection complete their handshake.
+    fn encrypted_pair() -> (Session, Session) {
+        let (near, far) = connection();
+        let mut one = Session::new(near, key("job"), 3, Some(1), 4, true).expect("a session");
+        let mut other = Session::new(far, key("job"), 1, None, 4, true).expect("a session");
+        let until = Instant::now() + Duration::from_secs(10);
+        while one.stream.binding().is_none() || other.stream.binding().is_none() {
+            for end in [&mut one, &mut other] {
+                end.flush().expect("a connection");
+                assert_eq!(end.receive().end, None);
+            }
+            assert!(Instant::now() < until, "the handshake takes too long");
+        }
+        (one, other)
+    }
+
+    #[test]
+    fn messages_of_an_encrypted_job_wait_for_encryption() {
+        let (mut one, mut other) = encrypted_pair();
+        assert_eq!(one.stream.binding(), other.stream.binding());
+        for (message, notice) in [(state(1), 0), (state(2), 1)] {
+            one.send(message.clone()).expect("queued");
+            assert_eq!(transfer(&mut one, &mut other).messages, [message.clone()]);
+            other.send(message.clone()).expect("queued");
+            assert_eq!(transfer(&mut other, &mut one).messages, [message]);
+            let notice = ShrinkNotice { generation: notice, members: vec![1] };
+            one.send_notice(&notice).expect("queued");
+            assert_eq!(transfer(&mut one, &mut other).notices, [notice]);
+        }
+        assert!(one.is_authenticated() && other.is_authenticated());
+    }
+
+    #[test]
+    fn a_notice_of_an_encrypted_job_needs_no_answer() {
+        let (near, far) = connection();
+        let mut one = Session::new(near, key("job"), 0, Some(2), 3, true).expect("a session");
+        let notice = ShrinkNotice { generation: 0, members: vec![0, 1] };
+        one.send(state(1)).expect("queued");
+        one.send_notice(&notice).expect("queued");
+        one.flush().expect("a connection");
+        assert!(!one.has_unsent(), "the message waits");
+        drop(one);
+        let mut stopped = Session::new(far, key("job"), 2, None, 3, true).expect("a session");
+        let mut notices = receive(&mut stopped).notices;
+        if notices.is_empty() {
+            notices = receive(&mut stopped).notices;
+        }
+        assert_eq!(notices, [notice]);
+    }
+
+    #[test]
+    fn a_plain_message_ends_the_session_of_an_encrypted_job() {
+        let (near, far) = connection();
+        let mut plain = Session::new(near, key("job"), 3, Some(1), 4, false).expect("a session");
+        let mut other = Session::new(far, key("job"), 1, None, 4, true).expect("a session");
+        plain.send(state(1)).expect("queued");
+        other.flush().expect("a connection");
+        receive(&mut plain);
+        let end = transfer(&mut plain, &mut other).end.or_else(|| receive(&mut other).end);
+        assert_eq!(end.as_deref(), Some("carried a message before it was encrypted"));
+    }
+
     /// Connects two ranks through an attacker, lets `attack` send what it likes to the second one, and returns why that
     /// one ends the connection. `attack` gets the wire to it, and the frames of the first one: opening and a message.
     fn end_after(other_key: &str, attack: impl FnOnce(&mut TcpStream, &[Vec<u8>])) -> String {
         let ((near, mut wire_near), (far, mut wire_far)) = (connection(), connection());
-        let mut one = Session::new(near, key("job"), 3, Some(1), 4).expect("a session");
-        let mut other = Session::new(far, key(other_key), 1, None, 4).expect("a session");
+        let mut one = Session::new(near, key("job"), 3, Some(1), 4, false).expect("a session");
+        let mut other = Session::new(far, key(other_key), 1, None, 4, false).expect("a session");
         one.send(state(1)).expect("queued");
         other.flush().expect("a connection");
         let opening = frame_on(&mut wire_far);

@@ -381,13 +381,15 @@ impl ServiceThread {
     }
 
     fn open(&mut self, stream: TcpStream, peer: Option<Rank>, now: Instant) {
-        let ShrinkServiceParams { key, me, endpoints, .. } = &self.params;
-        let opened = Session::new(stream, key.clone(), *me, peer, endpoints.len()).and_then(|mut session| {
-            if peer.is_some() {
-                session.send(self.agreement.state())?;
-            }
-            Ok(session)
-        });
+        let ShrinkServiceParams { key, me, endpoints, config, .. } = &self.params;
+        let opened = Session::new(stream, key.clone(), *me, peer, endpoints.len(), config.tls.0).and_then(
+            |mut session| {
+                if peer.is_some() {
+                    session.send(self.agreement.state())?;
+                }
+                Ok(session)
+            },
+        );
         match opened {
             Ok(session) => self.sessions.push(ServedSession { session, opened: now, closing: false }),
             Err(error) => {

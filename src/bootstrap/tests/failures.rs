@@ -201,7 +201,7 @@ fn admit(connection: &mut FramedStream) {
     let mut admission = Admission::AwaitOpening;
     loop {
         for frame in connection.receive(FRAME_LIMIT).frames {
-            match admission.on_frame(&gate, frame) {
+            match admission.on_frame(&gate, frame, Some(&[])) {
                 AdmissionStep::Continue(next, answer) => {
                     connection.enqueue(encode(&answer).expect("short"));
                     admission = next;

@@ -2,6 +2,7 @@
 
 mod attempts;
 mod departures;
+mod encryption;
 mod failures;
 mod rendezvous;
 mod status;

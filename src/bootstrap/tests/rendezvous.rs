@@ -20,7 +20,7 @@ fn acknowledged(stream: TcpStream, rank: Rank, world: usize) -> FramedStream {
         for frame in &received.frames {
             match decode::<ToRank>(frame) {
                 Some(ToRank::Challenge(nonce)) => {
-                    stream.enqueue(applicant.prove(nonce, &params).expect("short"))
+                    stream.enqueue(applicant.prove(nonce, &[], &params).expect("short"))
                 }
                 Some(ToRank::HelloAck(code)) if applicant.is_proof(&code) => return stream,
                 other => panic!("{other:?} instead of an acknowledgement"),

@@ -5,6 +5,7 @@ use super::super::protocol::{FRAME_LIMIT, HelloHeader, MAGIC, Preamble, ToRank, 
 use super::super::secret::JobSecret;
 use super::*;
 use crate::config::SecretText;
+use crate::tls::TlsRole;
 use std::io::Write;
 
 const SECRET: &str = "the secret of this job: 0123456789";
@@ -13,19 +14,19 @@ fn with_secret(text: &str) -> Config {
     Config { secret: Some(SecretText::new(text)), ..config() }
 }
 
-fn secret_of(config: &Config) -> JobSecret {
+pub(super) fn secret_of(config: &Config) -> JobSecret {
     SecretSource::of_settings(config, JOB).expect("valid").secret().expect("there")
 }
 
 /// Sends bytes on a connection of its own. The coordinator may close it at any time.
-fn throw(port: u16, bytes: &[u8]) -> TcpStream {
+pub(super) fn throw(port: u16, bytes: &[u8]) -> TcpStream {
     let mut stream = connect_to(port);
     let _ = stream.write_all(bytes);
     stream
 }
 
 /// The next frame from a coordinator; `None` if it closes the connection first.
-fn next_frame(stream: &mut FramedStream) -> Option<ToRank> {
+pub(super) fn next_frame(stream: &mut FramedStream) -> Option<ToRank> {
     loop {
         // The coordinator may already have closed the connection.
         let _ = stream.flush();
@@ -41,21 +42,40 @@ fn next_frame(stream: &mut FramedStream) -> Option<ToRank> {
 }
 
 /// Runs the handshake as a stranger with `secret`, and returns the coordinator's last answer.
-fn apply(port: u16, secret: &JobSecret, header: &HelloHeader) -> Option<ToRank> {
+pub(super) fn apply(port: u16, secret: &JobSecret, header: &HelloHeader) -> Option<ToRank> {
     let (_, params) = hello_of(header.rank, header.world);
     let (mut applicant, opening) = Applicant::new(secret, JOB, header).expect("random bytes");
     let mut stream = FramedStream::new(connect_to(port), false).expect("a socket");
     stream.enqueue(opening);
+    if secret.is_encrypted() {
+        stream.require_encryption(TlsRole::Initiator, FRAME_LIMIT);
+    }
     match next_frame(&mut stream) {
         Some(ToRank::Challenge(nonce)) => {
-            stream.enqueue(applicant.prove(nonce, &params).expect("short"));
+            let binding = binding_of(&mut stream, secret.is_encrypted());
+            stream.enqueue(applicant.prove(nonce, &binding, &params).expect("short"));
             next_frame(&mut stream)
         }
         other => other,
     }
 }
 
-fn refusal(answer: Option<ToRank>) -> Error {
+/// Begins to encrypt a connection if `is_encrypted`, and returns its binding.
+fn binding_of(stream: &mut FramedStream, is_encrypted: bool) -> Vec<u8> {
+    if is_encrypted {
+        stream.encrypt().expect("random bytes");
+    }
+    loop {
+        if let Some(binding) = stream.binding() {
+            return binding.to_vec();
+        }
+        stream.flush().expect("a connection");
+        assert_eq!(stream.receive(FRAME_LIMIT).end, None);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub(super) fn refusal(answer: Option<ToRank>) -> Error {
     match answer {
         Some(ToRank::Refused(error)) => error,
         other => panic!("{other:?} instead of a refusal"),
@@ -63,7 +83,7 @@ fn refusal(answer: Option<ToRank>) -> Error {
 }
 
 /// Runs `attack` while ranks 0 and 1 of 3 wait, then lets rank 2 join, and checks that the world is as it should be.
-fn world_under(attack: impl FnOnce(u16), config: &Config) {
+pub(super) fn world_under(attack: impl FnOnce(u16), config: &Config) {
     let port = free_port();
     let rendezvous = address_of(port);
     let mut members = thread::scope(|scope| {
@@ -93,7 +113,7 @@ fn world_under(attack: impl FnOnce(u16), config: &Config) {
 }
 
 /// Every claim by which a rank of the job could end the rendezvous.
-fn claims() -> Vec<HelloHeader> {
+pub(super) fn claims() -> Vec<HelloHeader> {
     let (header, _) = hello_of(1, 3);
     vec![
         header.clone(),
@@ -173,7 +193,7 @@ fn the_messages_of_an_earlier_job_are_refused_when_they_are_sent_again() {
         let secret = secret_of(&config);
         let (mut applicant, opening) = Applicant::new(&secret, JOB, &header).expect("random bytes");
         // What rank 1 once sent, recorded on the wire.
-        let proof = applicant.prove([9; 16], &params).expect("short");
+        let proof = applicant.prove([9; 16], &[], &params).expect("short");
         let attack = |port| {
             let mut stream = FramedStream::new(connect_to(port), false).expect("a socket");
             stream.enqueue(opening);
@@ -193,9 +213,9 @@ fn other_wire_versions_and_byte_orders_are_refused_by_name() {
         let big_endian = 0x0102_0304u32.swap_bytes().to_ne_bytes();
         let attack = |port| {
             for (mark, version, expected) in [
-                (little_endian, 3, "speaks wire version 3, and this coordinator speaks 2"),
+                (little_endian, 2, "speaks wire version 2, and this coordinator speaks 3"),
                 (little_endian, u32::MAX, "speaks wire version 4294967295"),
-                (big_endian, 2, "-endian, and this coordinator is"),
+                (big_endian, 3, "-endian, and this coordinator is"),
                 ([60, 0, 0, 0], 0, "speaks a wire version before 2"),
             ] {
                 let stream = throw(port, &Preamble::with(mark, version));

@@ -8,13 +8,15 @@
 
 use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
-use super::unauthenticated::{HandshakeBuffer, Stage, Unauthenticated, send};
+use super::socket::{LinkOptions, LinkSocket};
+use super::unauthenticated::{HandshakeBuffer, Stage, Unauthenticated};
 use crate::descriptor_limit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use crate::secret::{SecretKey, random_bytes};
+use crate::tls::{INTERCEPTOR, TlsRole};
 use crate::transport::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -22,6 +24,7 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind as Io};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// How long the initiator waits before it tries again.
@@ -68,12 +71,12 @@ enum ConnectState {
     Paused(Instant),
     /// The kernel is connecting.
     Connecting(TcpStream),
-    /// Connected; this hello is sent and the challenge is being received.
-    Handshaking(TcpStream, [u8; HELLO], HandshakeBuffer<CHALLENGE>),
+    /// Connected; this hello is sent, the encryption begins, and then the challenge is being received.
+    Handshaking(LinkSocket, [u8; HELLO], HandshakeBuffer<CHALLENGE>),
     /// The proof is sent, and the acceptor's last byte is being received.
-    Confirming(TcpStream),
+    Confirming(LinkSocket),
     /// The handshake is complete.
-    Established(TcpStream),
+    Established(LinkSocket),
 }
 
 /// What a polled descriptor belongs to, by index.
@@ -85,17 +88,18 @@ enum Polled {
     Pending(usize),
 }
 
-/// Connects all sockets of all links: for each of `peers`, in their order, `sockets` connected sockets. `key` gives the key of
+/// Connects all sockets of all links: for each of `peers`, in their order, as many connected sockets as the options say. `key` gives the key of
 /// the link to a peer.
 pub(super) fn connect_all(
     listener: Listener,
     me: Rank,
     peers: &[(Rank, SocketAddr)],
     key: &dyn Fn(Rank) -> SecretKey,
-    sockets: usize,
+    options: LinkOptions,
     deadline: Instant,
     fault: &Fault,
-) -> Result<Vec<Vec<TcpStream>>> {
+) -> Result<Vec<Vec<LinkSocket>>> {
+    let LinkOptions { sockets_per_link: sockets, is_encrypted } = options;
     let pending = peers
         .iter()
         .flat_map(|&(peer, address)| {
@@ -115,6 +119,7 @@ pub(super) fn connect_all(
         listener,
         me,
         sockets,
+        is_encrypted,
         max_unauthenticated: descriptor_limit::unauthenticated(pending.len() + UNAUTHENTICATED),
         pending,
         unauthenticated: VecDeque::new(),
@@ -130,6 +135,7 @@ struct Connector {
     listener: Listener,
     me: Rank,
     sockets: usize,
+    is_encrypted: bool,
     pending: Vec<PendingSocket>,
     unauthenticated: VecDeque<Unauthenticated>,
     max_unauthenticated: usize,
@@ -142,7 +148,7 @@ struct Connector {
 }
 
 impl Connector {
-    fn run(mut self, fault: &Fault) -> Result<Vec<Vec<TcpStream>>> {
+    fn run(mut self, fault: &Fault) -> Result<Vec<Vec<LinkSocket>>> {
         let is_established = |pending: &PendingSocket| matches!(pending.state, ConnectState::Established(_));
         while !self.pending.iter().all(is_established) {
             fault.check_waiting()?;
@@ -199,9 +205,9 @@ impl Connector {
         }
         for (index, pending) in self.pending.iter().enumerate() {
             let (socket, flags) = match &pending.state {
-                ConnectState::Connecting(socket) => (socket, PollFlags::OUT),
+                ConnectState::Connecting(socket) => (socket.as_fd(), PollFlags::OUT),
                 ConnectState::Handshaking(socket, ..) | ConnectState::Confirming(socket) => {
-                    (socket, PollFlags::IN)
+                    (socket.as_fd(), PollFlags::IN)
                 }
                 ConnectState::Paused(retry) => {
                     until = until.min(*retry);
@@ -210,7 +216,7 @@ impl Connector {
                 ConnectState::Awaited | ConnectState::Established(_) => continue,
             };
             polled.push(Polled::Pending(index));
-            fds.push(PollFd::new(socket, flags));
+            fds.push(PollFd::from_borrowed_fd(socket, flags));
         }
         let timeout = until.saturating_duration_since(now).min(longest_sleep());
         let timeout = Timespec {
@@ -245,38 +251,50 @@ impl Connector {
                     to: pending.peer,
                     socket: pending.socket,
                     sockets: self.sockets,
+                    encrypted: self.is_encrypted,
                     nonce: random_bytes()?,
                 };
                 let hello = hello.to_bytes();
-                match finish_connecting(&socket, &hello) {
-                    Ok(()) => {
-                        pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY)
+                let mut socket = LinkSocket::new(socket);
+                let outcome = finish_connecting(&mut socket, &hello).and_then(|()| {
+                    if self.is_encrypted {
+                        socket.encrypt(TlsRole::Initiator).map_err(io::Error::other)?;
                     }
+                    socket.advance()
+                });
+                match outcome {
+                    Ok(_) => pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY),
                     Err(cause) => self.retry_later(index, &cause)?,
                 }
             }
-            ConnectState::Handshaking(socket, hello, mut buffer) => match buffer.read(&socket) {
-                Ok(Some(challenge)) => {
-                    let Some(sockets) = handshake::verify_challenge(&pending.key, &hello, &challenge) else {
-                        let cause = io::Error::other("the process there is not a rank of this job");
-                        return self.retry_later(index, &cause);
-                    };
-                    reach(FaultPoint::TcpConnected);
-                    let proof = handshake::proof(&pending.key, &hello, &challenge);
-                    match send(&socket, &proof) {
-                        Ok(()) if sockets != self.sockets => {
-                            return Err(differing_sockets(self.me, self.sockets, pending.peer, sockets));
+            ConnectState::Handshaking(mut socket, hello, mut buffer) => {
+                match read(&mut socket, &mut buffer) {
+                    Ok(Some(challenge)) => {
+                        let (key, binding) = (&pending.key, socket.binding());
+                        let Some(sockets) = handshake::verify_challenge(key, &hello, &challenge, binding)
+                        else {
+                            let interceptor = if self.is_encrypted { INTERCEPTOR } else { "" };
+                            let cause = format!("the process there is not a rank of this job{interceptor}");
+                            return self.retry_later(index, &io::Error::other(cause));
+                        };
+                        reach(FaultPoint::TcpConnected);
+                        let proof = handshake::proof(key, &hello, &challenge, binding);
+                        socket.trust();
+                        match socket.send(&proof) {
+                            Ok(()) if sockets != self.sockets => {
+                                return Err(differing_sockets(self.me, self.sockets, pending.peer, sockets));
+                            }
+                            Ok(()) => pending.state = ConnectState::Confirming(socket),
+                            Err(cause) => self.retry_later(index, &cause)?,
                         }
-                        Ok(()) => pending.state = ConnectState::Confirming(socket),
-                        Err(cause) => self.retry_later(index, &cause)?,
                     }
+                    Ok(None) => pending.state = ConnectState::Handshaking(socket, hello, buffer),
+                    Err(cause) => self.retry_later(index, &cause)?,
                 }
-                Ok(None) => pending.state = ConnectState::Handshaking(socket, hello, buffer),
-                Err(cause) => self.retry_later(index, &cause)?,
-            },
-            ConnectState::Confirming(socket) => {
+            }
+            ConnectState::Confirming(mut socket) => {
                 let mut buffer = HandshakeBuffer::EMPTY;
-                match buffer.read(&socket) {
+                match buffer.read(&mut socket) {
                     Ok(Some(handshake::ACCEPTED)) => {
                         pending.state = ConnectState::Established(set_options(socket)?);
                     }
@@ -344,6 +362,7 @@ impl Connector {
             let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
             let stage = Stage::AwaitHello(HandshakeBuffer::EMPTY);
             reach(FaultPoint::TcpAccepted);
+            let socket = LinkSocket::new(socket);
             self.unauthenticated.push_back(Unauthenticated { socket, address, stage, deadline });
         }
         Ok(())
@@ -370,26 +389,34 @@ impl Connector {
             return Ok(());
         };
         let outcome = match &mut connection.stage {
-            Stage::AwaitHello(buffer) => match buffer.read(&connection.socket) {
+            Stage::AwaitHello(buffer) => match buffer.read(&mut connection.socket) {
                 Ok(None) => return Ok(()),
-                Ok(Some(hello)) => match self.answer(index, hello)? {
+                Ok(Some(hello)) => match self.on_hello(index, hello)? {
                     true => return Ok(()),
                     false => None,
                 },
                 Err(_) => None,
             },
-            Stage::AwaitProof { hello, challenge, proof } => match proof.read(&connection.socket) {
+            Stage::AwaitEncryption(hello) => {
+                let hello = *hello;
+                match self.answer(index, hello)? {
+                    true => return Ok(()),
+                    false => None,
+                }
+            }
+            Stage::AwaitProof { hello, challenge, proof } => match proof.read(&mut connection.socket) {
                 Ok(None) => return Ok(()),
                 Ok(Some(proof)) => Some((*hello, *challenge, proof)),
                 Err(_) => None,
             },
         };
-        let Some(Unauthenticated { socket, address, .. }) = self.unauthenticated.remove(index) else {
+        let Some(Unauthenticated { mut socket, address, .. }) = self.unauthenticated.remove(index) else {
             return Ok(());
         };
         let proved = outcome.and_then(|(hello, challenge, proof)| {
             let at = self.expected(&hello)?;
-            let is_proved = handshake::verify_proof(&self.pending[at].key, &hello, &challenge, &proof);
+            let key = &self.pending[at].key;
+            let is_proved = handshake::verify_proof(key, &hello, &challenge, socket.binding(), &proof);
             is_proved.then_some((at, LinkHello::from_bytes(&hello)?))
         });
         let Some((at, hello)) = proved else {
@@ -403,7 +430,8 @@ impl Connector {
             |pending: &&mut PendingSocket| pending.peer == hello.from && pending.socket == hello.socket;
         if let Some(pending) = self.pending[at..].iter_mut().find(matches) {
             reach(FaultPoint::TcpEstablished);
-            match send(&socket, &handshake::ACCEPTED) {
+            socket.trust();
+            match socket.send(&handshake::ACCEPTED) {
                 // A peer that connects twice has lost its first connection.
                 Ok(()) => pending.state = ConnectState::Established(set_options(socket)?),
                 // The peer will connect again.
@@ -413,22 +441,43 @@ impl Connector {
         Ok(())
     }
 
-    /// Sends the challenge that answers a hello. `false` if the hello is not from an expected rank, or if the connection is lost:
-    /// the peer will connect again.
+    /// Begins to encrypt the connection with this hello if the job is encrypted, and sends the challenge. `false` as for
+    /// [`answer`](Self::answer).
+    fn on_hello(&mut self, index: usize, hello: [u8; HELLO]) -> Result<bool> {
+        if self.expected(&hello).is_none() {
+            return Ok(false);
+        }
+        let connection = &mut self.unauthenticated[index];
+        if self.is_encrypted {
+            connection.socket.encrypt(TlsRole::Acceptor)?;
+        }
+        connection.stage = Stage::AwaitEncryption(hello);
+        self.answer(index, hello)
+    }
+
+    /// Sends the challenge that answers a hello, once the encryption has begun. `false` if the hello is not from an expected
+    /// rank, or if the connection is lost: the peer will connect again.
     fn answer(&mut self, index: usize, hello: [u8; HELLO]) -> Result<bool> {
         let Some(at) = self.expected(&hello) else {
             return Ok(false);
         };
-        let challenge = handshake::challenge(&self.pending[at].key, &hello, self.sockets, random_bytes()?);
-        let connection = &mut self.unauthenticated[index];
-        connection.stage = Stage::AwaitProof { hello, challenge, proof: HandshakeBuffer::EMPTY };
-        Ok(send(&connection.socket, &challenge).is_ok())
+        let Unauthenticated { socket, stage, .. } = &mut self.unauthenticated[index];
+        match socket.advance() {
+            Ok(true) => {}
+            Ok(false) => return Ok(true),
+            Err(_) => return Ok(false),
+        }
+        let key = &self.pending[at].key;
+        let challenge = handshake::challenge(key, &hello, self.sockets, random_bytes()?, socket.binding());
+        *stage = Stage::AwaitProof { hello, challenge, proof: HandshakeBuffer::EMPTY };
+        Ok(socket.send(&challenge).is_ok())
     }
 
     /// Index of the first socket of the peer that this hello claims to be from; `None` if it is from no expected rank.
     fn expected(&self, hello: &[u8; HELLO]) -> Option<usize> {
-        let LinkHello { from, to, .. } = LinkHello::from_bytes(hello)?;
-        let is_expected = to == self.me && from > self.me;
+        let LinkHello { from, to, encrypted, .. } = LinkHello::from_bytes(hello)?;
+        // All ranks of a world have compared this setting.
+        let is_expected = to == self.me && from > self.me && encrypted == self.is_encrypted;
         self.pending.iter().position(|pending| is_expected && pending.peer == from)
     }
 
@@ -476,22 +525,30 @@ pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Sends the hello if the kernel has connected. An error if it failed to.
-fn finish_connecting(socket: &TcpStream, hello: &[u8; HELLO]) -> io::Result<()> {
-    match socket.take_error()? {
+fn finish_connecting(socket: &mut LinkSocket, hello: &[u8; HELLO]) -> io::Result<()> {
+    match socket.get().take_error()? {
         Some(cause) => Err(cause),
-        None => send(socket, hello),
+        None => socket.send(hello),
     }
 }
 
+/// Reads a message on, once the encryption has begun.
+fn read<const BYTES: usize>(
+    socket: &mut LinkSocket,
+    message: &mut HandshakeBuffer<BYTES>,
+) -> io::Result<Option<[u8; BYTES]>> {
+    if socket.advance()? { message.read(socket) } else { Ok(None) }
+}
+
 /// Sets the options that all sockets of links have.
-fn set_options(socket: TcpStream) -> Result<TcpStream> {
+fn set_options(socket: LinkSocket) -> Result<LinkSocket> {
     // No TCP_USER_TIMEOUT: it would also end the connection to a live peer that does not read for a while because it
     // computes. Keepalive ends only a connection whose machine no longer answers, after 10 + 4 * 5 s.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
         .with_retries(4);
-    let options = SockRef::from(&socket);
+    let options = SockRef::from(socket.get());
     options
         .set_tcp_nodelay(true)
         .and_then(|()| options.set_tcp_keepalive(&keepalive))

@@ -3,6 +3,7 @@
 use super::frame::Frame;
 use super::handshake::{self, CHALLENGE, HELLO, LinkHello, PROOF};
 use super::link::Link;
+use super::socket::LinkSocket;
 use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::memory::Piece;
 use crate::secret::SecretKey;
@@ -25,12 +26,12 @@ fn bytes_of(frame: &Frame) -> Vec<u8> {
 }
 
 /// A connected pair: the end of a link, and the wire.
-fn socket_pair() -> (TcpStream, UnixStream) {
+fn socket_pair() -> (LinkSocket, UnixStream) {
     let (near, far) = UnixStream::pair().expect("sockets");
     for end in [&near, &far] {
         end.set_nonblocking(true).expect("a socket");
     }
-    (TcpStream::from(OwnedFd::from(near)), far)
+    (LinkSocket::new(TcpStream::from(OwnedFd::from(near))), far)
 }
 
 /// The memory of one receive, and what surrounds it.
@@ -159,11 +160,11 @@ fn frames_of_a_hostile_rank() {
 #[test]
 fn handshakes_of_strangers_at_links() {
     let key = SecretKey::from_parts("test", &[b"key"]);
-    let hello = LinkHello { from: 3, to: 1, socket: 2, sockets: 4, nonce: [7; 16] };
+    let hello = LinkHello { from: 3, to: 1, socket: 2, sockets: 4, encrypted: false, nonce: [7; 16] };
     let sent = hello.to_bytes();
-    let challenge = handshake::challenge(&key, &sent, 4, [9; 16]);
+    let challenge = handshake::challenge(&key, &sent, 4, [9; 16], &[]);
     let wrong = SecretKey::from_parts("test", &[b"Key"]);
-    let forged = handshake::challenge(&wrong, &sent, 4, [9; 16]);
+    let forged = handshake::challenge(&wrong, &sent, 4, [9; 16], &[]);
     let seeds = [challenge, forged].map(|challenge| [sent.as_slice(), &challenge, &[1; PROOF]].concat());
     let target = FuzzTarget { name: "tcp_handshake", longest: HELLO + CHALLENGE + PROOF, memory: 1 << 12 };
     target.run(&seeds, |input| {
@@ -176,9 +177,9 @@ fn handshakes_of_strangers_at_links() {
             assert_eq!(read.to_bytes(), *hello);
         }
         // Only the one recorded challenge has a code of this key.
-        if handshake::verify_challenge(&key, hello, challenge).is_some() {
-            assert_eq!((hello, challenge), (&sent, &handshake::challenge(&key, &sent, 4, [9; 16])));
+        if handshake::verify_challenge(&key, hello, challenge, &[]).is_some() {
+            assert_eq!((hello, challenge), (&sent, &handshake::challenge(&key, &sent, 4, [9; 16], &[])));
         }
-        assert!(!handshake::verify_proof(&key, hello, challenge, proof), "a forged proof");
+        assert!(!handshake::verify_proof(&key, hello, challenge, &[], proof), "a forged proof");
     });
 }

@@ -4,13 +4,14 @@
 //! other links, nor how readiness is detected.
 
 use super::frame::{Frame, FrameHeader, FrameProgress};
+use super::socket::LinkSocket;
 use super::stream::{FrameStream, ReadOutcome};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::transport::{Event, Events, Rank};
-use rustix::io::Errno;
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::SocketAddr;
 
 /// Bytes to read from one socket before the other sockets are driven and events are reported.
 ///
@@ -43,7 +44,7 @@ pub(super) struct Link {
 
 impl Link {
     /// A link to `peer` at `address` over connected sockets, with `window` messages per socket and direction.
-    pub fn new(peer: Rank, address: SocketAddr, sockets: Vec<TcpStream>, window: usize) -> Self {
+    pub fn new(peer: Rank, address: SocketAddr, sockets: Vec<LinkSocket>, window: usize) -> Self {
         let streams = sockets.into_iter().map(|socket| FrameStream::new(socket, window)).collect();
         Self {
             peer,
@@ -143,7 +144,7 @@ impl Link {
     }
 
     fn flush(&mut self, at: usize) -> Result<usize> {
-        self.streams[at].flush().map_err(|cause| self.lose(Self::broken_by(cause)))
+        self.streams[at].flush().map_err(|cause| self.lose(Self::broken_by(&cause)))
     }
 
     /// Reads from a socket. A connection that the peer has closed is an error only if this call still needs it.
@@ -151,7 +152,7 @@ impl Link {
         let loss = match self.streams[at].fill(READ_BUDGET) {
             Ok(ReadOutcome::Closed) => "closed its connection".to_owned(),
             Ok(outcome) => return Ok(outcome),
-            Err(cause) => Self::broken_by(cause),
+            Err(cause) => Self::broken_by(&cause),
         };
         let mid_frame =
             self.streams[at].incoming.iter().any(|frame| !frame.is_untouched() && !frame.is_complete());
@@ -213,8 +214,8 @@ impl Link {
         }
     }
 
-    fn broken_by(cause: Errno) -> String {
-        format!("broke its connection: {}", std::io::Error::from(cause))
+    fn broken_by(cause: &io::Error) -> String {
+        format!("broke its connection: {cause}")
     }
 
     fn mismatch(&mut self, received: &FrameHeader, expected: &FrameHeader) -> Error {

@@ -11,6 +11,7 @@
 //! | `handshake` | the first messages of each end of a connection, and what they prove |
 //! | `link` | one peer: the order of its messages, and what a lost connection means |
 //! | `stream` | one socket: two queues of frames, and its readiness |
+//! | `socket` | the socket itself, plain or encrypted |
 //! | `frame` | one frame: its layout, and how much of it is sent or received |
 
 mod connect;
@@ -18,6 +19,7 @@ mod frame;
 mod handshake;
 mod link;
 mod listener;
+mod socket;
 mod stream;
 mod unauthenticated;
 
@@ -28,6 +30,7 @@ mod tests;
 
 pub(crate) use connect::start_connecting;
 pub use listener::Listener;
+pub use socket::LinkOptions;
 
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -74,7 +77,7 @@ pub struct Tcp {
 
 impl Tcp {
     /// Connects to `peers`, each given with an address that it listens on. The higher of two ranks connects to the lower
-    /// one, `sockets_per_link` times; all links are established concurrently. `key` gives the key of the link to a peer: only
+    /// one, as often as the options say; all links are established concurrently. `key` gives the key of the link to a peer: only
     /// the two ranks may know it, and no two communicators may use one.
     ///
     /// # Errors
@@ -86,11 +89,12 @@ impl Tcp {
         me: Rank,
         peers: &[(Rank, SocketAddr)],
         key: &dyn Fn(Rank) -> SecretKey,
-        sockets_per_link: usize,
+        options: LinkOptions,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Self> {
-        let sockets = connect::connect_all(listener, me, peers, key, sockets_per_link, deadline, fault)?;
+        let sockets = connect::connect_all(listener, me, peers, key, options, deadline, fault)?;
+        let LinkOptions { sockets_per_link, is_encrypted } = options;
         let mut links = Vec::with_capacity(peers.len());
         let mut link_of_rank = vec![None; peers.iter().map(|(peer, _)| peer + 1).max().unwrap_or(0)];
         for (&(peer, address), sockets) in peers.iter().zip(sockets) {
@@ -99,7 +103,11 @@ impl Tcp {
         }
         let epoll =
             Self::register(&links).map_err(|cause| Error::io("cannot add sockets to epoll", cause))?;
-        log::debug!("tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each", peers.len());
+        log::debug!(
+            "tcp: rank {me} is linked to {} ranks, {sockets_per_link} sockets each{}",
+            peers.len(),
+            if is_encrypted { ", encrypted" } else { "" }
+        );
         Ok(Self {
             ready: VecDeque::with_capacity(links.len() * sockets_per_link),
             links,

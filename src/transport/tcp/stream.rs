@@ -3,14 +3,12 @@
 //! Owns the socket, its readiness, and its two queues. Must not know links, ranks or events.
 
 use super::frame::Frame;
+use super::socket::{LinkSocket, SendProgress};
 use crate::process::ClosedInChild;
 use rustix::event::epoll::EventFlags;
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::array;
 use std::collections::VecDeque;
-use std::io::{IoSlice, IoSliceMut};
-use std::net::{Shutdown, TcpStream};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// The largest number of frames that one system call moves.
@@ -28,11 +26,12 @@ pub(super) enum ReadOutcome {
 }
 
 /// One socket. Expected frames form a queue like the frames to be sent, so that one system call reads headers and messages
-/// directly to their destinations. Nothing else is read: what the peer sends ahead of this rank waits in the kernel.
+/// directly to their destinations. Nothing else is read: what the peer sends ahead of this rank waits in the kernel, but for one
+/// read of an encrypted socket.
 #[derive(Debug)]
 pub(super) struct FrameStream {
     _closed_in_child: ClosedInChild,
-    socket: TcpStream,
+    socket: LinkSocket,
     /// Frames to send, oldest first.
     outgoing: VecDeque<Frame>,
     /// Expected frames, oldest first.
@@ -53,14 +52,15 @@ pub(super) struct FrameStream {
 
 impl FrameStream {
     /// Wraps a connected socket, with room for `window` messages in each direction.
-    pub fn new(socket: TcpStream, window: usize) -> Self {
+    pub fn new(socket: LinkSocket, window: usize) -> Self {
         Self {
             _closed_in_child: ClosedInChild::new(socket.as_fd()),
+            // What came behind the handshake is reported by no event.
+            readable: socket.has_buffered(),
             socket,
             // Room for this rank's call too, and for a call that was not sent before the next one.
             outgoing: VecDeque::with_capacity(window + 2),
             incoming: VecDeque::with_capacity(window + 1),
-            readable: false,
             writable: true,
             ending: false,
             sent: 0,
@@ -89,7 +89,7 @@ impl FrameStream {
 
     /// Whether there are frames to send.
     pub fn is_sending(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.socket.has_unsent()
     }
 
     /// Whether an expected frame is incomplete. Frames are filled in order, so the last one decides.
@@ -106,7 +106,7 @@ impl FrameStream {
     ///
     /// # Errors
     /// Any error of the socket except that it is not ready.
-    pub fn flush(&mut self) -> Result<usize, Errno> {
+    pub fn flush(&mut self) -> io::Result<usize> {
         let mut total = 0;
         while self.writable && self.is_sending() {
             let mut iov = [IoSlice::new(&[]); 2 * BATCH];
@@ -117,26 +117,9 @@ impl FrameStream {
                 asked += frame.missing();
                 used += 2;
             }
-            let sent = match rustix::net::sendmsg(
-                &self.socket,
-                &iov[..used],
-                &mut SendAncillaryBuffer::default(),
-                // A program that links flexring may not ignore SIGPIPE.
-                SendFlags::NOSIGNAL,
-            ) {
-                Ok(sent) => sent,
-                Err(Errno::AGAIN) => {
-                    self.writable = false;
-                    break;
-                }
-                Err(Errno::INTR) => continue,
-                Err(cause) => {
-                    self.writable = false;
-                    return Err(cause);
-                }
-            };
-            // The kernel takes fewer bytes only if its buffer is full, and then reports when there is room again.
-            self.writable = sent == asked;
+            let SendProgress { sent, writable } =
+                self.socket.send_parts(&mut iov[..used], asked).inspect_err(|_| self.writable = false)?;
+            self.writable = writable;
             total += sent;
             self.account(sent);
         }
@@ -159,7 +142,7 @@ impl FrameStream {
     ///
     /// # Errors
     /// Any error of the socket except that it is not ready.
-    pub fn fill(&mut self, limit: usize) -> Result<ReadOutcome, Errno> {
+    pub fn fill(&mut self, limit: usize) -> io::Result<ReadOutcome> {
         if !(self.readable && self.is_expecting()) {
             return Ok(ReadOutcome::Blocked);
         }
@@ -177,25 +160,19 @@ impl FrameStream {
                 *place = part;
             }
         }
-        let mut got = loop {
-            match rustix::io::readv(&self.socket, &mut iov[..used]) {
-                Ok(0) => {
-                    self.readable = false;
-                    return Ok(ReadOutcome::Closed);
-                }
-                Ok(got) => break got,
-                Err(Errno::AGAIN) => {
-                    self.readable = false;
-                    return Ok(ReadOutcome::Blocked);
-                }
-                Err(Errno::INTR) => {}
-                Err(cause) => {
-                    self.readable = false;
-                    return Err(cause);
-                }
+        let (mut got, has_more) = match self.socket.receive_parts(&mut iov[..used], asked) {
+            Ok((0, _)) => {
+                self.readable = false;
+                return Ok(ReadOutcome::Closed);
+            }
+            Ok(received) => received,
+            Err(cause) => {
+                self.readable = false;
+                let is_blocked = cause.kind() == io::ErrorKind::WouldBlock;
+                return if is_blocked { Ok(ReadOutcome::Blocked) } else { Err(cause) };
             }
         };
-        self.readable = got == asked || self.ending;
+        self.readable = has_more || self.ending;
         let moved = ReadOutcome::Bytes(got);
         for frame in &mut self.incoming {
             got = frame.advance(got);
@@ -207,8 +184,7 @@ impl FrameStream {
     pub fn shut(&mut self) {
         self.outgoing.clear();
         self.incoming.clear();
-        // Fails if the peer has closed the connection already, which is fine.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.socket.shut();
     }
 }
 

@@ -1,5 +1,7 @@
 //! The `Transport` and `PostedTransport` contracts over TCP on loopback.
 
+mod encryption;
+
 use super::*;
 
 use crate::error::ErrorKind;
@@ -39,7 +41,7 @@ pub(super) fn deadline() -> Instant {
 }
 
 /// The transports of `ranks` ranks that are all linked to each other, by rank.
-fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
+fn linked_at(address: IpAddr, ranks: usize, options: LinkOptions) -> Vec<Tcp> {
     let listeners: Vec<Listener> =
         (0..ranks).map(|_| Listener::bind(&[address]).expect("a listener on loopback")).collect();
     let endpoints: Vec<SocketAddr> = listeners.iter().map(|listener| listener.endpoints()[0]).collect();
@@ -51,15 +53,25 @@ fn linked_at(address: IpAddr, ranks: usize, sockets: usize) -> Vec<Tcp> {
                 endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
                 let fault = Fault::new().expect("an event descriptor");
-                Tcp::connect(listener, me, &peers, &key(99), sockets, deadline(), &fault).expect("all links")
+                Tcp::connect(listener, me, &peers, &key(99), options, deadline(), &fault).expect("all links")
             })
         })
         .collect();
     connecting.into_iter().map(|rank| rank.join().expect("no panic")).collect()
 }
 
+/// Links of so many sockets that are not encrypted.
+pub(super) fn plain(sockets_per_link: usize) -> LinkOptions {
+    LinkOptions { sockets_per_link, is_encrypted: false }
+}
+
+/// Links of so many sockets that are encrypted.
+pub(super) fn encrypted(sockets_per_link: usize) -> LinkOptions {
+    LinkOptions { sockets_per_link, is_encrypted: true }
+}
+
 fn pair(sockets: usize) -> (Tcp, Tcp) {
-    let mut pair = linked_at(LOOPBACK, 2, sockets).into_iter();
+    let mut pair = linked_at(LOOPBACK, 2, plain(sockets)).into_iter();
     (pair.next().expect("rank 0"), pair.next().expect("rank 1"))
 }
 
@@ -198,8 +210,9 @@ fn exchange(tcp: &mut Tcp, me: Rank, ranks: usize, sequence: u64, seed: u64) {
     }
 }
 
-fn all_exchange(address: IpAddr, ranks: usize, sockets: usize) {
-    let running: Vec<_> = linked_at(address, ranks, sockets)
+fn all_exchange(address: IpAddr, ranks: usize, options: LinkOptions) {
+    let sockets = options.sockets_per_link;
+    let running: Vec<_> = linked_at(address, ranks, options)
         .into_iter()
         .enumerate()
         .map(|(me, mut tcp)| {
@@ -217,12 +230,12 @@ fn all_exchange(address: IpAddr, ranks: usize, sockets: usize) {
 
 #[test]
 fn two_ranks_exchange_messages_of_all_sizes_over_one_to_four_sockets() {
-    with_timeout(|| (1..=4).for_each(|sockets| all_exchange(LOOPBACK, 2, sockets)));
+    with_timeout(|| (1..=4).for_each(|sockets| all_exchange(LOOPBACK, 2, plain(sockets))));
 }
 
 #[test]
 fn four_ranks_exchange_messages_of_all_sizes_over_one_and_three_sockets() {
-    with_timeout(|| [1, 3].into_iter().for_each(|sockets| all_exchange(LOOPBACK, 4, sockets)));
+    with_timeout(|| [1, 3].into_iter().for_each(|sockets| all_exchange(LOOPBACK, 4, plain(sockets))));
 }
 
 #[test]
@@ -233,7 +246,7 @@ fn two_ranks_exchange_messages_over_ipv6() {
         eprintln!("skipped: this machine has no IPv6");
         return;
     }
-    with_timeout(move || all_exchange(loopback, 2, 2));
+    with_timeout(move || all_exchange(loopback, 2, plain(2)));
 }
 
 #[test]

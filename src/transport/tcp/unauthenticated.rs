@@ -3,8 +3,9 @@
 //! Owns how far such a connection is. Must not know which peers are expected, nor what the messages mean.
 
 use super::handshake::{CHALLENGE, HELLO, PROOF};
-use std::io::{self, ErrorKind as Io, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use super::socket::LinkSocket;
+use std::io::{self, ErrorKind as Io};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// A message of a handshake that is being received.
@@ -17,8 +18,8 @@ pub(super) struct HandshakeBuffer<const BYTES: usize> {
 impl<const BYTES: usize> HandshakeBuffer<BYTES> {
     pub(super) const EMPTY: Self = Self { bytes: [0; BYTES], len: 0 };
 
-    /// Reads on. `Some` when the message is complete; reads no byte beyond it.
-    pub(super) fn read(&mut self, mut from: &TcpStream) -> io::Result<Option<[u8; BYTES]>> {
+    /// Reads on. `Some` when the message is complete; takes no byte beyond it.
+    pub(super) fn read(&mut self, from: &mut LinkSocket) -> io::Result<Option<[u8; BYTES]>> {
         while self.len < BYTES {
             match from.read(&mut self.bytes[self.len..]) {
                 Ok(0) => {
@@ -40,7 +41,7 @@ impl<const BYTES: usize> HandshakeBuffer<BYTES> {
 /// An accepted connection whose handshake is not complete.
 #[derive(Debug)]
 pub(super) struct Unauthenticated {
-    pub(super) socket: TcpStream,
+    pub(super) socket: LinkSocket,
     pub(super) address: SocketAddr,
     pub(super) stage: Stage,
     pub(super) deadline: Instant,
@@ -51,14 +52,8 @@ pub(super) struct Unauthenticated {
 pub(super) enum Stage {
     /// The hello is being received.
     AwaitHello(HandshakeBuffer<HELLO>),
+    /// The hello has arrived, and the handshake of the encryption follows.
+    AwaitEncryption([u8; HELLO]),
     /// The challenge is sent, and the proof is being received.
     AwaitProof { hello: [u8; HELLO], challenge: [u8; CHALLENGE], proof: HandshakeBuffer<PROOF> },
-}
-
-/// Sends a message of a handshake, which always fits into the send buffer of a new connection.
-pub(super) fn send(mut socket: &TcpStream, message: &[u8]) -> io::Result<()> {
-    match socket.write(message)? {
-        count if count == message.len() => Ok(()),
-        _ => Err(io::Error::other("the handshake could not be sent in one piece")),
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::super::Tcp;
 use super::super::handshake::PROOF;
-use super::super::tests::{LOOPBACK, deadline, key, with_timeout};
+use super::super::tests::{LOOPBACK, deadline, key, plain, with_timeout};
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -25,7 +25,7 @@ fn connecting(
 ) -> JoinHandle<Result<Tcp>> {
     thread::spawn(move || {
         let fault = Fault::new()?;
-        Tcp::connect(listener, me, &[peer], &key(number), sockets, deadline, &fault)
+        Tcp::connect(listener, me, &[peer], &key(number), plain(sockets), deadline, &fault)
     })
 }
 
@@ -58,7 +58,8 @@ fn unauthenticated_connections_do_not_delay_ranks() {
                 2 => socket.write_all(b"flexcall").expect("sent"),
                 // A handshake of another communicator.
                 _ => {
-                    let hello = LinkHello { from: 1, to: 0, socket: 0, sockets: 2, nonce: [0; 16] };
+                    let hello =
+                        LinkHello { from: 1, to: 0, socket: 0, sockets: 2, encrypted: false, nonce: [0; 16] };
                     socket.write_all(&hello.to_bytes()).expect("sent");
                 }
             }
@@ -169,8 +170,8 @@ fn a_raised_fault_ends_connecting() {
             raising.raise(Error::aborted("called off"));
         });
         let began = Instant::now();
-        let error =
-            Tcp::connect(zero, 0, &[(1, closed)], &key(7), 1, deadline(), &fault).expect_err("aborted");
+        let error = Tcp::connect(zero, 0, &[(1, closed)], &key(7), plain(1), deadline(), &fault)
+            .expect_err("aborted");
         assert_eq!(error.message(), "called off");
         assert!(began.elapsed() < Duration::from_secs(10));
         raiser.join().expect("no panic");
@@ -195,7 +196,9 @@ fn a_stranger_never_fails_or_takes_a_link() {
         let mut strangers = Vec::new();
         for (number, sockets) in [(0, 1), (1, 1), (2, 9), (3, 1)] {
             let mut socket = TcpStream::connect(zero_at).expect("listening");
-            let hello = LinkHello { from: 1, to: 0, socket: 0, sockets, nonce: [number; 16] }.to_bytes();
+            let hello =
+                LinkHello { from: 1, to: 0, socket: 0, sockets, encrypted: false, nonce: [number; 16] }
+                    .to_bytes();
             socket.write_all(&hello).expect("sent");
             strangers.push((number, hello, socket));
         }
@@ -206,7 +209,7 @@ fn a_stranger_never_fails_or_takes_a_link() {
             let guessed = SecretKey::from_parts("test", &[b"guessed"]);
             // With a proof by another key, an echo, silence, and a closed connection.
             let _ = match number {
-                0 | 2 => socket.write_all(&handshake::proof(&guessed, hello, &challenge)),
+                0 | 2 => socket.write_all(&handshake::proof(&guessed, hello, &challenge, &[])),
                 1 => socket.write_all(challenge.last_chunk::<PROOF>().expect("a code")),
                 _ => socket.shutdown(std::net::Shutdown::Both),
             };
@@ -237,10 +240,11 @@ fn the_messages_of_an_earlier_link_are_refused_when_they_are_sent_again() {
                 }
                 None => {
                     let hello =
-                        LinkHello { from: 1, to: 0, socket: 0, sockets: 1, nonce: [3; 16] }.to_bytes();
+                        LinkHello { from: 1, to: 0, socket: 0, sockets: 1, encrypted: false, nonce: [3; 16] }
+                            .to_bytes();
                     socket.write_all(&hello).expect("sent");
                     socket.read_exact(&mut challenge).expect("a challenge");
-                    (hello.to_vec(), handshake::proof(&key(7)(0), &hello, &challenge).to_vec())
+                    (hello.to_vec(), handshake::proof(&key(7)(0), &hello, &challenge, &[]).to_vec())
                 }
             };
             socket.write_all(&proof).expect("sent");
@@ -265,7 +269,7 @@ fn a_connection_that_is_lost_after_the_proof_is_made_again() {
             let (mut socket, _) = zero.accept().expect("a connection");
             let mut hello = [0; HELLO];
             socket.read_exact(&mut hello).expect("a hello");
-            let challenge = handshake::challenge(&key(7)(1), &hello, 1, [attempt; 16]);
+            let challenge = handshake::challenge(&key(7)(1), &hello, 1, [attempt; 16], &[]);
             socket.write_all(&challenge).expect("sent");
             let mut proof = [0; PROOF];
             socket.read_exact(&mut proof).expect("a proof");
