@@ -18,6 +18,7 @@ unsafe extern "C" {
 // Links the engine. `LLVMFuzzerTestOneInput` in it is not used, because the driver gets a callback.
 use libfuzzer_sys as _;
 #[unsafe(no_mangle)]
+#[allow(improper_ctypes_definitions, reason = "libfuzzer-sys declares it so")]
 extern "C" fn rust_fuzzer_test_input(_: &[u8]) -> c_int {
     0
 }
