@@ -189,7 +189,7 @@ mod planned {
             }
             FaultAction::FullDisk => {
                 let full = std::fs::File::options().write(true).open("/dev/full");
-                let _ = full.map(|full| rustix::stdio::dup2_stderr(full));
+                let _ = full.map(rustix::stdio::dup2_stderr);
             }
         }
     }

@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(one.stream.binding(), other.stream.binding());
         for (message, notice) in [(state(1), 0), (state(2), 1)] {
             one.send(message.clone()).expect("queued");
-            assert_eq!(transfer(&mut one, &mut other).messages, [message.clone()]);
+            assert_eq!(transfer(&mut one, &mut other).messages, std::slice::from_ref(&message));
             other.send(message.clone()).expect("queued");
             assert_eq!(transfer(&mut other, &mut one).messages, [message]);
             let notice = ShrinkNotice { generation: notice, members: vec![1] };

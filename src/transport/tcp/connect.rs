@@ -360,7 +360,7 @@ impl Connector {
                 self.unauthenticated.pop_front();
             }
             let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-            let stage = Stage::AwaitHello(HandshakeBuffer::EMPTY);
+            let stage = Stage::Hello(HandshakeBuffer::EMPTY);
             reach(FaultPoint::TcpAccepted);
             let socket = LinkSocket::new(socket);
             self.unauthenticated.push_back(Unauthenticated { socket, address, stage, deadline });
@@ -389,7 +389,7 @@ impl Connector {
             return Ok(());
         };
         let outcome = match &mut connection.stage {
-            Stage::AwaitHello(buffer) => match buffer.read(&mut connection.socket) {
+            Stage::Hello(buffer) => match buffer.read(&mut connection.socket) {
                 Ok(None) => return Ok(()),
                 Ok(Some(hello)) => match self.on_hello(index, hello)? {
                     true => return Ok(()),
@@ -397,14 +397,14 @@ impl Connector {
                 },
                 Err(_) => None,
             },
-            Stage::AwaitEncryption(hello) => {
+            Stage::Encryption(hello) => {
                 let hello = *hello;
                 match self.answer(index, hello)? {
                     true => return Ok(()),
                     false => None,
                 }
             }
-            Stage::AwaitProof { hello, challenge, proof } => match proof.read(&mut connection.socket) {
+            Stage::Proof { hello, challenge, proof } => match proof.read(&mut connection.socket) {
                 Ok(None) => return Ok(()),
                 Ok(Some(proof)) => Some((*hello, *challenge, proof)),
                 Err(_) => None,
@@ -451,7 +451,7 @@ impl Connector {
         if self.is_encrypted {
             connection.socket.encrypt(TlsRole::Acceptor)?;
         }
-        connection.stage = Stage::AwaitEncryption(hello);
+        connection.stage = Stage::Encryption(hello);
         self.answer(index, hello)
     }
 
@@ -469,7 +469,7 @@ impl Connector {
         }
         let key = &self.pending[at].key;
         let challenge = handshake::challenge(key, &hello, self.sockets, random_bytes()?, socket.binding());
-        *stage = Stage::AwaitProof { hello, challenge, proof: HandshakeBuffer::EMPTY };
+        *stage = Stage::Proof { hello, challenge, proof: HandshakeBuffer::EMPTY };
         Ok(socket.send(&challenge).is_ok())
     }
 

@@ -51,9 +51,9 @@ pub(super) struct Unauthenticated {
 #[derive(Debug)]
 pub(super) enum Stage {
     /// The hello is being received.
-    AwaitHello(HandshakeBuffer<HELLO>),
+    Hello(HandshakeBuffer<HELLO>),
     /// The hello has arrived, and the handshake of the encryption follows.
-    AwaitEncryption([u8; HELLO]),
+    Encryption([u8; HELLO]),
     /// The challenge is sent, and the proof is being received.
-    AwaitProof { hello: [u8; HELLO], challenge: [u8; CHALLENGE], proof: HandshakeBuffer<PROOF> },
+    Proof { hello: [u8; HELLO], challenge: [u8; CHALLENGE], proof: HandshakeBuffer<PROOF> },
 }
