@@ -12,7 +12,8 @@ ABI = $(firstword $(subst ., ,$(VERSION)))
 
 # Debian packages: for the build with RDMA, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
-TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch
+TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch \
+	gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
 # The feature verbs is tested and linted wherever it can be built. Evaluated when a recipe runs, after the packages came.
@@ -91,8 +92,11 @@ msrv:
 
 ARM = aarch64-unknown-linux-gnu
 aarch64:
-	@if [ -d "$$(rustc --print sysroot)/lib/rustlib/$(ARM)/lib" ]; then set -x; $(CARGO) check --target $(ARM); \
-	else echo "skipped: cargo check for aarch64: no such target (rustup target add $(ARM))"; fi
+	@if ! [ -d "$$(rustc --print sysroot)/lib/rustlib/$(ARM)/lib" ]; then \
+	echo "skipped: cargo check for aarch64: no such target (rustup target add $(ARM))"; \
+	elif ! command -v aarch64-linux-gnu-gcc >/dev/null; then \
+	echo "skipped: cargo check for aarch64: no aarch64-linux-gnu-gcc, which compiles the C code of ring"; \
+	else set -x; $(CARGO) check --target $(ARM); fi
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(FEATURES) $(TESTS)
