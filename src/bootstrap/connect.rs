@@ -329,6 +329,7 @@ impl Joiner<'_> {
             applicant,
             connection,
             challenge: None,
+            is_challenged: false,
             is_acknowledged: false,
             until,
         };
@@ -385,6 +386,8 @@ struct JoinAttempt<'a> {
     connection: FramedStream,
     /// The coordinator's challenge, until it is answered.
     challenge: Option<Nonce>,
+    /// Whether there was a challenge.
+    is_challenged: bool,
     /// Whether the coordinator has proved that it belongs to the job.
     is_acknowledged: bool,
     until: Instant,
@@ -395,11 +398,14 @@ impl JoinAttempt<'_> {
     fn on_frame(&mut self, frame: &[u8], number: &mut Option<u64>) -> Attempt<Option<CoordinatorAnswer>> {
         match (decode::<ToRank>(frame), self.is_acknowledged) {
             (Some(ToRank::Challenge(nonce)), false) => {
-                if self.challenge.replace(nonce).is_some() {
-                    return Err(ConnectError::Retry("a coordinator sent two challenges".to_owned()));
+                // Whatever a process sends that has not proved itself, the rank tries again.
+                let retry = |cause: &str| ConnectError::Retry(cause.to_owned());
+                if std::mem::replace(&mut self.is_challenged, true) {
+                    return Err(retry("the process that listens there sent two challenges"));
                 }
+                self.challenge = Some(nonce);
                 if self.applicant.is_encrypted() {
-                    self.connection.encrypt().map_err(ConnectError::Fatal)?;
+                    self.connection.encrypt().map_err(|error| retry(error.message()))?;
                 }
             }
             (Some(ToRank::HelloAck(code)), false) => {
@@ -480,8 +486,15 @@ impl AnsweredRank {
         };
         let secret = source.secret().expect("none is needed");
         let (applicant, _) = Applicant::new(&secret, source.job(), &self.header).expect("random bytes");
-        let mut attempt =
-            JoinAttempt { joiner: &joiner, applicant, connection, challenge: None, is_acknowledged, until };
+        let mut attempt = JoinAttempt {
+            joiner: &joiner,
+            applicant,
+            connection,
+            challenge: None,
+            is_challenged: false,
+            is_acknowledged,
+            until,
+        };
         let mut number = None;
         for frame in frames {
             if !matches!(attempt.on_frame(&frame, &mut number), Ok(None))

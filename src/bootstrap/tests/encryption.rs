@@ -203,7 +203,10 @@ fn a_process_that_intercepts_the_encryption_is_rejected_and_named() {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
-                intercept(near, connect_to(port));
+                // The coordinator may be gone.
+                if let Ok(far) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+                    intercept(near, far);
+                }
             }
         });
         let config = Config { connect_timeout: Duration::from_millis(1500), ..encrypted() };
@@ -276,5 +279,44 @@ fn strangers_neither_end_nor_join_nor_delay_an_encrypted_job() {
             }
         };
         world_under(attack, &encrypted());
+    });
+}
+
+#[test]
+fn an_impostor_that_challenges_twice_ends_no_rank() {
+    watched(|| {
+        for config in [plain(), encrypted()] {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let rendezvous = address_of(listener.local_addr().expect("an address").port());
+            listener.set_nonblocking(true).expect("a socket");
+            let config = Config { connect_timeout: Duration::from_millis(600), ..config };
+            let is_encrypted = config.tls.0;
+            let rank = thread::spawn(move || join(1, 2, &rendezvous, &config).map(drop));
+            let challenge = encode(&ToRank::Challenge([1; 16])).expect("short");
+            let mut connections = Vec::new();
+            while !rank.is_finished() {
+                if let Ok((stream, _)) = listener.accept() {
+                    let mut stream = FramedStream::new(stream, true).expect("a socket");
+                    if is_encrypted {
+                        stream.require_encryption(TlsRole::Acceptor, FRAME_LIMIT);
+                    }
+                    stream.enqueue(challenge.clone());
+                    connections.push((stream, 0));
+                }
+                for (stream, frames) in &mut connections {
+                    let before = *frames;
+                    *frames += stream.receive(FRAME_LIMIT).frames.len();
+                    // The opening, and the proof.
+                    if before < 2 && *frames >= 2 {
+                        stream.enqueue(challenge.clone());
+                    }
+                    let _ = stream.flush();
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            let error = rank.join().expect("no panic").expect_err("an impostor");
+            assert!(error.message().contains("sent two challenges"), "{error}");
+            assert!(connections.len() > 1, "the rank tried {} times", connections.len());
+        }
     });
 }
