@@ -251,8 +251,10 @@ impl Drop for ControlConnection {
 /// unique id from another process takes the world over once all ranks have joined.
 fn start_coordinator(identity: &Identity, config: &Config) -> Result<(SecretSource, Option<Coordinator>)> {
     let Identity { rank, world, rendezvous, token, one_node, .. } = identity;
-    let one_node = *one_node && *world > 1;
-    let (source, node_secret) = SecretSource::of_job(config, rendezvous, *token, one_node, *rank == 0)?;
+    let (source, node_secret) = match rendezvous {
+        RendezvousPoint::Address { .. } if *world == 1 => (SecretSource::of_one_rank(config, *token)?, None),
+        _ => SecretSource::of_job(config, rendezvous, *token, *one_node, *rank == 0)?,
+    };
     let coordinator = match rendezvous {
         _ if *rank != 0 => None,
         RendezvousPoint::Address { host, port } => {

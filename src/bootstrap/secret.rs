@@ -135,6 +135,16 @@ impl SecretSource {
         Ok((source, Some(NodeSecret { name, key })))
     }
 
+    /// The secret of a job of one rank, which connects only to itself: it is encrypted only if the settings give a secret.
+    ///
+    /// # Errors
+    /// As for [`of_settings`](Self::of_settings).
+    pub(super) fn of_one_rank(config: &Config, job: u128) -> Result<Self> {
+        let given = given(config)?;
+        let is_encrypted = config.tls.0 && given.is_some();
+        Ok(Self { job, given, second: SecondPart::None, is_encrypted })
+    }
+
     /// The secret of a job that meets at `point`. If it has no id, `token` is its public number, and `one_node` says whether all
     /// its ranks are on this node. Rank 0 may have to hand a part of the secret to the others.
     ///
@@ -331,6 +341,8 @@ mod tests {
         let is_encrypted =
             |source: Result<SecretSource>| source.expect("valid").secret().expect("there").is_encrypted();
         assert!(is_encrypted(of_settings(&encrypted(with_text(TEXT)), 7)));
+        assert!(is_encrypted(SecretSource::of_one_rank(&encrypted(with_text(TEXT)), 7)));
+        assert!(!is_encrypted(SecretSource::of_one_rank(&encrypted(Config::default()), 7)));
         assert!(is_encrypted(SecretSource::of_id(&encrypted(Config::default()), 7, 1)));
         let node = SecretSource::of_node(&encrypted(Config::default()), 7, 4000, true);
         assert!(is_encrypted(node.map(|(source, _)| source)));
