@@ -518,6 +518,8 @@ fn differing_sockets(me: Rank, mine: usize, peer: Rank, theirs: usize) -> Error 
 pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
+    // The messages of a handshake are short, and each waits for the one before.
+    socket.set_tcp_nodelay(true)?;
     match socket.connect(&address.into()) {
         Err(cause) if cause.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(cause),
         _ => Ok(socket.into()),
