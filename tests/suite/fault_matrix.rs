@@ -129,7 +129,12 @@ fn live() -> Result<()> {
         }
     }
     // Who fails before this call fails the others in it, at the latest.
-    let length = if std::env::var_os(DISAGREES).is_some() { 2 } else { 1 };
+    let disagrees = std::env::var_os(DISAGREES).is_some();
+    if disagrees {
+        // The others are in the call before it fails.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let length = if disagrees { 2 } else { 1 };
     comm.all_reduce(&mut vec![1i64; length], ReduceOp::Sum)?;
     println!("ENDED CALLS");
     Ok(())
