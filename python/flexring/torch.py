@@ -22,7 +22,8 @@ __all__ = ["alloc", "allreduce_hook", "from_process_group", "register"]
 
 def from_process_group(group=None):
     """Creates a communicator of the ranks of a process group (by default of all ranks), with the same rank numbers. The
-    group's own backend is used only to distribute the id of the communicator."""
+    group's own backend is used only to distribute the id of the communicator, which is a secret of the job: where others can
+    read the group's connections, set FLEXRING_SECRET as well."""
     group = dist.group.WORLD if group is None else group
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     first = _global_rank(group, 0)
