@@ -16,9 +16,9 @@ pub(super) struct Mutator {
 }
 
 impl Mutator {
-    /// Changes the `known` inputs, and keeps them shorter than `longest` bytes.
-    pub(super) fn new(known: Vec<Vec<u8>>, longest: usize) -> Self {
-        Self { known, longest, random: Rng::new() }
+    /// Changes the `known` inputs, and keeps them shorter than `longest` bytes. Equal seeds give equal inputs.
+    pub(super) fn new(known: Vec<Vec<u8>>, longest: usize, seed: u64) -> Self {
+        Self { known, longest, random: Rng::with_seed(seed) }
     }
 
     /// The next input.

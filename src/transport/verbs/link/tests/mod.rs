@@ -57,21 +57,29 @@ impl TwoEnds {
     }
 
     fn send(&mut self, me: usize, byte: u8, len: usize) {
+        self.try_send(me, byte, len).expect("alive");
+    }
+
+    fn try_send(&mut self, me: usize, byte: u8, len: usize) -> Result<()> {
         self.memory.push(vec![byte; len]);
         let source = piece(self.memory.last_mut().expect("just pushed"));
         let eager = self.links[me].sends_eagerly(len);
         let region = (!eager).then(|| self.registry.for_sending(source).expect("inert"));
-        self.links[me].send(source, region).expect("alive");
+        self.links[me].send(source, region)
     }
 
     /// Posts a receive. Returns the index of its destination in `memory`.
     fn post_recv(&mut self, me: usize, len: usize) -> usize {
+        self.try_post_recv(me, len).expect("alive")
+    }
+
+    fn try_post_recv(&mut self, me: usize, len: usize) -> Result<usize> {
         self.memory.push(vec![0; len]);
         let destination = piece(self.memory.last_mut().expect("just pushed"));
         let eager = self.links[me].receives_eagerly(len);
         let region = (!eager).then(|| self.registry.for_receiving(destination));
-        self.links[me].post_recv(destination, region, KEYS).expect("alive");
-        self.memory.len() - 1
+        self.links[me].post_recv(destination, region, KEYS)?;
+        Ok(self.memory.len() - 1)
     }
 
     /// The requests that a rank would post now.
