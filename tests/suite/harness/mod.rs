@@ -14,6 +14,7 @@ use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Result};
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -99,10 +100,17 @@ impl World {
     }
 }
 
-/// The number of a port on which nothing listens, as text.
+/// The number of a port on which nothing listens, as text. It is below the ephemeral range, from which the kernel would give
+/// it to another socket, and no other test gets it at the same time.
 pub fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port().to_string()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 97) as u16 * 120;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 120;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port.to_string();
+        }
+    }
 }
 
 /// A test world: the kind of its connections, its size and its settings.
