@@ -35,7 +35,7 @@ LIGHT = --config profile.test.opt-level=1
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
-	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind fuzz gpu-bundle
+	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel fuzz gpu-bundle
 
 all: build
 
@@ -58,7 +58,7 @@ test:
 # Ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind fuzz
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel fuzz
 
 fmt:
 	$(CARGO) fmt --check
@@ -111,6 +111,10 @@ fuzz:
 # The C programs of the tests under memcheck, with the static library that the build stage made.
 test-valgrind: build
 	tests/valgrind target/release/libflexring.a
+
+# The source distribution, the wheel that cargo builds from it, and its annotations; needs PyPI.
+test-wheel:
+	tests/wheel
 
 # Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
 # is embedded, and NVRTC compiles it when it is needed.

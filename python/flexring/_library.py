@@ -3,6 +3,8 @@
 Must not know how vectors are represented.
 """
 
+from __future__ import annotations
+
 import ctypes
 import ctypes.util
 import os
@@ -39,12 +41,12 @@ class FlexringError(RuntimeError):
     UNSUPPORTED = 9
     INTERNAL_ERROR = 10
 
-    def __init__(self, code, message):
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.message
 
 
@@ -123,12 +125,12 @@ library = _declare(_loaded)
 _interrupt.install(library)
 
 
-def library_path():
+def library_path() -> str:
     """The path of the libflexring.so in use."""
     return _path
 
 
-def version():
+def version() -> tuple[int, int, int]:
     """The version of the libflexring.so in use, as (major, minor, patch)."""
     number = library.flexring_version()
     return (number // 10000, number // 100 % 100, number % 100)

@@ -4,8 +4,11 @@ Must not know communicators. Does not import numpy and torch, because their obje
 them. ``_gpu`` has what is specific to GPUs.
 """
 
+from __future__ import annotations
+
 import ctypes
 import sys
+from typing import Literal, Union
 
 from ._gpu import TensorOnGpu, array_on_gpu
 from ._library import FlexringError, check, library
@@ -53,7 +56,11 @@ class _Operation(int):
     """The number of an operation with a factor, as the C API encodes it."""
 
 
-def premul_sum(factor):
+# The operations that callers pass.
+Op = Union[Literal["sum", "prod", "max", "min", "avg"], _Operation]
+
+
+def premul_sum(factor: float) -> _Operation:
     """An operation that multiplies each rank's elements by that rank's own factor, and sums the products."""
     number = ctypes.c_uint64()
     check(library.flexring_op_create_premul_sum(factor, ctypes.byref(number)))

@@ -4,17 +4,24 @@ Owns lifetimes: the library's communicator lives as long as any object that uses
 over.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import math
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from . import _interrupt
 from ._gpu import stream_for
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
-from ._vector import SIZES, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
+from ._vector import SIZES, Op, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
+# The type of a vector: of the result, too, which is one of the vectors of the call.
+V = TypeVar("V")
 
 _CTYPES = {
     "int8": ctypes.c_int8,
@@ -28,7 +35,7 @@ _CTYPES = {
 }
 
 
-def unique_id():
+def unique_id() -> bytes:
     """Creates the id of a new world, as bytes. One process creates it and passes it to the others by any means. That process
     must live until all ranks have joined. An id that no rank uses expires after ten times FLEXRING_CONNECT_TIMEOUT_MS."""
     id = UniqueId()
@@ -102,20 +109,20 @@ class Communicator:
     of its parent.
     """
 
-    def __init__(self, handle):
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._rank = handle.read_number(library.flexring_comm_rank)
         self._size = handle.read_number(library.flexring_comm_size)
 
     @classmethod
-    def from_env(cls):
+    def from_env(cls) -> Communicator:
         """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
         FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
         _interrupt.install(library)
         return cls(_create(library.flexring_comm_init_from_env))
 
     @classmethod
-    def from_unique_id(cls, id, rank, size):
+    def from_unique_id(cls, id: bytes, rank: int, size: int) -> Communicator:
         """Joins the world of ``size`` ranks that share ``id`` (see :func:`unique_id`), as ``rank``."""
         if rank not in range(size):
             raise ValueError(f"there is no rank {rank} among {size}")
@@ -125,7 +132,7 @@ class Communicator:
         id = UniqueId.from_buffer_copy(id)
         return cls(_create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
 
-    def shrink(self, exclude=()):
+    def shrink(self, exclude: Iterable[int] = ()) -> Communicator:
         """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank
         died. Every rank that is alive must call it with the same ranks to leave out, ``exclude``, except those ranks, and
         ranks that have closed this communicator. Ranks that died, were stopped or cannot be reached are left out, too; for a
@@ -139,7 +146,7 @@ class Communicator:
         made = _create(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), out))
         return type(self)(made)
 
-    def split(self, color, key=0):
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Makes one communicator for each ``color``, a number from 0, of the ranks that pass that color, ordered by ``key`` and
         then by their rank here. Returns None if ``color`` is None. All ranks must call it, between the same two calls."""
         # ctypes would drop higher bits.
@@ -152,16 +159,16 @@ class Communicator:
         return None if made is None else type(self)(made)
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         """This process's rank, from 0."""
         return self._rank
 
     @property
-    def size(self):
+    def size(self) -> int:
         """Number of ranks."""
         return self._size
 
-    def all_reduce(self, vector, op="sum", out=None, stream=None):
+    def all_reduce(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, element by element, in place or into ``out``. Returns the vector with the
         result. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
         handle, number = self._open_handle(), operation(op)
@@ -174,7 +181,7 @@ class Communicator:
         )
         return vector if out is None else out
 
-    def all_reduce_async(self, vector, op="sum", out=None):
+    def all_reduce_async(self, vector: V, op: Op = "sum", out: V | None = None) -> Request[V]:
         """Starts :meth:`all_reduce` and returns a :class:`Request`. The vectors must not be used until the request is
         done. Calls on a GPU are asynchronous anyway; there a request is useful only to wait for the end, and takes
         effect in the default stream only."""
@@ -195,7 +202,7 @@ class Communicator:
         result = vector if out is None else out
         return Request(pointer.value, result, (handle, source.owner, target.owner))
 
-    def reduce_scatter(self, vector, op="sum", out=None, stream=None):
+    def reduce_scatter(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, which consist of one part per rank. Rank r gets the r-th part of the result in
         ``out``, or without ``out`` in the r-th part of ``vector``. Returns the vector with the result."""
         handle, number = self._open_handle(), operation(op)
@@ -209,7 +216,7 @@ class Communicator:
         )
         return vector if out is None else out
 
-    def all_gather(self, vector, out=None, stream=None):
+    def all_gather(self, vector: V, out: V | None = None, stream: object = None) -> V:
         """Concatenates the vectors of all ranks in ``out``, in the order of ranks. Without ``out`` the vector consists of
         one part per rank, and each rank contributes its own part. Returns the vector with the result."""
         handle = self._open_handle()
@@ -223,7 +230,7 @@ class Communicator:
         )
         return vector if out is None else out
 
-    def broadcast(self, vector, root=0, stream=None):
+    def broadcast(self, vector: V, root: int = 0, stream: object = None) -> V:
         """Copies the vector of rank ``root`` to the vectors of all other ranks. Returns the vector."""
         handle, both = self._open_handle(), writable(vector_of(vector))
         self._check_root(root)
@@ -235,7 +242,7 @@ class Communicator:
         )
         return vector
 
-    def reduce(self, vector, op="sum", root=0, stream=None):
+    def reduce(self, vector: V, op: Op = "sum", root: int = 0, stream: object = None) -> V:
         """Reduces the vectors of all ranks into the vector of rank ``root``. The other vectors do not change. Returns the
         vector."""
         handle, number, both = self._open_handle(), operation(op), vector_of(vector)
@@ -249,7 +256,7 @@ class Communicator:
         )
         return vector
 
-    def alloc(self, shape, dtype="float32"):
+    def alloc(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         """Allocates an array of zeros in memory that the other ranks of this node read directly, so that calls on it copy
         nothing. Returns a numpy array, or a ctypes array if numpy is not installed. ``flexring.torch.alloc`` allocates
         tensors."""
@@ -268,7 +275,7 @@ class Communicator:
             raise TypeError(f"numpy has no {name}: flexring.torch.alloc makes tensors of this type") from None
         return numpy.ndarray(shape, kind, block)
 
-    def alloc_bytes(self, size):
+    def alloc_bytes(self, size: int) -> ctypes.Array[ctypes.c_uint8]:
         """Allocates a ctypes array of ``size`` zero bytes in the memory of :meth:`alloc`. It is freed with its last
         reference."""
         handle = self._open_handle()
@@ -280,7 +287,7 @@ class Communicator:
         return block
 
     @contextlib.contextmanager
-    def registered(self, *vectors):
+    def registered(self, *vectors: object) -> Iterator[None]:
         """A context manager that registers the vectors with the RDMA devices that this communicator uses. Calls on them, or
         on parts of them, then copy and register nothing. Has no effect without RDMA devices."""
         handle = self._open_handle()
@@ -292,35 +299,37 @@ class Communicator:
                     stack.callback(library.flexring_deregister, handle.pointer, vector.address, size)
             yield
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Waits until all earlier calls are over, including those that take effect in streams. Raises the error that ended
         the communicator, if it has failed."""
         check(library.flexring_comm_synchronize(self._open_handle().pointer))
 
-    def status(self):
+    def status(self) -> None:
         """Raises the error that ended the communicator, if it has failed. Does not wait."""
         check(library.flexring_comm_status(self._open_handle().pointer))
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running calls raise
         an error on every rank."""
         check(library.flexring_comm_abort(self._open_handle().pointer))
 
-    def close(self):
+    def close(self) -> None:
         """Leaves the world. Arrays of :meth:`alloc` and running requests stay valid. Closing twice is allowed."""
         self._handle = None
 
-    def __enter__(self):
+    def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is not None and self._handle is not None:
                 self.abort()
         finally:
             self.close()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         state = "" if self._handle is not None else ", closed"
         return f"<flexring.Communicator rank {self._rank} of {self._size}{state}>"
 
@@ -336,17 +345,17 @@ class Communicator:
         return handle
 
 
-class Request:
+class Request(Generic[V]):
     """An asynchronous all-reduce. It keeps its vectors alive; deleting it waits until the call is over."""
 
-    def __init__(self, pointer, result, owners):
+    def __init__(self, pointer: int | None, result: V, owners: Any) -> None:
         self._pointer = pointer
         self._result = result
         self._owners = owners
-        self._error = None
+        self._error: Exception | None = None
         self._lock = threading.Lock()
 
-    def wait(self):
+    def wait(self) -> V:
         """Waits until the call is over, and returns the vector with the result. Raises the error of the call."""
         with self._lock:
             if self._pointer is not None:
@@ -364,7 +373,7 @@ class Request:
                 raise self._error
             return self._result
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the call is over, with success or not. Does not wait."""
         # Another thread holds the lock while it waits for the call, so the call is not over yet.
         if not self._lock.acquire(blocking=False):
@@ -378,7 +387,7 @@ class Request:
         finally:
             self._lock.release()
 
-    def __del__(self):
+    def __del__(self) -> None:
         # A running call writes to the vectors, so they must not be freed before it is over.
         if self._pointer is not None:
             library.flexring_wait(self._pointer)

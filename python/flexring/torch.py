@@ -10,6 +10,7 @@ Works with PyTorch 1.13 and 2.
 import queue
 import threading
 import weakref
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from .communicator import Communicator, unique_id
 __all__ = ["alloc", "allreduce_hook", "from_process_group", "register"]
 
 
-def from_process_group(group=None):
+def from_process_group(group: Any = None) -> Communicator:
     """Creates a communicator of the ranks of a process group (by default of all ranks), with the same rank numbers. The
     group's own backend is used only to distribute the id of the communicator, which is a secret of the job: where others can
     read the group's connections, set FLEXRING_SECRET as well."""
@@ -47,7 +48,7 @@ def _global_rank(group, rank):
     return dist.distributed_c10d._get_global_rank(group, rank)
 
 
-def alloc(comm, shape, dtype=torch.float32):
+def alloc(comm: Communicator, shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Allocates a tensor of zeros in memory that the other ranks of this node read directly."""
     shape = torch.Size((shape,) if isinstance(shape, int) else shape)
     dtype_name(dtype)
@@ -99,7 +100,7 @@ def _waiter_of(comm):
         return waiter
 
 
-def allreduce_hook(comm, bucket):
+def allreduce_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages the gradients of a bucket over all ranks during the backward pass. A communication hook for
     ``DistributedDataParallel.register_comm_hook`` whose state is the communicator. The backward pass raises a failure; on
     a GPU a later backward pass does, because the current one does not wait for the call."""
@@ -137,7 +138,7 @@ def _average_on_gpu(comm, gradients):
     return future
 
 
-def register(model, comm=None):
+def register(model: Any, comm: Optional[Communicator] = None) -> Communicator:
     """Uses flexring to average the gradients of a DistributedDataParallel model. Returns the communicator: ``comm``, or a
     new one of the ranks of the model's process group."""
     if comm is None:

@@ -54,3 +54,5 @@ mod plan_command;
 mod security;
 #[cfg(feature = "cli")]
 mod settings_docs;
+#[cfg(feature = "cli")]
+mod wheel;

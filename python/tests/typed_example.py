@@ -1,0 +1,32 @@
+"""Calls of every public function, for ``mypy --strict``; not run. Strict mypy also reports a
+``type: ignore`` on a line without an error, so these lines must be errors."""
+
+from array import array
+
+import flexring
+
+
+def train(gradients: "array[float]") -> float:
+    with flexring.Communicator.from_env() as comm:
+        comm.all_reduce(gradients, op="avg")
+        comm.all_reduce(gradients, op=flexring.premul_sum(0.5))
+        comm.all_reduce(gradients, opp="sum")  # type: ignore[call-arg]
+        comm.all_reduce(gradients, op="median")  # type: ignore[arg-type]
+        comm.broadcast(gradients, root="0")  # type: ignore[arg-type]
+        request = comm.all_reduce_async(gradients)
+        shares = comm.reduce_scatter(comm.all_gather(request.wait()))
+        group = comm.split(color=comm.rank % 2)
+        if group is not None:
+            group.reduce(shares)
+        major, minor, patch = flexring.version()
+        print(flexring.library_path(), major, minor, patch, request.done(), comm.size)
+        return shares[0]
+
+
+def go_on(comm: flexring.Communicator) -> flexring.Communicator:
+    try:
+        comm.status()
+        return comm
+    except flexring.FlexringError as error:
+        print(error.code, error.message)
+        return comm.shrink(exclude=[0])
