@@ -164,6 +164,17 @@ flexring_result flexring_comm_init_from_env(flexring_comm **out);
 // `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_comm_init_rank(flexring_comm **out, int world, flexring_unique_id id, int rank);
 
+// flexring_comm_init_rank, with a limit of its own in milliseconds, from 1, instead of FLEXRING_TIMEOUT_MS and
+// FLEXRING_CONNECT_TIMEOUT_MS. All ranks must pass the same limit.
+//
+// The caller promises:
+// `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_comm_init_rank_timeout(flexring_comm **out,
+                                                int world,
+                                                flexring_unique_id id,
+                                                int rank,
+                                                int timeout_ms);
+
 // Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every
 // rank that is alive must call it with the same list of ranks to leave out, except those ranks, and ranks that have freed
 // `comm`. Ranks that died, were stopped or cannot be reached are left out, too; a rank that continues later gets

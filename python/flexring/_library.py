@@ -55,6 +55,7 @@ _SIGNATURES = {
     "flexring_get_unique_id": [POINTER(UniqueId)],
     "flexring_comm_init_from_env": [POINTER(c_void_p)],
     "flexring_comm_init_rank": [POINTER(c_void_p), c_int, UniqueId, c_int],
+    "flexring_comm_init_rank_timeout": [POINTER(c_void_p), c_int, UniqueId, c_int, c_int],
     "flexring_comm_shrink": [c_void_p, POINTER(c_int), c_size_t, POINTER(c_void_p)],
     "flexring_comm_split": [c_void_p, c_int, c_int, POINTER(c_void_p)],
     "flexring_comm_rank": [c_void_p, POINTER(c_int)],

@@ -122,15 +122,21 @@ class Communicator:
         return cls(_create(library.flexring_comm_init_from_env))
 
     @classmethod
-    def from_unique_id(cls, id: bytes, rank: int, size: int) -> Communicator:
-        """Joins the world of ``size`` ranks that share ``id`` (see :func:`unique_id`), as ``rank``."""
+    def from_unique_id(cls, id: bytes, rank: int, size: int, timeout: float | None = None) -> Communicator:
+        """Joins the world of ``size`` ranks that share ``id`` (see :func:`unique_id`), as ``rank``. ``timeout`` is the time in
+        seconds that the ranks wait for each other, here and in calls, the same on all ranks; without it FLEXRING_TIMEOUT_MS and
+        FLEXRING_CONNECT_TIMEOUT_MS apply."""
         if rank not in range(size):
             raise ValueError(f"there is no rank {rank} among {size}")
         if len(id) != UNIQUE_ID_BYTES:
             raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, but this one has {len(id)}")
         _interrupt.install(library)
         id = UniqueId.from_buffer_copy(id)
-        return cls(_create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
+        if timeout is None:
+            return cls(_create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
+        # The library takes at most 24 days.
+        limit = min(max(math.ceil(timeout * 1000), 1), 2**31 - 1)
+        return cls(_create(lambda pointer: library.flexring_comm_init_rank_timeout(pointer, size, id, rank, limit)))
 
     def shrink(self, exclude: Iterable[int] = ()) -> Communicator:
         """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank

@@ -2,10 +2,12 @@
 
 use super::status::{check_pointer, flexring_result, guarded};
 use super::unique_id::flexring_unique_id;
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::{Identity, UniqueId};
 use crate::communicator::Communicator;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use std::ffi::c_int;
+use std::time::Duration;
 
 /// A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
 ///
@@ -95,16 +97,53 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
     id: flexring_unique_id,
     rank: c_int,
 ) -> flexring_result {
-    let make = || {
-        let number = |value: c_int, name: &str| {
-            usize::try_from(value)
-                .map_err(|_| Error::invalid_argument(format!("flexring_comm_init_rank: {name} is {value}")))
-        };
-        let (world, rank) = (number(world, "world")?, number(rank, "rank")?);
-        Communicator::from_unique_id(world, &UniqueId::from_bytes(&id.internal)?, rank)
-    };
+    let make = || join("flexring_comm_init_rank", world, &id, rank, &Config::from_env()?);
     // SAFETY: the caller's contract is the one of `return_handle`.
     guarded(|| unsafe { return_handle(out, "flexring_comm_init_rank", make) })
+}
+
+/// flexring_comm_init_rank, with a limit of its own in milliseconds, from 1, instead of FLEXRING_TIMEOUT_MS and
+/// FLEXRING_CONNECT_TIMEOUT_MS. All ranks must pass the same limit.
+///
+/// # Safety
+/// `out` is NULL or points to a pointer that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_init_rank_timeout(
+    out: *mut *mut flexring_comm,
+    world: c_int,
+    id: flexring_unique_id,
+    rank: c_int,
+    timeout_ms: c_int,
+) -> flexring_result {
+    const FUNCTION: &str = "flexring_comm_init_rank_timeout";
+    let make = || {
+        let milliseconds = u64::try_from(timeout_ms).ok().filter(|milliseconds| *milliseconds > 0);
+        let Some(milliseconds) = milliseconds else {
+            let message = format!("{FUNCTION}: timeout_ms is {timeout_ms}, but must be at least 1");
+            return Err(Error::invalid_argument(message));
+        };
+        let timeout = Duration::from_millis(milliseconds);
+        let config = Config { timeout, connect_timeout: timeout, ..Config::from_env()? };
+        join(FUNCTION, world, &id, rank, &config)
+    };
+    // SAFETY: the caller's contract is the one of `return_handle`.
+    guarded(|| unsafe { return_handle(out, FUNCTION, make) })
+}
+
+/// Joins a world by its id. `function` is named in errors.
+fn join(
+    function: &str,
+    world: c_int,
+    id: &flexring_unique_id,
+    rank: c_int,
+    config: &Config,
+) -> Result<Communicator> {
+    let number = |value: c_int, name: &str| {
+        usize::try_from(value).map_err(|_| Error::invalid_argument(format!("{function}: {name} is {value}")))
+    };
+    let (world, rank) = (number(world, "world")?, number(rank, "rank")?);
+    let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(&id.internal)?, rank)?;
+    Communicator::with_config(config, &identity)
 }
 
 /// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every

@@ -27,6 +27,7 @@ static void communicators_are_checked(void) {
     EXPECT(INVALID, "2", flexring_comm_init_rank(&out, 2, id, 2));
     id.internal[60] ^= 1;
     EXPECT(INVALID, "damaged", flexring_comm_init_rank(&out, 1, id, 0));
+    EXPECT(INVALID, "timeout_ms is 0", flexring_comm_init_rank_timeout(&out, 1, id, 0, 0));
     CHECK(out == SENTINEL);
 
     int number = 77;
