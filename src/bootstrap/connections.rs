@@ -136,6 +136,15 @@ impl Connections {
         Some(state)
     }
 
+    /// Closes all connections that are in use, once everything is sent.
+    pub(super) fn close_all(&mut self, now: Instant) {
+        for client in
+            self.clients.values_mut().filter(|client| matches!(client.state, ClientState::Joined(_)))
+        {
+            client.state = closing_at(now);
+        }
+    }
+
     /// Queues the answer to a handshake.
     pub(super) fn answer(
         &mut self,

@@ -7,13 +7,15 @@
 //! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds.
 
 use super::call_state::{CallState, CallStateCell};
-use super::connect::{CoordinatorTarget, Joined, Joiner};
+use super::connect::{Joined, Joiner};
 use super::control_thread::{ControlThread, Shared};
 use super::coordinator::Coordinator;
+use super::coordinator_target::CoordinatorTarget;
 use super::heartbeat::seconds;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen;
 use super::open_ports;
+use super::port_owner::port_owner;
 use super::process::Process;
 use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION};
 use super::secret::{JobSecret, SecretSource};
@@ -63,7 +65,7 @@ impl ControlConnection {
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         reach(FaultPoint::BootstrapBegins);
-        let (source, coordinator) = start_coordinator(identity, config)?;
+        let (source, coordinator) = start_coordinator(identity, config, &fault)?;
         let header = HelloHeader {
             version: VERSION.to_owned(),
             rank: identity.rank,
@@ -85,6 +87,7 @@ impl ControlConnection {
         } else {
             CoordinatorTarget::Local(own)
         };
+        let successor = coordinator.as_ref().filter(|_| is_remote).map(|own| &**own.control());
         let joiner = Joiner {
             target: &target,
             source: &source,
@@ -93,7 +96,7 @@ impl ControlConnection {
             deadline,
             fault: &fault,
         };
-        let Joined { stream, host_process, secret } = joiner.join()?;
+        let Joined { stream, host_process, secret } = joiner.join(successor)?;
         reach(FaultPoint::BootstrapWelcomed);
         let shared = Arc::new(Shared::new(identity.rank, fault)?);
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
@@ -249,7 +252,11 @@ impl Drop for ControlConnection {
 
 /// The secret of the job, and the coordinator that this rank runs. Rank 0 of a rendezvous at an address serves it; rank 0 of a
 /// unique id from another process takes the world over once all ranks have joined.
-fn start_coordinator(identity: &Identity, config: &Config) -> Result<(SecretSource, Option<Coordinator>)> {
+fn start_coordinator(
+    identity: &Identity,
+    config: &Config,
+    fault: &Fault,
+) -> Result<(SecretSource, Option<Coordinator>)> {
     let Identity { rank, world, rendezvous, token, one_node, .. } = identity;
     let (source, node_secret) = match rendezvous {
         RendezvousPoint::Address { .. } if *world == 1 => (SecretSource::of_one_rank(config, *token)?, None),
@@ -258,9 +265,10 @@ fn start_coordinator(identity: &Identity, config: &Config) -> Result<(SecretSour
     let coordinator = match rendezvous {
         _ if *rank != 0 => None,
         RendezvousPoint::Address { host, port } => {
+            let owner = |addresses: &[SocketAddr]| port_owner(addresses, &source, config, fault);
             let (listeners, node_secret) = match open_ports::take_over(host, *port) {
-                Some(listeners) => (listeners, listen::hand_out(host, *port, node_secret)?),
-                None => listen::listen(host, *port, config, node_secret)?,
+                Some(listeners) => (listeners, listen::hand_out(host, *port, node_secret, fault, || None)?),
+                None => listen::listen(host, *port, config, node_secret, fault, owner)?,
             };
             listen::warn_of_strangers(&listeners, &source);
             let location = format!("{host} port {port}");

@@ -163,6 +163,8 @@ impl FailureDetector {
                 self.on_goodbye(rank, now);
             }
             ToCoordinator::GaveUp { silent } => self.on_gave_up(rank, silent),
+            // For a coordinator that the rank has moved away from.
+            ToCoordinator::Moved => {}
         }
     }
 

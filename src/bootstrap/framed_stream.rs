@@ -7,7 +7,8 @@
 //! mark. The other one accepts the mark between any two frames. What it receives before is not encrypted: the codes of later
 //! frames cover the [`binding`](FramedStream::binding), so they must come in encrypted ones.
 
-use super::protocol::{Bytes, ENCRYPTED, FrameDecoder, Unreadable};
+use super::frame_decoder::{FrameDecoder, Unreadable};
+use super::protocol::{Bytes, ENCRYPTED};
 use crate::error::{Error, Result};
 use crate::process::ClosedInChild;
 use crate::tls::{SessionBinding, TlsRole, TlsSession};

@@ -1,16 +1,17 @@
 //! Fuzz targets: what strangers, ranks and coordinators send on control connections.
 
 use super::call_state::{CallState, example_call};
-use super::connect::AnsweredRank;
 use super::control_thread::{ControlThread, Shared};
 use super::failure_detector::{DetectorAction, FailureDetector};
+use super::frame_decoder::{FrameDecoder, Preamble};
 use super::framed_stream::FramedStream;
 use super::handshake::{Admission, AdmissionStep, Gate, code_of_rank};
+use super::join_attempt::AnsweredRank;
 use super::launcher::{identity, is_alone, local_rank};
 use super::process::Process;
 use super::protocol::{
-    FRAME_LIMIT, FrameDecoder, Hello, HelloHeader, HelloParams, OPENING_LIMIT, Opening, PROOF_LIMIT,
-    Preamble, Purpose, ToCoordinator, ToRank, VERSION, decode, encode, encode_value,
+    FRAME_LIMIT, Hello, HelloHeader, HelloParams, OPENING_LIMIT, Opening, PROOF_LIMIT, Purpose,
+    ToCoordinator, ToRank, VERSION, decode, encode, encode_value,
 };
 use super::rendezvous::{JoinOutcome, JoinedPeer, Rendezvous};
 use super::secret::{JobSecret, SecretSource};
@@ -67,6 +68,7 @@ fn rank_messages() -> Vec<ToCoordinator> {
         ToCoordinator::Abort { reason: "enough".to_owned() },
         ToCoordinator::Goodbye(CallState::Idle { finished: 2 }),
         ToCoordinator::GaveUp { silent: Duration::from_secs(10) },
+        ToCoordinator::Moved,
     ]
 }
 

@@ -18,8 +18,10 @@
 //! no use later. The rank proves itself first: a stranger that calls gets no code from which it could try to guess a secret.
 //! Until message 3 is verified, whatever the caller sends concerns this caller alone.
 
+use super::frame_decoder::Preamble;
+use super::process::Process;
 use super::protocol::{
-    Bytes, Hello, HelloHeader, HelloParams, Nonce, Opening, Preamble, ToRank, VERSION, WIRE_VERSION, decode,
+    Bytes, Hello, HelloHeader, HelloParams, Nonce, Opening, Purpose, ToRank, VERSION, WIRE_VERSION, decode,
     encode_value, frame_of,
 };
 use super::secret::JobSecret;
@@ -84,23 +86,34 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
     let Some(opening) = decode::<Opening>(&frame) else {
         return AdmissionStep::Malformed;
     };
-    let HelloHeader { rank, process, .. } = &opening.header;
+    let HelloHeader { purpose, .. } = opening.header;
+    let (sender, claim) = (opening.header.sender(), opening.header.claim());
+    if purpose == Purpose::NameListener {
+        let message = format!("the coordinator of another job ({}) listens there", Process::current());
+        return AdmissionStep::Refused(Error::rendezvous(message), claim);
+    }
+    let is_rank = purpose == Purpose::Join;
     if opening.job != gate.job {
+        let fix = if is_rank {
+            "give each job a port of its own with FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher"
+        } else {
+            "ask with the variables that the job's ranks have from their launcher"
+        };
         let error = Error::rendezvous(format!(
-            "the rendezvous at {} belongs to another job than rank {rank} ({process}): give each job a port of its own with \
-             FLEXRING_MASTER_PORT, and start all ranks of a job by the same launcher",
+            "the rendezvous at {} belongs to another job than {sender}: {fix}",
             gate.location
         ));
         return AdmissionStep::Refused(error, "belongs to another job".to_owned());
     }
     if opening.has_secret != gate.secret.is_secret() {
         let (theirs, ours) = if opening.has_secret { ("a", "none") } else { ("no", "one") };
+        let place = if is_rank { "on all ranks or on none" } else { "as on the ranks" };
         let error = Error::rendezvous(format!(
-            "rank {rank} ({process}) has {theirs} job secret, and the rendezvous at {} has {ours}: set FLEXRING_SECRET or \
-             FLEXRING_SECRET_FILE on all ranks or on none",
+            "{sender} has {theirs} job secret, and the rendezvous at {} has {ours}: set FLEXRING_SECRET or \
+             FLEXRING_SECRET_FILE {place}",
             gate.location
         ));
-        return AdmissionStep::Refused(error, format!("claims rank {rank} and has {theirs} job secret"));
+        return AdmissionStep::Refused(error, format!("{claim} and has {theirs} job secret"));
     }
     if opening.is_encrypted != gate.secret.is_encrypted() {
         let (theirs, ours) = if opening.is_encrypted {
@@ -108,14 +121,12 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
         } else {
             ("has not FLEXRING_TLS=1", "has")
         };
+        let place = if is_rank { "alike on all ranks" } else { "as on the ranks" };
         let error = Error::rendezvous(format!(
-            "rank {rank} ({process}) {theirs} and the coordinator at {} {ours}: set it alike on all ranks",
+            "{sender} {theirs} and the coordinator at {} {ours}: set it {place}",
             gate.location
         ));
-        return AdmissionStep::Refused(
-            error,
-            format!("claims rank {rank} and {theirs}, which rank 0 {ours}"),
-        );
+        return AdmissionStep::Refused(error, format!("{claim} and {theirs}, which rank 0 {ours}"));
     }
     let Ok(nonce) = random_bytes() else {
         return AdmissionStep::Malformed;
@@ -133,18 +144,15 @@ fn on_proof(gate: &Gate, opening: Opening, before: &[&[u8]; 3], frame: &[u8]) ->
     let Opening { header, .. } = opening;
     let [opened, nonce, binding] = before;
     if !key.verify(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, binding, params], code) {
-        let HelloHeader { rank, process, .. } = &header;
         let interceptor = if gate.secret.is_encrypted() { INTERCEPTOR } else { "" };
         let error = Error::rendezvous(format!(
-            "rank {rank} ({process}) does not know the secret of the job that meets at {}: FLEXRING_SECRET or \
-             FLEXRING_SECRET_FILE must have the same content on all ranks, and a unique id must come unchanged from the process \
-             that created it{interceptor}",
+            "{} does not know the secret of the job that meets at {}: FLEXRING_SECRET or FLEXRING_SECRET_FILE must have the \
+             same content on all ranks, and a unique id must come unchanged from the process that created it{interceptor}",
+            header.sender(),
             gate.location
         ));
-        return AdmissionStep::Refused(
-            error,
-            format!("claims rank {rank} and does not know the job's secret{interceptor}"),
-        );
+        let note = format!("{} and does not know the job's secret{interceptor}", header.claim());
+        return AdmissionStep::Refused(error, note);
     }
     let params = if header.version == VERSION {
         let Some(params) = HelloParams::decode(params) else {
@@ -224,8 +232,6 @@ impl<'a> Applicant<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process::Process;
-    use super::super::protocol::Purpose;
     use super::super::secret::SecretSource;
     use super::*;
     use crate::config::{Config, SecretText, Switch};

@@ -10,12 +10,15 @@
 //!
 //! It never listens at all addresses: a process that reaches it can join a job without a secret.
 
-use super::connect::resolve;
+use super::coordinator_target::resolve;
 use super::interfaces::choose_address;
 use super::node_secret::{NodeSecret, NodeSecretListener};
 use super::secret::SecretSource;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::interrupt::longest_sleep;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
@@ -40,59 +43,75 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Listens as rank 0 where the other ranks look for `host`, and hands out `node_secret` at its name.
+/// Listens as rank 0 where the other ranks look for `host`, and hands out `node_secret` at its name. `owner` describes the process
+/// that listens at one of these addresses, as a sentence, if it can.
 ///
 /// # Errors
-/// `Rendezvous` if the port is in use, or if there is no address to listen at.
+/// `Rendezvous` if the port is in use, or if there is no address to listen at; the fault, if it is raised meanwhile.
 pub(super) fn listen(
     host: &str,
     port: u16,
     config: &Config,
     node_secret: Option<NodeSecret>,
+    fault: &Fault,
+    owner: impl Fn(&[SocketAddr]) -> Option<String>,
 ) -> Result<(Vec<TcpListener>, Option<NodeSecretListener>)> {
     let addresses = resolve(host, port).map_err(|cause| {
         Error::rendezvous(format!("rank 0 cannot resolve the master address {host}: {cause}"))
             .with_source(cause)
     })?;
+    let owner = || owner(&addresses);
     // The secret first: a rank that reaches the port must find it.
-    let node_secret = hand_out(host, port, node_secret)?;
-    let until = Instant::now() + BIND_TIMEOUT;
+    let node_secret = hand_out(host, port, node_secret, fault, owner)?;
     let interface = |to: SocketAddr| interface_for(to, config);
-    let listeners = retry(until, || bind(host, &addresses, &interface))
-        .map_err(|cause| cannot_listen(host, port, cause))?;
+    let listeners = retry(fault, || bind(host, &addresses, &interface))?
+        .map_err(|cause| cannot_listen(host, port, cause, owner))?;
     Ok((listeners, node_secret))
 }
 
-/// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port.
+/// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port. `owner` as for [`listen`].
 ///
 /// # Errors
-/// `Rendezvous` if the name is in use.
+/// `Rendezvous` if the name is in use; the fault, if it is raised meanwhile.
 pub(super) fn hand_out(
     host: &str,
     port: u16,
     node_secret: Option<NodeSecret>,
+    fault: &Fault,
+    owner: impl Fn() -> Option<String>,
 ) -> Result<Option<NodeSecretListener>> {
-    let until = Instant::now() + BIND_TIMEOUT;
-    let bind = |secret: NodeSecret| retry(until, || NodeSecretListener::bind(&secret));
-    node_secret.map(bind).transpose().map_err(|cause| cannot_listen(host, port, cause))
+    let Some(secret) = node_secret else {
+        return Ok(None);
+    };
+    let bound = retry(fault, || NodeSecretListener::bind(&secret))?;
+    bound.map(Some).map_err(|cause| cannot_listen(host, port, cause, owner))
 }
 
-fn cannot_listen(host: &str, port: u16, cause: io::Error) -> Error {
+fn cannot_listen(host: &str, port: u16, cause: io::Error, owner: impl Fn() -> Option<String>) -> Error {
+    let owner = if cause.kind() == io::ErrorKind::AddrInUse { owner() } else { None };
+    let why = owner.map_or_else(|| cause.to_string(), |owner| format!("the port is in use: {owner}"));
     Error::rendezvous(format!(
-        "rank 0 cannot listen on {host} port {port}: {cause}; set FLEXRING_MASTER_PORT to a port that is free \
+        "rank 0 cannot listen on {host} port {port}: {why}; set FLEXRING_MASTER_PORT to a port that is free \
          on its node, the same on all ranks"
     ))
     .with_source(cause)
 }
 
-/// Repeats `bind` while the address is in use.
-fn retry<T>(until: Instant, mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats `bind` for a while if the address is in use.
+///
+/// # Errors
+/// The fault, if it is raised meanwhile.
+fn retry<T>(fault: &Fault, mut bind: impl FnMut() -> io::Result<T>) -> Result<io::Result<T>> {
+    let until = Instant::now() + BIND_TIMEOUT;
     loop {
         match bind() {
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(BIND_PAUSE);
+                let pause = Timespec::try_from(BIND_PAUSE.min(longest_sleep())).ok();
+                // An early wake-up is harmless.
+                let _ = poll(&mut [PollFd::new(&fault.wake_fd(), PollFlags::IN)], pause.as_ref());
+                fault.check_waiting()?;
             }
-            outcome => return outcome,
+            outcome => return Ok(outcome),
         }
     }
 }

@@ -4,12 +4,12 @@
 //! takes the listeners of an earlier one at the same address over: the earlier coordinator may still answer late ranks
 //! or `flexring status`. Must not know what is answered.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wake::WakeFd;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long a coordinator's thread may take to hand its listeners over.
@@ -20,6 +20,8 @@ const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct CoordinatorControl {
     wake: WakeFd,
     abandoned: AtomicBool,
+    /// Why the rendezvous must fail, if the process knows.
+    failure: OnceLock<Error>,
     requests: Mutex<Requests>,
 }
 
@@ -35,8 +37,8 @@ struct Requests {
 impl CoordinatorControl {
     /// The shared state of a new coordinator.
     pub(super) fn new() -> Result<Arc<Self>> {
-        let (abandoned, requests) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { wake: WakeFd::new()?, abandoned, requests }))
+        let (abandoned, failure, requests) = (AtomicBool::new(false), OnceLock::new(), Mutex::default());
+        Ok(Arc::new(Self { wake: WakeFd::new()?, abandoned, failure, requests }))
     }
 
     /// Wakes the thread.
@@ -53,6 +55,17 @@ impl CoordinatorControl {
     /// Whether the rendezvous must be cancelled.
     pub(super) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// Lets the thread fail its rendezvous for this reason, unless the rendezvous is complete.
+    pub(super) fn fail(&self, error: Error) {
+        let _ = self.failure.set(error);
+        self.wake.notify();
+    }
+
+    /// Why the rendezvous must fail, if it must.
+    pub(super) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
     }
 
     /// The request for the listeners, if there is one. Dropping it refuses it.

@@ -147,6 +147,21 @@ impl Rendezvous {
         );
     }
 
+    /// The rank has joined where the world moved to, so the end of its connection here is no failure.
+    pub(super) fn on_moved(&mut self, rank: Rank) {
+        self.peers.remove(&rank);
+    }
+
+    /// Ends the rendezvous for this reason, unless it has failed already.
+    pub(super) fn lose(&mut self, error: &Error) {
+        self.root_cause.get_or_insert_with(|| error.clone());
+    }
+
+    /// The longest time that a joined rank waits for an exchange.
+    pub(super) fn longest_exchange(&self) -> Duration {
+        self.peers.values().map(|peer| peer.params.exchange_timeout).max().unwrap_or_default()
+    }
+
     /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
         let Some((_, timeout)) = self.deadline.filter(|(at, _)| now >= *at) else {

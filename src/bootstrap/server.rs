@@ -5,12 +5,13 @@
 
 use super::connections::{Client, ClientId, ClientState, Connections, closing_at, encode_or_log, send};
 use super::failure_detector::{DetectorAction, FailureDetector};
+use super::frame_decoder::Unreadable;
 use super::handshake::{AdmissionStep, Gate};
 use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
 use super::open_ports::CoordinatorControl;
 use super::process::Process;
-use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, Unreadable, decode};
+use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
 use super::world_status::{RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, Result};
@@ -27,10 +28,18 @@ use std::time::{Duration, Instant};
 /// How long ranks that join late still get the rendezvous error, if no rank gave a timeout.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
 
+/// How much longer than their own time-outs the ranks may take to move to rank 0's coordinator.
+const MOVE_GRACE: Duration = Duration::from_secs(5);
+
 #[expect(clippy::large_enum_variant, reason = "one per world")]
 enum Phase {
     Rendezvous(Rendezvous),
     Monitoring(FailureDetector),
+    /// The ranks move to the coordinator of rank 0, at the latest by `until`.
+    Moving {
+        rendezvous: Rendezvous,
+        until: Instant,
+    },
     /// The world is over; only queued frames must still be sent.
     Finished,
 }
@@ -136,6 +145,7 @@ impl Server {
         let phase = match &self.phase {
             Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.deadline()),
             Phase::Monitoring(detector) => detector.deadline(),
+            Phase::Moving { until, .. } => Some(*until),
             Phase::Finished => None,
         };
         // No deadline depends on a pause while no rank has joined, so both clocks will do.
@@ -158,6 +168,9 @@ impl Server {
     fn check_control(&mut self) {
         if !self.control.wake().drain() {
             return;
+        }
+        if let (Some(error), Phase::Rendezvous(rendezvous)) = (self.control.failure(), &mut self.phase) {
+            rendezvous.lose(error);
         }
         if self.control.is_abandoned()
             && let Phase::Rendezvous(rendezvous) = &mut self.phase
@@ -327,7 +340,7 @@ impl Server {
                 WorldStatus::new(rows, rendezvous.root_cause().cloned())
             }
             Phase::Monitoring(detector) => detector.status(now),
-            Phase::Finished => WorldStatus::default(),
+            Phase::Moving { .. } | Phase::Finished => WorldStatus::default(),
         }
     }
 
@@ -343,10 +356,13 @@ impl Server {
         match rendezvous.successor(&Process::current()) {
             // This process may end before the ranks leave, so one of them takes the world over.
             Some(addresses) => {
-                for id in std::mem::take(&mut self.by_rank).into_values() {
-                    self.clients.answer(id, closing_at(now), [ToRank::Moved(addresses.clone())]);
+                for (rank, id) in &self.by_rank {
+                    let state = ClientState::Joined(*rank);
+                    self.clients.answer(*id, state, [ToRank::Moved(addresses.clone())]);
                 }
-                self.end();
+                self.clients.stop_listening();
+                let until = now + rendezvous.longest_exchange() + MOVE_GRACE;
+                self.phase = Phase::Moving { rendezvous, until };
             }
             None => {
                 let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
@@ -360,7 +376,13 @@ impl Server {
         let message = decode::<ToCoordinator>(frame);
         match (&mut self.phase, message) {
             (Phase::Monitoring(detector), Some(message)) => detector.on_message(rank, message, now),
-            (Phase::Monitoring(_) | Phase::Rendezvous(_), _) => {
+            (Phase::Moving { rendezvous, .. }, Some(ToCoordinator::Moved)) => {
+                rendezvous.on_moved(rank);
+                if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(id)) {
+                    client.state = closing_at(now);
+                }
+            }
+            (Phase::Monitoring(_) | Phase::Rendezvous(_) | Phase::Moving { .. }, _) => {
                 if let Some(id) = self.by_rank.get(&rank) {
                     self.clients.remove(*id);
                 }
@@ -374,7 +396,9 @@ impl Server {
     fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
         self.by_rank.remove(&rank);
         match &mut self.phase {
-            Phase::Rendezvous(rendezvous) => rendezvous.on_disconnect(rank, cause),
+            Phase::Rendezvous(rendezvous) | Phase::Moving { rendezvous, .. } => {
+                rendezvous.on_disconnect(rank, cause);
+            }
             Phase::Monitoring(detector) => detector.on_disconnect(rank, cause, now),
             Phase::Finished => {}
         }
@@ -388,7 +412,9 @@ impl Server {
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => rendezvous.on_tick(now),
             Phase::Monitoring(detector) => detector.on_tick(now),
-            Phase::Finished => {}
+            // The new coordinator has decided by now.
+            Phase::Moving { until, .. } if now >= *until => self.by_rank.clear(),
+            Phase::Moving { .. } | Phase::Finished => {}
         }
     }
 
@@ -415,6 +441,17 @@ impl Server {
                     || self.superseded
                     || self.late_join_deadline(rendezvous).is_some_and(|at| now >= at)
                 {
+                    self.end();
+                }
+            }
+            Phase::Moving { rendezvous, .. } => {
+                if let Some(root_cause) = rendezvous.root_cause().cloned() {
+                    for id in std::mem::take(&mut self.by_rank).into_values() {
+                        self.clients.answer(id, closing_at(now), [ToRank::RootCause(root_cause.clone())]);
+                    }
+                }
+                if self.by_rank.is_empty() {
+                    self.clients.close_all(now);
                     self.end();
                 }
             }

@@ -2,7 +2,8 @@
 //!
 //! Owns the request of a process that is no rank. Must not know how the answer is shown.
 
-use super::connect::{CoordinatorTarget, Joiner};
+use super::connect::Joiner;
+use super::coordinator_target::CoordinatorTarget;
 use super::launcher::RendezvousPoint;
 use super::process::Process;
 use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};

@@ -161,17 +161,38 @@ fn a_job_that_is_stopped_as_a_whole_continues() {
     });
 }
 
-#[test]
-fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
-    const CREATOR: &str = "TEST_CREATOR";
-    let test = "the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined";
+/// The variable of the process that creates a unique id.
+const CREATOR: &str = "TEST_CREATOR";
+
+/// In the process that creates a unique id: prints it, waits until the parent closes standard input, and ends.
+fn create_id_if_asked() {
     if std::env::var_os(CREATOR).is_some() {
         let config = Config { socket_ifname: Some("lo".to_owned()), ..Config::default() };
         eprintln!("{}", create_unique_id(&config).expect("an id").to_hex());
-        // Until the parent closes standard input.
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);
     }
+}
+
+/// Starts the process that creates a unique id. Returns the id with it.
+fn start_creator(test: &str) -> (Child, String) {
+    let mut creator = Command::new(std::env::current_exe().expect("this binary"))
+        .args([&test_name(module_path!(), test), "--exact", "--nocapture"])
+        .env(CREATOR, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let mut id = String::new();
+    BufReader::new(creator.stderr.take().expect("standard error")).read_line(&mut id).expect("an id");
+    (creator, id.trim().to_owned())
+}
+
+#[test]
+fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
+    let test = "the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined";
+    create_id_if_asked();
     if is_rank() {
         as_rank(|comm| {
             reduce_until_signal(&comm).expect("the world goes on without the id's creator");
@@ -187,19 +208,10 @@ fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
         });
     }
     with_watchdog(Duration::from_secs(60), || {
-        let mut creator = Command::new(std::env::current_exe().expect("this binary"))
-            .args([&test_name(module_path!(), test), "--exact", "--nocapture"])
-            .env(CREATOR, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let mut id = String::new();
-        BufReader::new(creator.stderr.take().expect("standard error")).read_line(&mut id).expect("an id");
+        let (mut creator, id) = start_creator(test);
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
-        let variables = [("FLEXRING_UNIQUE_ID", id.trim()), (SIGNAL_FILE, file.to_str().expect("text"))];
+        let variables = [("FLEXRING_UNIQUE_ID", id.as_str()), (SIGNAL_FILE, file.to_str().expect("text"))];
         let ranks = RunningRank::start_world(test, 3, &variables);
         drop(creator.stdin.take());
         assert!(creator.wait().expect("a child").success());
@@ -209,6 +221,49 @@ fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
         for (rank, (succeeded, stderr)) in ended.iter().enumerate() {
             assert_eq!(*succeeded, rank != 2, "rank {rank}: {stderr}");
         }
+    });
+}
+
+#[test]
+fn a_rank_that_dies_while_the_world_moves_to_rank_0_is_named() {
+    let test = "a_rank_that_dies_while_the_world_moves_to_rank_0_is_named";
+    create_id_if_asked();
+    if is_rank() {
+        let error = Communicator::from_env().map(drop).expect_err("rank 2 has died");
+        eprintln!("{error}");
+        std::process::exit(0);
+    }
+    with_watchdog(Duration::from_secs(50), || {
+        let (mut creator, id) = start_creator(test);
+        let mut ranks: Vec<Child> = (0..3)
+            .map(|rank| {
+                // Rank 2 dies when it has connected to the second coordinator, which it has not sent anything.
+                let point =
+                    if rank == 2 { "bootstrap_connected:2:kill" } else { "bootstrap_connected:9:kill" };
+                Command::new(std::env::current_exe().expect("this binary"))
+                    .args([&test_name(module_path!(), test), "--exact", "--nocapture"])
+                    .env("FLEXRING_RANK", rank.to_string())
+                    .env("FLEXRING_WORLD_SIZE", "3")
+                    .env("FLEXRING_UNIQUE_ID", &id)
+                    .env("FLEXRING_CONNECT_TIMEOUT_MS", "20000")
+                    .env("FLEXRING_TEST_FAULT_POINT", point)
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .expect("a process")
+            })
+            .collect();
+        let victim = ranks.pop().expect("rank 2").wait_with_output().expect("a child");
+        assert!(!victim.status.success(), "{}", String::from_utf8_lossy(&victim.stderr));
+        let begun = Instant::now();
+        for (rank, child) in ranks.into_iter().enumerate() {
+            let output = child.wait_with_output().expect("a child");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && stderr.contains("rank 2 (pid "), "rank {rank}: {stderr}");
+            assert!(begun.elapsed() < Duration::from_secs(2), "rank {rank}: {:?}", begun.elapsed());
+        }
+        drop(creator.stdin.take());
+        assert!(creator.wait().expect("a child").success());
     });
 }
 
@@ -250,6 +305,19 @@ fn a_running_job_can_be_asked_for_its_status() {
                 assert!(Instant::now() < until, "{stdout}");
             }
         }
+        // Rank 0 of a second job that wants the same port.
+        let second = ("FLEXRING_RANK", "0");
+        let others = [("FLEXRING_WORLD_SIZE", "2"), variables[0], variables[1]];
+        let lookup = |name: &str| {
+            let found = others.into_iter().chain([second]).find(|(known, _)| *known == name);
+            found.map(|(_, value)| value.to_owned())
+        };
+        let config = Config::read(lookup).expect("settings");
+        let identity = flexring::bootstrap::identity(&config, lookup).expect("an identity");
+        let error = Communicator::with_config(&config, &identity).map(drop).expect_err("the port is in use");
+        let owner = format!("the coordinator of another job (pid {} on host ", ranks[0].child.id());
+        assert!(error.message().contains(&owner), "{error}");
+        assert!(error.message().contains("set FLEXRING_MASTER_PORT to a port that is free"), "{error}");
         std::fs::write(&file, "").expect("a file");
         all_succeed(ranks);
         let variables = [("FLEXRING_CONNECT_TIMEOUT_MS", "200")];

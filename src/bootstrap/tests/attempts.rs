@@ -77,9 +77,27 @@ fn a_rendezvous_in_progress_keeps_its_port() {
             let first = scope.spawn(|| join_errors(&[(0, 2, timeout.clone())], &rendezvous));
             thread::sleep(Duration::from_millis(100));
             let error = join(0, 2, &rendezvous, &config()).map(drop).expect_err("in use");
-            assert!(error.message().contains("in use"), "{error}");
+            let process = std::process::id();
+            let owner = format!("the port is in use: the coordinator of another job (pid {process} on host");
+            assert!(error.message().contains(&owner), "{error}");
+            assert!(error.message().contains("set FLEXRING_MASTER_PORT to a port that is free"), "{error}");
             let errors = first.join().expect("refused");
             assert!(errors[0].message().contains("did not join"), "{}", errors[0]);
+            let note = "was refused: it needs this port as rank 0 of another job (pid";
+            assert!(errors[0].message().contains(note), "{}", errors[0]);
         });
+    });
+}
+
+#[test]
+fn a_port_that_another_program_uses_is_refused_with_the_fix() {
+    watched(|| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let begun = Instant::now();
+        let error = join(0, 2, &address_of(port), &config()).map(drop).expect_err("in use");
+        assert!(error.message().contains("Address already in use"), "{error}");
+        assert!(error.message().contains("set FLEXRING_MASTER_PORT to a port that is free"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(6), "it took {:?}", begun.elapsed());
     });
 }

@@ -1,9 +1,8 @@
 //! Encrypted control connections: what others on the network see of them, and what they can change.
 
+use super::super::frame_decoder::Preamble;
 use super::super::framed_stream::ReceivedFrames;
-use super::super::protocol::{
-    ENCRYPTED, FRAME_LIMIT, OPENING_LIMIT, Preamble, ToRank, decode, encode, frame_of,
-};
+use super::super::protocol::{ENCRYPTED, FRAME_LIMIT, OPENING_LIMIT, ToRank, decode, encode, frame_of};
 use super::strangers::{apply, claims, next_frame, refusal, secret_of, throw, world_under};
 use super::*;
 use crate::config::{SecretText, Switch};

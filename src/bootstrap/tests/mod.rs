@@ -9,7 +9,8 @@ mod status;
 mod strangers;
 mod unique_ids;
 
-use super::connect::{CoordinatorTarget, Joined, Joiner};
+use super::connect::{Joined, Joiner};
+use super::coordinator_target::CoordinatorTarget;
 use super::framed_stream::FramedStream;
 use super::process::Process;
 use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
@@ -206,7 +207,7 @@ fn join_as(header: &HelloHeader, params: &HelloParams, rendezvous: &RendezvousPo
         deadline: Instant::now() + params.join_timeout,
         fault: &fault(),
     };
-    joiner.join()
+    joiner.join(None)
 }
 
 /// A world of `size` whose last rank is a bare control connection with an invented process.

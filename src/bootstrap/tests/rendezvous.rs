@@ -1,11 +1,14 @@
 //! The rendezvous: how it succeeds, and the error that every rank gets when it fails.
 
+use super::super::frame_decoder::{MAGIC, Preamble};
 use super::super::handshake::Applicant;
-use super::super::protocol::{FRAME_LIMIT, MAGIC, Preamble, ToRank, decode};
+use super::super::protocol::{FRAME_LIMIT, ToRank, decode};
 use super::super::{Coordinator, UniqueId, create_unique_id};
 use super::*;
 use crate::config::Size;
+use crate::interrupt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Joins as a rank with an invented process, up to the coordinator's acknowledgement.
 fn acknowledged(stream: TcpStream, rank: Rank, world: usize) -> FramedStream {
@@ -290,5 +293,52 @@ fn raising_the_fault_ends_a_waiting_join() {
             let error = waiting.join().expect("woken").expect_err("aborted");
             assert_eq!(error.message(), "aborted by the test");
         });
+    });
+}
+
+/// An address at which connecting takes long: the queue of its listener is full. The sockets keep it so.
+fn address_that_does_not_answer() -> (SocketAddr, Vec<socket2::Socket>) {
+    use socket2::{Domain, Socket, Type};
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+    listener.listen(0).expect("a queue");
+    let address = listener.local_addr().expect("bound");
+    let mut sockets = vec![listener];
+    for _ in 0..4 {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+        let _ = socket.connect(&address);
+        sockets.push(socket);
+    }
+    (address.as_socket().expect("an address"), sockets)
+}
+
+#[test]
+fn a_rank_that_connects_can_be_interrupted_at_once() {
+    static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn is_interrupted() -> std::ffi::c_int {
+        IS_INTERRUPTED.load(Ordering::Relaxed).into()
+    }
+    watched(|| {
+        let (address, _queue) = address_that_does_not_answer();
+        for by_program in [false, true] {
+            let (fault, rendezvous) = (fault(), address_of(address.port()));
+            let raised = Arc::clone(&fault);
+            let rank = thread::spawn(move || {
+                interrupt::set_check(by_program.then_some(is_interrupted));
+                let joined = ControlConnection::join(&identity(1, 2, &rendezvous), &config(), fault);
+                joined.map(drop).expect_err("nothing answers")
+            });
+            thread::sleep(Duration::from_millis(200));
+            let begun = Instant::now();
+            if by_program {
+                IS_INTERRUPTED.store(true, Ordering::Relaxed);
+            } else {
+                raised.raise(Error::aborted("the test wants it"));
+            }
+            let error = rank.join().expect("no panic");
+            assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+            assert!(begun.elapsed() < Duration::from_millis(700), "it took {:?}", begun.elapsed());
+        }
     });
 }

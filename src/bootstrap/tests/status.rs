@@ -4,7 +4,7 @@ use super::super::call_state::example_call;
 use super::super::running_job::RunningJob;
 use super::super::{RankActivity, WorldStatus, world_status};
 use super::*;
-use crate::config::SecretText;
+use crate::config::{SecretText, Switch};
 
 fn job(rendezvous: &RendezvousPoint) -> RunningJob {
     RunningJob { address: rendezvous.clone(), id: None, token: JOB, one_node: false }
@@ -84,5 +84,27 @@ fn a_rank_that_finds_a_complete_world_waits_for_the_next() {
         let error = join(1, 2, &rendezvous, &short_timeout()).map(drop).expect_err("no second world");
         assert!(error.message().contains("rank 0 does not create another one"), "{error}");
         assert_eq!(join_ranks(0..2, 2, &rendezvous, &config()).len(), 2);
+    });
+}
+
+#[test]
+fn a_refused_request_for_the_status_is_not_called_a_rank() {
+    watched(|| {
+        let rendezvous = address_of(free_port());
+        let secret = |text| Some(SecretText::new(text));
+        let config = Config { secret: secret("the secret of this job"), ..config() };
+        let _members = join_ranks(0..2, 2, &rendezvous, &config);
+        let asking = |config: Config| Config { connect_timeout: Duration::from_millis(400), ..config };
+        let (no_secret, other) = (None, secret("the secret of another job"));
+        for (config, expected) in [
+            (Config { tls: Switch(true), ..config.clone() }, "has FLEXRING_TLS=1 and the coordinator"),
+            (Config { secret: no_secret, ..config.clone() }, "has no job secret"),
+            (Config { secret: other, ..config.clone() }, "does not know the secret of the job"),
+        ] {
+            let error = world_status(&job(&rendezvous), &asking(config)).expect_err("refused");
+            let sender = format!("the request for the status (pid {} on host ", std::process::id());
+            assert!(error.message().contains(&sender) && error.message().contains(expected), "{error}");
+            assert!(!error.message().contains("rank 0 (pid"), "{error}");
+        }
     });
 }

@@ -1,7 +1,8 @@
 //! Processes that do not belong to the job: they neither end it, nor join it, nor delay it.
 
+use super::super::frame_decoder::{MAGIC, Preamble};
 use super::super::handshake::Applicant;
-use super::super::protocol::{FRAME_LIMIT, HelloHeader, MAGIC, Preamble, ToRank, decode, encode};
+use super::super::protocol::{FRAME_LIMIT, HelloHeader, ToRank, WIRE_VERSION, decode, encode};
 use super::super::secret::JobSecret;
 use super::*;
 use crate::config::SecretText;
@@ -213,9 +214,9 @@ fn other_wire_versions_and_byte_orders_are_refused_by_name() {
         let big_endian = 0x0102_0304u32.swap_bytes().to_ne_bytes();
         let attack = |port| {
             for (mark, version, expected) in [
-                (little_endian, 2, "speaks wire version 2, and this coordinator speaks 3"),
+                (little_endian, 2, "speaks wire version 2, and this coordinator speaks 4"),
                 (little_endian, u32::MAX, "speaks wire version 4294967295"),
-                (big_endian, 3, "-endian, and this coordinator is"),
+                (big_endian, WIRE_VERSION, "-endian, and this coordinator is"),
                 ([60, 0, 0, 0], 0, "speaks a wire version before 2"),
             ] {
                 let stream = throw(port, &Preamble::with(mark, version));

@@ -1,5 +1,7 @@
 //! Unique ids: who serves the world, and ids that no rank uses.
 
+use super::super::handshake::Applicant;
+use super::super::protocol::{FRAME_LIMIT, ToRank, decode};
 use super::super::{Coordinator, UniqueId, create_unique_id};
 use super::*;
 
@@ -83,13 +85,17 @@ fn rank_0_takes_a_world_over_from_another_process() {
                     deadline: Instant::now() + Duration::from_secs(1),
                     fault: &fault(),
                 };
-                joiner.join().map(drop).expect_err("this successor serves another world")
+                joiner.join(None).map(drop).expect_err("this successor serves another world")
             };
             let other = scope.spawn(move || apply(1, hello_of(1, 2).1));
             let own = apply(0, params.clone());
-            for error in [own, other.join().expect("no panic")] {
-                let successor = successor[0].to_string();
-                assert!(error.message().contains(&successor), "{error} is not from {successor}");
+            let errors = [own, other.join().expect("no panic")];
+            let successor = successor[0].to_string();
+            let is_from_successor = |error: &Error| error.message().contains(&successor);
+            assert!(errors.iter().any(is_from_successor), "{errors:?}");
+            for error in errors.iter().filter(|error| !is_from_successor(error)) {
+                // The one that failed first has given up, which the other one may learn first.
+                assert!(error.message().contains("died or gave up before all ranks joined"), "{error}");
             }
             eventually(|| !is_reachable(&id));
         });
@@ -114,7 +120,7 @@ fn the_death_of_a_rank_that_takes_the_world_over_is_named() {
                     deadline: Instant::now() + Duration::from_secs(if rank == 0 { 1 } else { 20 }),
                     fault: &fault(),
                 };
-                joiner.join().map(drop).expect_err("rank 0 does not listen")
+                joiner.join(None).map(drop).expect_err("rank 0 does not listen")
             };
             let other = scope.spawn(move || apply(1, Vec::new()));
             apply(0, vec![closed]);
@@ -122,6 +128,74 @@ fn the_death_of_a_rank_that_takes_the_world_over_is_named() {
             assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
             assert!(error.message().starts_with("rank 0 died"), "{error}");
         });
+    });
+}
+
+/// Runs the handshake of a rank until the world moves, and returns its connection.
+fn until_moved(id: &UniqueId, rank: Rank, world: usize) -> FramedStream {
+    let secret =
+        SecretSource::of_id(&config(), id.job(), id.token()).expect("valid").secret().expect("there");
+    let (header, params) = hello_of(rank, world);
+    let (mut applicant, opening) = Applicant::new(&secret, id.job(), &header).expect("random bytes");
+    let stream = TcpStream::connect(id.addresses()[0]).expect("a connection");
+    let mut stream = FramedStream::new(stream, false).expect("a socket");
+    stream.enqueue(opening);
+    loop {
+        stream.flush().expect("a connection");
+        for frame in stream.receive(FRAME_LIMIT).frames {
+            match decode(&frame) {
+                Some(ToRank::Challenge(nonce)) => {
+                    stream.enqueue(applicant.prove(nonce, &[], &params).expect("short"));
+                }
+                Some(ToRank::Moved(_)) => return stream,
+                _ => {}
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_while_the_world_moves_is_named_at_once() {
+    watched(|| {
+        for arrives_first in [false, true] {
+            let id = create_unique_id(&config()).expect("an id");
+            let rendezvous = RendezvousPoint::Id(id);
+            let source = SecretSource::of_id(&config(), id.job(), id.token()).expect("a secret");
+            let successor = Coordinator::successor(&source, &config()).expect("a coordinator");
+            let (rendezvous, source, successor) = (&rendezvous, &source, &successor);
+            let apply = move |rank| {
+                let (header, mut params) = hello_of(rank, 3);
+                if rank == 0 {
+                    params.successor = successor.addresses().to_vec();
+                }
+                let joiner = Joiner {
+                    target: &CoordinatorTarget::Remote(rendezvous),
+                    source,
+                    header: &header,
+                    params: &params,
+                    deadline: Instant::now() + Duration::from_secs(20),
+                    fault: &fault(),
+                };
+                let own = (rank == 0).then(|| &**successor.control());
+                joiner.join(own).map(drop).expect_err("rank 2 has died")
+            };
+            let errors = thread::scope(|scope| {
+                let others = [0, 1].map(|rank| scope.spawn(move || apply(rank)));
+                let victim = until_moved(&id, 2, 3);
+                if arrives_first {
+                    thread::sleep(Duration::from_millis(200));
+                }
+                let begun = Instant::now();
+                drop(victim);
+                let errors = others.map(|other| other.join().expect("no panic"));
+                assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+                errors
+            });
+            let error = all_equal(&errors);
+            let expected = "rank 2 (pid 4242 on host elsewhere) died or gave up before all ranks joined";
+            assert!(error.kind() == ErrorKind::PeerLost && error.message().starts_with(expected), "{error}");
+        }
     });
 }
 

@@ -1,0 +1,89 @@
+//! Where a rank looks for its coordinator.
+//!
+//! Owns name resolution, and how messages name the place. Must not know how the coordinator is reached.
+
+use super::launcher::RendezvousPoint;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long resolved addresses are reused.
+const RESOLVED_TTL: Duration = Duration::from_secs(2);
+
+/// The addresses that a host's name resolves to, each once.
+pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    // IPv6 addresses before a port are often written in brackets.
+    let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for address in (host, port).to_socket_addrs()? {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    }
+    Ok(addresses)
+}
+
+/// Where a rank looks for its coordinator.
+#[derive(Debug)]
+pub(super) enum CoordinatorTarget<'a> {
+    /// The rendezvous point that its launcher or caller gave.
+    Remote(&'a RendezvousPoint),
+    /// In this process, at these addresses.
+    Local(&'a [SocketAddr]),
+    /// In rank 0's process, at these addresses.
+    Successor(&'a [SocketAddr]),
+}
+
+impl CoordinatorTarget<'_> {
+    fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Self::Remote(RendezvousPoint::Address { host, port }) => resolve(host, *port),
+            Self::Remote(RendezvousPoint::Id(id)) => Ok(id.addresses()),
+            Self::Local(addresses) | Self::Successor(addresses) => Ok(addresses.to_vec()),
+        }
+    }
+
+    /// Names the target, and says what to check if it cannot be reached.
+    pub(super) fn describe(&self) -> (String, &'static str) {
+        match self {
+            Self::Remote(RendezvousPoint::Address { host, port }) => (
+                format!("rank 0 at {host} port {port}"),
+                "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) name it \
+                 on every rank, and that no firewall blocks the port; rank 0 listens on one interface only, see FLEXRING_SOCKET_IFNAME",
+            ),
+            Self::Remote(RendezvousPoint::Id(id)) => (
+                format!("the process that created the unique id, at {:?}", id.addresses()),
+                "check that it still runs, that the id is fresh (each serves one world, and expires if no rank uses it), and \
+                 that no firewall blocks the port",
+            ),
+            Self::Successor(addresses) => (
+                format!("rank 0, which takes the world over, at {addresses:?}"),
+                "check that it still runs, and that no firewall blocks the port",
+            ),
+            Self::Local(addresses) => (
+                format!("this process's own coordinator at {addresses:?}"),
+                "check that the loopback interface is up",
+            ),
+        }
+    }
+}
+
+/// Caches resolved addresses, so that a thousand ranks that retry do not overload a name server.
+#[derive(Default)]
+pub(super) struct ResolverCache {
+    known: Vec<SocketAddr>,
+    since: Option<Instant>,
+}
+
+impl ResolverCache {
+    pub(super) fn addresses(&mut self, target: &CoordinatorTarget<'_>) -> io::Result<&[SocketAddr]> {
+        if self.since.is_none_or(|since| since.elapsed() >= RESOLVED_TTL) {
+            self.known = target.addresses()?;
+            self.since = Some(Instant::now());
+        }
+        Ok(&self.known)
+    }
+}

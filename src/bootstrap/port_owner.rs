@@ -1,0 +1,47 @@
+//! Which process listens at a port that rank 0 needs.
+//!
+//! Owns the question to it. Must not know why rank 0 cannot listen.
+
+use super::connect::Joiner;
+use super::coordinator_target::CoordinatorTarget;
+use super::process::Process;
+use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
+use super::secret::SecretSource;
+use crate::config::Config;
+use crate::fault::Fault;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// How long the process may take to accept the connection. It is on this node.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
+/// The longest answer that is shown. It comes from a process that has proved nothing.
+const LONGEST: usize = 200;
+
+/// Describes the process that listens at one of `addresses`, as a sentence, if it is a coordinator. Takes about two seconds if it
+/// does not answer.
+pub(super) fn port_owner(
+    addresses: &[SocketAddr],
+    source: &SecretSource,
+    config: &Config,
+    fault: &Fault,
+) -> Option<String> {
+    let header = HelloHeader {
+        version: VERSION.to_owned(),
+        rank: 0,
+        world: 0,
+        process: Process::current(),
+        purpose: Purpose::NameListener,
+    };
+    let params = HelloParams {
+        settings: Vec::new(),
+        join_timeout: CONNECT_TIMEOUT,
+        exchange_timeout: CONNECT_TIMEOUT,
+        heartbeat: config.heartbeat,
+        successor: Vec::new(),
+    };
+    let target = CoordinatorTarget::Local(addresses);
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let joiner = Joiner { target: &target, source, header: &header, params: &params, deadline, fault };
+    let answer = joiner.listening_process()?;
+    Some(answer.chars().filter(|letter| !letter.is_control()).take(LONGEST).collect())
+}
