@@ -19,6 +19,7 @@ use super::port_owner::port_owner;
 use super::process::Process;
 use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION};
 use super::secret::{JobSecret, SecretSource};
+use super::shrink::CallsMade;
 use super::unused_ids;
 use crate::call::Call;
 use crate::config::Config;
@@ -222,6 +223,15 @@ impl ControlConnection {
             root_cause.is_some() || state.ended
         });
         self.shared.fault.raise(root_cause.unwrap_or(error))
+    }
+
+    /// How many calls this rank has finished. Only between two calls.
+    #[must_use]
+    pub fn calls_made(&self) -> CallsMade {
+        let has_failed = self.shared.fault.check().is_err();
+        let last = self.shared.call_state.read().map_or(0, |state| state.finished());
+        // The last one may be the call that failed.
+        CallsMade { finished: last.saturating_sub(u64::from(has_failed)), has_failed }
     }
 
     /// Aborts this world, from any thread and at once: raises the fault here and lets the coordinator notify

@@ -5,13 +5,14 @@
 //! call does.
 
 use crate::bootstrap::{
-    CallState, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus, departed_before_call,
-    host_name,
+    CallState, CallsMade, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus,
+    departed_before_call, excluded_by, host_name,
 };
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::rank::Rank;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -66,6 +67,8 @@ impl ControlPlane {
 pub(super) struct LocalGroup {
     /// By rank.
     progress: Mutex<Vec<CallProgress>>,
+    /// Ranks that a shrink has left out by name: by which ranks, and after at most how many calls.
+    excluded: Mutex<BTreeMap<Rank, (Vec<Rank>, u64)>>,
     fault: Arc<Fault>,
 }
 
@@ -92,7 +95,8 @@ impl CallProgress {
 
 impl LocalGroup {
     pub(super) fn new(world: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Arc::new(Self { progress: Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]), fault })
+        let progress = Mutex::new(vec![CallProgress::Idle { finished: 0 }; world]);
+        Arc::new(Self { progress, excluded: Mutex::default(), fault })
     }
 
     /// Number of ranks.
@@ -109,6 +113,13 @@ impl LocalGroup {
             .filter(|(_, progress)| !has_left(progress))
             .map(|(rank, _)| rank)
             .collect()
+    }
+
+    /// Records that `members` have shrunk the communicator after these calls, without `excluded`.
+    pub(super) fn record_shrink(&self, members: &[Rank], excluded: &[Rank], calls: CallsMade) {
+        let mut known = self.excluded.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|rank, _| !members.contains(rank));
+        known.extend(excluded.iter().map(|rank| (*rank, (members.to_vec(), calls.last_together()))));
     }
 
     /// Raises the fault if a rank is in a call that another rank has left without.
@@ -193,6 +204,23 @@ impl LocalMember {
         }
         self.group.check_departures(&progress);
         self.group.fault.check()
+    }
+
+    /// How many calls this rank has finished. Only between two calls.
+    pub(super) fn calls_made(&self) -> CallsMade {
+        let has_failed = self.group.fault.get().is_some();
+        let last = self.group.lock()[self.rank].last_call();
+        // The last one may be the call that failed.
+        CallsMade { finished: last.saturating_sub(u64::from(has_failed)), has_failed }
+    }
+
+    /// Fails if other ranks have left this one out of a shrink to which its own call belongs, after these calls.
+    pub(super) fn check_excluded(&self, calls: CallsMade) -> Result<()> {
+        let known = self.group.excluded.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.get(&self.rank) {
+            Some((by, until)) if calls.finished <= *until => Err(excluded_by(by, self.rank)),
+            _ => Ok(()),
+        }
     }
 
     fn leave_call(&self) {

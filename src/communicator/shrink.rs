@@ -7,7 +7,7 @@ use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
 use super::local_gathering::{GatheringRequest, LocalGathering};
-use crate::bootstrap::{AgreedWorld, Identity, ShrinkService};
+use crate::bootstrap::{AgreedWorld, CallsMade, Identity, ShrinkService, excluded_by};
 use crate::error::{Error, Result};
 use crate::interrupt::InterruptWatch;
 use crate::rank::{Rank, RankList};
@@ -18,14 +18,15 @@ use std::time::Instant;
 impl Communicator {
     /// Makes a communicator of the ranks that are left, in their order, with the settings of this one. Every rank that is
     /// alive and not in `exclude` must call it, with the same list, except ranks that have dropped this communicator. Ranks
-    /// that died, were stopped or cannot be reached are left out; a schedule is planned for the others.
+    /// that died, were stopped or cannot be reached are left out; a schedule is planned for the others. A rank that others exclude
+    /// may take part in a later shrink of this communicator only if all have made another call, such as a barrier, meanwhile.
     ///
     /// This communicator may have failed or not, and must still be dropped. Its calls end first. After a failure the
     /// vectors of the failed calls have undefined contents.
     ///
     /// # Errors
     /// `InvalidArgument` if `exclude` contains this rank or one that does not exist; `Disagreement` if ranks exclude
-    /// different ranks; `Rendezvous` if the others went on without this rank, or if it cannot be excluded that they did;
+    /// different ranks; `Rendezvous` if the others went on without this rank, exclude it, or may have gone on without it;
     /// `Timeout`, naming the ranks, if ranks that are alive do not call it within FLEXRING_CONNECT_TIMEOUT_MS; `Aborted` if
     /// the program interrupts it; the errors of [`from_env`](Self::from_env).
     pub fn shrink(&self, exclude: &[Rank]) -> Result<Self> {
@@ -41,7 +42,9 @@ impl Communicator {
             (ControlPlane::Threads(member), Some(gathering), _) => {
                 shrink_threads(&self.blueprint, member, gathering, exclude, deadline)
             }
-            (_, _, Some(service)) => self.shrink_processes(service, exclude, deadline),
+            (ControlPlane::Processes(connection), _, Some(service)) => {
+                self.shrink_processes(service, connection.calls_made(), exclude, deadline)
+            }
             _ => Self::alone(&self.blueprint),
         }
     }
@@ -67,10 +70,11 @@ impl Communicator {
     fn shrink_processes(
         &self,
         service: &ShrinkService,
+        calls: CallsMade,
         exclude: Vec<Rank>,
         deadline: Instant,
     ) -> Result<Self> {
-        service.shrink(exclude, deadline, |world: &AgreedWorld| {
+        service.shrink(exclude, calls, deadline, |world: &AgreedWorld| {
             let position = world.members.iter().position(|member| *member == self.rank());
             let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
             let identity = Identity::from_unique_id(world.members.len(), &world.id, rank)?;
@@ -94,8 +98,14 @@ fn shrink_threads(
     exclude: Vec<Rank>,
     deadline: Instant,
 ) -> Result<Communicator> {
+    let calls = member.calls_made();
+    member.check_excluded(calls)?;
     let missing = |requests: &BTreeMap<Rank, GatheringRequest>| {
-        let is_missing = |rank: &Rank| !exclude.contains(rank) && !requests.contains_key(rank);
+        // A rank that others exclude does not decide who must come.
+        let (deciding, _) = by_exclusion(requests);
+        let is_missing = |rank: &Rank| {
+            !requests.contains_key(rank) && deciding.iter().any(|one| !excludes(&requests[one], *rank))
+        };
         Ok(member.group.present().into_iter().filter(is_missing).collect())
     };
     let late = |missing: &[Rank]| {
@@ -105,29 +115,54 @@ fn shrink_threads(
             "{missing} {have} not called shrink: all ranks must call it, or be named in the list of ranks to leave out"
         ))
     };
-    let request = GatheringRequest::Shrink { exclude: exclude.clone() };
-    let finish = |requests| shrink_for_all(blueprint, requests);
+    let request = GatheringRequest::Shrink { exclude };
+    let finish = |requests| shrink_for_all(blueprint, member, calls, &requests);
     let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
     let made = made.ok_or_else(|| Error::internal("a shrink gave this rank no communicator"))?;
     Communicator::start(made.runner, made.blueprint)
 }
 
-/// Acts for all ranks that have come.
+/// Whether this request leaves `rank` out.
+fn excludes(request: &GatheringRequest, rank: Rank) -> bool {
+    matches!(request, GatheringRequest::Shrink { exclude } if exclude.contains(&rank))
+}
+
+/// The ranks that have come: those that no request excludes, and the others.
+fn by_exclusion(requests: &BTreeMap<Rank, GatheringRequest>) -> (Vec<Rank>, Vec<Rank>) {
+    requests.keys().partition(|rank| !requests.values().any(|request| excludes(request, **rank)))
+}
+
+/// Acts for all ranks that have come, after these calls.
 fn shrink_for_all(
     blueprint: &Blueprint,
-    requests: BTreeMap<Rank, GatheringRequest>,
+    member: &LocalMember,
+    calls: CallsMade,
+    requests: &BTreeMap<Rank, GatheringRequest>,
 ) -> BTreeMap<Rank, Result<Option<LocalRank>>> {
-    let members: Vec<Rank> = requests.keys().copied().collect();
-    let (first, usual) =
-        requests.first_key_value().map_or((0, None), |(rank, request)| (*rank, Some(request)));
-    let differing = requests.iter().find(|(_, request)| Some(*request) != usual);
-    let made = match differing {
-        Some((rank, request)) => Err(Error::disagreement(format!(
-            "rank {rank} calls {request:?}, but rank {first} calls {usual:?}"
-        ))),
-        None => Communicator::local_ranks(&blueprint.for_members(&members), members.len()),
+    let (members, excluded) = by_exclusion(requests);
+    let first = members.first().map(|first| (*first, &requests[first]));
+    let differs = |(rank, request): &(&Rank, &GatheringRequest)| match first {
+        Some((_, usual)) if excluded.contains(rank) => !excludes(usual, **rank),
+        Some((_, usual)) => *request != usual,
+        None => true,
     };
-    distribute(&members, made)
+    if let Some((rank, request)) = requests.iter().find(differs) {
+        let usual = first.map_or_else(
+            || "every rank is excluded by another one".to_owned(),
+            |(first, usual)| format!("rank {first} calls {usual:?}"),
+        );
+        let error = Error::disagreement(format!("rank {rank} calls {request:?}, but {usual}"));
+        return requests.keys().map(|rank| (*rank, Err(error.clone()))).collect();
+    }
+    let left_out: Vec<Rank> = match first {
+        Some((_, GatheringRequest::Shrink { exclude })) => exclude.clone(),
+        _ => Vec::new(),
+    };
+    member.group.record_shrink(&members, &left_out, calls);
+    let made = Communicator::local_ranks(&blueprint.for_members(&members), members.len());
+    let mut results = distribute(&members, made);
+    results.extend(excluded.iter().map(|rank| (*rank, Err(excluded_by(&members, *rank)))));
+    results
 }
 
 /// The result of each member of a new world, given in their new order.

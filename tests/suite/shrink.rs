@@ -254,6 +254,45 @@ fn ranks_are_excluded_from_a_healthy_communicator() {
 }
 
 #[test]
+fn a_rank_that_is_excluded_and_shrinks_is_refused_by_name() {
+    std::thread::scope(|scope| {
+        for (world, excluded) in [(0, 2), (1, 0), (1, 1)] {
+            // It calls before the others, and after they have gone on.
+            for is_late in [false, true] {
+                scope.spawn(move || an_excluded_rank_is_refused(World::any(world), excluded, is_late));
+            }
+        }
+    });
+}
+
+fn an_excluded_rank_is_refused(world: World, excluded: usize, is_late: bool) {
+    let members: Vec<usize> = (0..3).filter(|rank| *rank != excluded).collect();
+    let barrier = std::sync::Barrier::new(3);
+    spawn(&Setup::new(world, 3), |comm| {
+        let number = comm.rank();
+        let shrunk = (number != excluded).then(|| {
+            std::thread::sleep(Duration::from_millis(if is_late { 0 } else { 100 }));
+            comm.shrink(&[excluded]).expect("two ranks agree")
+        });
+        if is_late {
+            barrier.wait();
+        }
+        if number == excluded {
+            let begun = Instant::now();
+            let error = comm.shrink(&[]).expect_err("the others left it out");
+            assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+            assert_eq!(error.kind(), ErrorKind::Rendezvous, "{error}");
+            let begin = format!("rank {excluded} was left out by rank");
+            assert!(error.message().starts_with(&begin), "{world:?}: {error}");
+        }
+        barrier.wait();
+        if let Some(shrunk) = shrunk {
+            sums_of(&shrunk, number, &members).expect("a sum");
+        }
+    });
+}
+
+#[test]
 fn an_aborted_communicator_is_shrunk_to_all_of_its_ranks() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 3), |comm| {

@@ -4,12 +4,15 @@
 //! carry out the returned [`AgreementAction`]s. The argument why the decisions of different ranks agree is in the parent
 //! module.
 
-use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
-use crate::error::Error;
+use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
+use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
 use std::time::{Duration, Instant};
 
 mod evaluation;
+mod peer;
+
+use peer::{Reach, ShrinkPeer};
 
 /// How often ranks that shrink send their stance.
 pub(super) const REPEAT: Duration = Duration::from_millis(200);
@@ -32,39 +35,11 @@ pub(super) enum AgreementAction {
     Finish(Result<NewWorld, Error>),
 }
 
-/// What this rank knows about the connection to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    /// Not tried since this rank called shrink, or lost at this time.
-    Untried {
-        since: Option<Instant>,
-    },
-    Connecting,
-    Connected,
-    /// The process is gone, or has freed its communicator.
-    Gone,
-    /// Connected, but it sends nothing.
-    Silent,
-    Unreachable,
-}
-
-#[derive(Clone, Debug)]
-struct ShrinkPeer {
-    reach: Reach,
-    /// When it was last heard, or since when it is tried.
-    since: Instant,
-    /// Its generation as far as known.
-    generation: u64,
-    /// `None` until it is heard.
-    stance: Option<Stance>,
-    /// Whether it is left out: a notice was sent to it, or a world came about without it although it was not excluded.
-    left_out: bool,
-}
-
 /// This rank's call of shrink.
 #[derive(Clone, Debug)]
 struct ShrinkCall {
     exclude: Vec<Rank>,
+    calls: CallsMade,
     began: Instant,
     deadline: Instant,
     /// When this rank last sent notices as the leader.
@@ -106,17 +81,10 @@ pub(super) struct Agreement {
 
 impl Agreement {
     pub(super) fn new(me: Rank, world: usize, silence: Duration, now: Instant) -> Self {
-        let peer = ShrinkPeer {
-            reach: Reach::Untried { since: None },
-            since: now,
-            generation: 0,
-            stance: None,
-            left_out: false,
-        };
         Self {
             me,
             silence,
-            peers: vec![peer; world],
+            peers: vec![ShrinkPeer::new(now); world],
             progress: ShrinkProgress::Idle,
             generation: 0,
             went_on: Vec::new(),
@@ -145,22 +113,27 @@ impl Agreement {
             _ if self.left_out_by.is_some() => Stance::LeftOut,
             ShrinkProgress::Idle => Stance::NotCalled,
             ShrinkProgress::Called(call) => {
-                Stance::Called { exclude: call.exclude.clone(), waiting_for: call.waiting_for.clone() }
+                let (exclude, waiting_for) = (call.exclude.clone(), call.waiting_for.clone());
+                Stance::Called { exclude, waiting_for, finished: call.calls.finished }
             }
             ShrinkProgress::Joining { .. } => Stance::Joining,
         };
         ShrinkMessage::State { generation: self.generation, stance }
     }
 
-    /// The program calls shrink, without the ranks in `exclude`, which are ascending.
-    pub(super) fn call(&mut self, exclude: Vec<Rank>, now: Instant, deadline: Instant) {
+    /// The program calls shrink after these calls, without the ranks in `exclude`, which are ascending.
+    pub(super) fn call(&mut self, exclude: Vec<Rank>, calls: CallsMade, now: Instant, deadline: Instant) {
         if let Some(members) = self.left_out_by.clone() {
             let error = self.left_out(&members);
             self.actions.push(AgreementAction::Finish(Err(error)));
             return;
         }
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let is_excluded = exclude.binary_search(&rank).is_ok();
+            peer.excluded_until = is_excluded.then_some(calls.last_together());
+        }
         let waiting_for = Vec::new();
-        self.begin(ShrinkCall { exclude, began: now, deadline, notified_at: None, waiting_for }, now);
+        self.begin(ShrinkCall { exclude, calls, began: now, deadline, notified_at: None, waiting_for }, now);
     }
 
     /// The world could not be joined: looks for the ranks that are left now.
@@ -174,6 +147,7 @@ impl Agreement {
     fn begin(&mut self, call: ShrinkCall, now: Instant) {
         for peer in &mut self.peers {
             peer.since = now;
+            peer.excludes_me = peer.has_excluded(self.me, call.calls);
             match peer.reach {
                 // A refused connection is final. A rank that is left out must not come back.
                 Reach::Gone => {}
@@ -316,11 +290,18 @@ impl Agreement {
                     return;
                 }
                 let repeated = peer.stance.as_ref() == Some(&stance) && peer.generation == generation;
-                let is_called = matches!(stance, Stance::Called { .. });
+                let called_after = match stance {
+                    Stance::Called { finished, .. } => Some(finished),
+                    _ => None,
+                };
+                let is_called = called_after.is_some();
                 peer.generation = generation;
                 peer.stance = Some(stance);
-                if is_called {
-                    self.answer_call(rank, generation);
+                if let ShrinkProgress::Called(call) = &self.progress {
+                    peer.excludes_me |= peer.has_excluded(self.me, call.calls);
+                }
+                if let Some(finished) = called_after {
+                    self.answer_call(rank, generation, finished);
                 }
                 // Only new calls are answered, so that two ranks do not answer each other for ever.
                 if is_called && (!is_active || !repeated) {
@@ -335,6 +316,12 @@ impl Agreement {
                 if matches!(&self.progress, ShrinkProgress::Joining { world, leader, .. } if world.id == id && *leader == rank)
                 {
                     self.actions.push(AgreementAction::Cancel(error));
+                }
+            }
+            ShrinkMessage::Excluded { until } => {
+                if matches!(&self.progress, ShrinkProgress::Called(call) if call.calls.finished <= until) {
+                    peer.excludes_me = true;
+                    self.on_tick(now);
                 }
             }
             ShrinkMessage::Failed(error) => {
@@ -407,8 +394,8 @@ impl Agreement {
         Some(now + if is_searching { NOTICE_WAIT / 5 } else { REPEAT / 2 })
     }
 
-    /// Answers a rank that has called shrink, if this rank has decided already.
-    fn answer_call(&mut self, rank: Rank, generation: u64) {
+    /// Answers a rank that has called shrink after `finished` calls, if this rank has decided already, or excludes it.
+    fn answer_call(&mut self, rank: Rank, generation: u64, finished: u64) {
         let world = match &self.progress {
             ShrinkProgress::Joining { world, leader, .. } if *leader == self.me => Some(world),
             _ => None,
@@ -420,6 +407,10 @@ impl Agreement {
         } else if self.peers[rank].left_out {
             let members = world.map_or(&self.went_on, |world| &world.members).clone();
             self.actions.push(AgreementAction::Notify(rank, ShrinkNotice { generation, members }));
+        } else if let Some(until) = self.peers[rank].excluded_until
+            && finished <= until
+        {
+            self.actions.push(AgreementAction::Send(rank, ShrinkMessage::Excluded { until }));
         }
     }
 
@@ -461,14 +452,20 @@ impl Agreement {
         ))
     }
 
-    /// Ends the agreement with an error on all ranks that have called.
+    /// Ends the agreement with an error on all ranks that have called. Ranks that exclude this one go on, unless they must not.
     fn fail_all(&mut self, error: Error) {
-        for rank in 0..self.peers.len() {
-            let called = matches!(self.peers[rank].stance, Some(Stance::Called { .. }));
-            if rank != self.me && called && self.peers[rank].reach == Reach::Connected {
+        for (rank, peer) in self.peers.iter().enumerate() {
+            let called = matches!(peer.stance, Some(Stance::Called { .. }));
+            let is_concerned = !peer.excludes_me || error.kind() == ErrorKind::Disagreement;
+            if rank != self.me && called && is_concerned && peer.reach == Reach::Connected {
                 self.actions.push(AgreementAction::Send(rank, ShrinkMessage::Failed(error.clone())));
             }
         }
+        self.fail(error);
+    }
+
+    /// Ends the agreement with an error on this rank.
+    fn fail(&mut self, error: Error) {
         self.progress = ShrinkProgress::Idle;
         self.actions.push(AgreementAction::Finish(Err(error)));
     }

@@ -1,7 +1,7 @@
 //! Fuzz targets: what strangers and ranks send to a rank that shrinks.
 
 use super::agreement::{Agreement, AgreementAction};
-use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
+use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
 use super::session::Session;
 use crate::bootstrap::protocol::{decode, encode_value};
 use crate::error::Error;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 fn messages() -> Vec<ShrinkMessage> {
     let stances = [
         Stance::NotCalled,
-        Stance::Called { exclude: vec![], waiting_for: vec![1] },
-        Stance::Called { exclude: vec![2], waiting_for: vec![] },
+        Stance::Called { exclude: vec![], waiting_for: vec![1], finished: 0 },
+        Stance::Called { exclude: vec![2], waiting_for: vec![], finished: 3 },
         Stance::Joining,
         Stance::LeftOut,
     ];
@@ -29,6 +29,7 @@ fn messages() -> Vec<ShrinkMessage> {
         ShrinkMessage::NewWorld(world),
         ShrinkMessage::Cancelled { id, error: error.clone() },
         ShrinkMessage::Failed(error),
+        ShrinkMessage::Excluded { until: 3 },
     ];
     states.into_iter().chain(others).collect()
 }
@@ -99,7 +100,8 @@ fn members_that_shrink_and_send_anything() {
                 0 => {
                     let exclude = if peer % 2 == 0 { vec![peer] } else { vec![] };
                     if !rank.agreement.is_active() {
-                        rank.agreement.call(exclude, now, now + Duration::from_secs(10));
+                        let calls = CallsMade { finished: u64::from(peer as u8), has_failed: world == 3 };
+                        rank.agreement.call(exclude, calls, now, now + Duration::from_secs(10));
                     }
                 }
                 1 => {

@@ -27,6 +27,12 @@
 //! - After a new world came about, its members keep the service of the old one. A rank that comes late is refused by them
 //!   or receives no answer, but never mistakes them for dead.
 //!
+//! # Ranks that are left out by name
+//! A rank whose program excludes others answers their calls of shrink with that, during its own call and after it. A rank that
+//! gets this from its leader, or as a leader from all others, has been left out and fails; from some of them, the lists differ, and
+//! all fail. The answer does not concern later calls of shrink, for which the ranks must have made another call of the
+//! communicator together, such as a barrier: a rank may then be a member again. Communicators that have failed make no such call.
+//!
 //! # Limits
 //! Apart from ranks that exclude each other by name, two worlds without a common rank can come about in two cases:
 //! - The network breaks during a shrink, between the leader and ranks that it is connected to. Such ranks are silent, not
@@ -47,5 +53,6 @@ mod fuzz;
 mod tests;
 
 pub use listener::ShrinkListener;
+pub use message::{CallsMade, excluded_by};
 pub use service::ShrinkService;
 pub use thread::{AgreedWorld, ShrinkServiceParams};

@@ -2,6 +2,7 @@
 //!
 //! Owns the thread's lifetime, and the order of agreeing and joining. Must not know how ranks agree.
 
+use super::message::CallsMade;
 use super::thread::{AgreedWorld, ServiceRequest, ServiceShared, ServiceThread, ShrinkServiceParams};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::{self, InterruptWatch};
@@ -46,26 +47,27 @@ impl ShrinkService {
         Ok(Self { shared, calls: Mutex::default(), thread: Some(thread), creator: CreatorProcess::current() })
     }
 
-    /// Agrees with the other ranks on who is left without `exclude`, and calls `join` to join their new world. If that
+    /// Agrees with the other ranks that shrink after these `calls` on who is left without `exclude`, and calls `join` to join their new world. If that
     /// fails because further ranks are lost, agrees again until `deadline`. An interrupt by the program ends it at once.
     ///
     /// # Errors
-    /// `Rendezvous` if the others went on without this rank, or if ranks that cannot be reached may have gone on without
+    /// `Rendezvous` if the others went on without this rank or exclude it, or if ranks that cannot be reached may have gone on without
     /// this one; `Timeout`, naming them, if ranks that are alive do not shrink until `deadline`; `Disagreement` if ranks
     /// exclude different ranks; `Aborted` if the program interrupts it; the error of `join`.
     pub fn shrink<T>(
         &self,
         exclude: Vec<Rank>,
+        calls: CallsMade,
         deadline: Instant,
         join: impl Fn(&AgreedWorld) -> Result<T>,
     ) -> Result<T> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        *calls += 1;
-        self.request(ServiceRequest::Call { number: *calls, exclude, deadline });
+        let mut number = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        *number += 1;
+        self.request(ServiceRequest::Call { number: *number, exclude, calls, deadline });
         let watch = InterruptWatch::start();
         let mut system_errors = 0;
         loop {
-            let world = self.outcome(*calls, deadline)?;
+            let world = self.outcome(*number, deadline)?;
             let joined = join(&world);
             // An interrupt may look like an error that may pass.
             if joined.is_err()
@@ -84,8 +86,8 @@ impl ShrinkService {
                         "the new world of {} ranks failed, shrinking again: {error}",
                         world.members.len()
                     );
-                    *calls += 1;
-                    self.request(ServiceRequest::CallAgain { number: *calls });
+                    *number += 1;
+                    self.request(ServiceRequest::CallAgain { number: *number });
                 }
                 Err(error) => {
                     self.request(ServiceRequest::GaveUp);
@@ -175,6 +177,8 @@ mod tests {
         ShrinkService { shared, calls: Mutex::default(), thread: None, creator: CreatorProcess::current() }
     }
 
+    const CALLS: CallsMade = CallsMade { finished: 0, has_failed: false };
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
     }
@@ -188,7 +192,7 @@ mod tests {
     fn an_interrupt_while_a_world_is_joined_ends_the_shrink() {
         let service = handle();
         service.shared.lock().outcome = Some((1, Ok(world())));
-        let joined: Result<()> = service.shrink(Vec::new(), soon(), |world| {
+        let joined: Result<()> = service.shrink(Vec::new(), CALLS, soon(), |world| {
             interrupt::set_check(Some(ends));
             let error = world.fault.check_waiting().expect_err("an interrupt");
             interrupt::set_check(None);
@@ -206,7 +210,7 @@ mod tests {
     fn the_outcome_of_an_earlier_call_is_ignored() {
         let service = handle();
         interrupt::set_check(Some(ends));
-        let interrupted: Result<()> = service.shrink(Vec::new(), soon(), |_| Ok(()));
+        let interrupted: Result<()> = service.shrink(Vec::new(), CALLS, soon(), |_| Ok(()));
         interrupt::set_check(None);
         assert_eq!(interrupted.expect_err("an interrupt").kind(), ErrorKind::Aborted);
         // The thread had agreed on a world when it received the request to give up.
@@ -221,7 +225,7 @@ mod tests {
                 service.shared.lock().outcome = Some((2, Err(Error::rendezvous("the second call failed"))));
                 service.shared.changed.notify_all();
             });
-            service.shrink(Vec::new(), soon(), |_| Ok(()))
+            service.shrink(Vec::new(), CALLS, soon(), |_| Ok(()))
         });
         assert_eq!(second.expect_err("it failed").message(), "the second call failed");
     }

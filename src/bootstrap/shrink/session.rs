@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// The first bytes of an opening.
 const SHRINK_MAGIC: [u8; 8] = *b"flexshrk";
 /// Version of these frames.
-const SHRINK_VERSION: u32 = 2;
+const SHRINK_VERSION: u32 = 3;
 /// What travels on the connection.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 enum ShrinkFrame {

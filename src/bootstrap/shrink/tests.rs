@@ -1,7 +1,9 @@
 //! Agreements on a simulated network: random delays, deaths, stops and broken links.
 
+mod exclusions;
+
 use super::agreement::{Agreement, AgreementAction};
-use super::message::{NewWorld, ShrinkMessage, ShrinkNotice, Stance};
+use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
 use crate::error::{Error, ErrorKind};
 use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +15,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 const DELAY: u64 = 20;
 /// When all calls of shrink end, in milliseconds.
 const DEADLINE: u64 = 6000;
+const NO_CALLS: CallsMade = CallsMade { finished: 0, has_failed: false };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
@@ -30,7 +33,7 @@ enum Delivery {
     Lost,
     Message(ShrinkMessage),
     Notice(ShrinkNotice),
-    Call(Vec<Rank>),
+    Call(Vec<Rank>, CallsMade),
 }
 
 struct SimulatedRank {
@@ -97,7 +100,13 @@ impl Simulation {
     }
 
     fn call(&mut self, rank: Rank, exclude: &[Rank], at: u64) {
-        self.send(rank, rank, Delivery::Call(exclude.to_vec()), at);
+        self.call_after(0, rank, exclude, at);
+    }
+
+    /// Calls shrink on a rank that has finished so many calls.
+    fn call_after(&mut self, finished: u64, rank: Rank, exclude: &[Rank], at: u64) {
+        let calls = CallsMade { finished, has_failed: false };
+        self.send(rank, rank, Delivery::Call(exclude.to_vec(), calls), at);
     }
 
     fn kill(&mut self, rank: Rank) {
@@ -117,7 +126,12 @@ impl Simulation {
 
     /// Runs until no rank that runs waits any more.
     fn run(&mut self) {
-        while self.now < DEADLINE + 2000 && !self.is_over() {
+        self.run_until(DEADLINE + 2000);
+    }
+
+    /// As [`run`](Self::run), but at most until this time.
+    fn run_until(&mut self, end: u64) {
+        while self.now < end && !self.is_over() {
             self.now += 1;
             for rank in 0..self.ranks.len() {
                 if self.ranks[rank].condition == Condition::Stopped(self.now) {
@@ -173,9 +187,9 @@ impl Simulation {
                 Delivery::Lost => agreement.on_lost(from, instant),
                 Delivery::Message(message) => agreement.on_message(from, message, instant),
                 Delivery::Notice(notice) => agreement.on_notice(notice),
-                Delivery::Call(exclude) => {
+                Delivery::Call(exclude, calls) => {
                     let deadline = self.start + Duration::from_millis(DEADLINE);
-                    agreement.call(exclude, instant, deadline);
+                    agreement.call(exclude, calls, instant, deadline);
                 }
             }
             self.execute(to);
@@ -405,7 +419,7 @@ fn forged_worlds_and_messages_in_the_wrong_state_are_ignored() {
     };
     agreement.on_message(0, world(&[0, 1], &[0, 0]), now);
     assert!(agreement.actions().is_empty(), "shrink was not called");
-    agreement.call(Vec::new(), now, now + Duration::from_secs(1));
+    agreement.call(Vec::new(), NO_CALLS, now, now + Duration::from_secs(1));
     agreement.actions();
     for forged in [
         world(&[1, 0], &[0, 0]),
@@ -431,7 +445,7 @@ fn forged_worlds_and_messages_in_the_wrong_state_are_ignored() {
 fn a_pause_of_this_process_is_no_silence_of_the_others() {
     let now = Instant::now();
     let mut agreement = Agreement::new(0, 2, SILENCE, now);
-    agreement.call(Vec::new(), now, now + Duration::from_secs(60));
+    agreement.call(Vec::new(), NO_CALLS, now, now + Duration::from_secs(60));
     agreement.on_connected(1);
     let decides = |agreement: &mut Agreement| {
         let actions = agreement.actions();
@@ -453,9 +467,9 @@ fn a_pause_of_this_process_is_no_silence_of_the_others() {
 fn a_member_that_died_since_the_decision_is_left_out() {
     let now = Instant::now();
     let mut agreement = Agreement::new(0, 3, SILENCE, now);
-    agreement.call(Vec::new(), now, now + Duration::from_secs(60));
+    agreement.call(Vec::new(), NO_CALLS, now, now + Duration::from_secs(60));
     agreement.actions();
-    let called = Stance::Called { exclude: Vec::new(), waiting_for: Vec::new() };
+    let called = Stance::Called { exclude: Vec::new(), waiting_for: Vec::new(), finished: 0 };
     for rank in [1, 2] {
         agreement.on_connected(rank);
         agreement.on_message(rank, ShrinkMessage::State { generation: 0, stance: called.clone() }, now);
@@ -479,7 +493,7 @@ fn a_member_that_died_since_the_decision_is_left_out() {
 fn the_largest_generation_of_a_member_is_no_overflow() {
     let now = Instant::now();
     let mut agreement = Agreement::new(1, 2, SILENCE, now);
-    agreement.call(vec![], now, now + SILENCE);
+    agreement.call(vec![], NO_CALLS, now, now + SILENCE);
     let world = NewWorld { members: vec![0, 1], generations: vec![u64::MAX, 0], id: vec![7] };
     agreement.on_message(0, ShrinkMessage::NewWorld(world.clone()), now);
     assert!(agreement.actions().contains(&AgreementAction::Finish(Ok(world))));

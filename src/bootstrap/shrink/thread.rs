@@ -5,7 +5,7 @@
 
 use super::agreement::{Agreement, AgreementAction};
 use super::listener::ShrinkListener;
-use super::message::NewWorld;
+use super::message::{CallsMade, NewWorld};
 use super::session::Session;
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::unique_id::UniqueId;
@@ -89,7 +89,7 @@ impl ServiceState {
 /// up is not taken for that of the next.
 #[derive(Debug)]
 pub(super) enum ServiceRequest {
-    Call { number: u64, exclude: Vec<Rank>, deadline: Instant },
+    Call { number: u64, exclude: Vec<Rank>, calls: CallsMade, deadline: Instant },
     CallAgain { number: u64 },
     Joined,
     GaveUp,
@@ -227,9 +227,9 @@ impl ServiceThread {
 
     fn on_request(&mut self, request: ServiceRequest, now: Instant) {
         match request {
-            ServiceRequest::Call { number, exclude, deadline } => {
+            ServiceRequest::Call { number, exclude, calls, deadline } => {
                 self.call = number;
-                self.agreement.call(exclude, now, deadline);
+                self.agreement.call(exclude, calls, now, deadline);
             }
             ServiceRequest::CallAgain { number } => {
                 self.call = number;

@@ -5,6 +5,7 @@
 use super::{
     Agreement, AgreementAction, NOTICE_WAIT, Reach, ShrinkCall, ShrinkNotice, ShrinkProgress, Stance,
 };
+use crate::bootstrap::shrink::message::excluded_by;
 use crate::error::{Error, ErrorKind};
 use crate::rank::{Rank, RankList};
 use std::time::{Duration, Instant};
@@ -70,6 +71,10 @@ impl Agreement {
                     continue;
                 }
                 Standing::Pending(None) => self.connect(rank, now),
+                Standing::Alive if self.peers[rank].excludes_me => {
+                    self.fail(excluded_by(&[rank], self.me));
+                    return;
+                }
                 Standing::Pending(Some(_)) | Standing::Alive => {}
             }
             (is_leader, may_lead) = (false, false);
@@ -82,14 +87,29 @@ impl Agreement {
         }
         let others: Vec<Rank> =
             (0..self.peers.len()).filter(|rank| *rank != self.me && !is_excluded(*rank)).collect();
-        let mut members = vec![self.me];
+        let (mut members, mut excluding) = (vec![self.me], Vec::new());
         call.waiting_for.clear();
         for rank in others.iter().copied().filter(|rank| *rank > self.me) {
             match self.standing(rank) {
                 Standing::Absent => {}
+                Standing::Alive if self.peers[rank].excludes_me => excluding.push(rank),
                 Standing::Alive if self.has_called(rank) => members.push(rank),
                 Standing::Alive | Standing::Pending(_) => call.waiting_for.push(rank),
             }
+        }
+        if is_leader && call.waiting_for.is_empty() && !excluding.is_empty() {
+            if members.len() == 1 {
+                self.fail(excluded_by(&excluding, self.me));
+            } else {
+                let error = Error::disagreement(format!(
+                    "{} excluded rank {} from the new communicator, but {} did not: all ranks must give one list of ranks to leave out",
+                    RankList::new(&excluding),
+                    self.me,
+                    RankList::new(&members[1..])
+                ));
+                self.fail_all(error);
+            }
+            return;
         }
         if is_leader && call.waiting_for.is_empty() {
             self.decide(call, members, &others, now);
