@@ -11,8 +11,8 @@
 //! | 4 | coordinator | [`ToRank::HelloAck`] | a code over all of this |
 //!
 //! If the job is encrypted, messages 3 and 4 and all later ones are, and the codes also cover the binding of the encryption: a
-//! process in the middle that decrypts them has another binding with each end. Message 1 says whether its sender encrypts, and
-//! is covered, too, so nobody can switch that off unnoticed.
+//! process in the middle that decrypts them has another binding with each end. Message 1 says whether its sender encrypts. The
+//! codes cover it too, so an attacker who changes it is detected.
 //!
 //! The keys of the codes are derived from the job's secret. Both nonces are new for each connection, so recorded messages are of
 //! no use later. The rank proves itself first: a stranger that calls gets no code from which it could try to guess a secret.

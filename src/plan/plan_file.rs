@@ -20,7 +20,8 @@ use std::collections::BTreeSet;
 
 /// Limits what a file can make the parser allocate; far above the size of any cluster.
 const MOST_RANKS: usize = 1 << 20;
-/// The same for levels, each of which has tables with an entry for each rank: levels times ranks. 32 levels for a million ranks.
+/// Largest number of levels times ranks, because each level has tables with an entry for each rank. It allows 32 levels for a
+/// million ranks.
 const MOST_TABLE_ENTRIES: usize = 1 << 25;
 /// Bytes of these tables, at most.
 #[cfg(test)]

@@ -187,7 +187,7 @@ fn an_address_that_cannot_be_listened_on_is_named() {
     assert_eq!(Listener::bind(&[]).expect_err("no address").kind(), ErrorKind::InvalidArgument);
 }
 
-/// Connections from outside the job are made with all that is public about it: who connects to whom, and the settings.
+/// The strangers know everything that is public about the job: which rank connects to which, and the settings.
 #[test]
 fn a_stranger_never_fails_or_takes_a_link() {
     with_timeout(|| {
