@@ -207,6 +207,11 @@ impl<'a> Applicant<'a> {
         self.secret.is_encrypted()
     }
 
+    /// Whether a challenge has been answered.
+    pub(super) fn has_proved(&self) -> bool {
+        self.proved.is_some()
+    }
+
     /// Answers a challenge on the connection with this binding. Returns the bytes to send.
     ///
     /// # Errors

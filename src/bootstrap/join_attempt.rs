@@ -50,8 +50,6 @@ pub(super) struct JoinAttempt<'a> {
     connection: FramedStream,
     /// The coordinator's challenge, until it is answered.
     challenge: Option<Nonce>,
-    /// Whether there was a challenge.
-    is_challenged: bool,
     /// Whether the coordinator has proved that it belongs to the job.
     is_acknowledged: bool,
     until: Instant,
@@ -84,7 +82,6 @@ impl<'a> JoinAttempt<'a> {
             applicant,
             connection,
             challenge: None,
-            is_challenged: false,
             is_acknowledged: false,
             until,
         })
@@ -138,7 +135,7 @@ impl<'a> JoinAttempt<'a> {
             (Some(ToRank::Challenge(nonce)), false) => {
                 // Whatever a process sends that has not proved itself, the rank tries again.
                 let retry = |cause: &str| ConnectError::Retry(cause.to_owned());
-                if std::mem::replace(&mut self.is_challenged, true) {
+                if self.challenge.is_some() || self.applicant.has_proved() {
                     return Err(retry("the process that listens there sent two challenges"));
                 }
                 self.challenge = Some(nonce);
