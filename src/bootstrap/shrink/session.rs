@@ -132,40 +132,39 @@ impl Session {
 
     fn seal_waiting(&mut self) -> Result<()> {
         let Some(peer_nonce) = self.peer_nonce else { return Ok(()) };
-        if self.stream.binding().is_none() {
-            return Ok(());
-        }
-        while let Some(message) = self.waiting.pop_front() {
-            let payload = postcard_bytes(&message)?;
-            let parts = self.authenticated_parts(&peer_nonce, true, self.sent, &payload);
-            let Some(parts) = parts else { break };
+        while let Some(binding) = self.stream.binding()
+            && let Some(message) = self.waiting.front()
+        {
+            let payload = postcard_bytes(message)?;
+            let parts = self.authenticated_parts(&peer_nonce, binding, true, self.sent, &payload);
             let code = self.key.mac("message", &parts.parts());
-            self.sent += 1;
             self.stream.enqueue(encode(&ShrinkFrame::Message { code, payload })?);
+            self.sent += 1;
+            self.waiting.pop_front();
         }
         Ok(())
     }
 
-    /// What the code of a message covers. `outgoing` if this end sends it. `None` until the binding is known.
+    /// What the code of a message covers. `binding` is that of the connection; `outgoing` if this end sends the message.
     fn authenticated_parts<'a>(
         &'a self,
         peer_nonce: &'a [u8; 16],
+        binding: &'a [u8],
         outgoing: bool,
         position: u64,
         payload: &'a [u8],
-    ) -> Option<MessageParts<'a>> {
-        let binding = self.stream.binding()?;
+    ) -> MessageParts<'a> {
         let peer = self.peer.unwrap_or(Rank::MAX);
         let (first, second) =
             if self.is_initiator { (&self.nonce, peer_nonce) } else { (peer_nonce, &self.nonce) };
         let (from, to) = if outgoing { (self.me, peer) } else { (peer, self.me) };
-        Some(MessageParts {
+        MessageParts {
             nonces: [first, second],
             binding,
             by_initiator: [u8::from(self.is_initiator == outgoing)],
             numbers: [(from as u64).to_le_bytes(), (to as u64).to_le_bytes(), position.to_le_bytes()],
             payload,
-        })
+        }
     }
 
     /// Reads once.
@@ -207,8 +206,8 @@ impl Session {
             }
             ShrinkFrame::Message { code, payload } => {
                 let nonce = self.peer_nonce.ok_or("carried no opening")?;
-                let parts = self.authenticated_parts(&nonce, false, self.received, &payload);
-                let parts = parts.ok_or("carried a message before it was encrypted")?;
+                let binding = self.stream.binding().ok_or("carried a message before it was encrypted")?;
+                let parts = self.authenticated_parts(&nonce, binding, false, self.received, &payload);
                 if !self.key.verify("message", &parts.parts(), &code) {
                     return Err("carried a forged message");
                 }
@@ -311,6 +310,12 @@ mod tests {
         }
     }
 
+    /// Receives notices, which may arrive apart from the opening.
+    fn receive_notices(to: &mut Session) -> Vec<ShrinkNotice> {
+        let notices = receive(to).notices;
+        if notices.is_empty() { receive(to).notices } else { notices }
+    }
+
     /// Reads a frame as an attacker on the wire does, with its length.
     fn frame_on(wire: &mut TcpStream) -> Vec<u8> {
         let mut frame = vec![0; 4];
@@ -349,11 +354,7 @@ mod tests {
         one.flush().expect("a connection");
         drop(one);
         let mut stopped = Session::new(far, key("job"), 2, None, 3, false).expect("a session");
-        let mut notices = receive(&mut stopped).notices;
-        if notices.is_empty() {
-            notices = receive(&mut stopped).notices;
-        }
-        assert_eq!(notices, [notice]);
+        assert_eq!(receive_notices(&mut stopped), [notice]);
     }
 
     /// Lets both ends of an encrypted connection complete their handshake.
@@ -399,11 +400,7 @@ mod tests {
         assert!(!one.has_unsent(), "the message waits");
         drop(one);
         let mut stopped = Session::new(far, key("job"), 2, None, 3, true).expect("a session");
-        let mut notices = receive(&mut stopped).notices;
-        if notices.is_empty() {
-            notices = receive(&mut stopped).notices;
-        }
-        assert_eq!(notices, [notice]);
+        assert_eq!(receive_notices(&mut stopped), [notice]);
     }
 
     #[test]
