@@ -42,6 +42,8 @@ pub mod rank;
 pub mod secret;
 #[cfg(test)]
 mod test_effort;
+#[cfg(test)]
+mod test_port;
 mod tls;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;

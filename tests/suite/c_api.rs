@@ -144,7 +144,7 @@ fn streams_may_be_destroyed_full_or_blocked() {
 #[test]
 fn the_gpu_example_runs() {
     on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
-        let port = free_port();
+        let port = free_port().to_string();
         let ranks = ["0", "1"].map(|rank| {
             let mut example = program();
             example.envs([("FLEXRING_RANK", rank), ("FLEXRING_WORLD_SIZE", "2")]);

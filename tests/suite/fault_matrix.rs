@@ -281,7 +281,7 @@ impl Rendezvous {
     fn new(run: &Run, number: usize) -> Self {
         let network = (run.action == FaultAction::LinkDown).then(|| Network::new(number, run.ranks));
         let address = if network.is_some() { Network::address(0) } else { "127.0.0.1".to_owned() };
-        Self { network, address, port: free_port() }
+        Self { network, address, port: free_port().to_string() }
     }
 }
 

@@ -1,24 +1,17 @@
 //! Strangers against whole jobs of processes, and the table of promises in SECURITY.md.
 
-use crate::harness::with_watchdog;
+use crate::harness::{free_port, with_watchdog};
 use flexring::bootstrap::{Identity, RendezvousPoint, choose_address};
 use flexring::config::{Config, Family, SecretText};
 use flexring::{Communicator, ReduceOp};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
-
-/// A port that was free a moment ago, below the ephemeral range.
-fn free_port() -> u16 {
-    let first = 12_000 + (std::process::id() % 80) as u16 * 100;
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    (first..first + 100).find(is_free).expect("a free port")
-}
 
 /// A rank of `perf` as a process of its own, in an environment that contains these variables only.
 fn perf_rank(rank: usize, address: &str, port: u16, variables: &[(&str, &str)]) -> Command {

@@ -125,7 +125,7 @@ fn a_stopped_coordinator_blames_itself_when_it_continues() {
         });
     }
     with_watchdog(Duration::from_secs(60), || {
-        let port = free_port();
+        let port = free_port().to_string();
         let variables = job_at(&port, Path::new("/nonexistent"));
         let test = "a_stopped_coordinator_blames_itself_when_it_continues";
         for transport in ["auto", "tcp"] {
@@ -148,7 +148,7 @@ fn a_job_that_is_stopped_as_a_whole_continues() {
     with_watchdog(Duration::from_secs(60), || {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
-        let port = free_port();
+        let port = free_port().to_string();
         let variables = job_at(&port, &file);
         let ranks = RunningRank::start_world("a_job_that_is_stopped_as_a_whole_continues", 2, &variables);
         ranks.iter().for_each(|rank| rank.signal(Signal::STOP));
@@ -283,7 +283,7 @@ fn a_running_job_can_be_asked_for_its_status() {
     with_watchdog(Duration::from_secs(60), || {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
-        let port = free_port();
+        let port = free_port().to_string();
         let variables = job_at(&port, &file);
         let ranks = RunningRank::start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
         let until = Instant::now() + Duration::from_secs(10);

@@ -9,7 +9,7 @@ use crate::config::{SecretText, Switch};
 use crate::tls::TlsRole;
 use std::io::{Read, Write};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SECRET: &str = "the secret of this job: 0123456789";
 /// Data that ranks exchange, and that others look for.

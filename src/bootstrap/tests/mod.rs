@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::rank::Rank;
+use crate::test_port::free_port;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,18 +38,6 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
-    }
-}
-
-/// A free port below the ephemeral range.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let offset = NEXT.fetch_add(1, Ordering::Relaxed) + (std::process::id() as u16 % 97) * 100;
-        let port = 10_000 + offset % 9_700;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
-        }
     }
 }
 

@@ -5,16 +5,17 @@
 #![allow(dead_code, unused_imports, reason = "the tests of the feature `cust` use a part of it")]
 
 mod element;
+#[path = "../../../src/test_port.rs"]
+mod port;
 mod rank;
 
 pub use element::TestElement;
+pub use port::free_port;
 pub use rank::Rank;
 
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
-use flexring::{Communicator, Result};
-use std::net::TcpListener;
-use std::sync::atomic::{AtomicU16, Ordering};
+use flexring::{Communicator, Error, ReduceOp, Result};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -97,19 +98,6 @@ impl World {
     /// Whether ranks use RDMA.
     pub fn is_verbs(self) -> bool {
         Self::VERBS.contains(&self)
-    }
-}
-
-/// The number of a port on which nothing listens, as text. It is below the ephemeral range, from which the kernel would give
-/// it to another socket, and no other test gets it at the same time.
-pub fn free_port() -> String {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + (std::process::id() % 97) as u16 * 120;
-    loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 120;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port.to_string();
-        }
     }
 }
 

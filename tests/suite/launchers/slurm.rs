@@ -2,9 +2,9 @@
 //!
 //! Owns its daemons and their folder. Must not know what jobs do.
 
+use crate::harness::free_port;
 use crate::programs::program;
 use std::fs::{File, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -65,7 +65,7 @@ impl Slurm {
         let folder = self.folder.path().display();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a host name");
         let host = host.trim().split('.').next().unwrap_or_default();
-        let [controller, node] = free_ports();
+        let (controller, node) = (free_port(), free_port());
         format!(
             "ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -126,10 +126,4 @@ impl Drop for Slurm {
 
 fn read(path: &Path) -> String {
     String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
-}
-
-/// Two ports that no process listens on.
-fn free_ports() -> [u16; 2] {
-    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    listeners.each_ref().map(|listener| listener.local_addr().expect("its number").port())
 }
