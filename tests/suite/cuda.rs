@@ -1,7 +1,9 @@
 //! Vectors on GPUs, beyond what the other tests check on them: the kernels' bits, the order of calls in busy streams, and
 //! failures. Runs only with `WORLDS=gpu`.
 
-use crate::harness::{Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name};
+use crate::harness::{
+    Rank, Setup, World, join, kill_self_soon, only_failed, spawn, spawn_processes, test_name,
+};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::config::{Algorithm, Lowering, Size};
 use flexring::device::cuda::{GpuBuffer, gpu_count, gpu_info};
@@ -363,10 +365,7 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         let mut left = vec![1f32; 100_000];
         vector.read(&mut left).expect("what is there can be read");
     });
-    for (rank, output) in ended.iter().enumerate() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {stderr}");
-    }
+    only_failed(1, world, &ended);
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Whole jobs whose connections are encrypted: right sums, named failures, and strangers at every port.
 
-use crate::harness::{Setup, World, kill_self_soon, spawn, spawn_processes_with, test_name, with_watchdog};
+use crate::harness::{
+    Setup, World, kill_self_soon, only_failed, reduce_until_failure, spawn, spawn_processes_with, test_name,
+    with_watchdog,
+};
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Switch, TransportChoice};
 use flexring::{Communicator, ErrorKind, ReduceOp};
@@ -67,18 +70,11 @@ fn processes_that_encrypt_sum_exactly_and_name_a_killed_rank() {
         if comm.rank() == 1 {
             kill_self_soon();
         }
-        let error = loop {
-            if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
-                break error;
-            }
-        };
+        let error = reduce_until_failure(&comm);
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().contains("rank 1 (pid"), "{error}");
     });
-    for (rank, output) in outputs.iter().enumerate() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "rank {rank}: {stderr}");
-    }
+    only_failed(1, World::Tcp, &outputs);
 }
 
 /// The ports at which this process listens for IPv4 connections.

@@ -2,7 +2,8 @@
 //! be dropped.
 
 use crate::harness::{
-    Rank, Setup, World, join, kill_self_soon, spawn, spawn_processes, test_name, with_watchdog,
+    Rank, Setup, World, join, kill_self_soon, only_failed, reduce_until_failure, spawn, spawn_processes,
+    test_name, with_watchdog,
 };
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Lowering, Size};
@@ -220,18 +221,11 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
         if comm.rank() == 1 {
             kill_self_soon();
         }
-        let error = loop {
-            if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
-                break error;
-            }
-        };
+        let error = reduce_until_failure(&comm);
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().contains("rank 1 (pid"), "{error}");
     });
-    for (rank, output) in outputs.iter().enumerate() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "{world:?}: rank {rank}: {stderr}");
-    }
+    only_failed(1, world, &outputs);
 }
 
 #[test]

@@ -199,11 +199,7 @@ fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
             if comm.rank() == 2 {
                 crate::harness::kill_self_soon();
             }
-            let error = loop {
-                if let Err(error) = comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum) {
-                    break error;
-                }
-            };
+            let error = crate::harness::reduce_until_failure(&comm);
             assert!(error.message().starts_with("rank 2 (pid "), "{error}");
         });
     }

@@ -302,6 +302,23 @@ pub fn start_processes(name: &str, ranks: usize, variables: &[(&str, &str)]) -> 
     (0..ranks).map(start).collect()
 }
 
+/// Makes calls until one fails. Returns its error.
+pub fn reduce_until_failure(comm: &Communicator) -> Error {
+    loop {
+        if let Err(error) = comm.all_reduce(&mut vec![1f32; 100_000], ReduceOp::Sum) {
+            return error;
+        }
+    }
+}
+
+/// Checks that the processes of all ranks but this one succeeded. `world` is for the message.
+pub fn only_failed(rank: usize, world: World, outputs: &[std::process::Output]) {
+    for (each, output) in outputs.iter().enumerate() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), each != rank, "{world:?}: rank {each}: {stderr}");
+    }
+}
+
 /// Kills this process 300 ms later, without notice to any code that runs then.
 pub fn kill_self_soon() {
     std::thread::spawn(|| {
