@@ -346,7 +346,8 @@ fn all_runs() -> Vec<Run> {
                 let worlds = if *links == Links::Leader { LEADER_RANKS..=LEADER_RANKS } else { 2..=5 };
                 for ranks in worlds {
                     let turn = runs.len();
-                    let nth = if is_repeated(point) { 1 + turn / 5 % 3 } else { 1 };
+                    // A point that ranks reach only once in some runs is reached with three ranks.
+                    let nth = if is_repeated(point) { 1 + ranks % 3 } else { 1 };
                     let victim = victim_at(point, ranks, turn);
                     runs.push(Run { point, nth, action, links: *links, ranks, victim });
                 }
