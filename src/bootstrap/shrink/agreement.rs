@@ -228,6 +228,11 @@ impl Agreement {
         }
     }
 
+    /// The decision must be made again, with the next tick.
+    pub(super) fn decide_later(&mut self) {
+        self.is_deciding = false;
+    }
+
     /// A connection to the rank is made. It has not sent anything yet.
     pub(super) fn on_connected(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank];

@@ -18,7 +18,7 @@
 //! # No two new worlds without a common rank
 //! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. While
 //!   the network works, the notice waits in the kernel of that rank's host, even if the process is stopped, and ends its
-//!   shrink when it continues.
+//!   shrink when it continues. The leader decides only when the notice is sent, if need be on a connection of its own (`notices`).
 //!   Then the leader reads its own connections once more. Of two leaders that do this, at least one finds the other's
 //!   notice or request.
 //! - If ranks are unreachable, a leader decides only if more ranks have come than do not answer. If the numbers are equal,
@@ -43,6 +43,8 @@
 mod agreement;
 mod listener;
 mod message;
+mod notices;
+mod request;
 mod service;
 mod session;
 mod thread;
@@ -54,5 +56,6 @@ mod tests;
 
 pub use listener::ShrinkListener;
 pub use message::{CallsMade, excluded_by};
+pub use request::AgreedWorld;
 pub use service::ShrinkService;
-pub use thread::{AgreedWorld, ShrinkServiceParams};
+pub use thread::ShrinkServiceParams;

@@ -3,7 +3,8 @@
 //! Owns the thread's lifetime, and the order of agreeing and joining. Must not know how ranks agree.
 
 use super::message::CallsMade;
-use super::thread::{AgreedWorld, ServiceRequest, ServiceShared, ServiceThread, ShrinkServiceParams};
+use super::request::{AgreedWorld, ServiceRequest, ServiceShared};
+use super::thread::{ServiceThread, ShrinkServiceParams};
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::{self, InterruptWatch};
 use crate::process::{self, CreatorProcess};

@@ -5,7 +5,8 @@
 //! no position: it is sent to a rank that sends nothing, and it stays true. Must not know what the messages mean.
 //!
 //! If the job is encrypted, encryption begins when the end that connected has the other one's opening. Messages wait for it, and
-//! their codes cover its binding. A notice does not wait: a rank that sends nothing gets it in plain text.
+//! their codes cover its binding. A notice does not wait: a rank that sends nothing gets it in plain text. While encryption begins, it
+//! needs another connection.
 
 use super::message::{ShrinkMessage, ShrinkNotice};
 use crate::bootstrap::framed_stream::FramedStream;
@@ -112,6 +113,8 @@ impl Session {
         self.authenticated
     }
 
+    /// Whether queued frames are not completely sent. Messages that wait for the other end do not count: if it never opens, it needs
+    /// none of them, because they say no more than the end of the connection.
     pub(super) fn has_unsent(&self) -> bool {
         self.stream.has_unsent()
     }
@@ -120,6 +123,12 @@ impl Session {
     pub(super) fn send(&mut self, message: ShrinkMessage) -> Result<()> {
         self.waiting.push_back(message);
         self.seal_waiting()
+    }
+
+    /// Whether a notice can be sent now, as the other end expects it: not while encryption begins, which needs the other end.
+    pub(super) fn can_notify(&self) -> bool {
+        let is_plain = self.is_initiator && self.peer_nonce.is_none();
+        is_plain || self.stream.binding().is_some()
     }
 
     /// Queues a notice, which does not wait for anything from the other end.

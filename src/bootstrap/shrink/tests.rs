@@ -1,7 +1,6 @@
 //! Agreements on a simulated network: random delays, deaths, stops and broken links.
 
 mod exclusions;
-
 use super::agreement::{Agreement, AgreementAction};
 use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
 use crate::error::{Error, ErrorKind};

@@ -5,7 +5,9 @@
 
 use super::agreement::{Agreement, AgreementAction};
 use super::listener::ShrinkListener;
-use super::message::{CallsMade, NewWorld};
+use super::message::NewWorld;
+use super::notices::Notices;
+use super::request::{AgreedWorld, ServiceRequest, ServiceShared};
 use super::session::Session;
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::unique_id::UniqueId;
@@ -16,12 +18,11 @@ use crate::fault::Fault;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::tcp::start_connecting;
-use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long an accepted connection may take to authenticate.
@@ -51,56 +52,6 @@ pub struct ShrinkServiceParams {
     pub config: Config,
 }
 
-/// A world that the ranks have agreed on, and that its members must now join.
-#[derive(Debug)]
-pub struct AgreedWorld {
-    /// The members by their old ranks, ascending. The new ranks are the positions.
-    pub members: Vec<Rank>,
-    /// Identifies the new world.
-    pub id: UniqueId,
-    /// Raised if the world cannot come about, until [`ShrinkService::shrink`](super::ShrinkService::shrink) returns.
-    pub fault: Arc<Fault>,
-}
-
-/// What the handle and the thread share.
-#[derive(Debug)]
-pub(super) struct ServiceShared {
-    pub(super) wake: WakeFd,
-    pub(super) state: Mutex<ServiceState>,
-    pub(super) changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct ServiceState {
-    pub(super) requests: Vec<ServiceRequest>,
-    /// The number of a call, and what came of it.
-    pub(super) outcome: Option<(u64, Result<AgreedWorld>)>,
-    pub(super) leaving: bool,
-}
-
-impl ServiceState {
-    /// Whether the call with this number has an outcome.
-    pub(super) fn has_outcome(&self, number: u64) -> bool {
-        self.outcome.as_ref().is_some_and(|(of, _)| *of == number)
-    }
-}
-
-/// What the program's thread asks of the service's thread. Calls are numbered, so that the outcome of one that was given
-/// up is not taken for that of the next.
-#[derive(Debug)]
-pub(super) enum ServiceRequest {
-    Call { number: u64, exclude: Vec<Rank>, calls: CallsMade, deadline: Instant },
-    CallAgain { number: u64 },
-    Joined,
-    GaveUp,
-}
-
-impl ServiceShared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, ServiceState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A connection, authenticated or not.
 #[derive(Debug)]
 struct ServedSession {
@@ -118,6 +69,8 @@ pub(super) struct ServiceThread {
     sessions: Vec<ServedSession>,
     /// Connections that the kernel is making.
     connecting: Vec<(Rank, TcpStream)>,
+    /// Notices that travel on connections of their own.
+    notices: Notices,
     max_unauthenticated: usize,
     accept_resumes: Option<Instant>,
     /// The coordinator of the new world that this rank leads, until the world is joined. Dropping it cancels an incomplete
@@ -135,6 +88,8 @@ struct ReadyIo {
     accept: bool,
     connecting: Vec<usize>,
     sessions: Vec<usize>,
+    /// By position, whether the connections of notices are ready.
+    notices: Vec<bool>,
 }
 
 impl ServiceThread {
@@ -149,6 +104,7 @@ impl ServiceThread {
             ),
             sessions: Vec::new(),
             connecting: Vec::new(),
+            notices: Notices::default(),
             max_unauthenticated: descriptor_limit::unauthenticated(UNAUTHENTICATED + params.endpoints.len()),
             accept_resumes: None,
             coordinator: None,
@@ -174,6 +130,7 @@ impl ServiceThread {
             // Connections are added after the ones that are ready by their index.
             self.receive(&ready.sessions, now);
             self.finish_connecting(&ready.connecting, now);
+            self.advance_notices(&ready.notices, now);
             if ready.accept {
                 self.accept(now);
             }
@@ -201,11 +158,13 @@ impl ServiceThread {
         fds.extend(
             self.sessions.iter().map(|served| PollFd::new(&served.session, served.session.poll_flags())),
         );
+        fds.extend(self.notices.poll_fds());
         let unauthenticated = self.sessions.iter().filter(|served| served.session.peer().is_none());
         let until = unauthenticated
             .map(|served| served.opened + OPENING_TIMEOUT)
             .chain(self.agreement.deadline(now))
             .chain(self.accept_resumes)
+            .chain(self.notices.deadline())
             .min();
         let timeout = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         // An interrupted wait ends early, and the next one makes up for it.
@@ -217,11 +176,13 @@ impl ServiceThread {
             fds.iter().enumerate().filter(|(_, fd)| is_ready(fd)).map(|(index, _)| index).collect()
         };
         let (listeners, others) = fds[1..].split_at(listening.len());
-        let (connecting, sessions) = others.split_at(self.connecting.len());
+        let (connecting, others) = others.split_at(self.connecting.len());
+        let (sessions, notices) = others.split_at(self.sessions.len());
         ReadyIo {
             accept: listeners.iter().any(is_ready),
             connecting: indices(connecting),
             sessions: indices(sessions),
+            notices: notices.iter().map(is_ready).collect(),
         }
     }
 
@@ -288,12 +249,17 @@ impl ServiceThread {
                 }
             }
             AgreementAction::Notify(rank, notice) => {
-                if let Some(session) = self.session_of(rank)
-                    && let Err(error) = session.send_notice(&notice)
-                {
-                    log::error!("cannot send rank {rank} the notice of a shrink: {error}");
+                match self.session_of(rank).filter(|session| session.can_notify()) {
+                    Some(session) => {
+                        if let Err(error) = session.send_notice(&notice) {
+                            log::error!("cannot send rank {rank} the notice of a shrink: {error}");
+                        }
+                    }
+                    None => self.notices.send(rank, self.params.endpoints[rank], notice, now),
                 }
             }
+            // A rank that is stopped must find its notice when it continues.
+            AgreementAction::Decide(_) if !self.notices.is_empty() => self.agreement.decide_later(),
             AgreementAction::Decide(members) => {
                 let created = Coordinator::create(&self.params.config)
                     .and_then(|(coordinator, id)| Ok((coordinator, id.hide(&self.params.key)?)));
@@ -399,6 +365,13 @@ impl ServiceThread {
                 }
             }
         }
+    }
+
+    fn advance_notices(&mut self, ready: &[bool], now: Instant) {
+        let ShrinkServiceParams { key, me, endpoints, config, .. } = &self.params;
+        self.notices.advance(ready, now, |stream, rank| {
+            Session::new(stream, key.clone(), *me, Some(rank), endpoints.len(), config.tls.0)
+        });
     }
 
     fn accept(&mut self, now: Instant) {
