@@ -56,7 +56,12 @@ pub(super) fn call_name(call: &Call) -> String {
 }
 
 /// Says that `leaver` has left without a call that `rank` is in.
-pub(crate) fn departed_before_call(leaver: &str, finished: u64, rank: Rank, call: &Call) -> String {
+pub(crate) fn departed_before_call(
+    leaver: &str,
+    finished: u64,
+    rank: Rank,
+    call: &dyn fmt::Display,
+) -> String {
     let after = match finished {
         0 => "before its first call".to_owned(),
         _ => format!("after call #{finished}"),

@@ -14,6 +14,7 @@ use super::registration_gate::{LaunchPermit, permit};
 use super::request::WaitCheck;
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
+use crate::call::Collective;
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
@@ -59,7 +60,7 @@ impl Communicator {
         if checked.scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
         }
-        let small = runner.is_small(&checked);
+        let (small, collective) = (runner.is_small(&checked), checked.collective);
         // Held until the launch, because kernels must be launched in the order of their calls.
         let submissions = self.lock_submissions();
         let prepared = runner.gpu_state.prepare_launch(&checked, small, stream, other);
@@ -77,7 +78,7 @@ impl Communicator {
         };
         let (permit, running) = permit();
         let outcome = self.send(&submissions, run, Some((resident, running)))?;
-        runner.launch(launch, permit).map_err(|error| runner.fail(error))?;
+        runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
         Ok(outcome)
     }
 }
@@ -104,14 +105,19 @@ impl WaitCheck for CallRunner {
 
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
-    fn launch(&self, mut prepared: PreparedLaunch, permit: LaunchPermit) -> Result<()> {
+    fn launch(
+        &self,
+        mut prepared: PreparedLaunch,
+        collective: Collective,
+        permit: LaunchPermit,
+    ) -> Result<()> {
         let Some(member) = &self.launch_member else {
             permit.begin();
             prepared.launch()?;
             return prepared.record();
         };
         let ready = ReadyLaunch { permit, launch: Box::new(prepared) };
-        member.launch(ready, &self.fault, self.timeout)
+        member.launch(ready, collective, &self.fault, self.timeout)
     }
 
     /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.

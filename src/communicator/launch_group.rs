@@ -7,6 +7,8 @@
 //! Owns who launches and when. Must not know what a launch is.
 
 use super::registration_gate::{GATE, LaunchPermit};
+use crate::bootstrap::departed_before_call;
+use crate::call::Collective;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::rank::{Rank, RankList};
@@ -52,6 +54,8 @@ struct MemberState {
     /// The launch that waits for other members, with the number of its call.
     waiting: Option<(u64, ReadyLaunch)>,
     outcome: Option<Result<()>>,
+    /// Whether the member makes no more calls.
+    has_left: bool,
 }
 
 /// Groups of communicators whose ranks joined separately, by the communicator's random number.
@@ -86,6 +90,24 @@ impl LaunchGroup {
     fn missing(&self, state: &GroupState, calls: u64) -> Vec<Rank> {
         let members = self.ranks.iter().zip(&state.members);
         members.filter(|(_, member)| member.calls < calls).map(|(rank, _)| *rank).collect()
+    }
+
+    /// The error of `rank`, which waits in its call number `calls`, if another rank has left without that call.
+    fn check_departures(
+        &self,
+        state: &GroupState,
+        rank: Rank,
+        calls: u64,
+        collective: Collective,
+    ) -> Result<()> {
+        let members = self.ranks.iter().zip(&state.members);
+        let departed = members.filter(|(_, member)| member.has_left && member.calls < calls);
+        let Some((leaver, left)) = departed.min_by_key(|(_, member)| member.calls) else {
+            return Ok(());
+        };
+        let call = format!("{} #{calls}", collective.name());
+        let message = departed_before_call(&format!("rank {leaver}"), left.calls, rank, &call);
+        Err(Error::peer_lost(message).with_suspect(*leaver))
     }
 }
 
@@ -144,8 +166,15 @@ impl LaunchMember {
     /// Waits until all other members have made as many calls, and returns when this member's kernel is in its stream.
     ///
     /// # Errors
-    /// That of the launch; the fault, if it is raised meanwhile; `Timeout`, naming the ranks that did not make the call.
-    pub(super) fn launch(&self, ready: ReadyLaunch, fault: &Fault, timeout: Duration) -> Result<()> {
+    /// That of the launch; the fault, if it is raised meanwhile; `PeerLost` if a member has left without the call, of this
+    /// collective; `Timeout`, naming the ranks that did not make the call.
+    pub(super) fn launch(
+        &self,
+        ready: ReadyLaunch,
+        collective: Collective,
+        fault: &Fault,
+        timeout: Duration,
+    ) -> Result<()> {
         let Self { group, index } = self;
         let deadline = Instant::now() + timeout;
         let mut state = group.lock();
@@ -158,8 +187,9 @@ impl LaunchMember {
             if let Some(outcome) = state.members[*index].outcome.take() {
                 return outcome;
             }
+            let calls = state.members[*index].calls;
             let late = || {
-                let missing = group.missing(&state, state.members[*index].calls);
+                let missing = group.missing(&state, calls);
                 let message = format!(
                     "{} did not make the same call within {timeout:?}: ranks of one process launch their kernels \
                      together, so each must call from a thread of its own",
@@ -168,7 +198,8 @@ impl LaunchMember {
                 let error = Error::timeout(message);
                 missing.first().map_or(error.clone(), |rank| error.with_suspect(*rank))
             };
-            let ended = fault.get().or(state.ended.as_ref()).cloned();
+            let departed = || group.check_departures(&state, group.ranks[*index], calls, collective).err();
+            let ended = fault.get().or(state.ended.as_ref()).cloned().or_else(departed);
             if let Some(error) = ended.or_else(|| (Instant::now() >= deadline).then(late)) {
                 state.members[*index].waiting = None;
                 state.ended.get_or_insert_with(|| error.clone());
@@ -181,10 +212,18 @@ impl LaunchMember {
     }
 }
 
+impl Drop for LaunchMember {
+    fn drop(&mut self) {
+        self.group.lock().members[self.index].has_left = true;
+        self.group.changed.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::registration_gate::permit;
     use super::*;
+    use crate::error::ErrorKind;
 
     struct FakeLaunch<F>(F);
 
@@ -220,7 +259,9 @@ mod tests {
                     steps.lock().expect("no panic").push(step.to_owned());
                     Ok(())
                 };
-                callers.push(scope.spawn(move || member.launch(ready(note), fault, Duration::from_secs(20))));
+                callers.push(scope.spawn(move || {
+                    member.launch(ready(note), Collective::AllReduce, fault, Duration::from_secs(20))
+                }));
             }
             wait_for_calls(&members, 2);
             assert!(steps.lock().expect("no panic").is_empty());
@@ -243,7 +284,9 @@ mod tests {
     fn a_missing_rank_is_named_and_the_others_stop_waiting() {
         let fault = Fault::new().expect("a descriptor");
         let members = members(3);
-        let launch = |member: &LaunchMember, limit| member.launch(ready(|_| Ok(())), &fault, limit);
+        let launch = |member: &LaunchMember, limit| {
+            member.launch(ready(|_| Ok(())), Collective::AllReduce, &fault, limit)
+        };
         std::thread::scope(|scope| {
             let patient = scope.spawn(|| launch(&members[0], Duration::from_secs(20)));
             wait_for_calls(&members, 1);
@@ -257,13 +300,43 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_leaves_without_a_call_fails_those_that_wait_in_it() {
+        let fault = Fault::new().expect("a descriptor");
+        let mut members = members(3);
+        members.iter().for_each(LaunchMember::pass);
+        let leaver = members.remove(1);
+        let launch = |member: &LaunchMember| {
+            member.launch(ready(|_| Ok(())), Collective::AllReduce, &fault, Duration::from_secs(20))
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| launch(&members[0]));
+            wait_for_calls(&members, 4);
+            drop(leaver);
+            // The other one waits already, or calls later.
+            for error in [first.join().expect("no panic"), launch(&members[1])] {
+                let error = error.expect_err("rank 1 has left");
+                assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+                let expected = "rank 1 left after call #1, and rank 0 is in all_reduce #2";
+                assert!(error.message().starts_with(expected), "{error}");
+            }
+        });
+    }
+
+    #[test]
     fn a_rank_gets_the_error_of_its_own_launch() {
         let fault = Fault::new().expect("a descriptor");
         let members = members(2);
         members[1].pass();
-        let failed = members[0].launch(ready(|_| Err(Error::system("no room"))), &fault, Duration::ZERO);
+        let failed = members[0].launch(
+            ready(|_| Err(Error::system("no room"))),
+            Collective::AllReduce,
+            &fault,
+            Duration::ZERO,
+        );
         assert_eq!(failed.expect_err("it failed").message(), "no room");
         members[1].pass();
-        members[0].launch(ready(|_| Ok(())), &fault, Duration::ZERO).expect("the next one is launched");
+        members[0]
+            .launch(ready(|_| Ok(())), Collective::AllReduce, &fault, Duration::ZERO)
+            .expect("the next one is launched");
     }
 }
