@@ -1,10 +1,11 @@
 //! Collective calls, as ranks describe them to each other before they use each other's data.
 //!
-//! Owns [`Call`] and its packed form, and the comparison of two ranks' calls. Must not know how calls are
-//! sent.
+//! Owns [`Call`] and its packed form, the comparison of two ranks' calls, and the lengths of the blocks that a
+//! rank exchanges. Must not know how calls are sent.
 
 use crate::dtype::{DType, ReduceOp};
 use std::fmt;
+use std::sync::Arc;
 
 /// The collective operation of a call. The numbers are packed into [`CallWords`].
 #[derive(
@@ -32,12 +33,29 @@ pub enum Collective {
     Broadcast = 4,
     /// The root ends with the reduction of all ranks' vectors.
     Reduce = 5,
+    /// The root ends with the concatenation of all ranks' vectors, in rank order.
+    Gather = 6,
+    /// The root's vector is split into equal parts, and rank r ends with part r.
+    Scatter = 7,
+    /// Every rank ends with one block of every rank's vector, in rank order.
+    AllToAll = 8,
+    /// No data: every rank returns after all ranks have made the call.
+    Barrier = 9,
 }
 
 impl Collective {
     /// All collectives, in the order of their numbers.
-    pub const ALL: [Self; 5] =
-        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast, Self::Reduce];
+    pub const ALL: [Self; 9] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Barrier,
+    ];
 
     /// The name as in MPI and NCCL, in snake case.
     #[must_use]
@@ -48,13 +66,25 @@ impl Collective {
     /// Whether elements are reduced, so that the reduction operation matters.
     #[must_use]
     pub fn reduces(self) -> bool {
-        !matches!(self, Self::AllGather | Self::Broadcast)
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Whether the whole vector consists of one equal part per rank.
+    #[must_use]
+    pub fn has_parts(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether data goes straight from each rank that has it to each rank that gets it, whatever the schedule.
+    #[must_use]
+    pub fn is_straight(self) -> bool {
+        matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
     /// Whether one rank is the root.
     #[must_use]
     pub fn has_root(self) -> bool {
-        matches!(self, Self::Broadcast | Self::Reduce)
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
     fn from_code(code: u8) -> Option<Self> {
@@ -73,9 +103,10 @@ pub struct Call {
     pub dtype: DType,
     /// The reduction operation, numbered as by [`ReduceOp::code`].
     pub op: u8,
-    /// The root of a broadcast or reduce; else 0.
+    /// The root of a broadcast, reduce, gather or scatter; else 0.
     pub root: u32,
-    /// Number of elements of the whole vector that the ranks reduce or gather.
+    /// Number of elements of the whole vector. In an all-to-all, which has none that is equal on all ranks: those
+    /// that this rank sends to the rank that the call is announced to, or in reports, to all ranks.
     pub count: u64,
     /// Digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
@@ -130,6 +161,15 @@ impl Call {
     /// Describes how `theirs`, the call of rank `them`, differs from this call of rank `me`.
     #[must_use]
     pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
+        if self.collective == Collective::AllToAll && self.agrees_with(&Self { count: self.count, ..*theirs })
+        {
+            let Self { sequence, dtype, count, .. } = self;
+            return format!(
+                "all_to_all #{sequence}: rank {them} sends {} x {} to rank {me}, which expects {count}",
+                theirs.count,
+                dtype.name()
+            );
+        }
         if (Self { program: 0, factor: 0.0, ..*self }) == (Self { program: 0, factor: 0.0, ..*theirs }) {
             return format!(
                 "ranks {me} and {them} run different programs for {self}: do they see the same topology, \
@@ -143,16 +183,48 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, count, dtype) = (self.collective.name(), self.count, self.dtype.name());
+        if self.collective == Collective::Barrier {
+            return write!(f, "{name} #{}", self.sequence);
+        }
         write!(f, "{name} #{} ({count} x {dtype}", self.sequence)?;
         if self.collective.reduces() {
             write!(f, ", {}", ReduceOp::name_of(self.op))?;
         }
         match self.collective {
-            Collective::Broadcast => write!(f, ", from rank {}", self.root)?,
-            Collective::Reduce => write!(f, ", to rank {}", self.root)?,
+            Collective::Broadcast | Collective::Scatter => write!(f, ", from rank {}", self.root)?,
+            Collective::Reduce | Collective::Gather => write!(f, ", to rank {}", self.root)?,
             _ => {}
         }
         f.write_str(if self.on_gpu { ", on a GPU)" } else { ")" })
+    }
+}
+
+/// The lengths of the blocks of an all-to-all, as one rank knows them, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockCounts {
+    /// All blocks of all ranks have this length.
+    Equal(u64),
+    /// By rank: the length of the block that goes to it, and of the block that comes from it.
+    Listed(Arc<[(u64, u64)]>),
+}
+
+impl BlockCounts {
+    /// The length of the block that goes to `rank`.
+    #[must_use]
+    pub fn sent_to(&self, rank: usize) -> u64 {
+        match self {
+            Self::Equal(count) => *count,
+            Self::Listed(counts) => counts[rank].0,
+        }
+    }
+
+    /// The length of the block that comes from `rank`.
+    #[must_use]
+    pub fn received_from(&self, rank: usize) -> u64 {
+        match self {
+            Self::Equal(count) => *count,
+            Self::Listed(counts) => counts[rank].1,
+        }
     }
 }
 
@@ -195,5 +267,15 @@ mod tests {
             "rank 0 called all_reduce #7 (1099511627776 x bfloat16, avg) and rank 2 called all_reduce #7 (3 x bfloat16, avg)"
         );
         assert!(call().difference(0, &Call { program: 1, ..call() }, 2).contains("different programs"));
+        let exchange = Call { collective: Collective::AllToAll, count: 5, ..call() };
+        assert_eq!(
+            exchange.difference(0, &Call { count: 7, ..exchange }, 2),
+            "all_to_all #7: rank 2 sends 7 x bfloat16 to rank 0, which expects 5"
+        );
+    }
+
+    #[test]
+    fn a_barrier_is_described_without_a_vector() {
+        assert_eq!(Call { collective: Collective::Barrier, ..call() }.to_string(), "barrier #7");
     }
 }

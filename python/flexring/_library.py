@@ -77,6 +77,20 @@ _SIGNATURES = {
     "flexring_all_reduce_async": [
         c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, POINTER(c_void_p),
     ],
+    "flexring_gather": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "flexring_scatter": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "flexring_all_to_all": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p],
+    "flexring_all_to_all_v": [
+        c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int, c_void_p, c_void_p,
+    ],
+    "flexring_barrier": [c_void_p],
+    "flexring_gather_async": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, POINTER(c_void_p)],
+    "flexring_scatter_async": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, POINTER(c_void_p)],
+    "flexring_all_to_all_async": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, POINTER(c_void_p)],
+    "flexring_all_to_all_v_async": [
+        c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int, c_void_p, POINTER(c_void_p),
+    ],
+    "flexring_barrier_async": [c_void_p, POINTER(c_void_p)],
     "flexring_wait": [c_void_p],
     "flexring_test": [c_void_p, POINTER(c_int)],
     "flexring_set_interrupt_check": [_interrupt.CheckFunction],

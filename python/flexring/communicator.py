@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import operator
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -262,6 +263,95 @@ class Communicator:
         )
         return vector
 
+    def gather(self, vector: object, out: V | None = None, root: int = 0, stream: object = None) -> V | None:
+        """Concatenates the vectors of all ranks in ``out`` of rank ``root``, in the order of ranks. Other ranks need no
+        ``out``. Returns ``out``."""
+        call = self._gather(vector, out, root)
+        call(library.flexring_gather, stream)
+        return out
+
+    def gather_async(self, vector: object, out: V | None = None, root: int = 0) -> Request[V | None]:
+        """Starts :meth:`gather` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        return self._gather(vector, out, root).start(library.flexring_gather_async, out)
+
+    def _gather(self, vector, out, root):
+        part = vector_of(vector)
+        at_root = self._check_root(root) == self._rank
+        whole = whole_and_part(out, vector, self._rank, self._size)[0] if at_root else None
+        return self._exchange(part, whole, part.count, root)
+
+    def scatter(self, vector: object, out: V, root: int = 0, stream: object = None) -> V:
+        """Splits the vector of rank ``root`` into one part per rank; rank r gets the r-th part in ``out``. The vectors of
+        other ranks are ignored and may be None. Returns ``out``."""
+        self._scatter(vector, out, root)(library.flexring_scatter, stream)
+        return out
+
+    def scatter_async(self, vector: object, out: V, root: int = 0) -> Request[V]:
+        """Starts :meth:`scatter` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        return self._scatter(vector, out, root).start(library.flexring_scatter_async, out)
+
+    def _scatter(self, vector, out, root):
+        part = vector_of(out)
+        at_root = self._check_root(root) == self._rank
+        whole = whole_and_part(vector, out, self._rank, self._size)[0] if at_root else None
+        return self._exchange(whole, part, part.count, root)
+
+    def all_to_all(
+        self,
+        vector: object,
+        out: V,
+        send_counts: Iterable[int] | None = None,
+        receive_counts: Iterable[int] | None = None,
+        stream: object = None,
+    ) -> V:
+        """Sends a block of ``vector`` to each rank, and receives one from each in ``out``. The blocks follow each other in
+        the order of ranks. Without counts they are equal; otherwise ``send_counts[r]`` elements go to rank r, and
+        ``receive_counts[r]`` come from it. Returns ``out``."""
+        call, name = self._all_to_all(vector, out, send_counts, receive_counts)
+        call(getattr(library, name), stream)
+        return out
+
+    def all_to_all_async(
+        self,
+        vector: object,
+        out: V,
+        send_counts: Iterable[int] | None = None,
+        receive_counts: Iterable[int] | None = None,
+    ) -> Request[V]:
+        """Starts :meth:`all_to_all` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        call, name = self._all_to_all(vector, out, send_counts, receive_counts)
+        return call.start(getattr(library, name + "_async"), out)
+
+    def _all_to_all(self, vector, out, send_counts, receive_counts):
+        send, receive = vector_of(vector), vector_of(out)
+        if send_counts is None and receive_counts is None:
+            count, rest = divmod(send.count, self._size)
+            if rest or send.count != receive.count:
+                raise ValueError(
+                    f"{send.count} elements to send and {receive.count} to receive are not {self._size} equal blocks each"
+                )
+            return self._exchange(send, receive, count), "flexring_all_to_all"
+        counts = ()
+        for side, given in ((send, send_counts), (receive, receive_counts)):
+            given = [side.count // self._size] * self._size if given is None else list(map(operator.index, given))
+            if len(given) != self._size or min(given) < 0 or sum(given) != side.count:
+                raise ValueError(f"{given} are not the lengths of {self._size} blocks of {side.count} elements in all")
+            counts += ((ctypes.c_size_t * self._size)(*given),)
+        return self._exchange(send, receive, counts), "flexring_all_to_all_v"
+
+    def _exchange(self, send, receive, counts, *root):
+        return _Exchange(self._open_handle(), send, receive, counts, *root)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        check(library.flexring_barrier(self._open_handle().pointer))
+
+    def barrier_async(self) -> Request[None]:
+        """Starts :meth:`barrier` and returns a :class:`Request`."""
+        handle, pointer = self._open_handle(), ctypes.c_void_p()
+        check(library.flexring_barrier_async(handle.pointer, ctypes.byref(pointer)))
+        return Request(pointer.value, None, (handle,))
+
     def alloc(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         """Allocates an array of zeros in memory that the other ranks of this node read directly, so that calls on it copy
         nothing. Returns a numpy array, or a ctypes array if numpy is not installed. ``flexring.torch.alloc`` allocates
@@ -351,8 +441,40 @@ class Communicator:
         return handle
 
 
+class _Exchange:
+    """The arguments of a call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use
+    it."""
+
+    def __init__(self, handle, send, receive, counts, *root):
+        used = [vector for vector in (send, receive) if vector is not None]
+        if len({vector.dtype for vector in used}) > 1:
+            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
+        if receive is not None:
+            writable(receive)
+        self._handle, self._used = handle, used
+        places = [None if vector is None else vector.address for vector in (send, receive)]
+        code = used[0].code
+        if isinstance(counts, tuple):
+            self._arguments = (places[0], counts[0], places[1], counts[1], code)
+        else:
+            self._arguments = (*places, counts, code, *root)
+
+    def __call__(self, function, stream):
+        check(function(*self._arguments, self._handle.pointer, stream_for(stream, *self._used)))
+
+    def start(self, function, result):
+        if stream_for(None, *self._used):
+            raise ValueError(
+                "requests on a GPU take effect in the default stream only: use the call that is not asynchronous, which takes "
+                "any stream and does not wait"
+            )
+        pointer = ctypes.c_void_p()
+        check(function(*self._arguments, self._handle.pointer, ctypes.byref(pointer)))
+        return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
+
+
 class Request(Generic[V]):
-    """An asynchronous all-reduce. It keeps its vectors alive; deleting it waits until the call is over."""
+    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over."""
 
     def __init__(self, pointer: int | None, result: V, owners: Any) -> None:
         self._pointer = pointer

@@ -70,6 +70,44 @@ class OtherCollectives(WorldTest):
         others = [1, 2]
         self.assertEqual(self.world(3, body), [([1, 2], [3, 16]), ([111, 6], others), ([100, 2], others)])
 
+    def test_gather_and_scatter_move_parts_to_and_from_the_root(self):
+        def body(comm):
+            out = numbers(*[-1] * 6) if comm.rank == 1 else None
+            self.assertIs(comm.gather(numbers(comm.rank, 7), out, root=1), out)
+            part = numbers(0, 0)
+            self.assertIs(comm.scatter(numbers(*range(6)) if comm.rank == 2 else None, part, root=2), part)
+            again = numbers(0, 0)
+            request = comm.scatter_async(numbers(*range(6)) if comm.rank == 2 else None, again, root=2)
+            self.assertIs(request.wait(), again)
+            self.assertEqual(again, part)
+            return out and list(out), list(part)
+
+        gathered = [0, 7, 1, 7, 2, 7]
+        self.assertEqual(self.world(3, body), [(None, [0, 1]), (gathered, [2, 3]), (None, [4, 5])])
+
+    def test_all_to_all_moves_a_block_from_every_rank_to_every_rank(self):
+        def body(comm):
+            rank = comm.rank
+            even = numbers(*[0] * 3)
+            comm.all_to_all(numbers(*[10 * rank + to for to in range(3)]), even)
+            # Rank r sends r elements to each rank.
+            uneven = numbers(*[0] * 3)
+            counts = [rank] * 3, [0, 1, 2]
+            sent = numbers(*[rank] * (3 * rank))
+            self.assertIs(comm.all_to_all(sent, uneven, *counts), uneven)
+            again = numbers(*[0] * 3)
+            self.assertIs(comm.all_to_all_async(sent, again, *counts).wait(), again)
+            self.assertEqual(again, uneven)
+            with self.assertRaises(ValueError):
+                comm.all_to_all(sent, uneven, [1, 1], [0, 1, 2])
+            comm.barrier()
+            comm.barrier_async().wait()
+            return list(even), list(uneven)
+
+        self.assertEqual(
+            self.world(3, body), [([rank, 10 + rank, 20 + rank], [1, 2, 2]) for rank in range(3)]
+        )
+
     def test_factors_may_differ_between_ranks(self):
         def body(comm):
             vector = array.array("d", [2, 4])

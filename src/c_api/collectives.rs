@@ -16,13 +16,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The arguments that all collectives have, as the caller passed them.
-struct RawCall {
+pub(super) struct RawCall {
     /// Name of the C function, for error messages.
-    function: &'static str,
-    comm: *mut flexring_comm,
-    send: *const c_void,
-    recv: *mut c_void,
-    dtype: flexring_dtype,
+    pub function: &'static str,
+    pub comm: *mut flexring_comm,
+    pub send: *const c_void,
+    pub recv: *mut c_void,
+    pub dtype: flexring_dtype,
 }
 
 impl RawCall {
@@ -33,7 +33,7 @@ impl RawCall {
     /// `comm` is NULL or a live handle, and `stream` is live or NULL. The memory of the pieces that
     /// `validate` makes stays valid until this function returns, or on a GPU until the stream has passed the
     /// call.
-    unsafe fn run(
+    pub(super) unsafe fn run(
         self,
         stream: *mut c_void,
         validate: impl FnOnce(&CallBuffers<'_>) -> Result<CheckedCall>,
@@ -52,19 +52,26 @@ impl RawCall {
     /// Starts the call that `validate` returns. On a GPU it takes effect in the default stream.
     ///
     /// # Safety
-    /// `comm` is NULL or a live handle. The memory of the pieces that `validate` makes stays valid until the
-    /// outcome is set.
-    unsafe fn start(
+    /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written. The memory of the
+    /// pieces that `validate` makes stays valid until the request is over.
+    pub(super) unsafe fn start(
         self,
+        out: *mut *mut flexring_request,
         validate: impl FnOnce(&CallBuffers<'_>) -> Result<CheckedCall>,
-    ) -> Result<Arc<CallOutcome>> {
-        // SAFETY: the caller guarantees the handle.
-        let (communicator, checked) = unsafe { self.check(validate)? };
-        if checked.is_on_host() {
-            communicator.submit(checked)
-        } else {
-            communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)
-        }
+    ) -> flexring_result {
+        guarded(|| {
+            check_pointer(out, self.function, "out")?;
+            // SAFETY: the caller guarantees the handle.
+            let (communicator, checked) = unsafe { self.check(validate)? };
+            let outcome = if checked.is_on_host() {
+                communicator.submit(checked)?
+            } else {
+                communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)?
+            };
+            // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
+            unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcome }))) };
+            Ok(())
+        })
     }
 
     /// # Safety
@@ -83,15 +90,15 @@ impl RawCall {
 }
 
 /// The buffers of one call. Their lengths are not known yet.
-struct CallBuffers<'a> {
+pub(super) struct CallBuffers<'a> {
     communicator: &'a Communicator,
-    dtype: DType,
+    pub dtype: DType,
     send: *mut c_void,
     recv: *mut c_void,
 }
 
 impl CallBuffers<'_> {
-    fn validator(&self) -> CallValidator {
+    pub(super) fn validator(&self) -> CallValidator {
         self.communicator.validator()
     }
 
@@ -99,7 +106,7 @@ impl CallBuffers<'_> {
     ///
     /// # Safety
     /// The send buffer is NULL or valid for reading these elements until the call is over.
-    unsafe fn send(&self, count: usize, parts: usize) -> Result<Piece> {
+    pub(super) unsafe fn send(&self, count: usize, parts: usize) -> Result<Piece> {
         // SAFETY: the caller's contract is the one of `piece`.
         unsafe { self.piece(self.send, count, parts, "send") }
     }
@@ -108,7 +115,7 @@ impl CallBuffers<'_> {
     ///
     /// # Safety
     /// The receive buffer is NULL or valid for writing these elements until the call is over.
-    unsafe fn receive(&self, count: usize, parts: usize) -> Result<Piece> {
+    pub(super) unsafe fn receive(&self, count: usize, parts: usize) -> Result<Piece> {
         // SAFETY: the caller's contract is the one of `piece`.
         unsafe { self.piece(self.recv, count, parts, "receive") }
     }
@@ -150,7 +157,7 @@ impl CallBuffers<'_> {
     }
 }
 
-fn root_of(root: c_int) -> Result<Rank> {
+pub(super) fn root_of(root: c_int) -> Result<Rank> {
     Rank::try_from(root).map_err(|_| Error::invalid_argument(format!("root {root} is not a rank")))
 }
 
@@ -298,7 +305,7 @@ pub unsafe extern "C" fn flexring_reduce(
     }
 }
 
-/// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait. In a forked child of the process that
+/// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked child of the process that
 /// made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
@@ -323,20 +330,14 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
     out: *mut *mut flexring_request,
 ) -> flexring_result {
     let call = RawCall { function: "flexring_all_reduce_async", comm, send, recv, dtype };
-    guarded(|| {
-        check_pointer(out, "flexring_all_reduce_async", "out")?;
-        // SAFETY: the caller guarantees the handle, and the buffers until the request is over.
-        let outcome = unsafe { call.start(|buffers| buffers.all_reduce(count, op))? };
-        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-        unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcome }))) };
-        Ok(())
-    })
+    // SAFETY: the caller guarantees handle and `out`, and the buffers until the request is over.
+    unsafe { call.start(out, |buffers| buffers.all_reduce(count, op)) }
 }
 
 /// Waits until the call is over, frees the request, and returns the call's result.
 ///
 /// # Safety
-/// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it must not be used
+/// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
 /// afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {

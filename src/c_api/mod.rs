@@ -8,6 +8,7 @@
 pub mod buffer;
 pub mod collectives;
 pub mod comm;
+pub mod exchanges;
 #[cfg(test)]
 mod fuzz;
 pub mod interrupt;

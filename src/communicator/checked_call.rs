@@ -2,7 +2,7 @@
 //!
 //! Owns the rules that arguments must satisfy. Must not know how calls run.
 
-use crate::call::Collective;
+use crate::call::{BlockCounts, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::memory::Piece;
 use crate::rank::Rank;
 
 /// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CheckedCall {
     pub(super) collective: Collective,
     pub(super) root: Rank,
@@ -20,8 +20,10 @@ pub(crate) struct CheckedCall {
     pub(super) output: Piece,
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
-    /// Number of elements in the whole vector.
+    /// Number of elements in the whole vector; in an all-to-all those that this rank sends.
     pub(super) count: u64,
+    /// The lengths of the blocks of an all-to-all.
+    pub(super) blocks: Option<BlockCounts>,
     /// Whether input and output overlap. They then have the same elements at the same addresses.
     pub(super) in_place: bool,
     /// Whether the caller's vectors are memory of a GPU.
@@ -58,9 +60,9 @@ impl CheckedCall {
         if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
     }
 
-    /// Whether the whole vector has no elements.
+    /// Whether this rank neither provides nor receives elements.
     pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
+        self.input.is_empty() && self.output.is_empty()
     }
 }
 
@@ -155,6 +157,117 @@ impl CallValidator {
         self.check(Collective::Reduce, root, (input, 0), (output, 0), input.len(), dtype, op)
     }
 
+    /// Checks a gather of all ranks' `input` into the root's `output`.
+    pub(crate) fn gather(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
+        let output = if self.rank == root { output } else { Piece::EMPTY };
+        let whole = self.whole(input)?;
+        if self.rank == root && whole != output.len() {
+            return refuse(format!(
+                "{} parts of {} bytes are not {} bytes",
+                self.world,
+                input.len(),
+                output.len()
+            ));
+        }
+        let (offset, op) = (self.rank * input.len(), ReduceOp::Sum);
+        self.check(Collective::Gather, root, (input, offset), (output, 0), whole, dtype, op)
+    }
+
+    /// Checks a scatter of the root's `input`, whose part for this rank goes to `output`.
+    pub(crate) fn scatter(
+        self,
+        input: Piece,
+        output: Piece,
+        dtype: DType,
+        root: Rank,
+    ) -> Result<CheckedCall> {
+        let input = if self.rank == root { input } else { Piece::EMPTY };
+        let whole = self.whole(output)?;
+        if self.rank == root && whole != input.len() {
+            return refuse(format!(
+                "{} bytes are not {} parts of {} bytes",
+                input.len(),
+                self.world,
+                output.len()
+            ));
+        }
+        let (offset, op) = (self.rank * output.len(), ReduceOp::Sum);
+        self.check(Collective::Scatter, root, (input, 0), (output, offset), whole, dtype, op)
+    }
+
+    /// Checks an all-to-all of equal blocks, one for each rank in both `input` and `output`.
+    pub(crate) fn all_to_all(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
+        if input.len() != output.len() || !input.len().is_multiple_of(self.world * dtype.size()) {
+            return refuse(format!(
+                "{} bytes to send and {} bytes to receive are not {} equal blocks each, one for each rank",
+                input.len(),
+                output.len(),
+                self.world
+            ));
+        }
+        let block = input.len() / self.world / dtype.size();
+        self.exchange(input, output, dtype, BlockCounts::Equal(block as u64))
+    }
+
+    /// Checks an all-to-all of blocks with these numbers of elements, by rank.
+    pub(crate) fn all_to_all_v(
+        self,
+        (input, send_counts): (Piece, &[usize]),
+        (output, receive_counts): (Piece, &[usize]),
+        dtype: DType,
+    ) -> Result<CheckedCall> {
+        for (name, piece, counts) in [("send", input, send_counts), ("receive", output, receive_counts)] {
+            if counts.len() != self.world {
+                return refuse(format!("{} {name} counts for {} ranks", counts.len(), self.world));
+            }
+            let elements = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+            if elements.and_then(|sum| sum.checked_mul(dtype.size())) != Some(piece.len()) {
+                return refuse(format!(
+                    "the {name} buffer has {} bytes, which are not the {name} counts' sum of {}",
+                    piece.len(),
+                    dtype.name()
+                ));
+            }
+        }
+        let (sends, receives) = (send_counts[self.rank], receive_counts[self.rank]);
+        if sends != receives {
+            return refuse(format!(
+                "rank {} sends {sends} elements to itself and expects {receives}",
+                self.rank
+            ));
+        }
+        let counts = send_counts.iter().zip(receive_counts);
+        let counts = counts.map(|(send, receive)| (*send as u64, *receive as u64)).collect();
+        self.exchange(input, output, dtype, BlockCounts::Listed(counts))
+    }
+
+    fn exchange(self, input: Piece, output: Piece, dtype: DType, blocks: BlockCounts) -> Result<CheckedCall> {
+        let (collective, op) = (Collective::AllToAll, ReduceOp::Sum);
+        let checked = self.check(collective, 0, (input, 0), (output, 0), input.len(), dtype, op)?;
+        if checked.in_place {
+            return refuse(
+                "an all-to-all cannot be in place: give it a receive buffer of its own".to_owned(),
+            );
+        }
+        Ok(CheckedCall { blocks: Some(blocks), ..checked })
+    }
+
+    /// A barrier.
+    pub(crate) fn barrier(self) -> Result<CheckedCall> {
+        let (collective, none) = (Collective::Barrier, (Piece::EMPTY, 0));
+        self.check(collective, 0, none, none, 0, DType::U8, ReduceOp::Sum)
+    }
+
+    /// Bytes of a vector that has a part of this length for each rank.
+    fn whole(self, part: Piece) -> Result<usize> {
+        part.len().checked_mul(self.world).ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "{} bytes for each rank are more than any memory holds",
+                part.len()
+            ))
+        })
+    }
+
     /// The checks that all collectives share. Each piece comes with its offset in the whole vector of `bytes`
     /// bytes.
     #[allow(clippy::too_many_arguments, reason = "they are the caller's arguments")]
@@ -217,6 +330,7 @@ impl CallValidator {
             in_place: in_place && overlap,
             on_gpu: !(input.is_host() && output.is_host()),
             gpu_scratch: Piece::EMPTY,
+            blocks: None,
         })
     }
 }

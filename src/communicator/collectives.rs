@@ -3,10 +3,10 @@
 //! Owns the public methods for them. Must not know how a call runs: each method lends its vectors, has the
 //! arguments checked, and passes the call on.
 
-use super::{Communicator, Owned, Request};
+use super::{CheckedCall, Communicator, Owned, Request};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::memory;
+use crate::memory::{self, Piece};
 use crate::rank::Rank;
 
 impl Communicator {
@@ -125,6 +125,174 @@ impl Communicator {
         memory::lend(send, receive, |input, output| {
             self.run(&self.validator().reduce(input, output, T::DTYPE, op, root)?)
         })
+    }
+
+    /// Concatenates the vectors `send` of all ranks, in the order of ranks, in `receive` of the rank `root`, which is
+    /// as long as all of them together. `receive` of other ranks is ignored and may be empty.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast), and `InvalidArgument` if the lengths do not correspond.
+    pub fn gather<T: Element>(&self, send: &[T], receive: &mut [T], root: Rank) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.validator().gather(input, output, T::DTYPE, root)?)
+        })
+    }
+
+    /// [`gather`](Self::gather) in place: rank r contributes the r-th part of its own `vector`, which consists of one
+    /// part per rank. Only the root's vector changes.
+    ///
+    /// # Errors
+    /// As for [`gather`](Self::gather).
+    pub fn gather_in_place<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            let part = self.part_of::<T>(piece);
+            self.run(&self.validator().gather(part, piece, T::DTYPE, root)?)
+        })
+    }
+
+    /// Splits `send` of the rank `root` into one equal part per rank; rank r gets the r-th part in `receive`. `send`
+    /// of other ranks is ignored and may be empty.
+    ///
+    /// # Errors
+    /// As for [`gather`](Self::gather).
+    pub fn scatter<T: Element>(&self, send: &[T], receive: &mut [T], root: Rank) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.validator().scatter(input, output, T::DTYPE, root)?)
+        })
+    }
+
+    /// [`scatter`](Self::scatter) in place: rank r gets the r-th part of the root's `vector` in the r-th part of its
+    /// own, which is as long.
+    ///
+    /// # Errors
+    /// As for [`gather`](Self::gather).
+    pub fn scatter_in_place<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
+        memory::lend_in_place(vector, |piece| {
+            let part = self.part_of::<T>(piece);
+            self.run(&self.validator().scatter(piece, part, T::DTYPE, root)?)
+        })
+    }
+
+    /// Sends a block of `send` to each rank, and receives one from each in `receive`. Both vectors consist of one
+    /// equal block per rank, in the order of ranks: the r-th block of `send` goes to rank r, and the r-th block of
+    /// `receive` comes from it. There is no form in place.
+    ///
+    /// # Errors
+    /// `Disagreement` if a rank sends to another rank a block that is not as long as the one that the other expects,
+    /// or makes another call; otherwise as for [`all_reduce_into`](Self::all_reduce_into).
+    pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            self.run(&self.validator().all_to_all(input, output, T::DTYPE)?)
+        })
+    }
+
+    /// [`all_to_all`](Self::all_to_all) of blocks that differ in length: `send_counts[r]` elements go to rank r, and
+    /// `receive_counts[r]` elements come from it. The blocks follow each other without gaps, in the order of ranks.
+    /// Each rank gives its own counts only. Ranks may call this and [`all_to_all`](Self::all_to_all) in the same call.
+    ///
+    /// # Errors
+    /// As for [`all_to_all`](Self::all_to_all), and `InvalidArgument` if the counts do not add up to the lengths of
+    /// the vectors.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        send: &[T],
+        send_counts: &[usize],
+        receive: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        memory::lend(send, receive, |input, output| {
+            let validator = self.validator();
+            self.run(&validator.all_to_all_v((input, send_counts), (output, receive_counts), T::DTYPE)?)
+        })
+    }
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn barrier(&self) -> Result<()> {
+        self.run(&self.validator().barrier()?)
+    }
+
+    /// Starts a [`gather`](Self::gather) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// `InvalidArgument` at once; all other errors when the request is waited for.
+    pub fn gather_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        receive: R,
+        root: Rank,
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().gather(input, output, S::Item::DTYPE, root)
+        })
+    }
+
+    /// Starts a [`scatter`](Self::scatter) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn scatter_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        receive: R,
+        root: Rank,
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().scatter(input, output, S::Item::DTYPE, root)
+        })
+    }
+
+    /// Starts an [`all_to_all`](Self::all_to_all) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn all_to_all_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        receive: R,
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().all_to_all(input, output, S::Item::DTYPE)
+        })
+    }
+
+    /// Starts an [`all_to_all_v`](Self::all_to_all_v) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn all_to_all_v_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        send_counts: &[usize],
+        receive: R,
+        receive_counts: &[usize],
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().all_to_all_v((input, send_counts), (output, receive_counts), S::Item::DTYPE)
+        })
+    }
+
+    /// Starts a [`barrier`](Self::barrier) and returns at once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` in a forked child; all other errors when the request is waited for.
+    pub fn barrier_async(&self) -> Result<Request<()>> {
+        Ok(Request { outcome: self.submit(self.validator().barrier()?)?, vector: Some(()) })
+    }
+
+    /// Starts a call that reads one vector and writes another, which the request owns until its end.
+    fn start_owned<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        mut send: S,
+        mut receive: R,
+        validate: impl FnOnce(Piece, Piece) -> Result<CheckedCall>,
+    ) -> Result<Request<(S, R)>> {
+        let outcome = memory::lend(send.elements(), receive.elements(), |input, output| {
+            self.submit(validate(input, output)?)
+        })?;
+        Ok(Request { outcome, vector: Some((send, receive)) })
     }
 
     /// Starts an all-reduce in place and returns at once. Requests run in the order in which they were made.

@@ -144,6 +144,88 @@ impl Communicator {
         })
     }
 
+    /// [`gather`](Self::gather) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn gather_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        root: Rank,
+    ) -> Result<()> {
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().gather(input, output, T::DTYPE, root)
+        })
+    }
+
+    /// [`gather_in_place`](Self::gather_in_place) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
+        vector.lend(|piece, stream| {
+            let part = self.part_of::<V::Item>(piece);
+            self.run_in_place::<V>(self.validator().gather(part, piece, V::Item::DTYPE, root)?, stream)
+        })
+    }
+
+    /// [`scatter`](Self::scatter) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn scatter_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+        root: Rank,
+    ) -> Result<()> {
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().scatter(input, output, T::DTYPE, root)
+        })
+    }
+
+    /// [`scatter_in_place`](Self::scatter_in_place) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
+    pub fn scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
+        vector.lend(|piece, stream| {
+            let part = self.part_of::<V::Item>(piece);
+            self.run_in_place::<V>(self.validator().scatter(piece, part, V::Item::DTYPE, root)?, stream)
+        })
+    }
+
+    /// [`all_to_all`](Self::all_to_all) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into_on_gpu`](Self::all_reduce_into_on_gpu).
+    pub fn all_to_all_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        receive: &mut W,
+    ) -> Result<()> {
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().all_to_all(input, output, T::DTYPE)
+        })
+    }
+
+    /// [`all_to_all_v`](Self::all_to_all_v) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_into_on_gpu`](Self::all_reduce_into_on_gpu).
+    pub fn all_to_all_v_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        send_counts: &[usize],
+        receive: &mut W,
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().all_to_all_v((input, send_counts), (output, receive_counts), T::DTYPE)
+        })
+    }
+
     /// Submits a call on one vector, and waits for it if vectors of this kind require that.
     fn run_in_place<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
         let outcome = self.submit_in_stream(checked, stream, None)?;

@@ -145,22 +145,32 @@ impl Plans {
     /// How `checked` is executed, and the digest by which ranks check that they run the same program. The
     /// first call of its kind installs the program.
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(CallPath, u64)> {
+        // A barrier is an all-reduce without elements.
+        let collective = if checked.collective == Collective::Barrier {
+            Collective::AllReduce
+        } else {
+            checked.collective
+        };
+        let straight = collective.is_straight();
         let bytes = checked.count as usize * checked.dtype.size();
         let short = self.short.iter().find(|(_, longest, _)| bytes <= *longest);
+        // What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
+        let short = short.filter(|_| !straight);
         let kind = short.map_or(PlanKind::Main, |(short, ..)| PlanKind::Short(*short));
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
         // their total length.
-        let received = bytes * (self.main.schedule().world() - 1);
+        let received = bytes.saturating_mul(self.main.schedule().world() - 1);
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let one_shot =
-            kind == PlanKind::DIRECT && small && checked.collective == Collective::AllReduce && !prescale;
+        let one_shot = kind == PlanKind::DIRECT && small && collective == Collective::AllReduce && !prescale;
         let spec = ProgramSpec {
-            collective: checked.collective,
+            collective,
             root: checked.root,
             prescale,
-            reproducible: self.reproducible && checked.collective.reduces(),
-            by_wave: !one_shot && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
+            reproducible: self.reproducible && collective.reduces(),
+            by_wave: !one_shot
+                && !straight
+                && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
             one_shot,
         };
         let installed = match self.installed.get(&(kind, spec)) {

@@ -105,22 +105,22 @@ impl std::fmt::Debug for CallOutcome {
     }
 }
 
-/// An all-reduce that was started by [`all_reduce_async`](super::Communicator::all_reduce_async). It owns the
-/// vector until the call is over; dropping the request waits for that.
+/// A call that was started by [`all_reduce_async`](super::Communicator::all_reduce_async) or another method of that kind.
+/// It owns the call's vectors until the call is over; dropping the request waits for that.
 #[derive(Debug)]
-pub struct Request<B: Owned> {
+pub struct Request<B> {
     pub(super) outcome: Arc<CallOutcome>,
     pub(super) vector: Option<B>,
 }
 
-impl<B: Owned> Request<B> {
+impl<B> Request<B> {
     /// Whether the call is over, with success or not.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.outcome.is_over()
     }
 
-    /// Waits until the call is over and returns the vector.
+    /// Waits until the call is over and returns the vector, or the vectors: `send` and `receive`.
     ///
     /// # Errors
     /// As for the blocking call.
@@ -130,7 +130,7 @@ impl<B: Owned> Request<B> {
     }
 }
 
-impl<B: Owned> Drop for Request<B> {
+impl<B> Drop for Request<B> {
     fn drop(&mut self) {
         // The call uses the vector until its end, so the vector cannot be freed before.
         let _ = self.outcome.wait();

@@ -210,14 +210,15 @@ impl CallRunner {
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
+            blocks: checked.blocks.clone(),
         };
         state.executor.run(&bound, path)
     }
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
     pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
-        let small = checked.collective == Collective::AllReduce && checked.input.len() <= self.small;
-        small && self.has_small_path
+        let has_path = matches!(checked.collective, Collective::AllReduce | Collective::Barrier);
+        has_path && checked.input.len() <= self.small && self.has_small_path
     }
 
     /// How the call is executed, and the digest by which ranks check that they run the same program.

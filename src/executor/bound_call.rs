@@ -1,11 +1,12 @@
 //! A call with its memory, as the communicator hands it to the executor.
 
-use crate::call::Call;
+use crate::call::{BlockCounts, Call};
 use crate::device::Arithmetic;
 use crate::memory::Piece;
+use crate::rank::Rank;
 
 /// A validated call with its memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BoundCall {
     /// The call, as this rank announces it to its peers.
     pub call: Call,
@@ -24,6 +25,31 @@ pub struct BoundCall {
     pub average: bool,
     /// Whether contributions are multiplied by the call's factor.
     pub prescale: bool,
+    /// The lengths of the blocks of an all-to-all; `None` for other collectives.
+    pub blocks: Option<BlockCounts>,
+}
+
+impl BoundCall {
+    /// The call as it is announced to `peer`.
+    pub(super) fn announcement(&self, peer: Rank) -> Call {
+        let count = self.blocks.as_ref().map_or(self.call.count, |blocks| blocks.sent_to(peer));
+        Call { count, ..self.call }
+    }
+
+    /// The call that `peer` must announce to this rank.
+    pub(super) fn expected(&self, peer: Rank) -> Call {
+        let count = self.blocks.as_ref().map_or(self.call.count, |blocks| blocks.received_from(peer));
+        Call { count, ..self.call }
+    }
+
+    /// Whether `theirs`, which `peer` has announced, is the call that it must be.
+    pub(super) fn agrees_with(&self, theirs: &Call, peer: Rank) -> bool {
+        let expected = self.expected(peer);
+        // A rank that exchanges no elements has no memory, which could be on a GPU.
+        let no_elements = self.blocks.is_some() && self.announcement(peer).count == 0 && expected.count == 0;
+        let on_gpu = if no_elements { theirs.on_gpu } else { expected.on_gpu };
+        Call { on_gpu, ..expected }.agrees_with(theirs)
+    }
 }
 
 /// How a call is executed.

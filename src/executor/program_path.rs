@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
-use crate::plan::pipeline::{Action, Location, Pipeline, Staging, Violation};
+use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::rank::{Rank, RankList};
 use crate::transport::{AnyTransport, Event, Events};
@@ -36,6 +36,8 @@ pub(super) struct ProgramPath {
     events: Events,
     /// Tickets of finished jobs that were not handled yet.
     finished: Vec<u64>,
+    /// The blocks of the current call, if it is an all-to-all.
+    blocks: BlockLayout,
 }
 
 /// A call with its layout.
@@ -56,6 +58,7 @@ impl ProgramPath {
             views: vec![Vec::new(); world],
             events: Events::with_capacity(links.most_events()),
             finished: Vec::new(),
+            blocks: BlockLayout::default(),
         }
     }
 
@@ -115,7 +118,7 @@ impl ProgramPath {
 
     /// Lays the call out, and copies its input if it must be.
     fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<LaidOutCall> {
-        let mut bound = *bound;
+        let mut bound = bound.clone();
         let call = &bound.call;
         let facts = CallFacts {
             collective: call.collective,
@@ -128,6 +131,10 @@ impl ProgramPath {
             slot_bytes: resources.slots.slot_bytes(),
             gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
         };
+        if let Some(counts) = &bound.blocks {
+            let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks);
+            return Ok(LaidOutCall { bound, layout });
+        }
         let layout = CallLayout::new(&facts, &self.pipeline().program().held_spans);
         if call.count == 0 {
             // The dummy element that the layout asks for.
@@ -155,20 +162,26 @@ impl ProgramPath {
         self.peers.clear();
         self.peers.extend(pipeline.program().peers());
         let links = &mut resources.links;
-        pipeline.start(active.layout.binding, |peer| staging[links.route(peer)]);
+        let (binding, staging) = (active.layout.binding, |peer| staging[links.route(peer)]);
+        match active.bound.blocks {
+            Some(_) => pipeline.start_exchange(binding, &self.blocks, staging),
+            None => pipeline.start(binding, staging),
+        }
         self.events.clear();
         self.entered.fill(false);
         self.missing = self.peers.len();
         links.begin(active.bound.call.sequence);
-        self.peers.iter().try_for_each(|peer| links.announce(*peer, &active.bound.call))
+        self.peers.iter().try_for_each(|peer| links.announce(*peer, &active.bound.announcement(*peer)))
     }
 
     /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.
     fn poll(&mut self, resources: &mut Resources, active: &LaidOutCall) -> Result<bool> {
-        let mut busy = resources.links.poll(&mut self.events)?;
+        let polled = resources.links.poll(&mut self.events);
+        // First the events, because a call that differs explains why a link fails.
         while let Some(event) = self.events.pop_front() {
             self.handle(resources, active, event)?;
         }
+        let mut busy = polled?;
         if resources.devices.are_busy() {
             let finished = &mut self.finished;
             resources.devices.poll(&mut |ticket| finished.push(ticket))?;
@@ -185,8 +198,8 @@ impl ProgramPath {
         let own = &active.bound.call;
         match event {
             Event::PeerEntered { peer, call } => {
-                if !own.agrees_with(&call) {
-                    let message = own.difference(resources.rank, &call, peer);
+                if !active.bound.agrees_with(&call, peer) {
+                    let message = active.bound.expected(peer).difference(resources.rank, &call, peer);
                     return Err(Error::disagreement(message));
                 }
                 if std::mem::replace(&mut self.entered[peer], true) {

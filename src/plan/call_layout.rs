@@ -2,9 +2,9 @@
 //!
 //! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
 
-use super::pipeline::{Binding, LinkProfile, Staging};
+use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::HeldSpans;
-use crate::call::Collective;
+use crate::call::{BlockCounts, Collective};
 use std::ops::Range;
 
 /// Bytes of a cache line, to which spans are aligned.
@@ -62,6 +62,41 @@ pub struct CallLayout {
 }
 
 impl CallLayout {
+    /// The layout of an all-to-all of `rank`, whose blocks are `counts`, one after the other in the order of ranks in
+    /// each vector. Writes the place of each block to `blocks`.
+    #[must_use]
+    pub fn of_blocks(facts: &CallFacts, counts: &BlockCounts, rank: usize, blocks: &mut BlockLayout) -> Self {
+        let place = |ranges: &mut Vec<Range<u64>>, count: &dyn Fn(usize) -> u64| {
+            ranges.clear();
+            let mut next = 0;
+            ranges.extend((0..facts.world).map(|peer| {
+                let start = next;
+                next += count(peer);
+                start..next
+            }));
+            next
+        };
+        let sent = place(&mut blocks.sends, &|peer| counts.sent_to(peer));
+        let received = place(&mut blocks.receives, &|peer| counts.received_from(peer));
+        // The block that stays on this rank has the same elements in both vectors.
+        let (sent_at, received_at) = (blocks.sends[rank].start, blocks.receives[rank].start);
+        let (input, output) = (received_at.saturating_sub(sent_at), sent_at.saturating_sub(received_at));
+        let shift = |ranges: &mut Vec<Range<u64>>, by: u64| {
+            ranges.iter_mut().for_each(|range| *range = range.start + by..range.end + by);
+        };
+        shift(&mut blocks.sends, input);
+        shift(&mut blocks.receives, output);
+        // Ranks know different counts, and the two ends of a link must cut a block at the same places.
+        let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
+        Self {
+            binding: Binding { count: facts.count, subchunk, align: 1, in_place: false },
+            input: input..input + sent,
+            output: output..output + received,
+            copies_input: false,
+            streaming: facts.output_bytes > STREAMING_BYTES,
+        }
+    }
+
     /// The layout of a call of a program that holds these spans.
     #[must_use]
     pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Self {
@@ -101,8 +136,7 @@ fn subchunk_bytes(facts: &CallFacts) -> usize {
 fn alignment(facts: &CallFacts) -> u64 {
     let line = (CACHE_LINE / facts.element_bytes) as u64;
     let world = facts.world as u64;
-    let has_parts = matches!(facts.collective, Collective::ReduceScatter | Collective::AllGather);
-    let keeps_ends = !has_parts || (facts.count / world).is_multiple_of(line);
+    let keeps_ends = !facts.collective.has_parts() || (facts.count / world).is_multiple_of(line);
     if keeps_ends && facts.count >= MIN_ALIGNED_LINES * line * world { line } else { 1 }
 }
 
@@ -241,7 +275,7 @@ mod tests {
 
     #[test]
     fn alignment_keeps_the_ends_of_the_ranks_parts() {
-        for collective in [Collective::ReduceScatter, Collective::AllGather] {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.has_parts()) {
             for (part, align) in [(1 << 18, 16), ((1 << 18) + 1, 1)] {
                 let facts = CallFacts { collective, count: part * 4, ..facts() };
                 assert_eq!(binding(&facts).align, align, "{collective:?} with parts of {part}");
@@ -254,6 +288,20 @@ mod tests {
         let layout = CallLayout::new(&CallFacts { count: 0, output_bytes: 0, ..facts() }, &WHOLE);
         assert_eq!((layout.binding.count, layout.binding.align), (1, 1));
         assert_eq!((layout.input, layout.output), (0..1, 0..1));
+    }
+
+    #[test]
+    fn the_block_that_stays_on_its_rank_has_the_same_elements_in_both_vectors() {
+        let facts = CallFacts { collective: Collective::AllToAll, world: 3, ..facts() };
+        let mut blocks = BlockLayout::default();
+        let counts = BlockCounts::Listed([(2, 4), (3, 3), (0, 5)].into());
+        let layout = CallLayout::of_blocks(&facts, &counts, 1, &mut blocks);
+        assert_eq!((layout.input, layout.output), (2..7, 0..12));
+        assert_eq!(blocks.sends, [2..4, 4..7, 7..7]);
+        assert_eq!(blocks.receives, [0..4, 4..7, 7..12]);
+        let layout = CallLayout::of_blocks(&facts, &BlockCounts::Equal(7), 2, &mut blocks);
+        assert_eq!((layout.input, layout.output), (0..21, 0..21));
+        assert_eq!(blocks.sends, blocks.receives);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-/* Four processes reduce-scatter, all-gather, broadcast and reduce: out of place, in place as in NCCL, and with NULL for
- * buffers that a rank does not use. Over shared memory and over TCP. */
+/* Four processes reduce-scatter, all-gather, broadcast, reduce, gather, scatter and exchange blocks: out of place, in place as
+ * in NCCL, and with NULL for buffers that a rank does not use. Over shared memory and over TCP. */
 #include "check.h"
 
 #include <stdint.h>
@@ -95,6 +95,83 @@ static void reduce(flexring_comm *comm, int rank, int root, int shared, size_t c
     release(comm, shared, send), release(comm, shared, recv);
 }
 
+static void gather(flexring_comm *comm, int rank, int root, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, count), *recv = vector(comm, shared, WORLD * count);
+    size_t own = (size_t)rank * count;
+    for (size_t i = 0; i < count; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_gather(send, rank == root ? recv : NULL, count, FLEXRING_INT32, root, comm, NULL));
+    for (size_t i = 0; i < WORLD * count; i++)
+        CHECK(recv[i] == (rank == root ? value((int)(i / count), i % count) : SENTINEL));
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i)), recv[own + i] = send[i];
+
+    flexring_request *request;
+    WORKS(flexring_gather_async(recv + own, recv, count, FLEXRING_INT32, root, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; rank == root && i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
+    release(comm, shared, send), release(comm, shared, recv);
+}
+
+static void scatter(flexring_comm *comm, int rank, int root, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, WORLD * count), *recv = vector(comm, shared, count);
+    size_t own = (size_t)rank * count;
+    for (size_t i = 0; rank == root && i < WORLD * count; i++) send[i] = value(root, i);
+
+    WORKS(flexring_scatter(rank == root ? send : NULL, recv, count, FLEXRING_INT32, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, own + i)), recv[i] = SENTINEL;
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(send[i] == (rank == root ? value(root, i) : SENTINEL));
+
+    flexring_request *request;
+    WORKS(flexring_scatter_async(send, recv, count, FLEXRING_INT32, root, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, own + i));
+    WORKS(flexring_scatter(send, send + own, count, FLEXRING_INT32, root, comm, NULL));
+    for (size_t i = 0; i < count; i++) CHECK(send[own + i] == value(root, own + i));
+    release(comm, shared, send), release(comm, shared, recv);
+}
+
+static void all_to_all(flexring_comm *comm, int rank, int shared, size_t count) {
+    int32_t *send = vector(comm, shared, WORLD * count), *recv = vector(comm, shared, WORLD * count);
+    for (size_t i = 0; i < WORLD * count; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_all_to_all(send, recv, count, FLEXRING_INT32, comm, NULL));
+    for (size_t i = 0; i < WORLD * count; i++)
+        CHECK(recv[i] == value((int)(i / count), (size_t)rank * count + i % count)), recv[i] = SENTINEL;
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(send[i] == value(rank, i));
+    EXPECT(INVALID, "in place", flexring_all_to_all(send, send, count, FLEXRING_INT32, comm, NULL));
+
+    flexring_request *request;
+    WORKS(flexring_all_to_all_async(send, recv, count, FLEXRING_INT32, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < WORLD * count; i++)
+        CHECK(recv[i] == value((int)(i / count), (size_t)rank * count + i % count));
+    release(comm, shared, send), release(comm, shared, recv);
+}
+
+/* Rank r sends a block of `count` elements to each rank before it, and none to the others. */
+static void all_to_all_v(flexring_comm *comm, int rank, int shared, size_t count) {
+    size_t before = (size_t)rank * count, after = (size_t)(WORLD - 1 - rank) * count;
+    int32_t *send = vector(comm, shared, before + 1), *recv = vector(comm, shared, after + 1);
+    size_t sends[WORLD], recvs[WORLD];
+    for (int peer = 0; peer < WORLD; peer++) sends[peer] = peer < rank ? count : 0, recvs[peer] = peer > rank ? count : 0;
+    for (size_t i = 0; i < before; i++) send[i] = value(rank, i);
+
+    WORKS(flexring_all_to_all_v(send, sends, recv, recvs, FLEXRING_INT32, comm, NULL));
+    for (size_t i = 0; i < after; i++) CHECK(recv[i] == value(rank + 1 + (int)(i / count), before + i % count)), recv[i] = SENTINEL;
+    CHECK(recv[after] == SENTINEL);
+    EXPECT(INVALID, "recv_counts", flexring_all_to_all_v(send, sends, recv, NULL, FLEXRING_INT32, comm, NULL));
+
+    flexring_request *request, *barrier;
+    WORKS(flexring_all_to_all_v_async(send, sends, recv, recvs, FLEXRING_INT32, comm, &request));
+    for (int peer = 0; peer < WORLD; peer++) sends[peer] = recvs[peer] = 77; /* The counts were copied. */
+    WORKS(flexring_barrier_async(comm, &barrier));
+    WORKS(flexring_wait(request));
+    WORKS(flexring_wait(barrier));
+    for (size_t i = 0; i < after; i++) CHECK(recv[i] == value(rank + 1 + (int)(i / count), before + i % count));
+    WORKS(flexring_barrier(comm));
+    release(comm, shared, send), release(comm, shared, recv);
+}
+
 static void run(int rank, const int pipe[2]) {
     alarm(120);
     flexring_unique_id id;
@@ -111,15 +188,22 @@ static void run(int rank, const int pipe[2]) {
         for (int shared = 0; shared < 2; shared++) {
             reduce_scatter(comm, rank, shared, counts[c]);
             all_gather(comm, rank, shared, counts[c]);
+            all_to_all(comm, rank, shared, counts[c]);
+            all_to_all_v(comm, rank, shared, counts[c]);
             for (int root = 0; root < WORLD; root++) {
                 broadcast(comm, rank, root, shared, counts[c]);
                 reduce(comm, rank, root, shared, counts[c]);
+                gather(comm, rank, root, shared, counts[c]);
+                scatter(comm, rank, root, shared, counts[c]);
             }
         }
     WORKS(flexring_reduce_scatter(NULL, NULL, 0, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
     WORKS(flexring_all_gather(NULL, NULL, 0, FLEXRING_INT32, comm, NULL));
     WORKS(flexring_broadcast(NULL, NULL, 0, FLEXRING_INT32, 1, comm, NULL));
     WORKS(flexring_reduce(NULL, NULL, 0, FLEXRING_INT32, FLEXRING_SUM, 2, comm, NULL));
+    WORKS(flexring_gather(NULL, NULL, 0, FLEXRING_INT32, 1, comm, NULL));
+    WORKS(flexring_scatter(NULL, NULL, 0, FLEXRING_INT32, 2, comm, NULL));
+    WORKS(flexring_all_to_all(NULL, NULL, 0, FLEXRING_INT32, comm, NULL));
     WORKS(flexring_comm_free(comm));
 }
 

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which they appear in the header.
-const SOURCES: [&str; 7] = ["status", "unique_id", "comm", "buffer", "types", "collectives", "interrupt"];
+const SOURCES: [&str; 8] =
+    ["status", "unique_id", "comm", "buffer", "types", "collectives", "exchanges", "interrupt"];
 
 const INTRODUCTION: &str = "\
 /*

@@ -17,6 +17,7 @@ mod c_api;
 mod collectives;
 mod descriptions;
 mod encryption;
+mod exchanges;
 mod failures;
 mod fault_matrix;
 mod header;

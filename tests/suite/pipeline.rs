@@ -114,7 +114,11 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
         let direct = if mixed { group.root % 2 == 0 } else { direct };
         if direct { ExchangePattern::Direct } else { ExchangePattern::Chain }
     });
-    let collective = if random.bool() { Collective::AllReduce } else { Collective::ALL[random.usize(..5)] };
+    let collective = if random.bool() {
+        Collective::AllReduce
+    } else {
+        Collective::ALL[random.usize(..Collective::ALL.len())]
+    };
     let one_shot = collective == Collective::AllReduce && random.usize(..8) == 0;
     let spec = ProgramSpec {
         collective,
@@ -133,9 +137,11 @@ fn simulate(seed: u64) {
     let (topology, plan, spec) = plan(&mut random);
     let world = topology.world();
     let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
-    let parts = matches!(spec.collective, Collective::ReduceScatter | Collective::AllGather);
+    let exchange = spec.collective == Collective::AllToAll;
+    let parts = spec.collective.has_parts() || exchange;
     let count = match random.usize(..8) {
         0 => 0,
+        _ if exchange => (world * world * random.usize(..10)) as u64,
         _ if parts => (world * random.usize(..10)) as u64,
         _ => random.usize(..40) as u64,
     };
@@ -189,9 +195,15 @@ fn simulate(seed: u64) {
     world_state.run(&mut random, seed);
     for (rank, rank_state) in world_state.ranks.iter().enumerate() {
         for at in elements(spec.held_spans(rank, world).output) {
+            let block = at * (world * world) as u64 / count;
+            if exchange && block % world as u64 != rank as u64 {
+                continue;
+            }
             let expected: u64 = match spec.collective {
-                Collective::AllGather => contribution((at * world as u64 / count) as Rank, at),
-                Collective::Broadcast => contribution(spec.root, at),
+                Collective::AllGather | Collective::Gather | Collective::AllToAll => {
+                    contribution((at * world as u64 / count) as Rank, at)
+                }
+                Collective::Broadcast | Collective::Scatter => contribution(spec.root, at),
                 _ => (0..world).map(|from| contribution(from, at) * factor(from, spec.prescale)).sum(),
             };
             assert_eq!(

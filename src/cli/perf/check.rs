@@ -59,7 +59,7 @@ impl<T: ExactElement> CallCheck<T> {
         if self.collective.reduces() {
             self.pattern.fill(self.rank, round * extent.whole, &mut vector[given]);
         } else {
-            let table = tokens(self.rank, given.len());
+            let table = tokens(self.rank, 0, given.len());
             for part in vector[given].chunks_mut(table.len()) {
                 part.copy_from_slice(&table[..part.len()]);
             }
@@ -86,10 +86,27 @@ impl<T: ExactElement> CallCheck<T> {
                 self.pattern.verify(first + own, &receive[at..at + part])
             }
             Collective::AllGather => {
-                let parts = (0..self.world).map(|rank| verify_tokens(rank, &receive[rank * part..][..part]));
-                parts.fold(CheckResult::default(), CheckResult::and)
+                self.verify_parts(|rank| verify_tokens(rank, 0, &receive[rank * part..][..part]))
             }
-            Collective::Broadcast => verify_tokens(self.root, &receive[..whole]),
+            Collective::Broadcast => verify_tokens(self.root, 0, &receive[..whole]),
+            Collective::Gather if is_root => {
+                self.verify_parts(|rank| verify_tokens(rank, 0, &receive[rank * part..][..part]))
+            }
+            Collective::Gather => {
+                let given = self.input(extent, placement);
+                let own = if placement == Placement::InPlace { given } else { 0..0 };
+                let others = verify_untouched(&receive[..own.start]);
+                let others = others.and(verify_untouched(&receive[own.end..whole]));
+                others.and(verify_tokens(self.rank, 0, &receive[own]))
+            }
+            Collective::Scatter => {
+                let own = self.rank * part;
+                let at = if placement == Placement::OutOfPlace { 0 } else { own };
+                verify_tokens(self.root, own, &receive[at..at + part])
+            }
+            Collective::AllToAll => self
+                .verify_parts(|rank| verify_tokens(rank, self.rank * part, &receive[rank * part..][..part])),
+            Collective::Barrier => CheckResult::default(),
             Collective::Reduce if is_root => self.pattern.verify(first, &receive[..whole]),
             Collective::Reduce if placement == Placement::InPlace => {
                 self.pattern.verify_input(self.rank, first, &receive[..whole])
@@ -105,40 +122,45 @@ impl<T: ExactElement> CallCheck<T> {
         } else {
             let sentence =
                 |index, got, given| format!("element {index} of the input was changed from {given} to {got}");
-            compare(given, &tokens(self.rank, given.len()), |got, given| got == given, sentence)
+            compare(given, &tokens(self.rank, 0, given.len()), |got, given| got == given, sentence)
         })
+    }
+
+    /// The results of `verify` for the parts that come from all ranks, together.
+    fn verify_parts(&self, verify: impl FnMut(usize) -> CheckResult) -> CheckResult {
+        (0..self.world).map(verify).fold(CheckResult::default(), CheckResult::and)
     }
 
     /// The range of this rank's input in its input vector.
     fn input(&self, Extent { whole, part }: Extent, placement: Placement) -> Range<usize> {
         match self.collective {
-            Collective::AllGather if placement == Placement::InPlace => {
+            Collective::AllGather | Collective::Gather if placement == Placement::InPlace => {
                 self.rank * part..(self.rank + 1) * part
             }
-            Collective::AllGather => 0..part,
-            Collective::Broadcast if self.rank != self.root => 0..0,
+            Collective::AllGather | Collective::Gather => 0..part,
+            Collective::Broadcast | Collective::Scatter if self.rank != self.root => 0..0,
             _ => 0..whole,
         }
     }
 }
 
-/// The input of `rank` where it is copied and not reduced: values that differ by rank and position, never 0. Returns at most
-/// `count` elements; longer vectors repeat them.
-fn tokens<T: ExactElement>(rank: usize, count: usize) -> Vec<T> {
+/// The input of `rank` from element `first` on where it is copied and not reduced: values that differ by rank and position,
+/// never 0. Returns at most `count` elements; longer vectors repeat them.
+fn tokens<T: ExactElement>(rank: usize, first: usize, count: usize) -> Vec<T> {
     let step = 1 + rank / TOKENS % (TOKENS - 1);
-    (0..count.clamp(1, TOKENS))
+    (first..first + count.clamp(1, TOKENS))
         .map(|at| T::distinct(1 + ((rank + at % TOKENS * step) % TOKENS) as i64))
         .collect()
 }
 
-fn verify_tokens<T: ExactElement>(rank: usize, vector: &[T]) -> CheckResult {
+fn verify_tokens<T: ExactElement>(rank: usize, first: usize, vector: &[T]) -> CheckResult {
     let sentence = |index, got: T, expected| {
         let absent = if got == T::default() { ": nothing was received" } else { "" };
         format!(
             "first wrong element {index} of the input of rank {rank}: got {got}, expected {expected}{absent}"
         )
     };
-    compare(vector, &tokens(rank, vector.len()), |got, expected| got == expected, sentence)
+    compare(vector, &tokens(rank, first, vector.len()), |got, expected| got == expected, sentence)
 }
 
 fn verify_untouched<T: ExactElement>(vector: &[T]) -> CheckResult {
@@ -161,10 +183,10 @@ mod tests {
                 let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);
                 check.fill(0, EXTENT, placement, &mut send, &mut receive);
                 let finding = check.verify(0, EXTENT, placement, &send, &receive);
-                // Rank 1 is not the root, so it receives nothing from a reduce.
+                // Rank 1 is not the root, so it receives nothing from a reduce or gather.
                 assert_eq!(
                     finding.wrong == 0,
-                    collective == Collective::Reduce,
+                    matches!(collective, Collective::Reduce | Collective::Gather | Collective::Barrier),
                     "{collective:?}: {finding:?}"
                 );
             }
@@ -173,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_missing_part_is_attributed_to_its_rank() {
-        let part = |rank| -> Vec<i8> { tokens(rank, 400).into_iter().cycle().take(400).collect() };
+        let part = |rank| -> Vec<i8> { tokens(rank, 0, 400).into_iter().cycle().take(400).collect() };
         let check = CallCheck::<i8>::new(Collective::AllGather, RedOp::Sum, 0, 1, 3);
         let (mut send, mut receive) = (vec![0; 1200], vec![0; 1200]);
         check.fill(0, EXTENT, Placement::OutOfPlace, &mut send, &mut receive);
@@ -193,6 +215,21 @@ mod tests {
     }
 
     #[test]
+    fn a_block_from_the_wrong_place_is_found() {
+        let part = |first| -> Vec<i8> { tokens(2, first, 400).into_iter().cycle().take(400).collect() };
+        let mut received = vec![0; 1200];
+        let mut find = |collective, block: &[i8], at: usize| {
+            received[at..at + 400].copy_from_slice(block);
+            let check = CallCheck::<i8>::new(collective, RedOp::Sum, 2, 1, 3);
+            check.verify(0, EXTENT, Placement::InPlace, &[], &received).wrong
+        };
+        assert_eq!(find(Collective::Scatter, &part(800), 400), 400);
+        assert_eq!(find(Collective::Scatter, &part(400), 400), 0);
+        assert_eq!(find(Collective::AllToAll, &part(0), 800), 1200);
+        assert_eq!(find(Collective::AllToAll, &part(400), 800), 800, "blocks of the other ranks are missing");
+    }
+
+    #[test]
     fn an_overwritten_vector_of_a_rank_that_is_not_the_root_is_reported() {
         let check = CallCheck::<f64>::new(Collective::Reduce, RedOp::Max, 0, 1, 3);
         let (mut send, mut receive) = (vec![0.0; 1200], vec![0.0; 1200]);
@@ -208,7 +245,7 @@ mod tests {
     #[test]
     fn tokens_differ_between_thousands_of_ranks() {
         let all: std::collections::HashSet<Vec<u8>> = (0..5000)
-            .map(|rank| tokens::<i8>(rank, TOKENS).iter().map(|token| *token as u8).collect())
+            .map(|rank| tokens::<i8>(rank, 0, TOKENS).iter().map(|token| *token as u8).collect())
             .collect();
         assert_eq!(all.len(), 5000);
     }

@@ -19,13 +19,18 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The lengths for a vector of at most `bytes` bytes whose elements have `size` bytes. Reduce-scatter and all-gather
-    /// round each part down to [`PART_ALIGNMENT`].
+    /// The lengths for a vector of at most `bytes` bytes whose elements have `size` bytes. Collectives with parts round
+    /// each part down to [`PART_ALIGNMENT`]. A barrier has no elements.
     pub fn new(collective: Collective, bytes: usize, size: usize, world: usize) -> Self {
         let whole = bytes / size;
         match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Self { whole, part: whole },
-            Collective::ReduceScatter | Collective::AllGather => {
+            Collective::Barrier => Self { whole: 0, part: 0 },
+            Collective::ReduceScatter
+            | Collective::AllGather
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll => {
                 let step = PART_ALIGNMENT / size;
                 let part = whole / world / step * step;
                 Self { whole: part * world, part }
@@ -52,9 +57,19 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
     let others = (world - 1) as f64 / world as f64;
     match collective {
         Collective::AllReduce => 2.0 * others,
-        Collective::ReduceScatter | Collective::AllGather => others,
+        Collective::ReduceScatter
+        | Collective::AllGather
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::AllToAll => others,
         Collective::Broadcast | Collective::Reduce => 1.0,
+        Collective::Barrier => 0.0,
     }
+}
+
+/// Whether the collective has a form in place. Where it has none, both halves of a row are measured out of place.
+pub fn has_in_place(collective: Collective) -> bool {
+    collective != Collective::AllToAll
 }
 
 /// The entry of the `redop` column.
@@ -77,7 +92,7 @@ mod tests {
         for collective in [Collective::AllReduce, Collective::Broadcast, Collective::Reduce] {
             assert_eq!(extent(collective, 1000, 8), Extent { whole: 125, part: 125 });
         }
-        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.has_parts()) {
             assert_eq!(extent(collective, 1 << 20, 4), Extent { whole: 262_140, part: 87_380 });
             assert_eq!(extent(collective, 1 << 20, 1), Extent { whole: 1_048_560, part: 349_520 });
             assert_eq!(extent(collective, 47, 4), Extent { whole: 0, part: 0 });
@@ -86,7 +101,10 @@ mod tests {
 
     #[test]
     fn bus_factors_are_those_of_nccl_tests() {
-        assert_eq!(Collective::ALL.map(|collective| bus_factor(collective, 4)), [1.5, 0.75, 0.75, 1.0, 1.0]);
+        assert_eq!(
+            Collective::ALL.map(|collective| bus_factor(collective, 4)),
+            [1.5, 0.75, 0.75, 1.0, 1.0, 0.75, 0.75, 0.75, 0.0]
+        );
         assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
     }
 
@@ -96,7 +114,8 @@ mod tests {
             assert_eq!(parse(collective.name()), Ok(collective));
             assert_eq!(parse(&collective.name().replace('_', "-")), Ok(collective));
         }
-        let expected = "expected all_reduce, reduce_scatter, all_gather, broadcast or reduce";
-        assert_eq!(parse("gather"), Err(expected.to_owned()));
+        let expected = "expected all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, \
+                        all_to_all or barrier";
+        assert_eq!(parse("gathers"), Err(expected.to_owned()));
     }
 }

@@ -131,9 +131,10 @@ mod present {
             Extent { whole, part }: Extent,
             placement: Placement,
         ) -> Result<()> {
-            let given = if collective == Collective::AllGather { part } else { whole };
+            let given =
+                if matches!(collective, Collective::AllGather | Collective::Gather) { part } else { whole };
             let result = match (collective, placement) {
-                (Collective::ReduceScatter, Placement::OutOfPlace) => part,
+                (Collective::ReduceScatter | Collective::Scatter, Placement::OutOfPlace) => part,
                 _ => whole,
             };
             let send = &self.send.slice_mut(0..given);
@@ -159,6 +160,12 @@ mod present {
                     comm.reduce_into_on_gpu(send, receive, op, root)
                 }
                 (Collective::Reduce, Placement::InPlace) => comm.reduce_on_gpu(receive, op, root),
+                (Collective::Gather, Placement::OutOfPlace) => comm.gather_on_gpu(send, receive, root),
+                (Collective::Gather, Placement::InPlace) => comm.gather_in_place_on_gpu(receive, root),
+                (Collective::Scatter, Placement::OutOfPlace) => comm.scatter_on_gpu(send, receive, root),
+                (Collective::Scatter, Placement::InPlace) => comm.scatter_in_place_on_gpu(receive, root),
+                (Collective::AllToAll, _) => comm.all_to_all_on_gpu(send, receive),
+                (Collective::Barrier, _) => comm.barrier(),
             }
         }
     }

@@ -20,9 +20,11 @@ use std::path::PathBuf;
 /// Times are means over the iterations and over the ranks. Calls on GPUs are enqueued back to back; the time of one call is
 /// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
 /// decimal.
-/// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for reduce-scatters and all-gathers,
-/// and algbw itself for broadcasts and reduces. The size of reduce-scatters and all-gathers is that of the vector with one
-/// part per rank, where the size of a part is rounded down to a multiple of 16 bytes; their count is the length of one part.
+/// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
+/// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts and reduces. The size of
+/// collectives with parts is that of the vector with one part per rank, where the size of a part is rounded down to a multiple
+/// of 16 bytes; their count is the length of one part. An all-to-all has no form in place: both halves of a row are measured
+/// out of place. A barrier has no size, so it has one row.
 ///
 /// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology has.
 /// Otherwise it joins the job of torchrun, mpirun or srun, or the job described by FLEXRING_RANK, FLEXRING_WORLD_SIZE and
@@ -33,11 +35,11 @@ pub struct PerfOptions {
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
 
-    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast or reduce
+    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all or barrier
     #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
     pub collective: Collective,
 
-    /// Root rank of broadcasts and reduces
+    /// Root rank of broadcasts, reduces, gathers and scatters
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub root: usize,
 
@@ -150,9 +152,11 @@ impl PerfOptions {
             None => size.checked_mul(factor),
         };
         let mut previous = None;
+        let most = if self.collective == Collective::Barrier { 1 } else { usize::MAX };
         // Stop at a step that does not change the size, such as a factor of 1.
         std::iter::successors(Some(self.minbytes.0), next)
             .take_while(move |size| *size <= last && previous.replace(*size) != Some(*size))
+            .take(most)
     }
 
     /// The operations to measure. A collective that does not reduce is measured once, whatever the operation.
@@ -257,6 +261,7 @@ mod tests {
         assert_eq!(sizes("-b 4 -e 9 -f 1"), [4], "a factor of 1 ends the list");
         assert_eq!(sizes("-b 0 -e 9"), [0]);
         assert_eq!(sizes("-b 4 -e 9 -i 0"), [4]);
+        assert_eq!(sizes("--collective barrier"), [8], "a barrier has no sizes");
     }
 
     #[test]

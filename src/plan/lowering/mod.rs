@@ -3,6 +3,11 @@
 //! Owns how a group becomes sends and additions, and what each collective does with the levels. Must not know which
 //! planner made the schedule.
 //!
+//! Gather, scatter and all-to-all are one level of groups of one participant each, whose data goes straight to the root;
+//! the lowering derives these groups from the number of ranks, because a schedule would list one for each pair of ranks.
+//! The blocks of an all-to-all are spans of one vector like any other, but their lengths are bound with the call
+//! ([`BlockLayout`](super::pipeline::BlockLayout)), because no rank knows the lengths of all of them.
+//!
 //! | module | owns |
 //! |---|---|
 //! | `exchange` | chain or direct exchange, for each group |
@@ -129,7 +134,7 @@ impl Plan {
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
-        let mine = held_spans.input.intersection(held_spans.output);
+        let mine = spec.kept(rank, world);
         if !mine.is_empty() {
             builder.keep(mine);
         }

@@ -12,7 +12,7 @@ use crate::plan::program::HeldSpans;
 pub struct ProgramSpec {
     /// The collective.
     pub collective: Collective,
-    /// The source of a broadcast or the destination of a reduce; 0 for other collectives.
+    /// The source of a broadcast or scatter, or the destination of a reduce or gather; 0 for other collectives.
     pub root: Rank,
     /// Whether each rank's contribution is multiplied by its factor before it is added.
     pub prescale: bool,
@@ -44,13 +44,47 @@ impl ProgramSpec {
         let own = Span::part(rank, world);
         let at_root = if rank == self.root { Span::WHOLE } else { nothing };
         let (input, output) = match self.collective {
-            Collective::AllReduce => (Span::WHOLE, Span::WHOLE),
+            Collective::AllReduce | Collective::Barrier => (Span::WHOLE, Span::WHOLE),
             Collective::ReduceScatter => (Span::WHOLE, own),
-            Collective::AllGather => (own, Span::WHOLE),
+            // The output of an all-to-all is every block that goes to this rank: see `receives`.
+            Collective::AllGather | Collective::AllToAll => (own, Span::WHOLE),
             Collective::Broadcast => (at_root, Span::WHOLE),
             Collective::Reduce => (Span::WHOLE, at_root),
+            Collective::Gather => (own, at_root),
+            Collective::Scatter => (at_root, own),
         };
         HeldSpans { input, output, disjoint: self.one_shot }
+    }
+
+    /// The block of a straight collective that goes from one rank to another. The vector of an all-to-all is the
+    /// concatenation of all ranks' inputs, so it has a block for each pair of ranks.
+    #[must_use]
+    pub fn block(&self, from: Rank, to: Rank, world: usize) -> Span {
+        match self.collective {
+            Collective::AllToAll => Span::part(from * world + to, world * world),
+            Collective::Scatter => Span::part(to, world),
+            _ => Span::part(from, world),
+        }
+    }
+
+    /// Whether the caller on `rank` receives the point of the vector.
+    #[must_use]
+    pub fn receives(&self, rank: Rank, point: Fraction, world: usize) -> bool {
+        if self.collective == Collective::AllToAll {
+            return point.element((world * world) as u64, 1) as usize % world == rank;
+        }
+        let Span { start, end } = self.held_spans(rank, world).output;
+        start <= point && point < end
+    }
+
+    /// The part of the vector that the caller on `rank` both provides and receives.
+    #[must_use]
+    pub fn kept(&self, rank: Rank, world: usize) -> Span {
+        if self.collective == Collective::AllToAll {
+            return self.block(rank, rank, world);
+        }
+        let HeldSpans { input, output, .. } = self.held_spans(rank, world);
+        input.intersection(output)
     }
 
     /// A number that differs between variants, apart from the root.

@@ -3,7 +3,6 @@
 //! Owns the cutting. Must not know what is sent.
 
 use super::program_spec::ProgramSpec;
-use crate::call::Collective;
 use crate::plan::fraction::Span;
 use crate::plan::schedule::{Schedule, Shard};
 
@@ -21,7 +20,7 @@ pub(super) struct Segment {
 /// the spans that callers hold. Spans that are sent whole are cut only where parts of them are complete at different levels.
 pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    if spec.one_shot {
+    if spec.one_shot || spec.collective.is_straight() {
         return vec![Segment { span: Span::WHOLE, grid: Span::WHOLE, shard: schedule.shards()[0] }];
     }
     for shard in schedule.shards() {
@@ -32,7 +31,7 @@ pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
             _ => segments.push(Segment { span: shard.span, grid: shard.span, shard: *shard }),
         }
     }
-    if !matches!(spec.collective, Collective::ReduceScatter | Collective::AllGather) {
+    if !spec.collective.has_parts() {
         return segments;
     }
     let world = schedule.world();

@@ -54,8 +54,12 @@ impl RankLowering<'_> {
             self.reduce_one_shot(&mut transfers);
             return transfers;
         }
+        if self.spec.collective.is_straight() {
+            self.exchange_blocks(&mut transfers);
+            return transfers;
+        }
         let reduced = match self.spec.collective {
-            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
+            Collective::AllReduce | Collective::Barrier | Collective::ReduceScatter | Collective::Reduce => {
                 if self.spec.reproducible {
                     self.reduce_at_owners(&mut transfers)
                 } else {
@@ -63,15 +67,13 @@ impl RankLowering<'_> {
                 }
             }
             // The gather starts at the owners.
-            Collective::AllGather | Collective::Broadcast => self.redistribute(0, false, &mut transfers),
+            _ => self.redistribute(0, false, &mut transfers),
         };
         match self.spec.collective {
-            Collective::AllReduce | Collective::AllGather | Collective::Broadcast => {
-                self.gather(reduced, &mut transfers);
-            }
             Collective::ReduceScatter | Collective::Reduce => {
                 self.redistribute(reduced, true, &mut transfers);
             }
+            _ => self.gather(reduced, &mut transfers),
         }
         transfers
     }
@@ -154,12 +156,36 @@ impl RankLowering<'_> {
         }
     }
 
+    /// Every rank sends each of its blocks straight to the rank that gets it.
+    fn exchange_blocks(&self, transfers: &mut Vec<Transfer>) {
+        let Self { rank, spec, .. } = *self;
+        let world = self.schedule.world();
+        let mut push = |span, op| {
+            let segment = Segment { span, grid: span, ..self.segments[0] };
+            transfers.push(Transfer { depth: 0, group: 0, segment, completes: false, op });
+        };
+        for peer in (0..world).filter(|peer| *peer != rank) {
+            let (sends, receives) = match spec.collective {
+                Collective::Gather => (peer == spec.root, rank == spec.root),
+                Collective::Scatter => (rank == spec.root, peer == spec.root),
+                _ => (true, true),
+            };
+            if sends {
+                push(spec.block(rank, peer, world), TransferOp::Send(vec![peer]));
+            }
+            if receives {
+                push(spec.block(peer, rank, world), TransferOp::Copy(peer));
+            }
+        }
+    }
+
     /// The gather, from the last level to the first, starting at `depth`.
     fn gather(&self, mut depth: u32, transfers: &mut Vec<Transfer>) {
         for (number, level) in self.schedule.levels().iter().enumerate().rev() {
             for index in level.groups_of(self.rank) {
                 let group = &level.groups()[index];
                 self.gather_hops(group, self.patterns[number][index], |hop, op| {
+                    let Some(op) = self.without_root(op) else { return };
                     for segment in self.segments_of(group.span) {
                         let (depth, op) = (depth + hop as u32, op.clone());
                         transfers.push(Transfer { depth, group: index, segment, completes: false, op });
@@ -167,6 +193,21 @@ impl RankLowering<'_> {
                 });
             }
             depth += self.hops[number];
+        }
+    }
+
+    /// What is left of an operation of the gather. The root of a broadcast has all data, so it receives none.
+    fn without_root(&self, op: TransferOp) -> Option<TransferOp> {
+        if self.spec.collective != Collective::Broadcast {
+            return Some(op);
+        }
+        let root = self.spec.root;
+        match op {
+            TransferOp::Send(mut peers) => {
+                peers.retain(|peer| *peer != root);
+                (!peers.is_empty()).then_some(TransferOp::Send(peers))
+            }
+            op => (self.rank != root).then_some(op),
         }
     }
 

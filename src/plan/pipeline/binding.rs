@@ -2,6 +2,8 @@
 //!
 //! Owns plain descriptions that the executor fills in. Must not know programs or messages.
 
+use std::ops::Range;
+
 /// Size and layout of one call, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
@@ -13,6 +15,16 @@ pub struct Binding {
     pub align: u64,
     /// Whether input and output are the same memory.
     pub in_place: bool,
+}
+
+/// Where the blocks are that one rank sends and receives in an all-to-all, in elements that this rank numbers for itself:
+/// both ends of a link agree on the length of a block only. The block that stays on the rank has the same elements in both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// By rank, the block that goes to it.
+    pub sends: Vec<Range<u64>>,
+    /// By rank, the block that comes from it.
+    pub receives: Vec<Range<u64>>,
 }
 
 /// How one link delivers messages, and how many it carries at once. Constant for the life of a pipeline.

@@ -30,10 +30,10 @@ mod link_state;
 mod message_order;
 
 pub use action::{Action, Location, Slot};
-pub use binding::{Binding, LinkProfile, Staging};
+pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
-use super::program::{Body, BufferKind, OperandSource, Program, StepId, Waves};
+use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Waves};
 use link_state::{LinkState, PendingRecv};
 use message_order::BoundStep;
 use std::collections::VecDeque;
@@ -46,7 +46,9 @@ use std::sync::Arc;
 pub struct Pipeline {
     program: Arc<Program>,
     binding: Binding,
-    /// Whether messages are numbered for the size and layout of `binding`.
+    /// The blocks that steps move; empty lists if steps move their spans of the vector.
+    blocks: BlockLayout,
+    /// Whether messages are numbered for the size and layout of `binding` and `blocks`.
     numbered: bool,
     steps: Vec<BoundStep>,
     combine_queued: Vec<bool>,
@@ -87,6 +89,7 @@ impl Pipeline {
         let steps = program.steps.len();
         Self {
             binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
+            blocks: BlockLayout::default(),
             numbered: false,
             steps: vec![BoundStep::default(); steps],
             combine_queued: vec![false; steps],
@@ -118,8 +121,33 @@ impl Pipeline {
 
     /// Starts a call. `staging` says what the link to each peer needs staged. Resets all state of the previous call.
     pub fn start(&mut self, binding: Binding, staging: impl Fn(Rank) -> Staging) {
+        self.start_call(binding, None, staging);
+    }
+
+    /// [`start`](Self::start) of a program whose steps move blocks. Their lengths come with the call.
+    pub fn start_exchange(
+        &mut self,
+        binding: Binding,
+        blocks: &BlockLayout,
+        staging: impl Fn(Rank) -> Staging,
+    ) {
+        self.start_call(binding, Some(blocks), staging);
+    }
+
+    fn start_call(
+        &mut self,
+        binding: Binding,
+        blocks: Option<&BlockLayout>,
+        staging: impl Fn(Rank) -> Staging,
+    ) {
         let elements = |binding: &Binding| (binding.count, binding.subchunk, binding.align);
-        let numbered = self.numbered && elements(&self.binding) == elements(&binding);
+        let mut numbered = self.numbered && elements(&self.binding) == elements(&binding);
+        if let Some(blocks) = blocks {
+            numbered &= self.blocks == *blocks;
+            // Not `clone`, which allocates.
+            self.blocks.sends.clone_from(&blocks.sends);
+            self.blocks.receives.clone_from(&blocks.receives);
+        }
         self.binding = binding;
         self.numbered = true;
         self.remaining = 0;
@@ -168,8 +196,9 @@ impl Pipeline {
     fn bind(&mut self) {
         let Binding { count, subchunk, align, .. } = self.binding;
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
-            let Range { start, end } = step.span.elements(count, align);
-            let grid = step.grid.elements(count, align);
+            let block = block_of(step, self.program.rank, &self.blocks);
+            let Range { start, end } = block.clone().unwrap_or_else(|| step.span.elements(count, align));
+            let grid = block.unwrap_or_else(|| step.grid.elements(count, align));
             let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
@@ -411,6 +440,17 @@ impl Pipeline {
         if !std::mem::replace(&mut self.combine_queued[step as usize], true) {
             self.to_combine.push_back(step);
         }
+    }
+}
+
+/// The elements of the block that a step moves; `None` if `blocks` is empty.
+fn block_of(step: &Step, rank: Rank, blocks: &BlockLayout) -> Option<Range<u64>> {
+    match &step.body {
+        Body::Send { peers, .. } => blocks.sends.get(*peers.first()?).cloned(),
+        Body::Combine { operands, .. } => match operands.first()? {
+            OperandSource::Received { peer } => blocks.receives.get(*peer).cloned(),
+            OperandSource::Own { .. } => blocks.receives.get(rank).cloned(),
+        },
     }
 }
 

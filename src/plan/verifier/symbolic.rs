@@ -203,8 +203,7 @@ impl<'a> SymbolicRun<'a> {
             let mut divisions = 0;
             for (rank, (results, divided)) in output.iter().zip(divided).enumerate() {
                 divisions += divided[at];
-                let window = spec.held_spans(rank, world).output;
-                if self.cuts[at] < window.start || self.cuts[at] >= window.end {
+                if !spec.receives(rank, self.cuts[at], world) {
                     continue;
                 }
                 let segment = self.segment(at);
@@ -242,8 +241,11 @@ impl<'a> SymbolicRun<'a> {
         let world = self.programs.len();
         let contents = &self.contents[result as usize];
         let wanted = |from: Rank| match spec.collective {
-            Collective::AllGather => segment.start.element(world as u64, 1) as Rank == from,
-            Collective::Broadcast => from == spec.root,
+            Collective::AllGather | Collective::Gather => {
+                segment.start.element(world as u64, 1) as Rank == from
+            }
+            Collective::AllToAll => segment.start.element((world * world) as u64, 1) as Rank / world == from,
+            Collective::Broadcast | Collective::Scatter => from == spec.root,
             _ => true,
         };
         let wrong = |from: Rank, what: &str| {

@@ -90,16 +90,38 @@ calls! {
     reduce_scatter_in_place, reduce_scatter_in_place_on_gpu (op: ReduceOp);
     all_gather_in_place, all_gather_in_place_on_gpu ();
     broadcast, broadcast_on_gpu (root: usize);
+    gather_in_place, gather_in_place_on_gpu (root: usize);
+    scatter_in_place, scatter_in_place_on_gpu (root: usize);
     reduce, reduce_on_gpu (op: ReduceOp, root: usize);
     --
     all_reduce_into, all_reduce_into_on_gpu (op: ReduceOp);
     reduce_scatter, reduce_scatter_on_gpu (op: ReduceOp);
     all_gather, all_gather_on_gpu ();
     broadcast_into, broadcast_into_on_gpu (root: usize);
+    gather, gather_on_gpu (root: usize);
+    scatter, scatter_on_gpu (root: usize);
+    all_to_all, all_to_all_on_gpu ();
     reduce_into, reduce_into_on_gpu (op: ReduceOp, root: usize);
 }
 
 impl Rank {
+    /// `all_to_all_v`, on copies of the vectors on the GPU in worlds with GPUs.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        send: &[T],
+        send_counts: &[usize],
+        receive: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        match self.gpu {
+            #[cfg(feature = "cuda")]
+            Some(gpu) => self.call_on_gpu_into(gpu, send, receive, |send, receive| {
+                self.communicator.all_to_all_v_on_gpu(send, send_counts, receive, receive_counts)
+            }),
+            _ => self.communicator.all_to_all_v(send, send_counts, receive, receive_counts),
+        }
+    }
+
     /// A rank of a world of this kind.
     pub fn new(communicator: Communicator, world: World) -> Self {
         #[cfg(feature = "cuda")]
