@@ -58,11 +58,14 @@ impl PlanKind {
 /// Identifies a program.
 type ProgramKey = (PlanKind, ProgramSpec);
 
+/// How a call is executed.
 #[derive(Clone, Copy)]
-struct Installed {
-    path: CallPath,
-    /// Equal on all ranks that run the same program.
-    digest: u64,
+pub(super) struct Installed {
+    pub path: CallPath,
+    /// The digest by which ranks check that they run the same program: equal on all ranks that do.
+    pub digest: u64,
+    /// Whether the call needs scratch memory, if its output is shorter than the whole vector.
+    pub writes_scratch: bool,
 }
 
 impl Plans {
@@ -142,9 +145,8 @@ impl Plans {
         executor.uninstall_all();
     }
 
-    /// How `checked` is executed, and the digest by which ranks check that they run the same program. The
-    /// first call of its kind installs the program.
-    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<(CallPath, u64)> {
+    /// How `checked` is executed. The first call of its kind installs the program.
+    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
         // A barrier is an all-reduce without elements.
         let collective = if checked.collective == Collective::Barrier {
             Collective::AllReduce
@@ -173,11 +175,10 @@ impl Plans {
                 && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
             one_shot,
         };
-        let installed = match self.installed.get(&(kind, spec)) {
-            Some(installed) => *installed,
-            None => self.install((kind, spec), executor)?,
-        };
-        Ok((installed.path, installed.digest))
+        match self.installed.get(&(kind, spec)) {
+            Some(installed) => Ok(*installed),
+            None => self.install((kind, spec), executor),
+        }
     }
 
     fn plan(&self, kind: PlanKind) -> &Plan {
@@ -192,7 +193,8 @@ impl Plans {
         // would cancel out.
         let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
         let digest = xxh3_64(&both.to_le_bytes());
-        let installed = Installed { digest, path: executor.install(program)? };
+        let writes_scratch = program.writes_scratch();
+        let installed = Installed { digest, path: executor.install(program)?, writes_scratch };
         self.installed.insert(key, installed);
         Ok(installed)
     }

@@ -8,7 +8,7 @@ use super::checked_call::CheckedCall;
 use super::control_plane::ControlPlane;
 use super::gpu::{self, GpuState, ResidentCall};
 use super::launch_group::LaunchMember;
-use super::plans::Plans;
+use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
 use super::request::CallOutcome;
 use super::user_memory::UserMemory;
@@ -186,7 +186,7 @@ impl CallRunner {
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
         #[cfg(test)]
         assert!(!state.panics, "a test wants a panic");
-        let (path, program) = self.path(checked, state)?;
+        let Installed { path, digest: program, writes_scratch } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
             collective: checked.collective,
@@ -205,7 +205,7 @@ impl CallRunner {
             call,
             input: checked.input,
             output: checked.output,
-            scratch: self.scratch(checked, state)?,
+            scratch: if writes_scratch { self.scratch(checked, state)? } else { Piece::EMPTY },
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
@@ -221,10 +221,11 @@ impl CallRunner {
         has_path && checked.input.len() <= self.small && self.has_small_path
     }
 
-    /// How the call is executed, and the digest by which ranks check that they run the same program.
-    fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(CallPath, u64)> {
+    /// How the call is executed.
+    fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
         if self.is_small(checked) {
-            return Ok((CallPath::Small, state.plans.digest()));
+            let digest = state.plans.digest();
+            return Ok(Installed { path: CallPath::Small, digest, writes_scratch: false });
         }
         state.plans.path(checked, &mut state.executor)
     }

@@ -236,6 +236,15 @@ impl Program {
         &self.dependents[range.start as usize..range.end as usize]
     }
 
+    /// Whether a step writes a part of the vector that the caller's output does not hold, so that calls need scratch
+    /// memory for it.
+    #[must_use]
+    pub fn writes_scratch(&self) -> bool {
+        let Span { start, end } = self.held_spans.output;
+        let outside = |step: &Step| step.span.start < start || end < step.span.end;
+        self.steps.iter().any(|step| matches!(step.body, Body::Combine { .. }) && outside(step))
+    }
+
     /// The peers that this rank sends to or receives from.
     pub fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.links.keys().copied()

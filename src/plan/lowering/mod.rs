@@ -153,3 +153,53 @@ impl Plan {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Collective;
+    use crate::plan::planner::ring;
+    use crate::plan::program::{Body, Step};
+    use crate::plan::program::{Body, Step};
+
+    /// The program of each of four ranks on one node for a collective with root 1, by a ring.
+    fn programs(collective: Collective, lowering: Lowering) -> Vec<Program> {
+        let topology = Topology::from_names(&["a"; 4]);
+        let plan = Plan::on(ring::plan(&topology), &topology, lowering);
+        let root = if collective.has_root() { 1 } else { 0 };
+        let spec = ProgramSpec { collective, root, ..ProgramSpec::ALL_REDUCE };
+        (0..4).map(|rank| plan.program(rank, spec)).collect()
+    }
+
+    /// The length of all that ranks send to a rank, in vectors.
+    fn received(programs: &[Program], rank: Rank) -> f64 {
+        let to_rank = |step: &Step| matches!(&step.body, Body::Send { peers, .. } if peers.contains(&rank));
+        let steps = programs.iter().flat_map(|program| &program.steps);
+        steps.filter(|step| to_rank(step)).map(|step| step.span.extent()).sum()
+    }
+
+    #[test]
+    fn ranks_receive_what_they_need_only() {
+        for lowering in [Lowering::Direct, Lowering::Chain] {
+            let broadcast = programs(Collective::Broadcast, lowering);
+            assert_eq!(
+                (0..4).map(|rank| received(&broadcast, rank)).collect::<Vec<_>>(),
+                [1.0, 0.0, 1.0, 1.0]
+            );
+            let gather = programs(Collective::Gather, lowering);
+            assert_eq!((0..4).map(|rank| received(&gather, rank)).collect::<Vec<_>>(), [0.0, 0.75, 0.0, 0.0]);
+            let scatter = programs(Collective::Scatter, lowering);
+            let quarters = [0.25, 0.0, 0.25, 0.25];
+            assert_eq!((0..4).map(|rank| received(&scatter, rank)).collect::<Vec<_>>(), quarters);
+        }
+    }
+
+    #[test]
+    fn only_partial_sums_of_other_ranks_parts_need_scratch_memory() {
+        let needs = |collective, lowering| programs(collective, lowering).iter().any(Program::writes_scratch);
+        assert!(!needs(Collective::ReduceScatter, Lowering::Direct));
+        assert!(needs(Collective::ReduceScatter, Lowering::Chain));
+        assert!(!needs(Collective::AllReduce, Lowering::Chain));
+        assert!(!needs(Collective::AllToAll, Lowering::Chain));
+    }
+}
