@@ -59,7 +59,7 @@ typedef enum {
 // communicators of its own.
 typedef struct flexring_comm flexring_comm;
 
-// An asynchronous call. Made by flexring_all_reduce_async, freed by flexring_wait. In a forked child of the process that
+// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked child of the process that
 // made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 typedef struct flexring_request flexring_request;
 
@@ -378,7 +378,7 @@ flexring_result flexring_all_reduce_async(const void *send,
 // Waits until the call is over, frees the request, and returns the call's result.
 //
 // The caller promises:
-// `request` is NULL or came from flexring_all_reduce_async and was not waited for yet; it must not be used
+// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
 // afterwards.
 flexring_result flexring_wait(flexring_request *request);
 
@@ -388,6 +388,129 @@ flexring_result flexring_wait(flexring_request *request);
 // The caller promises:
 // `request` is NULL or live; `done` is NULL or points to an int that may be written.
 flexring_result flexring_test(const flexring_request *request, int *done);
+
+// Concatenates the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on the rank `root`.
+// In place: `send` is `recv` plus this rank times `send_count` elements. `recv` of other ranks is ignored.
+//
+// The caller promises:
+// `send` is valid for reading `send_count` elements, on the root `recv` for writing `send_count` for each rank; `comm` is NULL
+// or a live handle. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
+flexring_result flexring_gather(const void *send,
+                                void *recv,
+                                size_t send_count,
+                                flexring_dtype dtype,
+                                int root,
+                                flexring_comm *comm,
+                                void *stream);
+
+// Splits the vector at `send` of the rank `root` into `recv_count` elements per rank. Rank r gets the r-th
+// `recv_count` elements at `recv`. In place: `recv` is `send` plus this rank times `recv_count` elements. `send` of
+// other ranks is ignored.
+//
+// The caller promises:
+// on the root `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm` is NULL
+// or a live handle. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
+flexring_result flexring_scatter(const void *send,
+                                 void *recv,
+                                 size_t recv_count,
+                                 flexring_dtype dtype,
+                                 int root,
+                                 flexring_comm *comm,
+                                 void *stream);
+
+// Sends the r-th `count` elements at `send` to rank r, and receives the r-th `count` elements at `recv` from it, for
+// every rank r. The two buffers must not overlap.
+//
+// The caller promises:
+// `send` is valid for reading and `recv` for writing `count` elements for each rank; `comm` is NULL
+// or a live handle. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
+flexring_result flexring_all_to_all(const void *send,
+                                    void *recv,
+                                    size_t count,
+                                    flexring_dtype dtype,
+                                    flexring_comm *comm,
+                                    void *stream);
+
+// flexring_all_to_all with blocks of different lengths: `send_counts[r]` elements go to rank r, and `recv_counts[r]`
+// elements come from it. In both buffers the blocks follow each other without gaps, in the order of ranks. A block
+// that is not as long as the receiver expects is an error on all ranks.
+//
+// The caller promises:
+// `send_counts` and `recv_counts` are arrays of one count for each rank; `send` is valid for reading and `recv` for
+// writing as many elements as their counts add up to; `comm` is NULL
+// or a live handle. Memory of a GPU, and the stream, stay valid until the stream has passed the call.
+flexring_result flexring_all_to_all_v(const void *send,
+                                      const size_t *send_counts,
+                                      void *recv,
+                                      const size_t *recv_counts,
+                                      flexring_dtype dtype,
+                                      flexring_comm *comm,
+                                      void *stream);
+
+// Starts flexring_gather and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+//
+// The caller promises:
+// As for flexring_gather, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_gather_async(const void *send,
+                                      void *recv,
+                                      size_t send_count,
+                                      flexring_dtype dtype,
+                                      int root,
+                                      flexring_comm *comm,
+                                      flexring_request **out);
+
+// Starts flexring_scatter and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+//
+// The caller promises:
+// As for flexring_scatter, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_scatter_async(const void *send,
+                                       void *recv,
+                                       size_t recv_count,
+                                       flexring_dtype dtype,
+                                       int root,
+                                       flexring_comm *comm,
+                                       flexring_request **out);
+
+// Starts flexring_all_to_all and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+//
+// The caller promises:
+// As for flexring_all_to_all, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_all_to_all_async(const void *send,
+                                          void *recv,
+                                          size_t count,
+                                          flexring_dtype dtype,
+                                          flexring_comm *comm,
+                                          flexring_request **out);
+
+// Starts flexring_all_to_all_v and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The arrays of counts are copied.
+//
+// The caller promises:
+// As for flexring_all_to_all_v, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_all_to_all_v_async(const void *send,
+                                            const size_t *send_counts,
+                                            void *recv,
+                                            const size_t *recv_counts,
+                                            flexring_dtype dtype,
+                                            flexring_comm *comm,
+                                            flexring_request **out);
+
+// Returns when all ranks have called it. It concerns the calling thread and no stream: calls that this rank has queued
+// in streams before are over, too.
+//
+// The caller promises:
+// `comm` is NULL or a live handle.
+flexring_result flexring_barrier(flexring_comm *comm);
+
+// Starts flexring_barrier and returns at once. flexring_wait returns when all ranks have called one of the two.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
+flexring_result flexring_barrier_async(flexring_comm *comm,
+                                       flexring_request **out);
 
 // Sets a function that calls of this thread call about every 50 milliseconds while they wait; NULL removes it. If it
 // returns another number than 0, the call ends: the communicator is aborted on all ranks, and the call returns

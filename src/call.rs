@@ -152,17 +152,24 @@ impl Call {
         })
     }
 
-    /// Whether two ranks describe the same call. All fields but the factor must be equal.
+    /// Whether two ranks describe the same call. All fields but the factor must be equal, except that the ranks of an
+    /// all-to-all have counts of their own, and those that send nothing may have no memory on a GPU.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
-        (Self { factor: 0.0, ..*self }) == (Self { factor: 0.0, ..*other })
+        let mut same = Self { factor: 0.0, ..*other };
+        if self.collective == Collective::AllToAll {
+            let nothing = self.count == 0 || other.count == 0;
+            same.on_gpu = if nothing { self.on_gpu } else { other.on_gpu };
+            same.count = self.count;
+        }
+        (Self { factor: 0.0, ..*self }) == same
     }
 
     /// Describes how `theirs`, the call of rank `them`, differs from this call of rank `me`.
     #[must_use]
     pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
-        if self.collective == Collective::AllToAll && self.agrees_with(&Self { count: self.count, ..*theirs })
-        {
+        // Only the counts of an all-to-all can differ in calls that agree otherwise.
+        if self.count != theirs.count && self.agrees_with(theirs) {
             let Self { sequence, dtype, count, .. } = self;
             return format!(
                 "all_to_all #{sequence}: rank {them} sends {} x {} to rank {me}, which expects {count}",

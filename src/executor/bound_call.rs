@@ -47,8 +47,8 @@ impl BoundCall {
         let expected = self.expected(peer);
         // A rank that exchanges no elements has no memory, which could be on a GPU.
         let no_elements = self.blocks.is_some() && self.announcement(peer).count == 0 && expected.count == 0;
-        let on_gpu = if no_elements { theirs.on_gpu } else { expected.on_gpu };
-        Call { on_gpu, ..expected }.agrees_with(theirs)
+        let same_memory = no_elements || expected.on_gpu == theirs.on_gpu;
+        same_memory && expected.count == theirs.count && expected.agrees_with(theirs)
     }
 }
 

@@ -379,9 +379,7 @@ fn make_call(comm: &Rank, collective: Collective, root: usize, count: usize, op:
 
 #[test]
 fn different_calls_are_reported_on_every_rank() {
-    use Collective::{
-        AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
-    };
+    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     let (sum, max) = (ReduceOp::Sum, ReduceOp::Max);
     let cases = [
         // The call of the other ranks, the call of rank 2, and a part of the message.
@@ -409,8 +407,8 @@ fn different_calls_are_reported_on_every_rank() {
         ((Scatter, 0, 4000, sum), (Scatter, 0, 0, sum), "0 x float"),
         ((Gather, 0, 4000, sum), (AllGather, 0, 4000, sum), "all_gather #2"),
         ((AllToAll, 0, 4000, sum), (AllGather, 0, 4000, sum), "all_gather #2"),
-        ((Barrier, 0, 0, sum), (AllReduce, 0, 0, sum), "all_reduce #2"),
-        ((AllReduce, 0, 4, sum), (Barrier, 0, 0, sum), "barrier #2"),
+        ((Collective::Barrier, 0, 0, sum), (AllReduce, 0, 0, sum), "all_reduce #2"),
+        ((AllReduce, 0, 4, sum), (Collective::Barrier, 0, 0, sum), "barrier #2"),
     ];
     for &world in World::enabled() {
         for (number, (usual, other, phrase)) in cases.into_iter().enumerate() {

@@ -252,7 +252,7 @@ fn equal_and_uneven_counts_may_meet_in_one_call() {
                 _ => comm.all_to_all_v(&send, &[4; 3], &mut receive, &[4; 3]),
             }
             .expect("the blocks have equal lengths");
-            assert_eq!(receive, elements(12, |at| token(at / 4, comm.rank() * 4 + at % 4)));
+            assert_eq!(receive, elements(12, |at| token::<i32>(at / 4, comm.rank() * 4 + at % 4)));
         });
     }
 }

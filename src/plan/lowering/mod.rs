@@ -160,7 +160,6 @@ mod tests {
     use crate::call::Collective;
     use crate::plan::planner::ring;
     use crate::plan::program::{Body, Step};
-    use crate::plan::program::{Body, Step};
 
     /// The program of each of four ranks on one node for a collective with root 1, by a ring.
     fn programs(collective: Collective, lowering: Lowering) -> Vec<Program> {
