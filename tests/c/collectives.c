@@ -103,7 +103,8 @@ static void gather(flexring_comm *comm, int rank, int root, int shared, size_t c
     WORKS(flexring_gather(send, rank == root ? recv : NULL, count, FLEXRING_INT32, root, comm, NULL));
     for (size_t i = 0; i < WORLD * count; i++)
         CHECK(recv[i] == (rank == root ? value((int)(i / count), i % count) : SENTINEL));
-    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i)), recv[own + i] = send[i];
+    for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i));
+    for (size_t i = 0; i < count; i++) recv[own + i] = send[i];
 
     flexring_request *request;
     WORKS(flexring_gather_async(recv + own, recv, count, FLEXRING_INT32, root, comm, &request));
@@ -118,7 +119,8 @@ static void scatter(flexring_comm *comm, int rank, int root, int shared, size_t 
     for (size_t i = 0; rank == root && i < WORLD * count; i++) send[i] = value(root, i);
 
     WORKS(flexring_scatter(rank == root ? send : NULL, recv, count, FLEXRING_INT32, root, comm, NULL));
-    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, own + i)), recv[i] = SENTINEL;
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, own + i));
+    for (size_t i = 0; i < count; i++) recv[i] = SENTINEL;
     for (size_t i = 0; i < WORLD * count; i++) CHECK(send[i] == (rank == root ? value(root, i) : SENTINEL));
 
     flexring_request *request;
@@ -136,7 +138,8 @@ static void all_to_all(flexring_comm *comm, int rank, int shared, size_t count) 
 
     WORKS(flexring_all_to_all(send, recv, count, FLEXRING_INT32, comm, NULL));
     for (size_t i = 0; i < WORLD * count; i++)
-        CHECK(recv[i] == value((int)(i / count), (size_t)rank * count + i % count)), recv[i] = SENTINEL;
+        CHECK(recv[i] == value((int)(i / count), (size_t)rank * count + i % count));
+    for (size_t i = 0; i < WORLD * count; i++) recv[i] = SENTINEL;
     for (size_t i = 0; i < WORLD * count; i++) CHECK(send[i] == value(rank, i));
     EXPECT(INVALID, "in place", flexring_all_to_all(send, send, count, FLEXRING_INT32, comm, NULL));
 
@@ -157,7 +160,8 @@ static void all_to_all_v(flexring_comm *comm, int rank, int shared, size_t count
     for (size_t i = 0; i < before; i++) send[i] = value(rank, i);
 
     WORKS(flexring_all_to_all_v(send, sends, recv, recvs, FLEXRING_INT32, comm, NULL));
-    for (size_t i = 0; i < after; i++) CHECK(recv[i] == value(rank + 1 + (int)(i / count), before + i % count)), recv[i] = SENTINEL;
+    for (size_t i = 0; i < after; i++) CHECK(recv[i] == value(rank + 1 + (int)(i / count), before + i % count));
+    for (size_t i = 0; i < after; i++) recv[i] = SENTINEL;
     CHECK(recv[after] == SENTINEL);
     EXPECT(INVALID, "recv_counts", flexring_all_to_all_v(send, sends, recv, NULL, FLEXRING_INT32, comm, NULL));
 

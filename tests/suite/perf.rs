@@ -135,6 +135,13 @@ fn every_type_and_operation_is_correct_in_small_worlds() {
 }
 
 #[test]
+fn a_barrier_is_measured_in_one_row_without_a_size() {
+    let rows = rows("--ranks 3 --collective barrier");
+    assert_eq!(rows.len(), 1);
+    assert_eq!((&rows[0][..2], &*rows[0][3]), (&["0".to_owned(), "0".to_owned()][..], "none"));
+}
+
+#[test]
 fn every_collective_is_correct_and_measured_as_in_nccl_tests() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
@@ -147,6 +154,9 @@ fn every_collective_is_correct_and_measured_as_in_nccl_tests() {
         ("all-gather", -1, 3, 2.0 / 3.0),
         ("broadcast", 2, 1, 1.0),
         ("reduce", 2, 1, 1.0),
+        ("gather", 2, 3, 2.0 / 3.0),
+        ("scatter", 2, 3, 2.0 / 3.0),
+        ("all-to-all", -1, 3, 2.0 / 3.0),
     ] {
         let flags = "--ranks 3 --root 2 -b 48 -e 480000 -f 10000 -d double -o all";
         let rows = rows(&format!("{flags} --collective {collective} --json {}", path.display()));
@@ -337,7 +347,7 @@ fn flags_that_cannot_be_used_are_quoted() {
         ("-o sub", "sub"),
         ("--algo rign", "rign"),
         ("-b 2M -e 1M", "--minbytes 2M"),
-        ("--collective gather", "expected all_reduce, reduce_scatter, all_gather, broadcast or reduce"),
+        ("--collective gathers", "broadcast, reduce, gather, scatter, all_to_all or barrier"),
         ("--collective reduce --root 1", "--root 1 is not a rank: there are 1, from 0"),
     ] {
         let (output, out, err) = output(&mut flexring(&format!("perf --ranks 1 {flags}")));
