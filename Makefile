@@ -35,7 +35,7 @@ LIGHT = --config profile.test.opt-level=1
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
-	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel fuzz gpu-bundle
+	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
 all: build
 
@@ -58,7 +58,7 @@ test:
 # Ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel fuzz
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 
 fmt:
 	$(CARGO) fmt --check
@@ -115,6 +115,13 @@ test-valgrind: build
 # The source distribution, the wheel that cargo builds from it, and its annotations; needs PyPI.
 test-wheel:
 	tests/wheel
+
+# The backend for torch.distributed with several versions of torch (5 GB each), in target/torch; needs PyPI. TORCH="2.15.0"
+# chooses versions.
+test-torch: test-wheel
+	@if ls target/wheel/dist/*.whl >/dev/null 2>&1; then set -x; \
+	python3 python/tests/torch_versions.py --wheel target/wheel/dist/*.whl $(TORCH); \
+	else echo "skipped: PyTorch's versions: there is no wheel"; fi
 
 # Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
 # is embedded, and NVRTC compiles it when it is needed.

@@ -4,7 +4,7 @@
     model = DistributedDataParallel(model)
     flexring.torch.register(model)
 
-Works with PyTorch 1.13 and 2.
+Works with PyTorch 1.13 and 2. Importing it also makes ``init_process_group("flexring")`` known to torch (``torch_backend``).
 """
 
 import queue
@@ -15,6 +15,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+from . import torch_backend
 from ._vector import dtype_name
 from .communicator import Communicator, unique_id
 
@@ -148,3 +149,6 @@ def register(model: Any, comm: Optional[Communicator] = None) -> Communicator:
         raise ValueError(f"the model is on {size} ranks and the communicator on {comm.size}")
     model.register_comm_hook(comm, allreduce_hook)
     return comm
+
+
+torch_backend.register()

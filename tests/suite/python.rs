@@ -14,16 +14,20 @@ const INTERPRETERS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 /// The first interpreter that can import these modules. Prints a note if there is none.
 pub fn interpreter(modules: &str) -> Option<&'static str> {
-    let import = format!("import {modules}");
-    let imports = |name: &&str| {
-        let output = Command::new(name).args(["-c", &import]).output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let found = INTERPRETERS.into_iter().find(imports);
+    let found = interpreter_that_runs(&format!("import {modules}"));
     if found.is_none() {
         eprintln!("skipped: no python3 that can import {modules}");
     }
     found
+}
+
+/// The first interpreter that runs this program without an error.
+fn interpreter_that_runs(text: &str) -> Option<&'static str> {
+    let runs = |name: &&str| {
+        let output = Command::new(name).args(["-c", text]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    INTERPRETERS.into_iter().find(runs)
 }
 
 /// An interpreter that uses the bindings of this checkout and the library of this build.
@@ -94,6 +98,37 @@ fn training_gives_the_same_losses_over_flexring_and_gloo() {
     torchrun.args(["examples/train_digits.py", "--backend", "both", "--epochs", "2"]);
     let text = succeed(&mut torchrun, LIMIT);
     assert!(text.contains("the loss curves agree"), "{text}");
+}
+
+/// `make test-long` checks several versions of torch, also with four ranks.
+#[test]
+fn torch_runs_over_the_backend() {
+    let Some(interpreter) = interpreter_that_runs("import torch; assert torch.__version__ >= (2, 14)") else {
+        eprintln!("skipped: no python3 with torch 2.14 or later");
+        return;
+    };
+    let mut checks = python(interpreter, &root().join("python/tests"));
+    // The package is no installed one, which torch would find by itself.
+    checks.args(["torch_checks.py", "--ranks", "2"]).env("CHECK_IMPORT", "1");
+    succeed(&mut checks, LIMIT);
+}
+
+#[test]
+fn torch_before_2_8_refuses_the_backend() {
+    let Some(interpreter) =
+        interpreter_that_runs("import torch.distributed; assert torch.__version__ < (2, 8)")
+    else {
+        eprintln!("skipped: no python3 with a torch before 2.8");
+        return;
+    };
+    let program = "import flexring.torch, torch.distributed as dist
+try: dist.init_process_group('flexring', store=dist.HashStore(), rank=0, world_size=1)
+except RuntimeError as error: print(error)";
+    let text = succeed(python(interpreter, root()).args(["-c", program]), LIMIT);
+    assert!(
+        text.contains("needs torch 2.8 or later") && text.contains("flexring.torch.register(model)"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -1,0 +1,157 @@
+"""Handles of calls, and the order in which the calls of a process group run.
+
+Must not know communicators: a call is a function.
+"""
+
+import collections
+import concurrent.futures
+import threading
+
+import torch
+import torch.distributed as dist
+
+# Calls that may wait in callbacks of earlier calls at a time, plus one.
+_THREADS = 16
+
+
+class CallLine:
+    """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, others in a thread
+    of a pool. That thread runs the callbacks of its call after the next call may run, so that a callback may make calls and
+    wait for them."""
+
+    def __init__(self):
+        self._turn = threading.Lock()
+        self._calls = collections.deque()
+        self._pool = None
+
+    def run(self, function):
+        """Runs a call after all earlier ones and returns its result."""
+        with self._turn:
+            # A call that was submitted is in this queue until it runs, under the same lock.
+            if not self._calls:
+                return function()
+        return self.submit(function).result()
+
+    def submit(self, function):
+        """Adds a call. Returns a future of ``concurrent.futures``."""
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "flexring-calls")
+        future = concurrent.futures.Future()
+        self._calls.append((function, future))
+        self._pool.submit(self._run_next)
+        return future
+
+    def close(self):
+        """Calls that have not begun still run; the threads end after them."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _run_next(self):
+        with self._turn:
+            function, future = self._calls.popleft()
+            try:
+                result, error = function(), None
+            except BaseException as raised:
+                result, error = None, raised
+        # Runs the callbacks.
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+class Work(dist.Work):
+    """A call on host memory: over, or running as a future of ``concurrent.futures``. ``abort`` ends it on all ranks."""
+
+    def __init__(self, tensors, future=None, abort=None):
+        super().__init__()
+        self._tensors = tensors
+        self._future = future
+        self._abort = abort
+
+    def wait(self, timeout=None):
+        """Waits until the call is over, for at most ``timeout`` (a timedelta; without one, for the group's timeout). Raises
+        the error of the call."""
+        if self._future is None:
+            return True
+        seconds = timeout.total_seconds() if timeout else 0
+        try:
+            self._future.result(seconds or None)
+        except concurrent.futures.TimeoutError:
+            raise RuntimeError(f"the call did not end within {seconds} s; it is still running") from None
+        except Exception:
+            raise
+        except BaseException:
+            # Ctrl-C: the call runs in another thread, which the end of the process waits for.
+            self._abort()
+            raise
+        return True
+
+    synchronize = wait
+
+    def is_completed(self):
+        return self._future is None or self._future.done()
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        """The error of the call, if it is over and failed."""
+        return self._future.exception() if self._future is not None and self._future.done() else None
+
+    def result(self):
+        return self._tensors
+
+    def get_future(self):
+        """A future of torch whose value is the list of tensors with the result."""
+        promise = torch.futures.Future()
+        if self._future is None:
+            promise.set_result(self._tensors)
+            return promise
+
+        def complete(future):
+            error = future.exception()
+            if error is None:
+                promise.set_result(self._tensors)
+            else:
+                promise.set_exception(error)
+
+        self._future.add_done_callback(complete)
+        # C++ reads the value of a future, but not an exception that Python has set. A future made by then() raises it.
+        return promise.then(lambda promise: promise.value())
+
+
+class WorkOnGpu(dist.Work):
+    """A call on GPU memory, which takes effect in a stream."""
+
+    def __init__(self, tensors, stream):
+        super().__init__()
+        self._tensors = tensors
+        self._stream = stream
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def wait(self, timeout=None):
+        """Lets the current stream wait for the call. Does not wait itself."""
+        self._event.wait(torch.cuda.current_stream(self._stream.device))
+        return True
+
+    synchronize = wait
+
+    def is_completed(self):
+        return self._event.query()
+
+    is_success = is_completed
+
+    def exception(self):
+        return None
+
+    def result(self):
+        return self._tensors
+
+    def get_future(self):
+        """A future of torch whose readers' streams wait for the call."""
+        future = torch.futures.Future(devices=[self._stream.device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(self._tensors)
+        return future

@@ -1,0 +1,457 @@
+"""flexring as a backend of torch.distributed: ``torch.distributed.init_process_group("flexring")``.
+
+From torch 2.14 on this needs no import, because torch finds :func:`register` by the entry point ``torch.distributed.backends``.
+For torch 2.8 to 2.13, ``import flexring.torch`` first. Older versions refuse the backend and say what to use.
+
+Owns the mapping from c10d's calls to those of a communicator. ``_torch_work`` has the handles of calls and their order.
+On GPUs this is not tested with torch yet.
+"""
+
+import contextlib
+import threading
+
+import torch
+import torch.distributed as dist
+
+from ._library import FlexringError
+from ._torch_work import CallLine, Work, WorkOnGpu
+from ._vector import premul_sum
+from .communicator import Communicator, unique_id
+
+NAME = "flexring"
+# The key of the communicator's id in the store of the group.
+_ID = "flexring_unique_id"
+_OLDEST = (2, 8)
+_VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2] if number.isdigit())
+
+_OPERATIONS = {
+    "SUM": "sum",
+    "PRODUCT": "prod",
+    "MIN": "min",
+    "MAX": "max",
+    "AVG": "avg",
+}
+# Operations on bool, by those on the bytes 0 and 1.
+_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
+
+
+def _reduction(op, dtype):
+    """What flexring calls an operation of c10d on elements of this type."""
+    # A ReduceOp, or the kind that it has.
+    name = getattr(op, "op", op).name
+    if name == "PREMUL_SUM":
+        return premul_sum(float(op.__getstate__()[1]))
+    found = (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(name)
+    if found is None:
+        raise RuntimeError(
+            f"flexring has no reduction {name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
+            'for this call: torch.distributed.new_group(backend="gloo")'
+        )
+    return found
+
+
+def _numbers(tensor, op):
+    """The tensor's elements as numbers that flexring reduces: bool as bytes, complex numbers as pairs."""
+    if tensor.dtype == torch.bool:
+        return tensor.view(torch.uint8)
+    if tensor.is_complex():
+        if op not in ("sum", "avg"):
+            raise RuntimeError(f"complex numbers have no reduction {op!r}: fix: use SUM or AVG")
+        return torch.view_as_real(tensor)
+    return tensor
+
+
+def _bytes(tensor):
+    """The bytes of a tensor that is only copied, so that every type can be."""
+    if tensor.layout != torch.strided:
+        raise TypeError(f"the tensor is {tensor.layout}, but flexring copies dense tensors only: fix: use its .to_dense()")
+    if not tensor.is_contiguous():
+        raise ValueError("the tensor is not contiguous: fix: use its .contiguous() and copy the result back")
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _unsupported(call):
+    def refuse(self, *_arguments, **_options):
+        raise RuntimeError(
+            f"flexring's process groups have no {call} yet: fix: make this call in a group of another backend: "
+            'torch.distributed.new_group(backend="gloo")'
+        )
+
+    return refuse
+
+
+class Collectives:
+    """The calls of c10d's Backend and ProcessGroup, on a communicator that the first call creates.
+
+    Mixed into a class of torch, whose constructor gets rank and size.
+    """
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self._store = store
+        self._number = rank
+        self._count = size
+        self._limit = timeout
+        self._comm = None
+        # The error that ended the attempt to create the communicator, or the use of it.
+        self._ended = None
+        self._creating = threading.Lock()
+        self._line = CallLine()
+        self._side_streams = {}
+        # The handles of a group of calls, between start_coalescing and end_coalescing.
+        self._group = None
+
+    def getBackendName(self):  # noqa: N802
+        return NAME
+
+    def _communicator(self):
+        comm = self._comm
+        if comm is None:
+            with self._creating:
+                if self._ended is not None:
+                    raise self._ended
+                if self._comm is None:
+                    try:
+                        self._comm = self._join()
+                    except Exception as error:
+                        # The ranks that have read the id cannot use it a second time.
+                        self._ended = error
+                        raise
+                comm = self._comm
+        return comm
+
+    def _join(self):
+        """Creates the communicator. Rank 0 creates its id and passes it through the store; the others wait for it."""
+        if self._number == 0:
+            try:
+                id = unique_id()
+            except Exception as error:
+                self._store.set(_ID, b"-" + str(error).encode())
+                raise
+            self._store.set(_ID, b"+" + id)
+        else:
+            try:
+                self._store.wait([_ID], self._limit)
+            except RuntimeError as error:
+                raise FlexringError(
+                    FlexringError.RENDEZVOUS_FAILED,
+                    f"rank 0 of the process group published no flexring id within {self._limit.total_seconds()} s: it made no "
+                    f"call in this group, or has ended ({error}): fix: look for the first error of rank 0",
+                ) from error
+            message = bytes(self._store.get(_ID))
+            if message[:1] != b"+":
+                raise FlexringError(
+                    FlexringError.RENDEZVOUS_FAILED, f"rank 0 could not create a flexring id: {message[1:].decode()}"
+                )
+            id = message[1:]
+        return Communicator.from_unique_id(id, self._number, self._count, timeout=self._limit.total_seconds())
+
+    def _call(self, opts, results, function):
+        """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle."""
+        comm = self._communicator()
+        in_background = getattr(opts, "asyncOp", True)
+        first = results[0]
+        if first.is_cuda:
+            work = self._call_on_gpu(comm, in_background, results, function)
+        elif in_background:
+            work = Work(results, self._line.submit(lambda: function(comm, None)), comm.abort)
+        else:
+            self._line.run(lambda: function(comm, None))
+            # There is nothing to wait for, and torch from 2.14 on does without a handle.
+            if _VERSION >= (2, 14) and self._group is None:
+                return None
+            work = Work(results)
+        if self._group is not None:
+            self._group.append(work)
+        return work
+
+    def _call_on_gpu(self, comm, in_background, results, function):
+        """Calls take effect in a stream: the current one, or one beside it, for which the current one does not wait."""
+        device = results[0].device
+        stream = torch.cuda.current_stream(device)
+        if in_background:
+            side = self._side_streams.get(device)
+            if side is None:
+                side = self._side_streams[device] = torch.cuda.Stream(device)
+            side.wait_stream(stream)
+            stream = side
+        # Temporary vectors belong to the stream, too.
+        with torch.cuda.stream(stream):
+            self._line.run(lambda: function(comm, stream))
+        return WorkOnGpu(results, stream)
+
+    def allreduce(self, tensors, opts=None):
+        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+
+        def call(comm, stream):
+            for numbers, op in pairs:
+                comm.all_reduce(numbers, op, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    allreduce_coalesced = allreduce
+
+    def _reduced(self, tensor, opts):
+        op = _reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
+        return _numbers(tensor, op), op
+
+    def broadcast(self, tensors, opts):
+        vectors = [_bytes(tensor) for tensor in tensors]
+
+        def call(comm, stream):
+            for vector in vectors:
+                comm.broadcast(vector, opts.rootRank, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    def reduce(self, tensors, opts):
+        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+
+        def call(comm, stream):
+            for numbers, op in pairs:
+                comm.reduce(numbers, op, opts.rootRank, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    def all_gather_single(self, output, input, opts=None):
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        pairs = [(_bytes(input), _bytes(output)) for output, input in zip(outputs, inputs)]
+
+        def call(comm, stream):
+            for part, whole in pairs:
+                comm.all_gather(part, out=whole, stream=stream)
+
+        return self._call(opts, outputs, call)
+
+    def allgather(self, output_lists, inputs, opts=None):
+        jobs = [(_bytes(input), list(map(_bytes, outputs))) for outputs, input in zip(output_lists, inputs)]
+
+        def call(comm, stream):
+            for part, parts in jobs:
+                self._gather_parts(comm, stream, part, parts)
+
+        return self._call(opts, [tensor for outputs in output_lists for tensor in outputs], call)
+
+    allgather_coalesced = allgather
+
+    def _gather_parts(self, comm, stream, part, parts):
+        if any(other.numel() != part.numel() for other in parts):
+            # Parts of different lengths, the same list on all ranks.
+            parts[self._number].copy_(part)
+            for root, other in enumerate(parts):
+                comm.broadcast(other, root, stream=stream)
+            return
+        whole = part.new_empty(len(parts) * part.numel())
+        comm.all_gather(part, out=whole, stream=stream)
+        for other, gathered in zip(parts, whole.chunk(len(parts))):
+            other.copy_(gathered)
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        jobs = [(*self._reduced(input, opts), self._reduced(output, opts)[0]) for output, input in zip(outputs, inputs)]
+
+        def call(comm, stream):
+            for whole, op, part in jobs:
+                comm.reduce_scatter(whole, op, out=part, stream=stream)
+
+        return self._call(opts, outputs, call)
+
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        jobs = [
+            (self._reduced(output, opts), [self._reduced(input, opts)[0] for input in inputs])
+            for output, inputs in zip(outputs, input_lists)
+        ]
+
+        def call(comm, stream):
+            for (part, op), parts in jobs:
+                self._scatter_parts(comm, stream, part, parts, op)
+
+        return self._call(opts, outputs, call)
+
+    def _scatter_parts(self, comm, stream, part, parts, op):
+        if any(other.numel() != part.numel() for other in parts):
+            for root, other in enumerate(parts):
+                comm.reduce(other, op, root, stream=stream)
+            part.copy_(parts[self._number])
+            return
+        comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
+
+    def barrier(self, opts=None):
+        token = torch.zeros(1, dtype=torch.uint8)
+        return self._call(opts, [token], lambda comm, stream: comm.all_reduce(token, "max"))
+
+    alltoall = _unsupported("all_to_all")
+    all_to_all_single = _unsupported("all_to_all_single")
+    gather = _unsupported("gather")
+    scatter = _unsupported("scatter")
+    send = _unsupported("send")
+    recv = _unsupported("recv")
+    recv_anysource = _unsupported("recv from any rank")
+    allreduce_sparse = _unsupported("all_reduce of sparse tensors")
+    monitored_barrier = _unsupported("monitored_barrier")
+
+    # The names of torch before 2.14.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    recvAnysource = recv_anysource  # noqa: N815
+
+    def start_coalescing(self, *_device):
+        self._group = []
+
+    def end_coalescing(self, *_device):
+        group, self._group = self._group or [], None
+        return _CoalescedWork(group)
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+    @property
+    def supports_coalescing(self):
+        return True
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    def eager_connect_single_device(self, _device):
+        """Has no effect: the first call connects."""
+
+    def shutdown(self):
+        """Leaves the group."""
+        self._end("was destroyed")
+        self._line.close()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
+
+    def abort(self):
+        """Ends running calls on all ranks with an error, and the group."""
+        comm = self._comm
+        if comm is not None:
+            with contextlib.suppress(FlexringError):
+                comm.abort()
+        self._end("was aborted")
+        self._line.close()
+
+    def _end(self, how):
+        if self._ended is None:
+            self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+
+
+class _CoalescedWork(dist.Work):
+    """The handle of a group of calls."""
+
+    def __init__(self, works):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout=None):
+        return all([work.wait(timeout) for work in self._works])
+
+    synchronize = wait
+
+    def is_completed(self):
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self):
+        return all(work.is_success() for work in self._works)
+
+    def exception(self):
+        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+
+    def result(self):
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self):
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda all: [tensor for future in all.value() for tensor in future.value()])
+
+
+def _define_class():
+    """The class of process groups for this version of torch."""
+    from torch._C import _distributed_c10d as c10d
+
+    if _VERSION < (2, 14):
+
+        class FlexringProcessGroup(Collectives, dist.ProcessGroup):
+            """A group without backends of torch, so that it also answers what c10d asks the backend of a device."""
+
+            _name = _description = ""
+
+            def _get_backend(self, _device):
+                return self
+
+            # C++ asks these for the name, which the class of torch has from its backends only.
+            def setGroupName(self, name):  # noqa: N802
+                self._name = name
+
+            def getGroupName(self):  # noqa: N802
+                return self._name
+
+            def setGroupDesc(self, description):  # noqa: N802
+                self._description = description
+
+            def getGroupDesc(self):  # noqa: N802
+                return self._description
+
+            group_name = property(getGroupName)
+            group_desc = property(getGroupDesc)
+
+        return FlexringProcessGroup
+
+    class FlexringBackend(Collectives, c10d.Backend):
+        def __init__(self, store, rank, size, timeout, options=None):
+            super().__init__(store, rank, size, timeout)
+            self._options = c10d.Backend.Options(NAME, timeout) if options is None else options
+
+        @property
+        def options(self):
+            return self._options
+
+        def split(self, store, ranks, options=None):
+            """The backend of a group of some of these ranks; None for other ranks. Its communicator is created by the first
+            call in it."""
+            if self._number not in ranks:
+                return None
+            timeout = self._limit if options is None else options._timeout
+            return type(self)(store, list(ranks).index(self._number), len(ranks), timeout, options)
+
+    return FlexringBackend
+
+
+_class = None
+
+
+def _create(opts, _options=None):
+    """The process group for options of torch."""
+    global _class
+    if _class is None:
+        _class = _define_class()
+    return _class(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
+def _refuse(*_arguments):
+    raise RuntimeError(
+        f"flexring as a backend needs torch {'.'.join(map(str, _OLDEST))} or later, but this is {torch.__version__}: fix: install a "
+        'later one, or use init_process_group("gloo") and flexring.torch.register(model), which averages the gradients of '
+        "DistributedDataParallel by flexring"
+    )
+
+
+def register():
+    """Makes ``init_process_group("flexring")`` known to torch. Has no effect the second time."""
+    if NAME.upper() in dist.Backend._plugins:
+        return
+    if _VERSION < (2, 0):
+        dist.Backend.register_backend(NAME, _refuse)
+    elif _VERSION < _OLDEST:
+        dist.Backend.register_backend(NAME, _refuse, devices=["cpu", "cuda"])
+    else:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

@@ -1,0 +1,740 @@
+"""Checks of torch.distributed over flexring, for the version of torch that this Python has.
+
+    python3 torch_checks.py [--ranks 2,4] [--only NAME,...] [--json FILE]
+
+Starts the ranks, runs every check in a process group of its own, and prints a table: for each check and number of ranks what
+moved the bytes, or what failed. Fails if a check fails. ``--json`` also writes the table's rows, from which
+``torch_versions.py`` makes docs/pytorch.md.
+"""
+
+import argparse
+import contextlib
+import copy
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+# Seconds after which a call fails, and after which the ranks of one check are killed.
+TIMEOUT = 20
+LIMIT = 240
+REFUSED = "refused"
+
+CHECKS = {}
+# Checks that need other numbers of ranks than all.
+RANKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def only_with(ranks):
+    def decorate(function):
+        RANKS[function.__name__] = ranks
+        return check(function)
+
+    return decorate
+
+
+class Rank:
+    """What checks get: torch, its modules, and this process's place."""
+
+    def __init__(self, number, size):
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist, self.number, self.size = torch, dist, number, size
+
+    def data(self, rank, count=1000, dtype="float32"):
+        """The vector of a rank, which every rank can compute. Small numbers, so that sums and products are exact."""
+        torch = self.torch
+        dtype = getattr(torch, dtype)
+        generator = torch.Generator().manual_seed(rank)
+        return torch.randint(1, 4, (count,), generator=generator).to(dtype)
+
+    def all_data(self, **options):
+        return [self.data(rank, **options) for rank in range(self.size)]
+
+    def equal(self, found, expected, what=""):
+        if not self.torch.equal(found, expected):
+            raise AssertionError(f"{what}: {found.flatten()[:8]} instead of {expected.flatten()[:8]}")
+
+    def model(self):
+        torch = self.torch
+        torch.manual_seed(7)
+        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+
+    def batch(self, step, rank=None):
+        torch = self.torch
+        generator = torch.Generator().manual_seed(100 * step + (self.number if rank is None else rank))
+        return torch.randn(4, 32, generator=generator), torch.randn(4, 8, generator=generator)
+
+    def train(self, model, parameters=None, steps=3, optimizer=None):
+        """Trains for some steps. Returns the losses of this rank."""
+        torch = self.torch
+        optimizer = optimizer or torch.optim.SGD(parameters or model.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+        for step in range(steps):
+            inputs, targets = self.batch(step)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def reference(self, steps=3):
+        """The model after training on the batches of all ranks in one process, and the losses of this rank."""
+        torch = self.torch
+        model = self.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            for rank in range(self.size):
+                inputs, targets = self.batch(step, rank)
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                (loss / self.size).backward()
+                if rank == self.number:
+                    losses.append(loss.item())
+            optimizer.step()
+        return model, losses
+
+    def same_training(self, model, losses):
+        """Compares a trained model and its losses with the reference."""
+        reference, expected = self.reference(len(losses))
+        for found, wanted in zip(losses, expected):
+            assert abs(found - wanted) <= 1e-5 * abs(wanted), f"losses {losses} instead of {expected}"
+        for found, wanted in zip(model, reference.parameters()):
+            self.torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-6)
+
+
+@check
+def all_reduce(rank):
+    torch, dist = rank.torch, rank.dist
+    ops = {
+        "SUM": torch.Tensor.sum,
+        "PRODUCT": torch.Tensor.prod,
+        "MIN": torch.Tensor.amin,
+        "MAX": torch.Tensor.amax,
+    }
+    for dtype in ("float32", "float64", "int32", "int64", "uint8", "int8", "float16", "bfloat16"):
+        for name, local in ops.items():
+            vector = rank.data(rank.number, dtype=dtype)
+            dist.all_reduce(vector, getattr(dist.ReduceOp, name))
+            rank.equal(vector, local(torch.stack(rank.all_data(dtype="float64")), dim=0).to(vector.dtype), f"{name} {dtype}")
+    vector = rank.data(rank.number)
+    dist.all_reduce(vector, dist.ReduceOp.AVG)
+    rank.equal(vector, torch.stack(rank.all_data()).sum(0) / rank.size, "AVG")
+    flags = torch.tensor([rank.number == 0, True, False])
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    rank.equal(flags, torch.tensor([True, True, False]), "MAX of bool")
+    numbers = torch.full((3,), complex(1, rank.number))
+    dist.all_reduce(numbers)
+    rank.equal(numbers, torch.full((3,), complex(rank.size, rank.size * (rank.size - 1) / 2)), "SUM of complex numbers")
+    scalar, empty = torch.tensor(1.0), torch.zeros(0)
+    dist.all_reduce(scalar)
+    dist.all_reduce(empty)
+    assert scalar.item() == rank.size
+
+
+def torch_asks_the_backend(work):
+    """Whether this is the backend's own handle. From 2.14 on it is torch's, which forwards wait and get_future only."""
+    return "flexring" in type(work).__module__
+
+
+@check
+def all_reduce_async(rank):
+    dist = rank.dist
+    vectors = [rank.data(rank.number, count) for count in (1, 1000, 300_000)]
+    works = [dist.all_reduce(vector, async_op=True) for vector in vectors]
+    last = rank.data(rank.number)
+    dist.all_reduce(last)
+    for work in reversed(works):
+        work.wait()
+    assert all(work.get_future().done() for work in works)
+    if torch_asks_the_backend(works[0]):
+        assert all(work.is_completed() and work.is_success() for work in works)
+    for vector in [*vectors, last]:
+        rank.equal(vector, sum(rank.all_data(count=len(vector))))
+    # A callback may make calls and wait for them.
+    vector, second = rank.data(rank.number), rank.data(rank.number)
+
+    def again(_future):
+        dist.all_reduce(second)
+        return second
+
+    future = dist.all_reduce(vector, async_op=True).get_future().then(again)
+    rank.equal(future.wait(), sum(rank.all_data()))
+    assert dist.all_reduce(vector, async_op=True).get_future().wait()[0] is not None
+
+
+@check
+def all_reduce_bf16(rank):
+    torch, dist = rank.torch, rank.dist
+    vector = torch.full((5000,), 1.0 + rank.number, dtype=torch.bfloat16)
+    dist.all_reduce(vector)
+    rank.equal(vector, torch.full_like(vector, rank.size * (rank.size + 1) / 2))
+
+
+@check
+def broadcast(rank):
+    torch, dist = rank.torch, rank.dist
+    for root in range(rank.size):
+        for dtype in ("float32", "int16", "bool", "complex64", "bfloat16"):
+            vector = rank.data(rank.number, dtype=dtype)
+            dist.broadcast(vector, root)
+            rank.equal(vector, rank.data(root, dtype=dtype), dtype)
+    work = dist.broadcast(vector, 0, async_op=True)
+    work.wait()
+    if torch_asks_the_backend(work):
+        assert torch.is_tensor(work.result()[0])
+
+
+@check
+def reduce(rank):
+    for root in range(rank.size):
+        vector = rank.data(rank.number)
+        rank.dist.reduce(vector, root)
+        rank.equal(vector, sum(rank.all_data()) if root == rank.number else rank.data(rank.number))
+
+
+@check
+def all_gather_list(rank):
+    torch, dist = rank.torch, rank.dist
+    for dtype in ("float32", "int64", "bool"):
+        parts = [torch.zeros(10, 100, dtype=getattr(torch, dtype)) for _ in range(rank.size)]
+        dist.all_gather(parts, rank.data(rank.number, dtype=dtype).view(10, 100))
+        for part, expected in zip(parts, rank.all_data(dtype=dtype)):
+            rank.equal(part.flatten(), expected)
+    # Parts of different lengths.
+    parts = [torch.zeros(number + 1) for number in range(rank.size)]
+    dist.all_gather(parts, torch.full((rank.number + 1,), float(rank.number)))
+    for number, part in enumerate(parts):
+        rank.equal(part, torch.full((number + 1,), float(number)))
+
+
+@check
+def all_gather_tensor(rank):
+    torch, dist = rank.torch, rank.dist
+    whole = torch.zeros(rank.size * 1000)
+    dist.all_gather_into_tensor(whole, rank.data(rank.number))
+    rank.equal(whole, torch.cat(rank.all_data()))
+    whole = torch.zeros(rank.size, 1000)
+    whole[rank.number] = rank.data(rank.number)
+    dist.all_gather_into_tensor(whole, whole[rank.number], async_op=True).wait()
+    rank.equal(whole, torch.stack(rank.all_data()))
+
+
+@check
+def reduce_scatter_list(rank):
+    torch, dist = rank.torch, rank.dist
+    out = torch.zeros(1000)
+    dist.reduce_scatter(out, [rank.data(rank.number) + part for part in range(rank.size)])
+    rank.equal(out, sum(rank.all_data()) + rank.size * rank.number)
+    out = torch.zeros(rank.number + 1)
+    dist.reduce_scatter(out, [torch.ones(part + 1) for part in range(rank.size)])
+    rank.equal(out, torch.full_like(out, rank.size))
+
+
+@check
+def reduce_scatter_tensor(rank):
+    torch, dist = rank.torch, rank.dist
+    for op, factor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, rank.size)):
+        out = torch.zeros(1000)
+        dist.reduce_scatter_tensor(out, rank.data(rank.number).repeat(rank.size), op)
+        rank.equal(out, sum(rank.all_data()) / factor)
+
+
+@check
+def all_to_all(rank):
+    torch, dist = rank.torch, rank.dist
+    out = torch.zeros(rank.size, dtype=torch.int64)
+    dist.all_to_all_single(out, torch.arange(rank.size) + 10 * rank.number)
+    rank.equal(out, 10 * torch.arange(rank.size) + rank.number)
+    # Rank r sends r + 1 elements to each rank.
+    out = torch.zeros(sum(range(1, rank.size + 1)))
+    own = torch.full((rank.size * (rank.number + 1),), float(rank.number))
+    dist.all_to_all_single(out, own, list(range(1, rank.size + 1)), [rank.number + 1] * rank.size)
+    rank.equal(out, torch.cat([torch.full((other + 1,), float(other)) for other in range(rank.size)]))
+    parts = [torch.zeros(3) for _ in range(rank.size)]
+    dist.all_to_all(parts, [torch.full((3,), float(10 * rank.number + other)) for other in range(rank.size)])
+    for other, part in enumerate(parts):
+        rank.equal(part, torch.full((3,), float(10 * other + rank.number)))
+
+
+@check
+def gather_and_scatter(rank):
+    torch, dist = rank.torch, rank.dist
+    for root in range(rank.size):
+        at_root = rank.number == root
+        parts = [torch.zeros(1000) for _ in range(rank.size)] if at_root else None
+        dist.gather(rank.data(rank.number), parts, root)
+        for part, expected in zip(parts or [], rank.all_data()):
+            rank.equal(part, expected)
+        part = torch.zeros(1000)
+        dist.scatter(part, rank.all_data() if at_root else None, root)
+        rank.equal(part, rank.data(rank.number))
+
+
+@check
+def send_and_recv(rank):
+    torch, dist = rank.torch, rank.dist
+    after, before = (rank.number + 1) % rank.size, (rank.number - 1) % rank.size
+    received = torch.zeros(1000)
+    if rank.number == 0:
+        dist.send(rank.data(0), after)
+        dist.recv(received, before)
+    else:
+        dist.recv(received, before)
+        dist.send(rank.data(rank.number), after)
+    rank.equal(received, rank.data(before))
+    received = torch.zeros(1000)
+    ops = [dist.P2POp(dist.isend, rank.data(rank.number), after), dist.P2POp(dist.irecv, received, before)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    rank.equal(received, rank.data(before))
+
+
+@check
+def barrier(rank):
+    for _ in range(3):
+        rank.dist.barrier()
+    rank.dist.barrier(async_op=True).wait()
+
+
+@check
+def object_collectives(rank):
+    dist = rank.dist
+    objects = [{"rank": rank.number}, "x" * (1 + rank.number)]
+    dist.broadcast_object_list(objects, src=1)
+    assert objects == [{"rank": 1}, "xx"], objects
+    everything = [None] * rank.size
+    dist.all_gather_object(everything, ("from", rank.number, "y" * rank.number))
+    assert everything == [("from", other, "y" * other) for other in range(rank.size)], everything
+
+
+@check
+def new_group(rank):
+    torch, dist = rank.torch, rank.dist
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, rank.size, 2)]
+    first = rank.number // 2 * 2
+    vector = rank.data(rank.number)
+    dist.all_reduce(vector, group=pairs[rank.number // 2])
+    rank.equal(vector, rank.data(first) + rank.data(first + 1))
+    dist.broadcast(vector, src=first + 1, group=pairs[rank.number // 2])
+    assert dist.get_backend(pairs[rank.number // 2]) == "flexring"
+    everyone = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=everyone)
+    dist.destroy_process_group(everyone)
+    dist.all_reduce(vector)
+
+
+@check
+def split_group(rank):
+    torch, dist = rank.torch, rank.dist
+    if not hasattr(dist, "split_group"):
+        return "not in this torch"
+    if torch.__version__ < "2.14":
+        return "not in this torch for groups in Python"
+    half = rank.size // 2
+    part = dist.split_group(split_ranks=[list(range(half)), list(range(half, rank.size))])
+    vector = rank.data(rank.number)
+    dist.all_reduce(vector, group=part)
+    rank.equal(vector, sum(rank.all_data()[:half] if rank.number < half else rank.all_data()[half:]))
+
+
+def _ddp(rank, **options):
+    model = rank.torch.nn.parallel.DistributedDataParallel(rank.model(), bucket_cap_mb=0.005, **options)
+    losses = rank.train(model)
+    rank.same_training([weight.detach() for weight in model.parameters()], losses)
+    return model
+
+
+@check
+def ddp(rank):
+    _ddp(rank)
+
+
+@check
+def ddp_options(rank):
+    _ddp(rank, gradient_as_bucket_view=True)
+    _ddp(rank, static_graph=True)
+    _ddp(rank, find_unused_parameters=True)
+
+
+@check
+def ddp_no_sync(rank):
+    torch = rank.torch
+    model = torch.nn.parallel.DistributedDataParallel(rank.model())
+    with model.no_sync():
+        model(rank.batch(0)[0]).sum().backward()
+    model(rank.batch(1)[0]).sum().backward()
+    gradient = next(model.parameters()).grad
+    alone = rank.model()
+    for step in range(2):
+        for other in range(rank.size):
+            (alone(rank.batch(step, other)[0]).sum() / rank.size).backward()
+    torch.testing.assert_close(gradient, next(alone.parameters()).grad, rtol=1e-4, atol=1e-5)
+
+
+@check
+def ddp_join(rank):
+    torch = rank.torch
+    from torch.distributed.algorithms.join import Join
+
+    model = torch.nn.parallel.DistributedDataParallel(rank.model())
+    with Join([model]):
+        for step in range(2 + rank.number):
+            model(rank.batch(step)[0]).sum().backward()
+
+
+def _cpu_mesh(rank, *shape, **options):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", shape or (rank.size,), **options)
+
+
+def _fully_shard(rank, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = rank.model()
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    losses = rank.train(model)
+    rank.same_training([weight.full_tensor() for weight in model.parameters()], losses)
+
+
+@check
+def fsdp2(rank):
+    _fully_shard(rank, _cpu_mesh(rank))
+
+
+@only_with([4])
+def hsdp(rank):
+    _fully_shard(rank, _cpu_mesh(rank, 2, 2, mesh_dim_names=("replicate", "shard")))
+
+
+@check
+def fsdp1(rank):
+    torch = rank.torch
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(rank.model(), device_id=torch.device("cpu"), use_orig_params=True)
+    losses = rank.train(model)
+    with FullyShardedDataParallel.summon_full_params(model):
+        rank.same_training([weight.detach() for weight in model.parameters()], losses)
+
+
+@check
+def dtensor(rank):
+    torch = rank.torch
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    whole = torch.arange(8.0 * rank.size).view(2 * rank.size, 4)
+    shards = distribute_tensor(whole, _cpu_mesh(rank), [Shard(0)])
+    rank.equal(shards.full_tensor(), whole)
+    rank.equal((shards * 2).sum().full_tensor(), (whole * 2).sum())
+    rank.equal(shards.redistribute(placements=[Replicate()]).to_local(), whole)
+    rank.equal(shards.redistribute(placements=[Shard(1)]).full_tensor(), whole)
+
+
+@check
+def tensor_parallel(rank):
+    torch = rank.torch
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(3)
+    block = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    alone = copy.deepcopy(block)
+    parallel = parallelize_module(block, _cpu_mesh(rank), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    inputs = torch.randn(5, 16)
+    rank.dist.broadcast(inputs, 0)
+    found, expected = parallel(inputs), alone(inputs)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(parallel[0].weight.grad.full_tensor(), alone[0].weight.grad)
+
+
+@check
+def zero_optimizer(rank):
+    torch = rank.torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = torch.nn.parallel.DistributedDataParallel(rank.model())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
+    losses = rank.train(model, optimizer=optimizer)
+    rank.same_training([weight.detach() for weight in model.parameters()], losses)
+
+
+@check
+def checkpoint(rank):
+    torch = rank.torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    folder = [tempfile.mkdtemp() if rank.number == 0 else None]
+    rank.dist.broadcast_object_list(folder, src=0)
+    mesh = _cpu_mesh(rank)
+    whole = torch.arange(4.0 * rank.size)
+    dcp.save({"weight": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=folder[0])
+    state = {"weight": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)])}
+    dcp.load(state, checkpoint_id=folder[0])
+    rank.equal(state["weight"].full_tensor(), whole)
+
+
+@check
+def functional(rank):
+    torch, dist = rank.torch, rank.dist
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+
+    def step(vector):
+        total = functional.all_reduce(vector * 2, "sum", group)
+        everything = functional.all_gather_tensor(total, 0, group)
+        return functional.reduce_scatter_tensor(everything, "avg", 0, group) + 1
+
+    expected = sum(rank.all_data()) * 2 + 1
+    rank.equal(step(rank.data(rank.number)), expected)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    rank.equal(compiled(rank.data(rank.number)), expected)
+
+
+@check
+def coalesced(rank):
+    torch, dist = rank.torch, rank.dist
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    one, other = rank.data(rank.number), rank.data(rank.number, 10)
+    with _coalescing_manager():
+        dist.all_reduce(one)
+        dist.all_reduce(other)
+    rank.equal(one, sum(rank.all_data()))
+    rank.equal(other, sum(rank.all_data(count=10)))
+    whole = [torch.zeros(rank.size * 1000), torch.zeros(rank.size * 10)]
+    with _coalescing_manager(async_ops=True) as manager:
+        dist.all_gather_into_tensor(whole[0], rank.data(rank.number))
+        dist.all_gather_into_tensor(whole[1], rank.data(rank.number, 10))
+    manager.wait()
+    rank.equal(whole[1], torch.cat(rank.all_data(count=10)))
+
+
+@check
+def bad_input(rank):
+    torch, dist = rank.torch, rank.dist
+    for error, message, tensor in [
+        ((TypeError, RuntimeError, NotImplementedError), "", torch.eye(4).to_sparse()),
+        (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
+        (TypeError, "int16", torch.zeros(4, dtype=torch.int16)),
+    ]:
+        try:
+            dist.all_reduce(tensor)
+        except error as raised:
+            assert message in str(raised), raised
+        else:
+            raise AssertionError(f"no error for {tensor}")
+    dist.barrier()
+    # Lengths differ between ranks: an error on all of them.
+    try:
+        dist.all_reduce(torch.zeros(10 + rank.number))
+    except RuntimeError as raised:
+        assert type(raised).__name__ == "FlexringError" and raised.code == raised.DISAGREEMENT, repr(raised)
+    else:
+        raise AssertionError("no error for different lengths")
+
+
+@check
+def after_destroy(rank):
+    torch, dist = rank.torch, rank.dist
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group(group)
+    try:
+        group.allreduce([torch.ones(1)])
+    except (RuntimeError, ValueError) as raised:
+        assert "destroyed" in str(raised), raised
+    else:
+        raise AssertionError("no error after destroy_process_group")
+
+
+def _survivors(rank, work):
+    """The last rank kills itself during ``work``. Every other one raises an error that names it, at once."""
+    dist = rank.dist
+    dist.barrier()
+    if rank.number == rank.size - 1:
+        Path(os.environ["CHECK_DEATH"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(1000):
+            work()
+            time.sleep(0.001)
+    except RuntimeError as error:
+        took = time.time() - os.stat(os.environ["CHECK_DEATH"]).st_mtime
+        assert f"rank {rank.size - 1}" in str(error), error
+        assert took < 2, f"{took} s after the death"
+        return f"{took * 1000:.0f} ms"
+    raise AssertionError("no error")
+
+
+@check
+def killed_rank(rank):
+    torch, dist = rank.torch, rank.dist
+    return _survivors(rank, lambda: dist.all_reduce(torch.ones(1000)))
+
+
+@check
+def killed_rank_ddp(rank):
+    model = rank.torch.nn.parallel.DistributedDataParallel(rank.model())
+    return _survivors(rank, lambda: model(rank.batch(0)[0]).sum().backward())
+
+
+@check
+def killed_rank_fsdp2(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = rank.model()
+    fully_shard(model, mesh=_cpu_mesh(rank))
+    return _survivors(rank, lambda: model(rank.batch(0)[0]).sum().backward())
+
+
+def count_calls():
+    """Counts the calls of communicators from now on. Returns a function that returns their number."""
+    from flexring import Communicator
+
+    calls = [0]
+
+    def counting(method):
+        def count(*arguments, **options):
+            calls[0] += 1
+            return method(*arguments, **options)
+
+        return count
+
+    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier", "gather", "scatter"):
+        if hasattr(Communicator, name):
+            setattr(Communicator, name, counting(getattr(Communicator, name)))
+    for name in ("all_to_all", "send", "recv"):
+        if hasattr(Communicator, name):
+            setattr(Communicator, name, counting(getattr(Communicator, name)))
+    return lambda: calls[0]
+
+
+def run_rank(number, size, names, folder):
+    """Runs the checks as one rank. Writes a line for each check: its name, and what moved the bytes or what failed."""
+    rank = Rank(number, size)
+    torch, dist = rank.torch, rank.dist
+    torch.set_num_threads(1)
+    if os.environ.get("CHECK_IMPORT"):
+        import flexring.torch  # noqa: F401
+    calls = count_calls()
+    with open(folder / f"{number}", "a", buffering=1) as report:
+        for name in names:
+            before = calls()
+            try:
+                # A file for each check: ranks that are late must not read the keys of an earlier one.
+                store = dist.FileStore(str(folder / f"store-{name}"), size)
+                limit = datetime.timedelta(seconds=TIMEOUT)
+                dist.init_process_group("flexring", store=store, rank=number, world_size=size, timeout=limit)
+                try:
+                    note = CHECKS[name](rank)
+                finally:
+                    with contextlib.suppress(Exception):
+                        dist.destroy_process_group()
+                result = ["ok", note or ("flexring" if calls() > before else "no bytes moved")]
+            except Exception as error:
+                refused = "process groups have no" in str(error)
+                text = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-4:])
+                result = [REFUSED if refused else "failed", str(error).splitlines()[0] if refused else text]
+            print(json.dumps([name, *result]), file=report)
+
+
+def run_world(size, names):
+    """Runs checks on this many ranks. Returns their results by name."""
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ, CHECK_DEATH=f"{folder}/death", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        environment.setdefault("FLEXRING_SOCKET_IFNAME", "lo")
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        command = [sys.executable, __file__, "--folder", folder, "--only", ",".join(names), "--ranks", str(size)]
+        ranks = [subprocess.Popen([*command, "--rank", str(number)], env=environment) for number in range(size)]
+        deadline = time.monotonic() + LIMIT
+        for process in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.1))
+        for process in ranks:
+            process.kill()
+            process.wait()
+        reports = []
+        for number in range(size):
+            file = Path(folder, str(number))
+            lines = file.read_text().splitlines() if file.exists() else []
+            reports.append({name: result for name, *result in map(json.loads, lines)})
+    for name in names:
+        # The rank that dies in a check reports nothing.
+        expected = reports[:-1] if name.startswith("killed_rank") else reports
+        found = [report.get(name, ["failed", "no result: the rank hung or died"]) for report in expected]
+        worst = next((result for result in found if result[0] == "failed"), None)
+        results[name] = worst or next((result for result in found if result[0] == REFUSED), found[0])
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--only")
+    parser.add_argument("--json")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sizes = [int(text) for text in options.ranks.split(",")]
+    names = options.only.split(",") if options.only else list(CHECKS)
+    if options.rank is not None:
+        run_rank(options.rank, sizes[0], names, options.folder)
+        return 0
+
+    from importlib.metadata import version
+
+    torch_version = version("torch")
+    rows = {name: {} for name in names}
+    for size in sizes:
+        here = [name for name in names if size in RANKS.get(name, [size])]
+        # A check that kills a rank needs processes of its own.
+        deadly = [name for name in here if name.startswith("killed_rank")]
+        for group in [[name for name in here if name not in deadly], *([name] for name in deadly)]:
+            if group:
+                for name, result in run_world(size, group).items():
+                    rows[name][size] = result
+    width = max(map(len, names)) + 2
+    print(f"torch {torch_version}, Python {sys.version.split()[0]}")
+    print(f"{'check':{width}}" + "".join(f"{f'{size} ranks':24}" for size in sizes))
+    failures = []
+    for name, row in rows.items():
+        cells = []
+        for size in sizes:
+            state, text = row.get(size, ["ok", ""])
+            cells.append({"ok": text, REFUSED: REFUSED, "failed": "FAILED"}[state])
+            if state == "failed":
+                failures.append((name, size, text))
+        print(f"{name:{width}}" + "".join(f"{cell:24}" for cell in cells))
+    for name, size, text in failures:
+        print(f"\n{name} with {size} ranks: {text}")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"torch": torch_version, "rows": rows}))
+    print(f"{len(failures)} checks failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
