@@ -30,6 +30,7 @@ mod listen;
 mod node;
 mod node_secret;
 mod open_ports;
+mod phase;
 mod port_owner;
 mod process;
 mod protocol;

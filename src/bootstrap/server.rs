@@ -10,10 +10,10 @@ use super::handshake::{AdmissionStep, Gate};
 use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
 use super::open_ports::CoordinatorControl;
+use super::phase::Phase;
 use super::process::Process;
 use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
-use super::world_status::{RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
@@ -27,22 +27,6 @@ use std::time::{Duration, Instant};
 
 /// How long ranks that join late still get the rendezvous error, if no rank gave a timeout.
 const LATE_JOIN_NOTICE: Duration = Duration::from_secs(60);
-
-/// How much longer than their own time-outs the ranks may take to move to rank 0's coordinator.
-const MOVE_GRACE: Duration = Duration::from_secs(5);
-
-#[expect(clippy::large_enum_variant, reason = "one per world")]
-enum Phase {
-    Rendezvous(Rendezvous),
-    Monitoring(FailureDetector),
-    /// The ranks move to the coordinator of rank 0, at the latest by `until`.
-    Moving {
-        rendezvous: Rendezvous,
-        until: Instant,
-    },
-    /// The world is over; only queued frames must still be sent.
-    Finished,
-}
 
 /// The coordinator's thread.
 pub(super) struct Server {
@@ -292,7 +276,7 @@ impl Server {
     fn on_hello(&mut self, id: ClientId, hello: Hello, now: Instant) {
         reach(FaultPoint::CoordinatorReceivedHello);
         if hello.header.purpose == Purpose::Status {
-            let status = self.status(now);
+            let status = self.phase.status(now);
             self.clients.answer(id, closing_at(now), [ToRank::Status(status)]);
             return;
         }
@@ -328,22 +312,6 @@ impl Server {
         }
     }
 
-    /// The state of all ranks.
-    fn status(&self, now: Instant) -> WorldStatus {
-        match &self.phase {
-            Phase::Rendezvous(rendezvous) => {
-                let absent = |rank| RankReport::new(rank, "", 0, RankActivity::Absent);
-                let mut rows: Vec<RankReport> = (0..rendezvous.world().unwrap_or(0)).map(absent).collect();
-                for (rank, process) in rendezvous.joined() {
-                    rows[rank] = RankReport::new(rank, &process.host, process.pid, RankActivity::Joining);
-                }
-                WorldStatus::new(rows, rendezvous.root_cause().cloned())
-            }
-            Phase::Monitoring(detector) => detector.status(now),
-            Phase::Moving { .. } | Phase::Finished => WorldStatus::default(),
-        }
-    }
-
     /// All ranks have joined. The listeners stay open for questions about the world, and for the process's next
     /// rendezvous.
     fn on_complete(&mut self, now: Instant) {
@@ -361,8 +329,7 @@ impl Server {
                     self.clients.answer(*id, state, [ToRank::Moved(addresses.clone())]);
                 }
                 self.clients.stop_listening();
-                let until = now + rendezvous.longest_exchange() + MOVE_GRACE;
-                self.phase = Phase::Moving { rendezvous, until };
+                self.phase = Phase::moving(rendezvous, now);
             }
             None => {
                 let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
@@ -395,13 +362,7 @@ impl Server {
     /// Handles the end of a rank's connection.
     fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
         self.by_rank.remove(&rank);
-        match &mut self.phase {
-            Phase::Rendezvous(rendezvous) | Phase::Moving { rendezvous, .. } => {
-                rendezvous.on_disconnect(rank, cause);
-            }
-            Phase::Monitoring(detector) => detector.on_disconnect(rank, cause, now),
-            Phase::Finished => {}
-        }
+        self.phase.on_disconnect(rank, cause, now);
     }
 
     fn on_tick(&mut self, now: Instant) {

@@ -31,7 +31,7 @@ enum NoticeConnection {
     /// The kernel is connecting.
     Connecting(TcpStream),
     /// The notice is queued.
-    Sending(Session),
+    Sending(Box<Session>),
 }
 
 /// All notices that are not sent yet.
@@ -61,7 +61,7 @@ impl Notices {
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.unsent.iter().map(|unsent| match &unsent.connection {
             NoticeConnection::Connecting(stream) => PollFd::new(stream, PollFlags::OUT),
-            NoticeConnection::Sending(session) => PollFd::new(session, PollFlags::OUT),
+            NoticeConnection::Sending(session) => PollFd::new(&**session, PollFlags::OUT),
         })
     }
 
@@ -103,7 +103,7 @@ impl UnsentNotice {
                 if let Some(cause) = stream.take_error().map_err(|cause| cause.to_string())? {
                     return Err(cause.to_string());
                 }
-                let mut session = open(stream, self.rank).map_err(|error| error.to_string())?;
+                let mut session = open(stream, self.rank).map(Box::new).map_err(|error| error.to_string())?;
                 session.send_notice(&self.notice).map_err(|error| error.to_string())?;
                 session
             }

@@ -3,6 +3,7 @@
 use super::super::Tcp;
 use super::super::handshake::PROOF;
 use super::super::tests::{LOOPBACK, deadline, key, plain, with_timeout};
+use super::acceptance::HANDSHAKE_TIMEOUT;
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpListener;
