@@ -94,7 +94,8 @@ pub enum FaultAction {
     Stop,
     /// Ends by `exit`, without leaving the world.
     Exit,
-    /// Shuts all of its TCP connections down.
+    /// Stops, so that another process can shut all of its TCP connections down before any of its threads notices, and continue
+    /// it.
     Disconnect,
     /// Lowers the limit of descriptors to those that are open.
     ExhaustDescriptors,
@@ -116,10 +117,7 @@ pub(crate) fn reach(point: FaultPoint) {
 #[cfg(debug_assertions)]
 mod planned {
     use super::{FaultAction, FaultPoint};
-    use rustix::process::{
-        ForeignRawFd, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, kill_process,
-        pidfd_getfd, pidfd_open, setrlimit,
-    };
+    use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
     use std::process::Command;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -165,21 +163,12 @@ mod planned {
     fn act(action: FaultAction) {
         match action {
             FaultAction::Kill => drop(kill_process(getpid(), Signal::KILL)),
-            FaultAction::Stop => drop(kill_process(getpid(), Signal::STOP)),
+            FaultAction::Stop | FaultAction::Disconnect => drop(kill_process(getpid(), Signal::STOP)),
             FaultAction::Exit => std::process::exit(3),
-            FaultAction::Disconnect => {
-                let Ok(this) = pidfd_open(getpid(), PidfdFlags::empty()) else { return };
-                for number in open_descriptors() {
-                    // A second descriptor of the same connection.
-                    let Ok(copy) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
-                    let socket = socket2::SockRef::from(&copy);
-                    if socket.peer_addr().is_ok_and(|address| address.as_socket().is_some()) {
-                        let _ = socket.shutdown(std::net::Shutdown::Both);
-                    }
-                }
-            }
             FaultAction::ExhaustDescriptors => {
-                let open = open_descriptors().into_iter().max().map_or(0, |last| last as u64 + 1);
+                let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+                let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
+                let open = numbers.max().map_or(0, |last| last + 1);
                 let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(open), maximum: Some(open) });
             }
             FaultAction::LinkDown => {
@@ -199,11 +188,5 @@ mod planned {
         let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| name != "lo").collect()
-    }
-
-    /// The numbers of this process's descriptors.
-    fn open_descriptors() -> Vec<ForeignRawFd> {
-        let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 }

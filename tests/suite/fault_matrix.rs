@@ -3,12 +3,13 @@
 //! A run is a world of processes, one of which fails in one way at one point (`flexring::fault_point`). Every survivor must
 //! end on its own, never with a wrong sum, and with an error that names the failed rank, unless it had nothing to do with
 //! that rank any more. A selection runs in `make test`; FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with
-//! every action, kind of link and number of ranks.
+//! every action, kind of link and number of ranks. In the virtual machine of `make test-verbs-long` the links are RDMA devices.
 
+mod disconnect;
 mod network;
 
 use crate::effort;
-use crate::harness::{free_port, test_name, with_watchdog};
+use crate::harness::{World, free_port, test_name, with_watchdog};
 use crate::programs::program;
 use flexring::fault_point::{FaultAction, FaultPoint};
 use flexring::{Communicator, ReduceOp, Result};
@@ -25,9 +26,7 @@ use strum::IntoEnumIterator;
 const RANK: &str = "FLEXRING_RANK";
 /// The variable by which a process knows that it is to make another last call than the others.
 const DISAGREES: &str = "FAULT_MATRIX_DISAGREES";
-/// How long all survivors of a run may take to end. Their time-outs are shorter.
-const LIMIT: Duration = Duration::from_secs(25);
-/// Runs of a test at the same time: much of a run is waiting.
+/// Runs of a test at the same time: much of a run is waiting. One on an emulated processor.
 const PARALLEL: usize = 3;
 /// Ranks from which on a leader adds small messages, if there are fewer cores.
 const LEADER_RANKS: usize = 8;
@@ -45,6 +44,25 @@ enum Links {
     Mixed,
     /// Shared memory of so many ranks that small messages go through a leader.
     Leader,
+    /// RDMA devices.
+    Verbs,
+}
+
+impl Links {
+    /// Whether this run tests RDMA, on an emulated processor.
+    fn are_verbs() -> bool {
+        World::enabled().contains(&World::Verbs)
+    }
+}
+
+/// The time-out of a rank's calls and of its joining, in milliseconds.
+fn timeout() -> u64 {
+    if Links::are_verbs() { 20_000 } else { 8000 }
+}
+
+/// How long all survivors of a run may take to end. Longer than their time-outs.
+fn limit() -> Duration {
+    Duration::from_millis(3 * timeout())
 }
 
 /// One run.
@@ -152,17 +170,24 @@ impl Run {
         command.env(RANK, rank.to_string()).env("FLEXRING_WORLD_SIZE", self.ranks.to_string());
         command.env("FLEXRING_MASTER_ADDR", &rendezvous.address);
         command.env("FLEXRING_MASTER_PORT", &rendezvous.port);
-        command.env("FLEXRING_TRANSPORT", if self.links == Links::Tcp { "tcp" } else { "auto" });
+        command.env(
+            "FLEXRING_TRANSPORT",
+            match self.links {
+                Links::Tcp => "tcp",
+                Links::Verbs => "verbs",
+                Links::Shm | Links::Mixed | Links::Leader => "auto",
+            },
+        );
         if self.links == Links::Mixed {
             command.env("FLEXRING_NODE", if rank < self.ranks.div_ceil(2) { "first" } else { "second" });
         }
         command.env("FLEXRING_SECRET", "of the fault matrix");
-        command.envs([
-            ("FLEXRING_SUBCHUNK", "16K"),
-            ("FLEXRING_SMALL", "4K"),
-            ("FLEXRING_HEARTBEAT_MS", "50"),
-        ]);
-        command.envs([("FLEXRING_TIMEOUT_MS", "8000"), ("FLEXRING_CONNECT_TIMEOUT_MS", "8000")]);
+        command.envs([("FLEXRING_SUBCHUNK", "16K"), ("FLEXRING_SMALL", "4K"), ("FLEXRING_IB_TIMEOUT", "18")]);
+        // On an emulated processor, ranks are silent for longer.
+        command.env("FLEXRING_HEARTBEAT_MS", if self.links == Links::Verbs { "500" } else { "50" });
+        for variable in ["FLEXRING_TIMEOUT_MS", "FLEXRING_CONNECT_TIMEOUT_MS"] {
+            command.env(variable, timeout().to_string());
+        }
         if rank == self.victim {
             let (point, action): (&str, &str) = (self.point.into(), self.action.into());
             command.env("FLEXRING_TEST_FAULT_POINT", format!("{point}:{}:{action}", self.nth));
@@ -187,10 +212,16 @@ impl Run {
         let begun = Instant::now();
         let mut outcome = RunOutcome::default();
         let mut running: BTreeSet<usize> = (0..self.ranks).collect();
-        // A stopped rank never ends.
-        while running.iter().any(|rank| *rank != self.victim || self.action != FaultAction::Stop) {
+        let has_failed = || folder.path().join("fault").exists();
+        let mut is_disconnected = false;
+        // A rank that is stopped never ends.
+        let ends = |rank: usize| rank != self.victim || self.action != FaultAction::Stop || !has_failed();
+        while running.iter().any(|rank| ends(*rank)) {
             running.retain(|rank| ranks[*rank].try_wait().expect("a child").is_none());
-            if begun.elapsed() > LIMIT {
+            if self.action == FaultAction::Disconnect && !is_disconnected && has_failed() {
+                is_disconnected = disconnect::once_stopped(&ranks[self.victim]);
+            }
+            if begun.elapsed() > limit() {
                 let _ = write!(outcome.wrong, "ranks {running:?} hang; ");
                 break;
             }
@@ -285,8 +316,21 @@ impl Rendezvous {
     }
 }
 
-/// The kinds of links with which ranks reach this point.
+/// The kinds of links that this run tests and with which ranks reach this point.
 fn links_of(point: FaultPoint) -> &'static [Links] {
+    use FaultPoint as P;
+    if Links::are_verbs() {
+        let is_of_verbs = point == P::ReceivePosted || links_without_devices(point) == ALL_WITHOUT_DEVICES;
+        return if is_of_verbs { &[Links::Verbs] } else { &[] };
+    }
+    links_without_devices(point)
+}
+
+/// Links with which ranks reach most points.
+const ALL_WITHOUT_DEVICES: &[Links] = &[Links::Shm, Links::Tcp, Links::Mixed];
+
+/// The kinds of links, but RDMA devices, with which ranks reach this point.
+fn links_without_devices(point: FaultPoint) -> &'static [Links] {
     use FaultPoint as P;
     match point {
         // Only worlds that share memory have a path for small messages.
@@ -300,7 +344,7 @@ fn links_of(point: FaultPoint) -> &'static [Links] {
         P::TcpConnects | P::TcpConnected | P::TcpAccepted | P::TcpEstablished | P::ReceivePosted => {
             &[Links::Tcp, Links::Mixed]
         }
-        _ => &[Links::Shm, Links::Tcp, Links::Mixed],
+        _ => ALL_WITHOUT_DEVICES,
     }
 }
 
@@ -343,7 +387,11 @@ fn all_runs() -> Vec<Run> {
                 if action == FaultAction::LinkDown && *links != Links::Tcp {
                     continue;
                 }
-                let worlds = if *links == Links::Leader { LEADER_RANKS..=LEADER_RANKS } else { 2..=5 };
+                let worlds = match links {
+                    Links::Leader => LEADER_RANKS..=LEADER_RANKS,
+                    Links::Verbs => 2..=3,
+                    Links::Shm | Links::Tcp | Links::Mixed => 2..=5,
+                };
                 for ranks in worlds {
                     let turn = runs.len();
                     // A point that ranks reach only once in some runs is reached with three ranks.
@@ -361,7 +409,7 @@ fn all_runs() -> Vec<Run> {
 fn execute(runs: &[Run], name: &str) {
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..PARALLEL {
+        for _ in 0..if Links::are_verbs() { 1 } else { PARALLEL } {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
@@ -400,9 +448,11 @@ fn execute(runs: &[Run], name: &str) {
         .map(|(run, outcome)| format!("{run:?}: {}", outcome.wrong))
         .collect();
     assert!(wrong.is_empty(), "{} of {} runs failed:\n{}", wrong.len(), outcomes.len(), wrong.join("\n\n"));
-    let unreached: Vec<&str> =
-        FaultPoint::iter().map(<&str>::from).filter(|point| !reached.contains(point)).collect();
-    if runs.iter().map(|run| run.point).collect::<HashSet<_>>().len() == FaultPoint::iter().count() {
+    let possible: HashSet<FaultPoint> =
+        FaultPoint::iter().filter(|point| !links_of(*point).is_empty()).collect();
+    if runs.iter().map(|run| run.point).collect::<HashSet<_>>() == possible {
+        let points = possible.into_iter().map(<&str>::from);
+        let unreached: Vec<&str> = points.filter(|point| !reached.contains(point)).collect();
         assert!(unreached.is_empty(), "no run reached {unreached:?}");
     }
 }
@@ -415,7 +465,7 @@ fn check(action: FaultAction, every: usize, name: &str) {
         return;
     }
     if std::env::var_os(RANK).is_some() {
-        with_watchdog(LIMIT, || match live() {
+        with_watchdog(limit(), || match live() {
             Ok(()) => println!("ENDED"),
             Err(error) => {
                 println!(
@@ -428,6 +478,12 @@ fn check(action: FaultAction, every: usize, name: &str) {
         });
         std::process::exit(0);
     }
+    let has_leader = has_leader();
+    let is_wanted = |run: &Run| run.action == action && (has_leader || run.links != Links::Leader);
+    let mut runs: Vec<Run> = all_runs().into_iter().filter(is_wanted).collect();
+    if runs.is_empty() {
+        return eprintln!("skipped: this fault is not tested with RDMA devices");
+    }
     if action == FaultAction::LinkDown {
         match network::run_inside(&name) {
             Ok(None) => {}
@@ -435,10 +491,8 @@ fn check(action: FaultAction, every: usize, name: &str) {
             Err(why) => return eprintln!("skipped: {why}"),
         }
     }
-    let has_leader = has_leader();
-    let is_wanted = |run: &Run| run.action == action && (has_leader || run.links != Links::Leader);
-    let mut runs: Vec<Run> = all_runs().into_iter().filter(is_wanted).collect();
     if effort::cases(10) < 100 {
+        let every = if Links::are_verbs() { 3 * every } else { every };
         // Another kind of link and number of ranks for each point.
         let of_point = |(number, point): (usize, FaultPoint)| {
             let runs: Vec<&Run> = runs.iter().filter(|run| run.point == point).collect();

@@ -34,6 +34,7 @@ BINARIES = [
     ("suite", "collectives::"),
     ("suite", "reproducible::"),
     ("suite", "failures::"),
+    ("suite", "fault_matrix::"),
     ("suite", "allocations::"),
     ("suite", "resource_leaks::"),
 ]
