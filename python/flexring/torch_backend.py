@@ -14,60 +14,15 @@ import torch
 import torch.distributed as dist
 
 from ._library import FlexringError
+from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
 from ._torch_work import CallLine, Work, WorkOnGpu
-from ._vector import premul_sum
 from .communicator import Communicator, unique_id
 
 NAME = "flexring"
 # The key of the communicator's id in the store of the group.
 _ID = "flexring_unique_id"
 _OLDEST = (2, 8)
-_VERSION = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2] if number.isdigit())
-
-_OPERATIONS = {
-    "SUM": "sum",
-    "PRODUCT": "prod",
-    "MIN": "min",
-    "MAX": "max",
-    "AVG": "avg",
-}
-# Operations on bool, by those on the bytes 0 and 1.
-_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
-
-
-def _reduction(op, dtype):
-    """What flexring calls an operation of c10d on elements of this type."""
-    # A ReduceOp, or the kind that it has.
-    name = getattr(op, "op", op).name
-    if name == "PREMUL_SUM":
-        return premul_sum(float(op.__getstate__()[1]))
-    found = (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(name)
-    if found is None:
-        raise RuntimeError(
-            f"flexring has no reduction {name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
-            'for this call: torch.distributed.new_group(backend="gloo")'
-        )
-    return found
-
-
-def _numbers(tensor, op):
-    """The tensor's elements as numbers that flexring reduces: bool as bytes, complex numbers as pairs."""
-    if tensor.dtype == torch.bool:
-        return tensor.view(torch.uint8)
-    if tensor.is_complex():
-        if op not in ("sum", "avg"):
-            raise RuntimeError(f"complex numbers have no reduction {op!r}: fix: use SUM or AVG")
-        return torch.view_as_real(tensor)
-    return tensor
-
-
-def _bytes(tensor):
-    """The bytes of a tensor that is only copied, so that every type can be."""
-    if tensor.layout != torch.strided:
-        raise TypeError(f"the tensor is {tensor.layout}, but flexring copies dense tensors only: fix: use its .to_dense()")
-    if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: fix: use its .contiguous() and copy the result back")
-    return tensor.reshape(-1).view(torch.uint8)
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def _unsupported(call):
@@ -184,19 +139,19 @@ class Collectives:
         pairs = [self._reduced(tensor, opts) for tensor in tensors]
 
         def call(comm, stream):
-            for numbers, op in pairs:
-                comm.all_reduce(numbers, op, stream=stream)
+            for vector, op in pairs:
+                comm.all_reduce(vector, op, stream=stream)
 
         return self._call(opts, tensors, call)
 
     allreduce_coalesced = allreduce
 
     def _reduced(self, tensor, opts):
-        op = _reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
-        return _numbers(tensor, op), op
+        op = reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
+        return numbers(tensor, op), op
 
     def broadcast(self, tensors, opts):
-        vectors = [_bytes(tensor) for tensor in tensors]
+        vectors = [bytes_of(tensor) for tensor in tensors]
 
         def call(comm, stream):
             for vector in vectors:
@@ -208,8 +163,8 @@ class Collectives:
         pairs = [self._reduced(tensor, opts) for tensor in tensors]
 
         def call(comm, stream):
-            for numbers, op in pairs:
-                comm.reduce(numbers, op, opts.rootRank, stream=stream)
+            for vector, op in pairs:
+                comm.reduce(vector, op, opts.rootRank, stream=stream)
 
         return self._call(opts, tensors, call)
 
@@ -217,7 +172,7 @@ class Collectives:
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        pairs = [(_bytes(input), _bytes(output)) for output, input in zip(outputs, inputs)]
+        pairs = [(bytes_of(input), bytes_of(output)) for output, input in zip(outputs, inputs)]
 
         def call(comm, stream):
             for part, whole in pairs:
@@ -226,7 +181,7 @@ class Collectives:
         return self._call(opts, outputs, call)
 
     def allgather(self, output_lists, inputs, opts=None):
-        jobs = [(_bytes(input), list(map(_bytes, outputs))) for outputs, input in zip(output_lists, inputs)]
+        jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
 
         def call(comm, stream):
             for part, parts in jobs:
@@ -245,8 +200,7 @@ class Collectives:
             return
         whole = part.new_empty(len(parts) * part.numel())
         comm.all_gather(part, out=whole, stream=stream)
-        for other, gathered in zip(parts, whole.chunk(len(parts))):
-            other.copy_(gathered)
+        split(whole, parts)
 
     def reduce_scatter_single(self, output, input, opts=None):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
@@ -281,13 +235,64 @@ class Collectives:
         comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
 
     def barrier(self, opts=None):
-        token = torch.zeros(1, dtype=torch.uint8)
-        return self._call(opts, [token], lambda comm, stream: comm.all_reduce(token, "max"))
+        return self._call(opts, [torch.empty(0)], lambda comm, stream: comm.barrier())
 
-    alltoall = _unsupported("all_to_all")
-    all_to_all_single = _unsupported("all_to_all_single")
-    gather = _unsupported("gather")
-    scatter = _unsupported("scatter")
+    def gather(self, output_lists, inputs, opts):
+        parts_of = output_lists or [[]] * len(inputs)
+        jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for input, outputs in zip(inputs, parts_of)]
+        at_root = opts.rootRank == self._number
+        if at_root:
+            for part, parts in jobs:
+                self._check_parts(parts, part)
+
+        def call(comm, stream):
+            for part, parts in jobs:
+                whole = part.new_empty(self._count * part.numel()) if at_root else None
+                comm.gather(part, whole, opts.rootRank, stream=stream)
+                if at_root:
+                    split(whole, parts)
+
+        return self._call(opts, inputs, call)
+
+    def scatter(self, outputs, input_lists, opts):
+        parts_of = input_lists or [[]] * len(outputs)
+        jobs = [(bytes_of(output), list(map(bytes_of, inputs))) for output, inputs in zip(outputs, parts_of)]
+        at_root = opts.rootRank == self._number
+        if at_root:
+            for part, parts in jobs:
+                self._check_parts(parts, part)
+
+        def call(comm, stream):
+            for part, parts in jobs:
+                comm.scatter(torch.cat(parts) if at_root else None, part, opts.rootRank, stream=stream)
+
+        return self._call(opts, outputs, call)
+
+    def _check_parts(self, parts, part):
+        lengths = [other.numel() for other in parts]
+        if lengths != [part.numel()] * self._count:
+            raise ValueError(f"the root's tensors have {lengths} bytes, but must be {self._count} of {part.numel()} bytes")
+
+    def all_to_all_single(self, output, input, output_rows=(), input_rows=(), opts=None):
+        whole, out = bytes_of(input), bytes_of(output)
+        send, receive = bytes_of_rows(input, input_rows), bytes_of_rows(output, output_rows)
+
+        def call(comm, stream):
+            comm.all_to_all(whole, out, send, receive, stream=stream)
+
+        return self._call(opts, [output], call)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        parts, blocks = list(map(bytes_of, outputs)), list(map(bytes_of, inputs))
+        counts = [[block.numel() for block in side] for side in (blocks, parts)]
+
+        def call(comm, stream):
+            whole = parts[0].new_empty(sum(counts[1]))
+            comm.all_to_all(torch.cat(blocks), whole, *counts, stream=stream)
+            split(whole, parts)
+
+        return self._call(opts, outputs, call)
+
     send = _unsupported("send")
     recv = _unsupported("recv")
     recv_anysource = _unsupported("recv from any rank")
@@ -371,7 +376,7 @@ class _CoalescedWork(dist.Work):
 
     def get_future(self):
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
-        return futures.then(lambda all: [tensor for future in all.value() for tensor in future.value()])
+        return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
 
 
 def _define_class():

@@ -15,6 +15,10 @@ def train(gradients: "array[float]") -> float:
         comm.broadcast(gradients, root="0")  # type: ignore[arg-type]
         request = comm.all_reduce_async(gradients)
         shares = comm.reduce_scatter(comm.all_gather(request.wait()))
+        everything = comm.all_to_all(comm.scatter(shares, gradients), shares, receive_counts=[1, 2])
+        comm.gather(everything, root=0)
+        comm.gather(everything, rot=0)  # type: ignore[call-arg]
+        comm.barrier()
         group = comm.split(color=comm.rank % 2)
         if group is not None:
             group.reduce(shares)

@@ -1,0 +1,67 @@
+"""Tensors and reductions of c10d as flexring takes them: numbers that are reduced, bytes that are copied.
+
+Must not know communicators.
+"""
+
+import math
+
+import torch
+
+from ._vector import premul_sum
+
+_OPERATIONS = {
+    "SUM": "sum",
+    "PRODUCT": "prod",
+    "MIN": "min",
+    "MAX": "max",
+    "AVG": "avg",
+}
+# Operations on bool, by those on the bytes 0 and 1.
+_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
+
+
+def reduction(op, dtype):
+    """What flexring calls an operation of c10d on elements of this type."""
+    # A ReduceOp, or the kind that it has.
+    name = getattr(op, "op", op).name
+    if name == "PREMUL_SUM":
+        return premul_sum(float(op.__getstate__()[1]))
+    found = (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(name)
+    if found is None:
+        raise RuntimeError(
+            f"flexring has no reduction {name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
+            'for this call: torch.distributed.new_group(backend="gloo")'
+        )
+    return found
+
+
+def numbers(tensor, op):
+    """The tensor's elements as numbers that flexring reduces: bool as bytes, complex numbers as pairs."""
+    if tensor.dtype == torch.bool:
+        return tensor.view(torch.uint8)
+    if tensor.is_complex():
+        if op not in ("sum", "avg"):
+            raise RuntimeError(f"complex numbers have no reduction {op!r}: fix: use SUM or AVG")
+        return torch.view_as_real(tensor)
+    return tensor
+
+
+def bytes_of(tensor):
+    """The bytes of a tensor that is only copied, so that every type can be."""
+    if tensor.layout != torch.strided:
+        raise TypeError(f"the tensor is {tensor.layout}, but flexring copies dense tensors only: fix: use its .to_dense()")
+    if not tensor.is_contiguous():
+        raise ValueError("the tensor is not contiguous: fix: use its .contiguous() and copy the result back")
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def split(whole, parts):
+    """Copies a vector to the parts that it consists of."""
+    for part, block in zip(parts, whole.split([part.numel() for part in parts])):
+        part.copy_(block)
+
+
+def bytes_of_rows(tensor, rows):
+    """The lengths in bytes of blocks of rows; None if they are equal, which c10d describes by an empty list."""
+    row = tensor.element_size() * math.prod(tensor.shape[1:])
+    return [count * row for count in rows] or None
