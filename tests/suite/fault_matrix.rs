@@ -423,18 +423,25 @@ fn execute(runs: &[Run], name: &str) {
     let outcomes = outcomes.into_inner().expect("no panic");
     let reached: BTreeSet<&str> =
         outcomes.iter().filter(|(_, outcome)| outcome.reached).map(|(run, _)| run.point.into()).collect();
-    let mut detection: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    let mut detection: BTreeMap<&str, Vec<(Duration, &str)>> = BTreeMap::new();
     for (run, outcome) in &outcomes {
-        detection.entry(run.action.into()).or_default().extend(&outcome.detection);
+        let times = outcome.detection.iter().map(|time| (*time, run.point.into()));
+        detection.entry(run.action.into()).or_default().extend(times);
     }
     println!("{} runs, {} points were reached", outcomes.len(), reached.len());
     for (action, times) in &mut detection {
         times.sort();
-        let at =
-            |share: f64| times.get(((times.len() - 1) as f64 * share) as usize).copied().unwrap_or_default();
+        let at = |share: f64| {
+            times.get(((times.len() - 1) as f64 * share) as usize).map_or(Duration::ZERO, |it| it.0)
+        };
         if !times.is_empty() {
+            let slow: BTreeSet<&str> = times
+                .iter()
+                .filter(|(time, _)| *time > Duration::from_secs(2))
+                .map(|(_, point)| *point)
+                .collect();
             println!(
-                "{action}: {} survivors, detection p50 {:?}, p99 {:?}, max {:?}",
+                "{action}: {} survivors, detection p50 {:?}, p99 {:?}, max {:?}; over 2 s at {slow:?}",
                 times.len(),
                 at(0.5),
                 at(0.99),
