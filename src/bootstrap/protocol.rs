@@ -61,14 +61,12 @@ impl HelloHeader {
         }
     }
 
-    /// What the sender claims, as a verb phrase, before it is authenticated.
+    /// What the sender claims, as a verb phrase, before it is authenticated. Contains no text of the sender, because others see it.
     pub(super) fn claim(&self) -> String {
         match self.purpose {
             Purpose::Join => format!("claims rank {}", self.rank),
             Purpose::Status => "asks for the status".to_owned(),
-            Purpose::NameListener => {
-                format!("needs this port as rank 0 of another job ({})", self.process)
-            }
+            Purpose::NameListener => "needs this port as rank 0 of another job".to_owned(),
         }
     }
 }
