@@ -63,6 +63,11 @@ fn calls_after_the_first_do_not_allocate() {
                         comm.all_gather_in_place(&mut pool[..4 * count.div_ceil(4)]).expect("all parts");
                         comm.broadcast(&mut pool[..count], 1).expect("a vector");
                         comm.reduce(&mut heap[..count], ReduceOp::Min, 2).expect("a minimum");
+                        let whole = 4 * count.div_ceil(4);
+                        comm.gather_in_place(&mut pool[..whole], 3).expect("all parts");
+                        comm.scatter_in_place(&mut heap[..whole], 1).expect("a part");
+                        comm.all_to_all(&heap[..whole], &mut pool[..whole]).expect("blocks");
+                        comm.barrier().expect("all ranks");
                     }
                     COUNTED.set(false);
                     // No rank leaves while others are still counted.

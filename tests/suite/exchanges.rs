@@ -382,3 +382,28 @@ fn bad_arguments_are_refused_and_the_communicator_still_works() {
         });
     }
 }
+
+#[test]
+fn a_rank_that_leaves_instead_of_calling_is_named_on_all_others() {
+    for &world in World::enabled() {
+        for collective in [Collective::AllToAll, Collective::Barrier] {
+            let errors = spawn(&Setup::new(world, 4), |comm| {
+                comm.barrier().expect("all ranks call it");
+                if comm.rank() == 2 {
+                    return None;
+                }
+                let begun = Instant::now();
+                let (send, mut receive) = (vec![1f32; 40_000], vec![0f32; 40_000]);
+                let outcome = match collective {
+                    Collective::Barrier => comm.barrier(),
+                    _ => comm.all_to_all(&send, &mut receive),
+                };
+                assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+                Some(outcome.expect_err("rank 2 has left"))
+            });
+            for error in errors.into_iter().flatten() {
+                assert!(error.message().contains("rank 2"), "{world:?} {collective:?}: {error}");
+            }
+        }
+    }
+}
