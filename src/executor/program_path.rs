@@ -8,7 +8,7 @@ use super::links::Links;
 use super::resources::Resources;
 use super::ticket::Ticket;
 use crate::device::{Finish, Job, Operand, Submitted};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
@@ -97,7 +97,8 @@ impl ProgramPath {
             let mut busy = false;
             while let Some(action) = self.pipeline().next_action() {
                 busy = true;
-                self.perform(resources, &active, action)?;
+                let performed = self.perform(resources, &active, action);
+                performed.map_err(|error| with_rank(error, resources, &active))?;
             }
             if self.missing == 0 && self.pipeline().is_done() {
                 reach(FaultPoint::ProgramEnds);
@@ -181,7 +182,7 @@ impl ProgramPath {
         while let Some(event) = self.events.pop_front() {
             self.handle(resources, active, event)?;
         }
-        let mut busy = polled?;
+        let mut busy = polled.map_err(|error| with_rank(error, resources, active))?;
         if resources.devices.are_busy() {
             let finished = &mut self.finished;
             resources.devices.poll(&mut |ticket| finished.push(ticket))?;
@@ -390,6 +391,15 @@ impl ProgramPath {
             None => error,
         }
     }
+}
+
+/// A link's error, which names the peer. In an all-to-all a message may be shorter or longer than expected because the two
+/// ranks gave different counts, so it names this rank and the call, too.
+fn with_rank(error: Error, resources: &Resources, active: &LaidOutCall) -> Error {
+    if active.bound.blocks.is_none() || error.kind() != ErrorKind::Disagreement {
+        return error;
+    }
+    error.context(format_args!("rank {} in {}", resources.rank, active.bound.call))
 }
 
 /// A pipeline for a program over the links of this rank.
