@@ -7,6 +7,7 @@ use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering};
 use flexring::{Error, ErrorKind, ReduceOp, Result};
 use half::bf16;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -304,6 +305,7 @@ fn asynchronous_calls_return_their_vectors() {
 /// Makes an all-to-all of 3 ranks in which rank 2 sends `sent` elements to rank 0, which expects `expected`. The other blocks
 /// have 5 elements. Returns the errors.
 fn mismatched(setup: &Setup, sent: usize, expected: usize) -> Vec<Error> {
+    let first_is_over = Barrier::new(setup.ranks);
     spawn(setup, |comm| {
         let (mut sends, mut receives) = ([5; 3], [5; 3]);
         match comm.rank() {
@@ -314,6 +316,7 @@ fn mismatched(setup: &Setup, sent: usize, expected: usize) -> Vec<Error> {
         let send = vec![1f32; sends.iter().sum()];
         let mut receive = vec![0f32; receives.iter().sum()];
         comm.barrier().expect("the first calls agree");
+        first_is_over.wait();
         let begun = Instant::now();
         // Rank 1 does not see the mismatch, and may learn of it in its next call.
         let outcome = comm
@@ -394,8 +397,10 @@ fn bad_arguments_are_refused_and_the_communicator_still_works() {
 fn a_rank_that_leaves_instead_of_calling_is_named_on_all_others() {
     for &world in World::enabled() {
         for collective in [Collective::AllToAll, Collective::Barrier] {
+            let first_is_over = Barrier::new(4);
             let errors = spawn(&Setup::new(world, 4), |comm| {
                 comm.barrier().expect("all ranks call it");
+                first_is_over.wait();
                 if comm.rank() == 2 {
                     return None;
                 }
