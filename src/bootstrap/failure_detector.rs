@@ -91,6 +91,7 @@ impl FailureDetector {
                 monitor: HeartbeatMonitor::new(peer.params.heartbeat),
                 state: CallState::Idle { finished: 0 },
                 since: now,
+                heard: now,
                 fresh: false,
             })
             .collect();
@@ -142,6 +143,7 @@ impl FailureDetector {
             return;
         }
         member.monitor.reset();
+        member.heard = now;
         match message {
             ToCoordinator::Heartbeat(state) => {
                 reach(FaultPoint::CoordinatorReceivedHeartbeat);
@@ -178,6 +180,7 @@ impl FailureDetector {
         }
         member.status = RankStatus::Lost;
         let (process, state) = (&member.process, member.state);
+        let ago = seconds(now.saturating_duration_since(member.heard));
         let message = match self.pause {
             Some((pause, until)) if now < until => format!(
                 "{} was paused for {} (stopped, or its machine was), and the control connection of rank {rank} ({process}) \
@@ -185,7 +188,9 @@ impl FailureDetector {
                 self.host,
                 seconds(pause)
             ),
-            _ => format!("rank {rank} ({process}) died: its control connection {cause} {state}"),
+            _ => format!(
+                "rank {rank} ({process}) died: its control connection {cause}; its last message came {ago} before, {state}"
+            ),
         };
         self.fail(Error::peer_lost(message));
     }

@@ -26,6 +26,8 @@ pub(in crate::bootstrap) struct Member {
     pub(in crate::bootstrap) state: CallState,
     /// When the state was first heard of.
     pub(in crate::bootstrap) since: Instant,
+    /// When its last message came.
+    pub(in crate::bootstrap) heard: Instant,
     /// Whether the call state is newer than the last [`ToRank::RequestState`].
     pub(in crate::bootstrap) fresh: bool,
 }

@@ -93,12 +93,14 @@ impl World {
 fn a_death_is_reported_with_the_call_state() {
     let mut world = World::of(3);
     world.set_in_call(2, example_call(17));
+    world.advance(Duration::from_millis(480));
     world.disconnect(2);
     let root_cause = world.root_cause().expect("a root cause");
     assert_eq!(root_cause.kind(), ErrorKind::PeerLost);
     assert_eq!(
         root_cause.message(),
-        "rank 2 (pid 102 on host h) died: its control connection closed while it was in all_reduce #17 (1024 x float, sum)"
+        "rank 2 (pid 102 on host h) died: its control connection closed; its last message came 0.48 s before, while it was in \
+         all_reduce #17 (1024 x float, sum)"
     );
     world.disconnect(1);
     assert_eq!(world.root_cause(), None, "the first root cause stays");
