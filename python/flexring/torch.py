@@ -139,9 +139,17 @@ def _average_on_gpu(comm, gradients):
     return future
 
 
-def register(model: Any, comm: Optional[Communicator] = None) -> Communicator:
+def register(model: Any, comm: Optional[Communicator] = None) -> Optional[Communicator]:
     """Uses flexring to average the gradients of a DistributedDataParallel model. Returns the communicator: ``comm``, or a
-    new one of the ranks of the model's process group."""
+    new one of the ranks of the model's process group.
+
+    For a model of ``fully_shard`` (torch 2.11 and later), uses flexring to gather its parameters and to reduce its gradients,
+    in the model's own groups, and returns None. All-reduces between replicas stay with the group's backend."""
+    if not hasattr(model, "register_comm_hook"):
+        if comm is not None:
+            raise ValueError("a model of fully_shard has communicators of its own groups: fix: leave comm out")
+        _torch_fsdp().register(model)
+        return None
     if comm is None:
         comm = from_process_group(model.process_group)
     size = dist.get_world_size(model.process_group)
@@ -149,6 +157,17 @@ def register(model: Any, comm: Optional[Communicator] = None) -> Communicator:
         raise ValueError(f"the model is on {size} ranks and the communicator on {comm.size}")
     model.register_comm_hook(comm, allreduce_hook)
     return comm
+
+
+def _torch_fsdp():
+    try:
+        from . import _torch_fsdp
+    except ImportError as error:
+        raise RuntimeError(
+            f"models of fully_shard need torch 2.11 or later, but this is {torch.__version__}: fix: install a later one, or use "
+            'init_process_group("flexring")'
+        ) from error
+    return _torch_fsdp
 
 
 torch_backend.register()

@@ -8,6 +8,8 @@ On GPUs this is not tested with torch yet.
 """
 
 import contextlib
+import datetime
+import functools
 import threading
 
 import torch
@@ -431,15 +433,21 @@ def _define_class():
     return FlexringBackend
 
 
-_class = None
+@functools.lru_cache(maxsize=None)
+def _class():
+    return _define_class()
 
 
 def _create(opts, _options=None):
     """The process group for options of torch."""
-    global _class
-    if _class is None:
-        _class = _define_class()
-    return _class(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+    return _class()(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
+def standalone(comm):
+    """The calls of c10d on a communicator, for use without a process group."""
+    calls = _class()(None, comm.rank, comm.size, datetime.timedelta(0))
+    calls._comm = comm
+    return calls
 
 
 def _refuse(*_arguments):

@@ -1,0 +1,59 @@
+"""Parameters and gradients of ``fully_shard`` over flexring, in groups of any backend: ``flexring.torch.register(model)``.
+
+Owns a backend for each group that FSDP uses, made by its first call there. Must not know how calls run.
+"""
+
+import weakref
+
+import torch
+from torch.distributed.distributed_c10d import AllgatherOptions, ReduceScatterOptions
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from . import torch_backend
+
+# The backend of each group. Groups that torch has destroyed go with their backends.
+_backends = weakref.WeakKeyDictionary()
+
+
+def _backend_of(group):
+    backend = _backends.get(group)
+    if backend is None:
+        # The id of the communicator passes through the group itself.
+        from .torch import from_process_group
+
+        comm = from_process_group(group)
+        backend = _backends[group] = torch_backend.standalone(comm)
+    return backend
+
+
+class _Allocation:
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Allocation, AllGather):
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        options = AllgatherOptions()
+        options.asyncOp = async_op
+        return _backend_of(group).all_gather_single(output_tensor, input_tensor, options)
+
+
+class _ReduceScatter(_Allocation, ReduceScatter):
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        options = ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, async_op
+        return _backend_of(group).reduce_scatter_single(output_tensor, input_tensor, options)
+
+
+def register(model):
+    """Uses flexring for the all-gathers and reduce-scatters of each part of the model that is sharded."""
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not parts:
+        raise TypeError(
+            f"a {type(model).__name__} is neither a DistributedDataParallel model nor one of fully_shard: fix: wrap it first"
+        )
+    gather, scatter = _AllGather(), _ReduceScatter()
+    for part in parts:
+        part.set_custom_all_gather(gather)
+        part.set_custom_reduce_scatter(scatter)
