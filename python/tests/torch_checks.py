@@ -23,7 +23,7 @@ from pathlib import Path
 
 # Seconds after which a call fails, and after which the ranks of one check are killed.
 TIMEOUT = 20
-LIMIT = 240
+LIMIT = 600
 REFUSED = "refused"
 
 CHECKS = {}
