@@ -122,7 +122,7 @@ impl Joiner<'_> {
                 }
                 let who = match self.header.purpose {
                     Purpose::Join => format!("rank {}", self.header.rank),
-                    Purpose::Status | Purpose::NameListener => "this process".to_owned(),
+                    Purpose::Status | Purpose::WhoListens => "this process".to_owned(),
                 };
                 return Err(Error::rendezvous(format!(
                     "{who} cannot reach {name} within {}: {last}; {advice}",

@@ -47,6 +47,8 @@ pub(super) struct Client {
     pub(super) stream: FramedStream,
     /// The host that it connected from.
     pub(super) host: IpAddr,
+    /// Whether that is this node.
+    pub(super) is_on_this_node: bool,
     pub(super) state: ClientState,
     /// The handshake, until it is complete.
     pub(super) admission: Option<Admission>,
@@ -217,6 +219,8 @@ impl Connections {
                     }
                 };
                 reach(FaultPoint::CoordinatorAccepted);
+                // On one node, the kernel gives both ends of a connection the same address.
+                let is_on_this_node = stream.local_addr().is_ok_and(|local| local.ip() == address.ip());
                 let stream = match FramedStream::new(stream, true) {
                     Ok(stream) => stream,
                     Err(cause) => {
@@ -227,8 +231,8 @@ impl Connections {
                 let state = ClientState::Unauthenticated { until: now + HANDSHAKE_TIMEOUT };
                 let admission = Some(Admission::AwaitOpening);
                 let host = address.ip().to_canonical();
-                self.clients
-                    .insert(self.next_id, Client { stream, host, state, admission, authenticated: false });
+                let client = Client { stream, host, is_on_this_node, state, admission, authenticated: false };
+                self.clients.insert(self.next_id, client);
                 self.next_id += 1;
                 self.drop_excess(0);
             }

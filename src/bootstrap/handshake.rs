@@ -19,7 +19,6 @@
 //! Until message 3 is verified, whatever the caller sends concerns this caller alone.
 
 use super::frame_decoder::Preamble;
-use super::process::Process;
 use super::protocol::{
     Bytes, Hello, HelloHeader, HelloParams, Nonce, Opening, Purpose, ToRank, VERSION, WIRE_VERSION, decode,
     encode_value, frame_of,
@@ -65,6 +64,8 @@ pub(super) enum AdmissionStep {
     Admitted(Hello, ToRank),
     /// The caller is not admitted. It gets the error; the text describes it to the ranks that wait.
     Refused(Error, String),
+    /// The caller asks which process listens, and wants no more. The text describes it to the ranks that wait.
+    WhoListens(String),
     /// The caller does not speak the protocol.
     Malformed,
 }
@@ -88,9 +89,8 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
     };
     let HelloHeader { purpose, .. } = opening.header;
     let (sender, claim) = (opening.header.sender(), opening.header.claim());
-    if purpose == Purpose::NameListener {
-        let message = format!("the coordinator of another job ({}) listens there", Process::current());
-        return AdmissionStep::Refused(Error::rendezvous(message), claim);
+    if purpose == Purpose::WhoListens {
+        return AdmissionStep::WhoListens(claim);
     }
     let is_rank = purpose == Purpose::Join;
     if opening.job != gate.job {
@@ -237,6 +237,7 @@ impl<'a> Applicant<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::process::Process;
     use super::super::secret::SecretSource;
     use super::*;
     use crate::config::{Config, SecretText, Switch};

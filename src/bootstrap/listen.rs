@@ -64,8 +64,10 @@ pub(super) fn listen(
     // The secret first: a rank that reaches the port must find it.
     let node_secret = hand_out(host, port, node_secret, fault, owner)?;
     let interface = |to: SocketAddr| interface_for(to, config);
-    let listeners = retry(fault, || bind(host, &addresses, &interface))?
-        .map_err(|cause| cannot_listen(host, port, cause, owner))?;
+    let listeners = match retry(fault, || bind(host, &addresses, &interface))? {
+        Ok(listeners) => listeners,
+        Err(cause) => return Err(cannot_listen(host, port, cause, fault, owner)),
+    };
     Ok((listeners, node_secret))
 }
 
@@ -84,11 +86,21 @@ pub(super) fn hand_out(
         return Ok(None);
     };
     let bound = retry(fault, || NodeSecretListener::bind(&secret))?;
-    bound.map(Some).map_err(|cause| cannot_listen(host, port, cause, owner))
+    bound.map(Some).map_err(|cause| cannot_listen(host, port, cause, fault, owner))
 }
 
-fn cannot_listen(host: &str, port: u16, cause: io::Error, owner: impl Fn() -> Option<String>) -> Error {
+fn cannot_listen(
+    host: &str,
+    port: u16,
+    cause: io::Error,
+    fault: &Fault,
+    owner: impl Fn() -> Option<String>,
+) -> Error {
     let owner = if cause.kind() == io::ErrorKind::AddrInUse { owner() } else { None };
+    // Asking for the owner takes a while.
+    if let Err(error) = fault.check_waiting() {
+        return error;
+    }
     let why = owner.map_or_else(|| cause.to_string(), |owner| format!("the port is in use: {owner}"));
     Error::rendezvous(format!(
         "rank 0 cannot listen on {host} port {port}: {why}; set FLEXRING_MASTER_PORT to a port that is free \

@@ -17,8 +17,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 /// The longest answer that is shown. It comes from a process that has proved nothing.
 const LONGEST: usize = 200;
 
-/// Describes the process that listens at one of `addresses`, as a sentence, if it is a coordinator. Takes about two seconds if it
-/// does not answer.
+/// Describes the process that listens at one of `addresses`, as a sentence, if it is a coordinator. Takes about two seconds for
+/// each that does not answer.
 pub(super) fn port_owner(
     addresses: &[SocketAddr],
     source: &SecretSource,
@@ -30,7 +30,7 @@ pub(super) fn port_owner(
         rank: 0,
         world: 0,
         process: Process::current(),
-        purpose: Purpose::NameListener,
+        purpose: Purpose::WhoListens,
     };
     let params = HelloParams {
         settings: Vec::new(),
@@ -39,9 +39,13 @@ pub(super) fn port_owner(
         heartbeat: config.heartbeat,
         successor: Vec::new(),
     };
-    let target = CoordinatorTarget::Local(addresses);
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
-    let joiner = Joiner { target: &target, source, header: &header, params: &params, deadline, fault };
-    let answer = joiner.listening_process()?;
+    let ask = |address: &SocketAddr| {
+        let addresses = [*address];
+        let target = CoordinatorTarget::Local(&addresses);
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let joiner = Joiner { target: &target, source, header: &header, params: &params, deadline, fault };
+        joiner.listening_process()
+    };
+    let answer = addresses.iter().find_map(ask)?;
     Some(answer.chars().filter(|letter| !letter.is_control()).take(LONGEST).collect())
 }

@@ -57,7 +57,7 @@ impl HelloHeader {
         match self.purpose {
             Purpose::Join => format!("rank {rank} ({process})"),
             Purpose::Status => format!("the request for the status ({process})"),
-            Purpose::NameListener => format!("rank 0 of another job ({process})"),
+            Purpose::WhoListens => format!("rank 0 of a job without a port ({process})"),
         }
     }
 
@@ -66,7 +66,7 @@ impl HelloHeader {
         match self.purpose {
             Purpose::Join => format!("claims rank {}", self.rank),
             Purpose::Status => "asks for the status".to_owned(),
-            Purpose::NameListener => "needs this port as rank 0 of another job".to_owned(),
+            Purpose::WhoListens => "needs this port as rank 0 of a job".to_owned(),
         }
     }
 }
@@ -78,8 +78,9 @@ pub(super) enum Purpose {
     Join,
     /// To read the state of the world once. Rank and world of the hello do not matter.
     Status,
-    /// To learn which process listens, because rank 0 of another job cannot listen there. Answered by a refusal that names it.
-    NameListener,
+    /// To learn which process listens, because rank 0 of a job cannot listen there. Answered by a refusal that names it, on one
+    /// node only.
+    WhoListens,
 }
 
 /// The first frame of a rank. Nothing in it is secret, and nothing in it is proved yet.

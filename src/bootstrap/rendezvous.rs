@@ -153,7 +153,7 @@ impl Rendezvous {
     }
 
     /// Ends the rendezvous for this reason, unless it has failed already.
-    pub(super) fn lose(&mut self, error: &Error) {
+    pub(super) fn fail_with(&mut self, error: &Error) {
         self.root_cause.get_or_insert_with(|| error.clone());
     }
 

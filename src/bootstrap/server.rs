@@ -154,7 +154,7 @@ impl Server {
             return;
         }
         if let (Some(error), Phase::Rendezvous(rendezvous)) = (self.control.failure(), &mut self.phase) {
-            rendezvous.lose(error);
+            rendezvous.fail_with(error);
         }
         if self.control.is_abandoned()
             && let Phase::Rendezvous(rendezvous) = &mut self.phase
@@ -266,7 +266,12 @@ impl Server {
                 self.on_hello(id, hello, now);
             }
             AdmissionStep::Refused(error, what) => self.refuse(id, error, &what, now),
-            AdmissionStep::Malformed => {
+            AdmissionStep::WhoListens(what) if client.is_on_this_node => {
+                let message = format!("a flexring coordinator ({}) listens there", Process::current());
+                self.refuse(id, Error::rendezvous(message), &what, now);
+            }
+            // Other nodes learn nothing about this process.
+            AdmissionStep::WhoListens(_) | AdmissionStep::Malformed => {
                 self.clients.remove(id);
             }
         }

@@ -311,7 +311,7 @@ fn a_running_job_can_be_asked_for_its_status() {
         let config = Config::read(lookup).expect("settings");
         let identity = flexring::bootstrap::identity(&config, lookup).expect("an identity");
         let error = Communicator::with_config(&config, &identity).map(drop).expect_err("the port is in use");
-        let owner = format!("the coordinator of another job (pid {} on host ", ranks[0].child.id());
+        let owner = format!("a flexring coordinator (pid {} on host ", ranks[0].child.id());
         assert!(error.message().contains(&owner), "{error}");
         assert!(error.message().contains("set FLEXRING_MASTER_PORT to a port that is free"), "{error}");
         std::fs::write(&file, "").expect("a file");

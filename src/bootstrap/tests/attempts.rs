@@ -83,12 +83,12 @@ fn a_rendezvous_in_progress_keeps_its_port() {
             thread::sleep(Duration::from_millis(100));
             let error = join(0, 2, &rendezvous, &config()).map(drop).expect_err("in use");
             let process = std::process::id();
-            let owner = format!("the port is in use: the coordinator of another job (pid {process} on host");
+            let owner = format!("the port is in use: a flexring coordinator (pid {process} on host");
             assert!(error.message().contains(&owner), "{error}");
             assert!(error.message().contains("set FLEXRING_MASTER_PORT to a port that is free"), "{error}");
             let errors = first.join().expect("refused");
             assert!(errors[0].message().contains("did not join"), "{}", errors[0]);
-            let note = "a process at 127.0.0.1 was refused: it needs this port as rank 0 of another job";
+            let note = "a process at 127.0.0.1 was refused: it needs this port as rank 0 of a job";
             assert!(errors[0].message().ends_with(note), "{}", errors[0]);
         });
     });
