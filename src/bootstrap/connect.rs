@@ -1,7 +1,8 @@
 //! Reaching the coordinator: connecting until the deadline, and following it to rank 0's process.
 //!
-//! Owns retries and the errors when they fail. Never blocks: a fault, an interrupt, and what the former coordinator reports end
-//! every wait. Must not know what the coordinator decides.
+//! Owns retries and the errors when they fail. A fault, an interrupt, and what the former coordinator reports end every wait, but
+//! for the resolution of a name, and asking rank 0 on this node for its secret (at most 1 s). Must not know what the coordinator
+//! decides.
 
 use super::attempts;
 use super::coordinator_target::{CoordinatorTarget, ResolverCache};
@@ -66,8 +67,12 @@ impl Joiner<'_> {
             // All ranks have joined in time; the move must not fail for the time that they took.
             let deadline = self.deadline.max(Instant::now() + GRACE);
             let mut former = FormerCoordinator::new(former, successor);
-            answered = Joiner { target: &target, deadline, ..*self }.ask(&mut former)?;
-            former.leave();
+            let outcome = Joiner { target: &target, deadline, ..*self }.ask(&mut former);
+            // The others learn why rank 0 has failed from its own coordinator. The former one would report that it died.
+            if outcome.is_ok() || self.header.rank == 0 {
+                former.leave();
+            }
+            answered = outcome?;
         }
         match answered {
             (CoordinatorAnswer::Welcome(host_process), stream, secret) => {
@@ -239,16 +244,17 @@ impl Joiner<'_> {
         reach(FaultPoint::BootstrapSentHello);
         loop {
             self.check(former)?;
-            let (answer, end) = attempt.advance(number).map_err(|error| match error {
+            let advanced = attempt.advance(number);
+            // Rank 0 passes on what the former coordinator finds out until the new world is complete.
+            if attempt.is_acknowledged() && self.header.rank != 0 {
+                former.leave();
+            }
+            let (answer, end) = advanced.map_err(|error| match error {
                 ConnectError::Retry(cause) => retry(cause),
                 other => other,
             })?;
             if let Some(answer) = answer {
                 return Ok((attempt.into_connection(), answer));
-            }
-            // Rank 0 passes on what the former coordinator finds out until the new world is complete.
-            if attempt.is_acknowledged() && self.header.rank != 0 {
-                former.leave();
             }
             match end {
                 // A coordinator that acknowledged a rank sends a reason before it closes, unless its process
