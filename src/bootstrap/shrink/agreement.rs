@@ -228,9 +228,12 @@ impl Agreement {
         }
     }
 
-    /// The decision must be made again, with the next tick.
-    pub(super) fn decide_later(&mut self) {
+    /// Notices were not sent yet at `now`. The decision must be made again, after the connections were read once more.
+    pub(super) fn decide_later(&mut self, now: Instant) {
         self.is_deciding = false;
+        if let ShrinkProgress::Called(call) = &mut self.progress {
+            call.notified_at = Some(now);
+        }
     }
 
     /// A connection to the rank is made. It has not sent anything yet.
@@ -331,8 +334,7 @@ impl Agreement {
             }
             ShrinkMessage::Failed(error) => {
                 if matches!(self.progress, ShrinkProgress::Called(_)) {
-                    self.progress = ShrinkProgress::Idle;
-                    self.actions.push(AgreementAction::Finish(Err(error)));
+                    self.fail(error);
                 }
             }
         }
@@ -469,9 +471,10 @@ impl Agreement {
         self.fail(error);
     }
 
-    /// Ends the agreement with an error on this rank.
+    /// Ends the agreement with an error on this rank. No ranks went on without those that it excluded.
     fn fail(&mut self, error: Error) {
         self.progress = ShrinkProgress::Idle;
+        self.peers.iter_mut().for_each(|peer| peer.excluded_until = None);
         self.actions.push(AgreementAction::Finish(Err(error)));
     }
 }

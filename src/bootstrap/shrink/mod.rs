@@ -18,8 +18,8 @@
 //! # No two new worlds without a common rank
 //! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. While
 //!   the network works, the notice waits in the kernel of that rank's host, even if the process is stopped, and ends its
-//!   shrink when it continues. The leader decides only when the notice is sent, if need be on a connection of its own (`notices`).
-//!   Then the leader reads its own connections once more. Of two leaders that do this, at least one finds the other's
+//!   shrink when it continues. The leader decides only when the notice is sent, if need be on a connection of its own (`notices`), or
+//!   given up after a second. Then the leader reads its own connections once more. Of two leaders that do this, at least one finds the other's
 //!   notice or request.
 //! - If ranks are unreachable, a leader decides only if more ranks have come than do not answer. If the numbers are equal,
 //!   the side with the lowest rank decides. Two sides of a broken network cannot both satisfy this. A program that is sure

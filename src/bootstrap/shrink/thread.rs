@@ -259,7 +259,7 @@ impl ServiceThread {
                 }
             }
             // A rank that is stopped must find its notice when it continues.
-            AgreementAction::Decide(_) if !self.notices.is_empty() => self.agreement.decide_later(),
+            AgreementAction::Decide(_) if !self.notices.is_empty() => self.agreement.decide_later(now),
             AgreementAction::Decide(members) => {
                 let created = Coordinator::create(&self.params.config)
                     .and_then(|(coordinator, id)| Ok((coordinator, id.hide(&self.params.key)?)));
