@@ -182,12 +182,13 @@ impl LaunchMember {
             return Err(error.clone());
         }
         state.arrive(*index, Some(ready));
+        // Another thread may count calls of this member while this one waits.
+        let calls = state.members[*index].calls;
         group.changed.notify_all();
         loop {
             if let Some(outcome) = state.members[*index].outcome.take() {
                 return outcome;
             }
-            let calls = state.members[*index].calls;
             let late = || {
                 let missing = group.missing(&state, calls);
                 let message = format!(
