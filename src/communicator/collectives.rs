@@ -51,7 +51,7 @@ impl Communicator {
     /// As for [`all_reduce_into`](Self::all_reduce_into).
     pub fn reduce_scatter_in_place<T: Element>(&self, vector: &mut [T], op: ReduceOp) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            let part = self.part_of::<T>(piece);
+            let part = self.part_of::<T>(piece)?;
             self.run(&self.validator().reduce_scatter(piece, part, T::DTYPE, op)?)
         })
     }
@@ -73,7 +73,7 @@ impl Communicator {
     /// As for [`all_reduce_into`](Self::all_reduce_into).
     pub fn all_gather_in_place<T: Element>(&self, vector: &mut [T]) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            let part = self.part_of::<T>(piece);
+            let part = self.part_of::<T>(piece)?;
             self.run(&self.validator().all_gather(part, piece, T::DTYPE)?)
         })
     }
@@ -145,7 +145,7 @@ impl Communicator {
     /// As for [`gather`](Self::gather).
     pub fn gather_in_place<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            let part = self.part_of::<T>(piece);
+            let part = self.part_of::<T>(piece)?;
             self.run(&self.validator().gather(part, piece, T::DTYPE, root)?)
         })
     }
@@ -168,7 +168,7 @@ impl Communicator {
     /// As for [`gather`](Self::gather).
     pub fn scatter_in_place<T: Element>(&self, vector: &mut [T], root: Rank) -> Result<()> {
         memory::lend_in_place(vector, |piece| {
-            let part = self.part_of::<T>(piece);
+            let part = self.part_of::<T>(piece)?;
             self.run(&self.validator().scatter(piece, part, T::DTYPE, root)?)
         })
     }

@@ -77,7 +77,7 @@ impl Communicator {
     /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu).
     pub fn reduce_scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, op: ReduceOp) -> Result<()> {
         vector.lend(|piece, stream| {
-            let part = self.part_of::<V::Item>(piece);
+            let part = self.part_of::<V::Item>(piece)?;
             self.run_in_place::<V>(self.validator().reduce_scatter(piece, part, V::Item::DTYPE, op)?, stream)
         })
     }
@@ -88,7 +88,7 @@ impl Communicator {
     /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu).
     pub fn all_gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V) -> Result<()> {
         vector.lend(|piece, stream| {
-            let part = self.part_of::<V::Item>(piece);
+            let part = self.part_of::<V::Item>(piece)?;
             self.run_in_place::<V>(self.validator().all_gather(part, piece, V::Item::DTYPE)?, stream)
         })
     }
@@ -165,7 +165,7 @@ impl Communicator {
     /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
     pub fn gather_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            let part = self.part_of::<V::Item>(piece);
+            let part = self.part_of::<V::Item>(piece)?;
             self.run_in_place::<V>(self.validator().gather(part, piece, V::Item::DTYPE, root)?, stream)
         })
     }
@@ -191,7 +191,7 @@ impl Communicator {
     /// As for [`broadcast_on_gpu`](Self::broadcast_on_gpu).
     pub fn scatter_in_place_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
-            let part = self.part_of::<V::Item>(piece);
+            let part = self.part_of::<V::Item>(piece)?;
             self.run_in_place::<V>(self.validator().scatter(piece, part, V::Item::DTYPE, root)?, stream)
         })
     }

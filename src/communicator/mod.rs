@@ -255,11 +255,18 @@ impl Communicator {
         std::mem::forget(submissions.take());
     }
 
-    /// This rank's part of a vector that consists of one equal part per rank. If the vector's length is not a
-    /// multiple of the number of ranks, the part is too short and validation rejects the call.
-    fn part_of<T>(&self, vector: Piece) -> Piece {
-        let bytes = vector.len() / size_of::<T>() / self.runner.world * size_of::<T>();
-        vector.narrow(self.runner.rank * bytes, bytes)
+    /// This rank's part of a vector that consists of one equal part per rank.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the vector's length is not a multiple of the number of ranks.
+    fn part_of<T>(&self, vector: Piece) -> Result<Piece> {
+        let (whole, world) = (vector.len(), self.runner.world);
+        let bytes = whole / size_of::<T>() / world * size_of::<T>();
+        if bytes * world != whole {
+            let message = format!("{whole} bytes are not {world} parts of {bytes} bytes");
+            return Err(Error::invalid_argument(message));
+        }
+        Ok(vector.narrow(self.runner.rank * bytes, bytes))
     }
 }
 

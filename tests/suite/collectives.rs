@@ -463,7 +463,7 @@ fn bad_arguments_are_refused_and_the_communicator_still_works() {
             refused(comm.reduce_scatter_in_place(&mut [1f32; 7], sum), "28 bytes are not 3 parts of 8 bytes");
             refused(comm.reduce_scatter_in_place(&mut [1u8; 2], sum), "2 bytes are not 3 parts of 0 bytes");
             refused(comm.all_gather(&[1f32; 2], &mut [0f32; 7]), "3 parts of 8 bytes are not 28 bytes");
-            refused(comm.all_gather_in_place(&mut [1f64; 4]), "3 parts of 8 bytes are not 32 bytes");
+            refused(comm.all_gather_in_place(&mut [1f64; 4]), "32 bytes are not 3 parts of 8 bytes");
             refused(comm.broadcast(&mut [1f32; 2], 3), "root 3 is not a rank: there are 3, from 0");
             refused(comm.reduce(&mut [1f32; 2], sum, usize::MAX), "is not a rank");
             refused(comm.reduce(&mut [1i32; 2], ReduceOp::PreMulSum(0.5), 0), "0.5");

@@ -357,7 +357,9 @@ fn bad_arguments_are_refused_and_the_communicator_still_works() {
                 assert!(error.message().contains(phrase), "{error} does not contain {phrase:?}");
             };
             refused(comm.gather(&[1f32; 2], &mut [0f32; 6], 3), "root 3 is not a rank");
-            refused(comm.gather_in_place(&mut [1f32; 7], comm.rank()), "3 parts of 8 bytes are not 28 bytes");
+            // On all ranks, so that none waits for the root.
+            refused(comm.gather_in_place(&mut [1f32; 7], 1), "28 bytes are not 3 parts of 8 bytes");
+            refused(comm.scatter_in_place(&mut [1f32; 7], 1), "28 bytes are not 3 parts of 8 bytes");
             refused(comm.gather(&[1f32; 2], &mut [0f32; 7], comm.rank()), "3 parts of 8 bytes are not 28");
             refused(comm.scatter(&[1f32; 7], &mut [0f32; 2], comm.rank()), "28 bytes are not 3 parts of 8");
             refused(comm.scatter(&[1f32; 6], &mut [0f32; 2], usize::MAX), "is not a rank");
