@@ -97,8 +97,13 @@ impl ProgramPath {
             let mut busy = false;
             while let Some(action) = self.pipeline().next_action() {
                 busy = true;
+                let is_own_copy = self.pipeline().is_own_copy(&action);
                 let performed = self.perform(resources, &active, action);
                 performed.map_err(|error| with_rank(error, resources, &active))?;
+                // No peer waits for it, and many together take long: the links must not idle meanwhile.
+                if is_own_copy {
+                    break;
+                }
             }
             if self.missing == 0 && self.pipeline().is_done() {
                 reach(FaultPoint::ProgramEnds);

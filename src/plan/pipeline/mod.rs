@@ -119,6 +119,18 @@ impl Pipeline {
         self.slots
     }
 
+    /// Whether an action only copies data of this rank.
+    #[must_use]
+    pub fn is_own_copy(&self, action: &Action) -> bool {
+        let Action::Combine { step, .. } = action else { return false };
+        match &self.program.steps[*step as usize].body {
+            Body::Combine { operands, .. } => {
+                operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. }))
+            }
+            Body::Send { .. } => false,
+        }
+    }
+
     /// Starts a call. `staging` says what the link to each peer needs staged. Resets all state of the previous call.
     pub fn start(&mut self, binding: Binding, staging: impl Fn(Rank) -> Staging) {
         self.start_call(binding, None, staging);
