@@ -220,12 +220,12 @@ impl CallValidator {
             if counts.len() != self.world {
                 return refuse(format!("{} {name} counts for {} ranks", counts.len(), self.world));
             }
-            let elements = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
-            if elements.and_then(|sum| sum.checked_mul(dtype.size())) != Some(piece.len()) {
+            let sum = counts.iter().fold(0u128, |sum, count| sum + *count as u128);
+            if sum * dtype.size() as u128 != piece.len() as u128 {
                 return refuse(format!(
-                    "the {name} buffer has {} bytes, which are not the {name} counts' sum of {}",
-                    piece.len(),
-                    dtype.name()
+                    "the {name} counts add up to {sum} x {}, but the {name} buffer has {} bytes",
+                    dtype.name(),
+                    piece.len()
                 ));
             }
         }
