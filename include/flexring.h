@@ -59,8 +59,8 @@ typedef enum {
 // communicators of its own.
 typedef struct flexring_comm flexring_comm;
 
-// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked child of the process that
-// made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
+// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked
+// child of the process that made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 typedef struct flexring_request flexring_request;
 
 // Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means that keeps it
@@ -486,7 +486,8 @@ flexring_result flexring_all_to_all_async(const void *send,
                                           flexring_comm *comm,
                                           flexring_request **out);
 
-// Starts flexring_all_to_all_v and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The arrays of counts are copied.
+// Starts flexring_all_to_all_v and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The arrays of counts
+// are copied.
 //
 // The caller promises:
 // As for flexring_all_to_all_v, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points

@@ -305,8 +305,8 @@ pub unsafe extern "C" fn flexring_reduce(
     }
 }
 
-/// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked child of the process that
-/// made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
+/// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked
+/// child of the process that made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
     outcome: Arc<CallOutcome>,

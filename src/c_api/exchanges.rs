@@ -230,7 +230,8 @@ pub unsafe extern "C" fn flexring_all_to_all_async(
     unsafe { call.start(out, |buffers| buffers.all_to_all(count)) }
 }
 
-/// Starts flexring_all_to_all_v and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The arrays of counts are copied.
+/// Starts flexring_all_to_all_v and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The arrays of counts
+/// are copied.
 ///
 /// # Safety
 /// As for flexring_all_to_all_v, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
