@@ -5,24 +5,24 @@ Must not know communicators: a call is a function.
 
 import collections
 import concurrent.futures
+import contextlib
 import threading
 
 import torch
 import torch.distributed as dist
 
-# Calls that may wait in callbacks of earlier calls at a time, plus one.
-_THREADS = 16
+from ._library import FlexringError
 
 
 class CallLine:
-    """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, others in a thread
-    of a pool. That thread runs the callbacks of its call after the next call may run, so that a callback may make calls and
-    wait for them."""
+    """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, each other one in a
+    thread of its own, so that any number of callbacks may wait. That thread runs the callbacks of its call after the next call may
+    run, so that a callback may wait for other calls. The threads are daemons: the interpreter does not wait for them at its
+    end."""
 
     def __init__(self):
         self._turn = threading.Lock()
         self._calls = collections.deque()
-        self._pool = None
 
     def run(self, function):
         """Runs a call after all earlier ones and returns its result."""
@@ -34,17 +34,10 @@ class CallLine:
 
     def submit(self, function):
         """Adds a call. Returns a future of ``concurrent.futures``."""
-        if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "flexring-calls")
         future = concurrent.futures.Future()
         self._calls.append((function, future))
-        self._pool.submit(self._run_next)
+        threading.Thread(target=self._run_next, name="flexring-call", daemon=True).start()
         return future
-
-    def close(self):
-        """Calls that have not begun still run; the threads end after them."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
 
     def _run_next(self):
         with self._turn:
@@ -82,8 +75,9 @@ class Work(dist.Work):
         except Exception:
             raise
         except BaseException:
-            # Ctrl-C: the call runs in another thread, which the end of the process waits for.
-            self._abort()
+            # Ctrl-C: the call runs in another thread.
+            with contextlib.suppress(FlexringError):
+                self._abort()
             raise
         return True
 

@@ -21,7 +21,7 @@ from ._torch_work import CallLine, Work, WorkOnGpu
 from .communicator import Communicator, unique_id
 
 NAME = "flexring"
-# The key of the communicator's id in the store of the group.
+# The beginning of the keys of communicators' ids in the store of the group.
 _ID = "flexring_unique_id"
 _OLDEST = (2, 8)
 _VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -69,33 +69,40 @@ class Collectives:
                     raise self._ended
                 if self._comm is None:
                     try:
-                        self._comm = self._join()
+                        comm = self._join()
                     except Exception as error:
                         # The ranks that have read the id cannot use it a second time.
                         self._ended = error
                         raise
+                    # The group may have been destroyed or aborted meanwhile.
+                    if self._ended is not None:
+                        comm.close()
+                        raise self._ended
+                    self._comm = comm
                 comm = self._comm
         return comm
 
     def _join(self):
         """Creates the communicator. Rank 0 creates its id and passes it through the store; the others wait for it."""
+        # The store may have the id of an earlier group: each rank counts its groups.
+        key = f"{_ID}/{self._store.add(f'{_ID}/rank{self._number}', 1)}"
         if self._number == 0:
             try:
                 id = unique_id()
             except Exception as error:
-                self._store.set(_ID, b"-" + str(error).encode())
+                self._store.set(key, b"-" + str(error).encode())
                 raise
-            self._store.set(_ID, b"+" + id)
+            self._store.set(key, b"+" + id)
         else:
             try:
-                self._store.wait([_ID], self._limit)
+                self._store.wait([key], self._limit)
             except RuntimeError as error:
                 raise FlexringError(
                     FlexringError.RENDEZVOUS_FAILED,
                     f"rank 0 of the process group published no flexring id within {self._limit.total_seconds()} s: it made no "
                     f"call in this group, or has ended ({error}): fix: look for the first error of rank 0",
                 ) from error
-            message = bytes(self._store.get(_ID))
+            message = bytes(self._store.get(key))
             if message[:1] != b"+":
                 raise FlexringError(
                     FlexringError.RENDEZVOUS_FAILED, f"rank 0 could not create a flexring id: {message[1:].decode()}"
@@ -105,15 +112,17 @@ class Collectives:
 
     def _call(self, opts, results, function):
         """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle."""
+        if any(tensor.device != results[0].device for tensor in results):
+            raise ValueError("the tensors are on different devices: fix: make a call for each device")
         comm = self._communicator()
         in_background = getattr(opts, "asyncOp", True)
         first = results[0]
         if first.is_cuda:
             work = self._call_on_gpu(comm, in_background, results, function)
         elif in_background:
-            work = Work(results, self._line.submit(lambda: function(comm, None)), comm.abort)
+            work = Work(results, self._line.submit(lambda: _without_autograd(function, comm, None)), comm.abort)
         else:
-            self._line.run(lambda: function(comm, None))
+            self._line.run(lambda: _without_autograd(function, comm, None))
             # There is nothing to wait for, and torch from 2.14 on does without a handle.
             if _VERSION >= (2, 14) and self._group is None:
                 return None
@@ -132,9 +141,13 @@ class Collectives:
                 side = self._side_streams[device] = torch.cuda.Stream(device)
             side.wait_stream(stream)
             stream = side
-        # Temporary vectors belong to the stream, too.
-        with torch.cuda.stream(stream):
-            self._line.run(lambda: function(comm, stream))
+
+        def call():
+            # In whichever thread this runs, temporary vectors belong to the stream, too.
+            with torch.cuda.stream(stream):
+                _without_autograd(function, comm, stream)
+
+        self._line.run(call)
         return WorkOnGpu(results, stream)
 
     def allreduce(self, tensors, opts=None):
@@ -174,6 +187,8 @@ class Collectives:
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        for output, input in zip(outputs, inputs):
+            _check_types([output, input])
         pairs = [(bytes_of(input), bytes_of(output)) for output, input in zip(outputs, inputs)]
 
         def call(comm, stream):
@@ -183,6 +198,8 @@ class Collectives:
         return self._call(opts, outputs, call)
 
     def allgather(self, output_lists, inputs, opts=None):
+        for outputs, input in zip(output_lists, inputs):
+            _check_types([*outputs, input])
         jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
 
         def call(comm, stream):
@@ -191,7 +208,9 @@ class Collectives:
 
         return self._call(opts, [tensor for outputs in output_lists for tensor in outputs], call)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # These lists are by rank, those of allgather by input.
+        return self.allgather([list(outputs) for outputs in zip(*output_lists)], inputs, opts)
 
     def _gather_parts(self, comm, stream, part, parts):
         if any(other.numel() != part.numel() for other in parts):
@@ -230,9 +249,10 @@ class Collectives:
 
     def _scatter_parts(self, comm, stream, part, parts, op):
         if any(other.numel() != part.numel() for other in parts):
-            for root, other in enumerate(parts):
-                comm.reduce(other, op, root, stream=stream)
             part.copy_(parts[self._number])
+            for root, other in enumerate(parts):
+                # The reduction replaces the root's vector.
+                comm.reduce(part if root == self._number else other, op, root, stream=stream)
             return
         comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
 
@@ -276,6 +296,12 @@ class Collectives:
             raise ValueError(f"the root's tensors have {lengths} bytes, but must be {self._count} of {part.numel()} bytes")
 
     def all_to_all_single(self, output, input, output_rows=(), input_rows=(), opts=None):
+        _check_types([output, input])
+        for tensor, rows in [(input, input_rows), (output, output_rows)]:
+            if not rows and tensor.shape[0] % self._count:
+                raise ValueError(
+                    f"{tensor.shape[0]} rows are not {self._count} equal blocks: fix: pass the split sizes of input and output"
+                )
         whole, out = bytes_of(input), bytes_of(output)
         send, receive = bytes_of_rows(input, input_rows), bytes_of_rows(output, output_rows)
 
@@ -321,7 +347,8 @@ class Collectives:
 
     @property
     def supports_coalescing(self):
-        return True
+        """Asked by torch.distributed.batch_isend_irecv only, which needs send and recv."""
+        return False
 
     @property
     def supports_splitting(self):
@@ -330,26 +357,40 @@ class Collectives:
     def eager_connect_single_device(self, _device):
         """Has no effect: the first call connects."""
 
+    def perform_nocolor_split(self, _device):
+        """Has no effect: a rank that is in no new group does nothing for it."""
+
     def shutdown(self):
         """Leaves the group."""
         self._end("was destroyed")
-        self._line.close()
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
 
     def abort(self):
         """Ends running calls on all ranks with an error, and the group."""
-        comm = self._comm
+        self._end("was aborted")
+        # Calls that run keep the communicator until they have failed.
+        comm, self._comm = self._comm, None
         if comm is not None:
             with contextlib.suppress(FlexringError):
                 comm.abort()
-        self._end("was aborted")
-        self._line.close()
 
     def _end(self, how):
         if self._ended is None:
             self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+
+
+def _without_autograd(function, comm, stream):
+    """Copies to and from temporary vectors must work on tensors of torch.inference_mode() and on leaves."""
+    with torch.inference_mode():
+        function(comm, stream)
+
+
+def _check_types(tensors):
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) > 1:
+        raise TypeError(f"the tensors have elements of different types: {', '.join(sorted(map(str, types)))}")
 
 
 class _CoalescedWork(dist.Work):

@@ -151,6 +151,23 @@ def torch_asks_the_backend(work):
     return "flexring" in type(work).__module__
 
 
+def many_callbacks(rank):
+    """Calls whose callbacks all wait for another call."""
+    torch, dist = rank.torch, rank.dist
+    group = dist.new_group()
+    vectors, others = [[torch.ones(100) for _ in range(40)] for _ in range(2)]
+
+    def callback(number):
+        return lambda _future: dist.all_reduce(others[number], group=group)
+
+    works = [dist.all_reduce(vector, async_op=True) for vector in vectors]
+    futures = [work.get_future().then(callback(number)) for number, work in enumerate(works)]
+    for future in futures:
+        future.wait()
+    for vector in [*vectors, *others]:
+        rank.equal(vector, torch.full_like(vector, rank.size))
+
+
 @check
 def all_reduce_async(rank):
     dist = rank.dist
@@ -165,6 +182,7 @@ def all_reduce_async(rank):
         assert all(work.is_completed() and work.is_success() for work in works)
     for vector in [*vectors, last]:
         rank.equal(vector, sum(rank.all_data(count=len(vector))))
+    many_callbacks(rank)
     # A callback may make calls and wait for them.
     vector, second = rank.data(rank.number), rank.data(rank.number)
 
@@ -215,6 +233,11 @@ def all_gather_list(rank):
         dist.all_gather(parts, rank.data(rank.number, dtype=dtype).view(10, 100))
         for part, expected in zip(parts, rank.all_data(dtype=dtype)):
             rank.equal(part.flatten(), expected)
+    with torch.inference_mode():
+        parts = [torch.zeros(1000) for _ in range(rank.size)]
+        dist.all_gather(parts, rank.data(rank.number), async_op=True).wait()
+        for part, expected in zip(parts, rank.all_data()):
+            rank.equal(part, expected)
     # Parts of different lengths.
     parts = [torch.zeros(number + 1) for number in range(rank.size)]
     dist.all_gather(parts, torch.full((rank.number + 1,), float(rank.number)))
@@ -240,9 +263,11 @@ def reduce_scatter_list(rank):
     out = torch.zeros(1000)
     dist.reduce_scatter(out, [rank.data(rank.number) + part for part in range(rank.size)])
     rank.equal(out, sum(rank.all_data()) + rank.size * rank.number)
-    out = torch.zeros(rank.number + 1)
-    dist.reduce_scatter(out, [torch.ones(part + 1) for part in range(rank.size)])
+    out, parts = torch.zeros(rank.number + 1), [torch.ones(part + 1) for part in range(rank.size)]
+    dist.reduce_scatter(out, parts)
     rank.equal(out, torch.full_like(out, rank.size))
+    for part in parts:
+        rank.equal(part, torch.ones_like(part))
 
 
 @check
@@ -548,6 +573,12 @@ def coalesced(rank):
         dist.all_gather_into_tensor(whole[1], rank.data(rank.number, 10))
     manager.wait()
     rank.equal(whole[1], torch.cat(rank.all_data(count=10)))
+    # By rank, the three inputs of that rank.
+    parts = [[torch.zeros(10) for _ in range(3)] for _ in range(rank.size)]
+    dist.all_gather_coalesced(parts, [rank.data(rank.number, 10) + number for number in range(3)])
+    for row, expected in zip(parts, rank.all_data(count=10)):
+        for number, part in enumerate(row):
+            rank.equal(part, expected + number)
 
 
 @check
@@ -564,6 +595,17 @@ def bad_input(rank):
             assert message in str(raised), raised
         else:
             raise AssertionError(f"no error for {tensor}")
+    uneven, half = torch.zeros(rank.size + 1), torch.zeros(8, dtype=torch.bfloat16)
+    for error, message, call in [
+        (ValueError, "equal blocks", lambda: dist.all_to_all_single(uneven, uneven.clone())),
+        (TypeError, "different types", lambda: dist.all_gather_into_tensor(torch.zeros(4 * rank.size), half)),
+    ]:
+        try:
+            call()
+        except error as raised:
+            assert message in str(raised), raised
+        else:
+            raise AssertionError(f"no error with {message}")
     dist.barrier()
     # Lengths differ between ranks: an error on all of them.
     try:
