@@ -46,8 +46,8 @@ fn build(interpreter: &str, folder: &Path) -> Option<String> {
     let mut pip = program(interpreter);
     pip.args(["-m", "pip", "wheel", "--no-deps", "--retries", "1", "--wheel-dir"]).arg(folder.join("wheels"));
     let ended = run(pip.arg(root()).env("FLEXRING_WHEEL_FROM", &from), LIMIT);
-    if ended.text.contains("No matching distribution found for hatchling") {
-        eprintln!("skipped: pip cannot get hatchling, which builds the wheel");
+    if ended.text.contains("No matching distribution found for") {
+        eprintln!("skipped: pip cannot get hatchling and pyelftools, which build the wheel");
         return None;
     }
     assert!(ended.status.success(), "{}", ended.text);
