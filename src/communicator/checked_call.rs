@@ -98,28 +98,14 @@ impl CallValidator {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<CheckedCall> {
-        if output.len().checked_mul(self.world) != Some(input.len()) {
-            return refuse(format!(
-                "{} bytes are not {} parts of {} bytes",
-                input.len(),
-                self.world,
-                output.len()
-            ));
-        }
+        self.check_parts_of(input, output)?;
         let offset = self.rank * output.len();
         self.check(Collective::ReduceScatter, 0, (input, 0), (output, offset), input.len(), dtype, op)
     }
 
     /// Checks an all-gather of all ranks' `input` into `output`.
     pub(crate) fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
-        if input.len().checked_mul(self.world) != Some(output.len()) {
-            return refuse(format!(
-                "{} parts of {} bytes are not {} bytes",
-                self.world,
-                input.len(),
-                output.len()
-            ));
-        }
+        self.check_joined(input, output)?;
         let offset = self.rank * input.len();
         let op = ReduceOp::Sum;
         self.check(Collective::AllGather, 0, (input, offset), (output, 0), output.len(), dtype, op)
@@ -161,13 +147,8 @@ impl CallValidator {
     pub(crate) fn gather(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
         let output = if self.rank == root { output } else { Piece::EMPTY };
         let whole = self.whole(input)?;
-        if self.rank == root && whole != output.len() {
-            return refuse(format!(
-                "{} parts of {} bytes are not {} bytes",
-                self.world,
-                input.len(),
-                output.len()
-            ));
+        if self.rank == root {
+            self.check_joined(input, output)?;
         }
         let (offset, op) = (self.rank * input.len(), ReduceOp::Sum);
         self.check(Collective::Gather, root, (input, offset), (output, 0), whole, dtype, op)
@@ -183,13 +164,8 @@ impl CallValidator {
     ) -> Result<CheckedCall> {
         let input = if self.rank == root { input } else { Piece::EMPTY };
         let whole = self.whole(output)?;
-        if self.rank == root && whole != input.len() {
-            return refuse(format!(
-                "{} bytes are not {} parts of {} bytes",
-                input.len(),
-                self.world,
-                output.len()
-            ));
+        if self.rank == root {
+            self.check_parts_of(input, output)?;
         }
         let (offset, op) = (self.rank * output.len(), ReduceOp::Sum);
         self.check(Collective::Scatter, root, (input, 0), (output, offset), whole, dtype, op)
@@ -256,6 +232,22 @@ impl CallValidator {
     pub(crate) fn barrier(self) -> Result<CheckedCall> {
         let (collective, none) = (Collective::Barrier, (Piece::EMPTY, 0));
         self.check(collective, 0, none, none, 0, DType::U8, ReduceOp::Sum)
+    }
+
+    /// Checks that `output` is as long as a part like `input` of each rank.
+    fn check_joined(self, input: Piece, output: Piece) -> Result<()> {
+        if input.len().checked_mul(self.world) == Some(output.len()) {
+            return Ok(());
+        }
+        refuse(format!("{} parts of {} bytes are not {} bytes", self.world, input.len(), output.len()))
+    }
+
+    /// Checks that `input` is as long as a part like `output` for each rank.
+    fn check_parts_of(self, input: Piece, output: Piece) -> Result<()> {
+        if output.len().checked_mul(self.world) == Some(input.len()) {
+            return Ok(());
+        }
+        refuse(format!("{} bytes are not {} parts of {} bytes", input.len(), self.world, output.len()))
     }
 
     /// Bytes of a vector that has a part of this length for each rank.
