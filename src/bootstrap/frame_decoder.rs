@@ -183,29 +183,16 @@ impl FrameDecoder {
 #[cfg(test)]
 mod tests {
     use super::super::call_state::CallState;
-    use super::super::process::Process;
     use super::super::protocol::{
-        FRAME_LIMIT, HelloHeader, HelloParams, OPENING_LIMIT, Opening, PROOF_LIMIT, Purpose, ToCoordinator,
-        ToRank, VERSION, decode, encode,
+        FRAME_LIMIT, HelloParams, OPENING_LIMIT, Opening, PROOF_LIMIT, ToCoordinator, ToRank, decode, encode,
     };
     use super::*;
     use proptest::prelude::*;
 
-    fn opening() -> Opening {
-        let header = HelloHeader {
-            version: VERSION.to_owned(),
-            rank: 1,
-            world: 2,
-            process: Process::current(),
-            purpose: Purpose::Join,
-        };
-        Opening { job: 7, has_secret: true, is_encrypted: false, nonce: [5; 16], header }
-    }
-
     #[test]
     fn decodes_frames_however_the_stream_is_chunked() {
         let mut stream = Preamble::encode().to_vec();
-        stream.extend_from_slice(&encode(&opening()).expect("short"));
+        stream.extend_from_slice(&encode(&Opening::example()).expect("short"));
         let beat = ToCoordinator::Heartbeat(CallState::Idle { finished: 3 });
         stream.extend_from_slice(&encode(&beat).expect("short"));
         for step in 1..stream.len() {
@@ -220,7 +207,7 @@ mod tests {
             let [first, second] = frames.as_slice() else {
                 panic!("{} frames", frames.len());
             };
-            assert_eq!(decode::<Opening>(first), Some(opening()));
+            assert_eq!(decode::<Opening>(first), Some(Opening::example()));
             assert_eq!(decode::<ToCoordinator>(second), Some(beat.clone()));
         }
     }

@@ -4,8 +4,7 @@
 
 use super::connect::Joiner;
 use super::coordinator_target::CoordinatorTarget;
-use super::process::Process;
-use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
+use super::protocol::{HelloHeader, HelloParams, Purpose};
 use super::secret::SecretSource;
 use crate::config::Config;
 use crate::fault::Fault;
@@ -25,20 +24,8 @@ pub(super) fn port_owner(
     config: &Config,
     fault: &Fault,
 ) -> Option<String> {
-    let header = HelloHeader {
-        version: VERSION.to_owned(),
-        rank: 0,
-        world: 0,
-        process: Process::current(),
-        purpose: Purpose::WhoListens,
-    };
-    let params = HelloParams {
-        settings: Vec::new(),
-        join_timeout: CONNECT_TIMEOUT,
-        exchange_timeout: CONNECT_TIMEOUT,
-        heartbeat: config.heartbeat,
-        successor: Vec::new(),
-    };
+    let header = HelloHeader::of_no_rank(Purpose::WhoListens);
+    let params = HelloParams::of_no_rank(CONNECT_TIMEOUT, config.heartbeat);
     let ask = |address: &SocketAddr| {
         let addresses = [*address];
         let target = CoordinatorTarget::Local(&addresses);

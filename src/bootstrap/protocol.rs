@@ -51,6 +51,11 @@ pub(super) struct HelloHeader {
 }
 
 impl HelloHeader {
+    /// That of this process when it connects for this purpose, and not to be a rank.
+    pub(super) fn of_no_rank(purpose: Purpose) -> Self {
+        Self { version: VERSION.to_owned(), rank: 0, world: 0, process: Process::current(), purpose }
+    }
+
     /// Names the sender in messages.
     pub(super) fn sender(&self) -> String {
         let Self { rank, process, .. } = self;
@@ -112,6 +117,17 @@ pub(super) struct HelloParams {
 }
 
 impl HelloParams {
+    /// Those of a process that is no rank, and waits so long for an answer.
+    pub(super) fn of_no_rank(timeout: Duration, heartbeat: Duration) -> Self {
+        Self {
+            settings: Vec::new(),
+            join_timeout: timeout,
+            exchange_timeout: timeout,
+            heartbeat,
+            successor: Vec::new(),
+        }
+    }
+
     /// Limits the durations: the wire can carry values that overflow an `Instant`.
     fn bounded(self) -> Self {
         const LONGEST: Duration = Duration::from_secs(1 << 32);
@@ -236,6 +252,15 @@ pub(super) fn decode<'a, T: serde::Deserialize<'a>>(frame: &'a [u8]) -> Option<T
 }
 
 #[cfg(test)]
+impl Opening {
+    /// An opening for tests.
+    pub(super) fn example() -> Self {
+        let header = HelloHeader { rank: 1, world: 2, ..HelloHeader::of_no_rank(Purpose::Join) };
+        Self { job: 7, has_secret: true, is_encrypted: false, nonce: [5; 16], header }
+    }
+}
+
+#[cfg(test)]
 impl HelloParams {
     /// Parameters for tests.
     pub(super) fn example() -> Self {
@@ -254,17 +279,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn opening() -> Opening {
-        let header = HelloHeader {
-            version: VERSION.to_owned(),
-            rank: 1,
-            world: 2,
-            process: Process::current(),
-            purpose: Purpose::Join,
-        };
-        Opening { job: 7, has_secret: true, is_encrypted: false, nonce: [5; 16], header }
-    }
-
     #[test]
     fn limits_durations_from_the_wire() {
         let forged =
@@ -275,7 +289,7 @@ mod tests {
 
     #[test]
     fn an_opening_fits_its_limit() {
-        let mut opening = opening();
+        let mut opening = Opening::example();
         // The longest host name of Linux.
         opening.header.process.host = "h".repeat(64);
         opening.header.version = "1".repeat(100);
@@ -285,7 +299,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsers_accept_damaged_frames_without_panicking(at: usize, byte: u8, cut: usize) {
-            for mut frame in [encode_value(&opening()).expect("short"), encode_value(&HelloParams::example()).expect("short")] {
+            for mut frame in [encode_value(&Opening::example()).expect("short"), encode_value(&HelloParams::example()).expect("short")] {
                 let length = frame.len();
                 frame[at % length] = byte;
                 frame.truncate(cut % (length + 1));

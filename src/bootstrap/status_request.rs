@@ -5,8 +5,7 @@
 use super::connect::Joiner;
 use super::coordinator_target::CoordinatorTarget;
 use super::launcher::RendezvousPoint;
-use super::process::Process;
-use super::protocol::{HelloHeader, HelloParams, Purpose, VERSION};
+use super::protocol::{HelloHeader, HelloParams, Purpose};
 use super::running_job::RunningJob;
 use super::secret::SecretSource;
 use super::world_status::WorldStatus;
@@ -28,20 +27,8 @@ pub fn world_status(job: &RunningJob, config: &Config) -> Result<WorldStatus> {
     let timeout = config.connect_timeout.min(ANSWER_TIMEOUT);
     let met_at = job.id.map_or_else(|| job.address.clone(), RendezvousPoint::Id);
     let (source, _) = SecretSource::of_job(config, &met_at, job.token, job.one_node, false)?;
-    let header = HelloHeader {
-        version: VERSION.to_owned(),
-        rank: 0,
-        world: 0,
-        process: Process::current(),
-        purpose: Purpose::Status,
-    };
-    let params = HelloParams {
-        settings: Vec::new(),
-        join_timeout: timeout,
-        exchange_timeout: timeout,
-        heartbeat: config.heartbeat,
-        successor: Vec::new(),
-    };
+    let header = HelloHeader::of_no_rank(Purpose::Status);
+    let params = HelloParams::of_no_rank(timeout, config.heartbeat);
     let joiner = Joiner {
         target: &CoordinatorTarget::Remote(&job.address),
         source: &source,
