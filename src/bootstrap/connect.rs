@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
-use crate::transport::tcp::start_connecting;
+use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -231,10 +231,6 @@ impl Joiner<'_> {
             }
             _ => retry(cause.to_string()),
         })?;
-        // On one node, a socket that connects to a port without a listener may connect to itself.
-        if stream.local_addr().ok() == stream.peer_addr().ok() {
-            return Err(retry("no process listens".to_owned()));
-        }
         reach(FaultPoint::BootstrapConnected);
         let connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
         let until = [self.deadline, self.deadline + GRACE];
@@ -294,8 +290,7 @@ impl Joiner<'_> {
         loop {
             self.check(former)?;
             if self.sleep(Some(PollFd::new(&stream, PollFlags::OUT)), until, former) {
-                let outcome = stream.take_error().and_then(|cause| cause.map_or(Ok(()), Err));
-                return Ok(outcome.map(|()| stream));
+                return Ok(check_connected(&stream).map(|()| stream));
             }
             if Instant::now() >= until {
                 return Ok(Err(io::ErrorKind::TimedOut.into()));

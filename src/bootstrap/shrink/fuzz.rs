@@ -1,9 +1,11 @@
 //! Fuzz targets: what strangers and ranks send to a rank that shrinks.
 
 use super::agreement::{Agreement, AgreementAction};
+use super::frame::{ShrinkFrame, frame_limit};
 use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
-use super::session::Session;
-use crate::bootstrap::protocol::{decode, encode_value};
+use super::session::{Session, SessionParams};
+use super::unrouted::{Routing, UnroutedConnections};
+use crate::bootstrap::protocol::{decode, encode, encode_value};
 use crate::error::Error;
 use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::rank::Rank;
@@ -138,38 +140,59 @@ fn strangers_at_a_rank_that_shrinks() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut wire = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
     let mut near = listener.accept().expect("a connection").0;
-    let key = || SecretKey::from_parts("test", &[b"job"]);
-    let mut recorded = Vec::new();
-    for peer in [None, Some(1)] {
-        let mut session =
-            Session::new(near.try_clone().expect("a socket"), key(), 0, peer, 2, false).expect("a session");
-        session.send_notice(&ShrinkNotice { generation: 0, members: vec![0] }).expect("queued");
-        session.flush().expect("a connection");
-        let mut bytes = vec![0; 4096];
-        let length = wire.read(&mut bytes).expect("frames");
-        bytes.truncate(length);
-        recorded.push([&[u8::from(peer.is_some())], bytes.as_slice()].concat());
+    let params = |me| SessionParams {
+        key: SecretKey::from_parts("test", &[b"job"]),
+        me,
+        world: 2,
+        is_encrypted: false,
+    };
+    let mut recorded = vec![vec![1]];
+    for answer in [ShrinkFrame::Accepted { nonce: [1; 16] }, ShrinkFrame::Gone { nonce: [1; 16] }] {
+        recorded[0].extend_from_slice(&encode(&answer).expect("short"));
     }
+    let mut session =
+        Session::connect(near.try_clone().expect("a socket"), &params(1), 0).expect("a session");
+    session.send_notice(&ShrinkNotice { generation: 0, members: vec![1] }).expect("queued");
+    session.flush().expect("a connection");
+    let mut bytes = vec![0; 4096];
+    let length = wire.read(&mut bytes).expect("frames");
+    recorded.push([&[0], &bytes[..length]].concat());
     let mut bytes = vec![0; 64 << 10];
     let target = FuzzTarget { name: "shrink_session", longest: 4096, memory: 4 << 20 };
     let (wire, near) = (std::cell::RefCell::new(wire), std::cell::RefCell::new(&mut near));
     let bytes = std::cell::RefCell::new(&mut bytes);
     target.run(&recorded, |input| {
         let mut reader = InputReader::new(input);
-        let peer = (reader.byte() & 1 == 1).then_some(1);
+        let is_initiator = reader.byte() & 1 == 1;
         let socket = near.borrow().try_clone().expect("a socket");
-        let mut session = Session::new(socket, key(), 0, peer, 2, false).expect("a session");
-        session.send(ShrinkMessage::State { generation: 0, stance: Stance::NotCalled }).expect("queued");
         wire.borrow_mut().write_all(reader.rest()).expect("sent");
-        loop {
-            let received = session.receive();
-            assert!(received.messages.is_empty(), "a forged message");
-            if received.end.is_some() || received.messages.len() + received.notices.len() == 0 {
-                break;
+        let session = if is_initiator {
+            Some(Session::connect(socket, &params(0), 1).expect("a session"))
+        } else {
+            accept(socket, &params(0))
+        };
+        if let Some(mut session) = session {
+            session.send(ShrinkMessage::State { generation: 0, stance: Stance::NotCalled }).expect("queued");
+            loop {
+                let received = session.receive();
+                assert!(received.messages.is_empty(), "a forged message");
+                assert!(!received.is_gone, "a forged answer");
+                if received.end.is_some() || received.notices.is_empty() {
+                    break;
+                }
             }
+            assert!(!session.is_authenticated());
         }
-        assert!(!session.is_authenticated());
         // What the session left in the socket.
         while near.borrow_mut().read(&mut bytes.borrow_mut()).is_ok_and(|read| read > 0) {}
     });
+}
+
+/// What a rank makes of the bytes that have arrived: a session, if they begin with an opening.
+fn accept(socket: TcpStream, params: &SessionParams) -> Option<Session> {
+    let mut unrouted = UnroutedConnections::default();
+    unrouted.add(socket, Instant::now()).expect("a connection");
+    unrouted.receive(&[true], frame_limit(params.world));
+    let (_, connection, _) = unrouted.route(|_| Routing::To(0)).pop()?;
+    Session::accept(connection, params).ok()
 }

@@ -1,43 +1,53 @@
-//! The sockets at which a rank answers ranks that shrink.
+//! The handle by which a rank that joins a communicator can be found.
 //!
-//! Owns binding them. Must not know who connects.
+//! Owns the time between the announcement of the addresses and the start of the service. Must not know who connects.
 
-use crate::bootstrap::listen::listen_at;
-use crate::error::{Error, Result};
-use crate::process::ClosedInChild;
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use super::ports::ShrinkPorts;
+use super::served_rank::ServedRank;
+use crate::error::Result;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-/// The sockets at which a rank can be asked whether it is there. They exist before the ranks exchange addresses, and are
-/// served once a `ShrinkService` takes them over.
+/// The addresses at which a rank can be asked whether it is there. They exist before the ranks exchange addresses. The ranks of one
+/// process share the sockets; a rank that others ask for before its `ShrinkService` takes the handle over answers late.
 #[derive(Debug)]
 pub struct ShrinkListener {
-    _closed_in_child: Vec<ClosedInChild>,
-    pub(super) sockets: Vec<TcpListener>,
-    endpoints: Vec<SocketAddr>,
+    ports: Arc<ShrinkPorts>,
 }
 
 impl ShrinkListener {
-    /// Listens on each of `addresses`, on a port that the kernel chooses.
+    /// Listens on each of `addresses`, on a port that the kernel chooses, or shares the ports of this process there.
     ///
     /// # Errors
-    /// `System`, naming the address, if one cannot be listened on.
+    /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
     pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
-        let mut listener = Self { _closed_in_child: Vec::new(), sockets: Vec::new(), endpoints: Vec::new() };
-        for address in addresses {
-            let cannot = |cause| Error::io(format!("cannot listen on {address}"), cause);
-            let socket = listen_at(SocketAddr::new(*address, 0)).map_err(cannot)?;
-            socket.set_nonblocking(true).map_err(cannot)?;
-            listener.endpoints.push(socket.local_addr().map_err(cannot)?);
-            listener._closed_in_child.push(ClosedInChild::new(socket.as_fd()));
-            listener.sockets.push(socket);
-        }
-        Ok(listener)
+        let ports = ShrinkPorts::at(addresses)?;
+        ports.begin_join();
+        Ok(Self { ports })
     }
 
     /// The addresses and ports, in the order of the addresses given.
     #[must_use]
     pub fn endpoints(&self) -> &[SocketAddr] {
-        &self.endpoints
+        self.ports.endpoints()
+    }
+
+    /// Has the thread serve a rank.
+    ///
+    /// # Errors
+    /// `Internal` if the thread has ended.
+    pub(super) fn serve(self, rank: ServedRank) -> Result<Arc<ShrinkPorts>> {
+        let ports = Arc::clone(&self.ports);
+        // Before the handle is dropped: without either, other ranks would take this one for gone.
+        ports.serve(rank)?;
+        Ok(ports)
+    }
+}
+
+impl Drop for ShrinkListener {
+    fn drop(&mut self) {
+        if self.ports.are_of_this_process() {
+            self.ports.end_join();
+        }
     }
 }

@@ -1,14 +1,25 @@
 //! Shrink: the ranks that are left agree on a new world, without the coordinator of the old one, which may be dead.
 //!
-//! Owns [`ShrinkService`], a thread of every rank that has peers, and [`ShrinkListener`], its sockets. `agreement` decides
-//! and does no I/O, `session` authenticates one connection, `thread` does the I/O. Must not know why a rank shrinks its
-//! communicator, nor how the new world is joined.
+//! Owns [`ShrinkService`], which serves a rank that has peers, and [`ShrinkListener`], by which others find it. `agreement` decides
+//! and does no I/O, `session` authenticates one connection, `served_rank` does the I/O of one rank. Must not know why a rank
+//! shrinks its communicator, nor how the new world is joined.
 //!
 //! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a refused connection
-//! means that the process is gone or has freed its communicator; no answer within 1.5 s means that it is
-//! stopped or unreachable; any other rank answers, even if its program has not called shrink yet. The leader waits until
-//! every rank has called, is excluded, is gone or is silent. Then it creates a unique id and sends it to the members, which
+//! means that the process is gone, and the answer that the rank is gone that it has freed its communicator; no answer within 1.5 s
+//! means that it is stopped or unreachable; any other rank answers, even if its program has not called shrink yet. The leader waits
+//! until every rank has called, is excluded, is gone or is silent. Then it creates a unique id and sends it to the members, which
 //! join a world by it as usual.
+//!
+//! # One thread and one set of sockets
+//! The communicators of a process share a `thread` and its sockets (`ports`). A connection begins with an opening that names the
+//! rank that it is for, by a public number that is derived from the key of the communicator. `unrouted` has the connections until then. A
+//! rank can be looked for as soon as its address is known, which is before it is served: while this process joins
+//! any communicator, a connection with an unknown number waits for it. Otherwise the answer is that the rank is gone, as also for ranks
+//! that were served and have left.
+//!
+//! That answer carries no authentication code, because the key is gone with the communicator. It means the same as a refused
+//! connection and is no easier to forge: it repeats the random number of the opening, so it comes from the process that has
+//! the port, or from one that reads and changes the packets in between.
 //!
 //! # No rank is in two new worlds
 //! A rank joins one world at a time, and gives a world up only by closing its control connection. A world comes about only
@@ -41,13 +52,18 @@
 //!   of the other side for gone.
 
 mod agreement;
+mod frame;
 mod listener;
 mod message;
 mod notices;
+mod ports;
+mod ports_shared;
 mod request;
+mod served_rank;
 mod service;
 mod session;
 mod thread;
+mod unrouted;
 
 #[cfg(test)]
 mod fuzz;
@@ -57,5 +73,4 @@ mod tests;
 pub use listener::ShrinkListener;
 pub use message::{CallsMade, excluded_by};
 pub use request::AgreedWorld;
-pub use service::ShrinkService;
-pub use thread::ShrinkServiceParams;
+pub use service::{ShrinkService, ShrinkServiceParams};

@@ -8,7 +8,7 @@ use super::message::ShrinkNotice;
 use super::session::Session;
 use crate::error::Result;
 use crate::rank::Rank;
-use crate::transport::tcp::start_connecting;
+use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -100,9 +100,7 @@ impl UnsentNotice {
     ) -> std::result::Result<Option<Self>, String> {
         let mut session = match self.connection {
             NoticeConnection::Connecting(stream) => {
-                if let Some(cause) = stream.take_error().map_err(|cause| cause.to_string())? {
-                    return Err(cause.to_string());
-                }
+                check_connected(&stream).map_err(|cause| cause.to_string())?;
                 let mut session = open(stream, self.rank).map(Box::new).map_err(|error| error.to_string())?;
                 session.send_notice(&self.notice).map_err(|error| error.to_string())?;
                 session
@@ -122,8 +120,9 @@ impl UnsentNotice {
 mod tests {
     use super::super::listener::ShrinkListener;
     use super::super::message::CallsMade;
-    use super::super::service::ShrinkService;
-    use super::super::thread::ShrinkServiceParams;
+    use super::super::service::{ShrinkService, ShrinkServiceParams};
+    use super::super::session::SessionParams;
+    use super::super::unrouted::{Routing, UnroutedConnections};
     use super::*;
     use crate::config::{Config, Switch};
     use crate::secret::SecretKey;
@@ -131,13 +130,19 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
     use std::thread::sleep;
 
-    /// Accepts a connection within two seconds.
-    fn accept(listener: &TcpListener) -> TcpStream {
+    /// Accepts a connection to rank 1 of 2 within two seconds.
+    fn accept(listener: &TcpListener, key: SecretKey) -> Session {
+        let params = SessionParams { key, me: 1, world: 2, is_encrypted: true };
+        let mut unrouted = UnroutedConnections::default();
         let until = Instant::now() + Duration::from_secs(2);
         loop {
             match listener.accept() {
-                Ok((stream, _)) => return stream,
+                Ok((stream, _)) => unrouted.add(stream, Instant::now()).expect("a connection"),
                 Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock),
+            }
+            unrouted.receive(&[true], 4096);
+            if let Some((_, connection, _)) = unrouted.route(|_| Routing::To(0)).pop() {
+                return Session::accept(connection, &params).expect("a session");
             }
             assert!(Instant::now() < until, "no connection comes");
             sleep(Duration::from_millis(1));
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_stopped_while_encryption_began_gets_its_notice() {
-        let key = || SecretKey::from_parts("test", &[b"job"]);
+        let key = || SecretKey::from_parts("test", &[b"notices"]);
         let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let listener = ShrinkListener::bind(&[ip]).expect("a port");
         let stopped = TcpListener::bind((ip, 0)).expect("a port");
@@ -159,9 +164,9 @@ mod tests {
         let calls = CallsMade { finished: 0, has_failed: true };
         let deadline = Instant::now() + Duration::from_secs(20);
         let (members, first) = std::thread::scope(|scope| {
-            // Rank 1 sends its opening, and nothing after it.
+            // Rank 1 answers the opening, and sends nothing after it.
             let first = scope.spawn(|| {
-                let mut session = Session::new(accept(&stopped), key(), 1, None, 2, true).expect("a session");
+                let mut session = accept(&stopped, key());
                 session.flush().expect("a connection");
                 session
             });
@@ -171,7 +176,7 @@ mod tests {
         assert_eq!(members, [0]);
         // Rank 0 ends before rank 1 continues.
         drop(service);
-        let mut second = Session::new(accept(&stopped), key(), 1, None, 2, true).expect("a session");
+        let mut second = accept(&stopped, key());
         let mut notices = Vec::new();
         for _ in 0..100 {
             notices.append(&mut second.receive().notices);

@@ -7,7 +7,6 @@ use crate::bootstrap::unique_id::UniqueId;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::rank::Rank;
-use crate::wake::WakeFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -22,10 +21,9 @@ pub struct AgreedWorld {
     pub fault: Arc<Fault>,
 }
 
-/// What the handle and the thread share.
-#[derive(Debug)]
+/// What the handle of a rank and the thread share.
+#[derive(Debug, Default)]
 pub(super) struct ServiceShared {
-    pub(super) wake: WakeFd,
     pub(super) state: Mutex<ServiceState>,
     pub(super) changed: Condvar,
 }
@@ -36,6 +34,8 @@ pub(super) struct ServiceState {
     /// The number of a call, and what came of it.
     pub(super) outcome: Option<(u64, Result<AgreedWorld>)>,
     pub(super) leaving: bool,
+    /// Whether the thread serves the rank.
+    pub(super) served: bool,
 }
 
 impl ServiceState {
@@ -58,5 +58,23 @@ pub(super) enum ServiceRequest {
 impl ServiceShared {
     pub(super) fn lock(&self) -> MutexGuard<'_, ServiceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Exists while the thread serves a rank.
+#[derive(Debug)]
+pub(super) struct ServedState(Arc<ServiceShared>);
+
+impl ServedState {
+    pub(super) fn new(shared: &Arc<ServiceShared>) -> Self {
+        shared.lock().served = true;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for ServedState {
+    fn drop(&mut self) {
+        self.0.lock().served = false;
+        self.0.changed.notify_all();
     }
 }

@@ -1,17 +1,20 @@
-//! The handle to the thread that answers ranks that shrink.
+//! The handle to a rank that the thread serves.
 //!
-//! Owns the thread's lifetime, and the order of agreeing and joining. Must not know how ranks agree.
+//! Owns how long the rank is served, and the order of agreeing and joining. Must not know how ranks agree.
 
+use super::listener::ShrinkListener;
 use super::message::CallsMade;
+use super::ports::ShrinkPorts;
 use super::request::{AgreedWorld, ServiceRequest, ServiceShared};
-use super::thread::{ServiceThread, ShrinkServiceParams};
+use super::served_rank::{ServedRank, ServedRankParams};
+use super::session::SessionParams;
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt::{self, InterruptWatch};
-use crate::process::{self, CreatorProcess};
 use crate::rank::Rank;
-use crate::wake::WakeFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use crate::secret::SecretKey;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much longer than its deadline a caller waits for its thread.
@@ -19,33 +22,46 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How many system errors a rank tolerates while it joins new worlds.
 const SYSTEM_ERRORS: u32 = 3;
 
-/// The handle to a rank's service. Dropping it closes the sockets: other ranks then count this one as gone.
+/// What a service needs.
+#[derive(Debug)]
+pub struct ShrinkServiceParams {
+    /// This process's rank.
+    pub me: Rank,
+    /// By rank, the endpoint of its [`ShrinkListener`] by which this rank reaches it.
+    pub endpoints: Vec<SocketAddr>,
+    /// Authenticates the ranks of this communicator. No other communicator has it.
+    pub key: SecretKey,
+    /// The handle by which other ranks have found this one so far.
+    pub listener: ShrinkListener,
+    /// Ranks of a node for each of its cores, rounded down: where many ranks share a core, they may answer later.
+    pub ranks_per_core: usize,
+    /// For the coordinator of a new world.
+    pub config: Config,
+}
+
+/// The handle to a rank's service. All services of a process share a thread and its sockets. Dropping the handle ends the service: other
+/// ranks then count this one as gone.
 #[derive(Debug)]
 pub struct ShrinkService {
     shared: Arc<ServiceShared>,
     /// Number of calls to agree so far. Held during a shrink, so that one runs at a time.
     calls: Mutex<u64>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that has the thread.
-    creator: CreatorProcess,
+    /// Last, because they may close after the service has ended.
+    ports: Arc<ShrinkPorts>,
 }
 
 impl ShrinkService {
-    /// Starts to serve the sockets.
+    /// Has the thread of the listener serve the rank.
     ///
     /// # Errors
-    /// `System` if no descriptor or thread is available.
+    /// `Internal` if the thread has ended.
     pub fn start(params: ShrinkServiceParams) -> Result<Self> {
-        let shared = Arc::new(ServiceShared {
-            wake: WakeFd::new()?,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let thread = ServiceThread::new(Arc::clone(&shared), params);
-        let builder = std::thread::Builder::new().name("flexring-shrink".to_owned());
-        let thread = process::spawn(builder, move || thread.run())
-            .map_err(|cause| Error::io("cannot start the thread that answers ranks that shrink", cause))?;
-        Ok(Self { shared, calls: Mutex::default(), thread: Some(thread), creator: CreatorProcess::current() })
+        let ShrinkServiceParams { me, endpoints, key, listener, ranks_per_core, config } = params;
+        let session = SessionParams { key, me, world: endpoints.len(), is_encrypted: config.tls.0 };
+        let shared = Arc::new(ServiceShared::default());
+        let params = ServedRankParams { session, endpoints, ranks_per_core, config };
+        let ports = listener.serve(ServedRank::new(Arc::clone(&shared), params))?;
+        Ok(Self { shared, calls: Mutex::default(), ports })
     }
 
     /// Agrees with the other ranks that shrink after these `calls` on who is left without `exclude`, and calls `join` to join their new world. If that
@@ -100,7 +116,7 @@ impl ShrinkService {
 
     fn request(&self, request: ServiceRequest) {
         self.shared.lock().requests.push(request);
-        self.shared.wake.notify();
+        self.ports.wake();
     }
 
     /// Waits for the outcome of the call with this number. The outcome of an earlier call, which ended before its caller
@@ -142,18 +158,15 @@ fn may_pass(error: &Error, system_errors: &mut u32) -> bool {
 
 impl Drop for ShrinkService {
     fn drop(&mut self) {
-        if !self.creator.is_current() {
+        if !self.ports.are_of_this_process() {
             // A forked child has no such thread, and the lock may be held for ever.
-            std::mem::forget(self.thread.take());
             return;
         }
         self.shared.lock().leaving = true;
-        self.shared.wake.notify();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread that answers ranks that shrink panicked");
-        }
+        self.ports.wake();
+        // When this returns, the connections are closed, and other ranks that ask learn that this one is gone.
+        let state = self.shared.changed.wait_while(self.shared.lock(), |state| state.served);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -163,19 +176,16 @@ mod tests {
     use crate::bootstrap::unique_id::UniqueId;
     use crate::fault::Fault;
     use std::ffi::c_int;
+    use std::net::Ipv4Addr;
 
     extern "C" fn ends() -> c_int {
         1
     }
 
-    /// A handle without a thread: the tests take its requests and publish the outcomes.
+    /// A handle whose rank is not served: the tests take its requests and publish the outcomes.
     fn handle() -> ShrinkService {
-        let shared = Arc::new(ServiceShared {
-            wake: WakeFd::new().expect("an event descriptor"),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        ShrinkService { shared, calls: Mutex::default(), thread: None, creator: CreatorProcess::current() }
+        let ports = ShrinkPorts::at(&[Ipv4Addr::LOCALHOST.into()]).expect("a port");
+        ShrinkService { shared: Arc::default(), calls: Mutex::default(), ports }
     }
 
     const CALLS: CallsMade = CallsMade { finished: 0, has_failed: false };

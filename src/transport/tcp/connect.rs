@@ -372,12 +372,27 @@ pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
+/// Checks a socket of [`start_connecting`] that is ready: whether the kernel has connected it to another process.
+///
+/// # Errors
+/// Why it has not. `ConnectionRefused` also if no process listens and the socket has connected to itself, as happens between
+/// ports of one node.
+pub(crate) fn check_connected(stream: &TcpStream) -> io::Result<()> {
+    if let Some(cause) = stream.take_error()? {
+        return Err(cause);
+    }
+    let local = stream.local_addr()?;
+    // A connection that has ended already has no other end. Its first read says so.
+    if stream.peer_addr().is_ok_and(|peer| peer == local) {
+        return Err(Errno::CONNREFUSED.into());
+    }
+    Ok(())
+}
+
 /// Sends the hello if the kernel has connected. An error if it failed to.
 fn finish_connecting(socket: &mut LinkSocket, hello: &[u8; HELLO]) -> io::Result<()> {
-    match socket.get().take_error()? {
-        Some(cause) => Err(cause),
-        None => socket.send(hello),
-    }
+    check_connected(socket.get())?;
+    socket.send(hello)
 }
 
 /// Reads a message on, once the encryption has begun.

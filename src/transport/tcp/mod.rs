@@ -28,7 +28,7 @@ mod fuzz;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use connect::start_connecting;
+pub(crate) use connect::{check_connected, start_connecting};
 pub use listener::Listener;
 pub use socket::LinkOptions;
 

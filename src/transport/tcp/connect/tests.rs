@@ -281,3 +281,16 @@ fn a_connection_that_is_lost_after_the_proof_is_made_again() {
         one.join().expect("no panic").expect("linked");
     });
 }
+
+#[test]
+fn a_socket_that_has_connected_to_itself_was_refused() {
+    let own = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    own.bind(&SocketAddr::new(LOOPBACK, 0).into()).expect("a port");
+    own.connect(&own.local_addr().expect("an address")).expect("the kernel allows it");
+    let cause = check_connected(&own.into()).expect_err("no process listens");
+    assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
+    let (listener, endpoint) = listen();
+    let other = TcpStream::connect(endpoint).expect("a connection");
+    check_connected(&other).expect("another socket listens");
+    drop(listener);
+}
