@@ -104,7 +104,7 @@ fn random_bytes_at_every_port_of_an_encrypted_job_end_nothing() {
             if comm.rank() == 0 {
                 scope.spawn(|| {
                     let ports = listening_ports();
-                    assert!(ports.len() >= 3, "one for each rank that may shrink: {ports:?}");
+                    assert!(ports.len() >= 2, "of the coordinator, and for ranks that shrink: {ports:?}");
                     let mut random = fastrand::Rng::with_seed(5);
                     let mut streams = Vec::new();
                     while !is_over.load(Ordering::Relaxed) {
