@@ -8,9 +8,10 @@
 ``flexring.torch`` averages the gradients of DistributedDataParallel.
 """
 
+from ._handle import Request, unique_id
 from ._library import FlexringError, library_path, version
 from ._vector import premul_sum
-from .communicator import Communicator, Request, unique_id
+from .communicator import Communicator
 
 __all__ = [
     "Communicator",

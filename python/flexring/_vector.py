@@ -7,10 +7,12 @@ them. ``_gpu`` has what is specific to GPUs.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from typing import Literal, Union
 
-from ._gpu import TensorOnGpu, array_on_gpu
+from ._dlpack import exported, is_exporter
+from ._gpu import ArrayOnGpu, TensorOnGpu, array_on_gpu
 from ._library import FlexringError, check, library
 
 _CODES = {
@@ -78,8 +80,19 @@ def operation(op):
         raise ValueError(f"no such operation: {op!r} (expected {names} or flexring.premul_sum)") from None
 
 
+# The names of the types that callers have passed.
+_known: dict[object, str] = {}
+
+
 def dtype_name(dtype):
     """The name of an element type, which is given as a name or as a type of numpy, torch or Python."""
+    name = _known.get(dtype)
+    if name is None:
+        name = _known[dtype] = _dtype_name(dtype)
+    return name
+
+
+def _dtype_name(dtype):
     if isinstance(dtype, str):
         name = dtype
     elif str(dtype).startswith("torch."):
@@ -112,7 +125,7 @@ class Vector:
 
 
 def vector_of(thing):
-    """The elements of a tensor, an array, or another object with the buffer protocol or the CUDA array interface."""
+    """The elements of a tensor, an array, or another object with the buffer protocol, the CUDA array interface or DLPack."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
         return _of_tensor(thing, torch)
@@ -120,6 +133,8 @@ def vector_of(thing):
         return Vector(*array_on_gpu(thing))
     if hasattr(thing, "__array_interface__"):
         return _of_array(thing)
+    if is_exporter(thing):
+        return _of_exported(thing)
     return _of_buffer(thing)
 
 
@@ -144,6 +159,13 @@ def _of_array(array):
     if not array.flags.c_contiguous:
         raise ValueError("the array is not contiguous: reduce a copy and copy the result back")
     return Vector(address, array.size, array.dtype, array, read_only)
+
+
+def _of_exported(thing):
+    source = exported(thing)
+    # The values are complete, so any stream will do.
+    gpu = ArrayOnGpu(0) if source.on_gpu else None
+    return Vector(source.address, math.prod(source.shape), source.dtype, (thing, source.owner), source.read_only, gpu)
 
 
 def _of_buffer(thing):
@@ -181,7 +203,7 @@ def source_and_target(send, out):
 def writable(vector):
     """Returns the vector. Raises if it is read-only."""
     if vector.read_only:
-        raise ValueError("the result cannot be written to a read-only buffer")
+        raise ValueError("the result cannot be written to a read-only buffer: fix: pass an array that can be written, with out=")
     return vector
 
 

@@ -1,8 +1,4 @@
-"""Communicators and requests.
-
-Owns lifetimes: the library's communicator lives as long as any object that uses it, and a vector lives until its call is
-over.
-"""
+"""Communicators: what a call is in Python. ``_handle`` has the lifetimes of communicators, requests and vectors."""
 
 from __future__ import annotations
 
@@ -10,82 +6,16 @@ import contextlib
 import ctypes
 import math
 import operator
-import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from . import _interrupt
+from ._array import array_in, in_place
 from ._gpu import stream_for
+from ._handle import Exchange, Request, V, create
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._vector import SIZES, Op, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
-
-# The type of a vector: of the result, too, which is one of the vectors of the call.
-V = TypeVar("V")
-
-_CTYPES = {
-    "int8": ctypes.c_int8,
-    "uint8": ctypes.c_uint8,
-    "int32": ctypes.c_int32,
-    "uint32": ctypes.c_uint32,
-    "int64": ctypes.c_int64,
-    "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-}
-
-
-def unique_id() -> bytes:
-    """Creates the id of a new world, as bytes. One process creates it and passes it to the others by any means. That process
-    must live until all ranks have joined. An id that no rank uses expires after ten times FLEXRING_CONNECT_TIMEOUT_MS."""
-    id = UniqueId()
-    check(library.flexring_get_unique_id(ctypes.byref(id)))
-    return bytes(id.internal)
-
-
-class _Handle:
-    """The library's communicator. It is freed when the last reference is gone.
-
-    Arrays of ``Communicator.alloc`` refer to it, too, because their memory belongs to the communicator.
-    """
-
-    def __init__(self, pointer):
-        self.pointer = pointer
-        # In a forked child it frees the child's copy of the handle only.
-        weakref.finalize(self, library.flexring_comm_free, pointer)
-
-    def read_number(self, function):
-        """The number that ``function`` writes for this communicator."""
-        number = ctypes.c_int()
-        check(function(self.pointer, ctypes.byref(number)))
-        return number.value
-
-
-def _create(function):
-    """Calls ``function`` with the place for a pointer to a communicator. Returns its handle, or None if there is none."""
-    pointer = ctypes.c_void_p()
-    try:
-        check(function(ctypes.byref(pointer)))
-    except BaseException:
-        # A signal handler may raise an exception although the call succeeded. The program gets no communicator then.
-        if pointer.value is not None:
-            library.flexring_comm_free(pointer)
-        raise
-    return None if pointer.value is None else _Handle(pointer.value)
-
-
-def _ctypes_array(block, shape, name):
-    kind = _CTYPES.get(name)
-    if kind is None:
-        raise TypeError(f"without numpy there are no arrays of {name}")
-    for extent in reversed(shape):
-        kind = kind * extent
-    return kind.from_buffer(block)
-
-
-def _free(handle, address):
-    library.flexring_free(handle.pointer, address)
 
 
 class Communicator:
@@ -94,8 +24,9 @@ class Communicator:
     Calls may come from any thread. A communicator is a context manager. At the end of the block it is closed; if the block
     ends with an exception it is aborted first, so that no other rank waits for this one.
 
-    A vector is a tensor, a numpy or CuPy array, or another object with the buffer protocol or the CUDA array interface. It
-    must be contiguous.
+    A vector is a tensor, a numpy or CuPy array, or another object with the buffer protocol, the CUDA array interface or DLPack.
+    It must be contiguous. Arrays that must not be written, such as JAX's, are inputs: a call without ``out`` copies them to a
+    new numpy array, which it uses in place and returns.
 
     Calls on host memory return when the result is complete. Calls on GPU memory return at once and take effect in
     ``stream``: after the work that is in the stream already, and before work that is added later. ``stream`` is a stream
@@ -120,7 +51,7 @@ class Communicator:
         """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
         FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
         _interrupt.install(library)
-        return cls(_create(library.flexring_comm_init_from_env))
+        return cls(create(library.flexring_comm_init_from_env))
 
     @classmethod
     def from_unique_id(cls, id: bytes, rank: int, size: int, timeout: float | None = None) -> Communicator:
@@ -134,10 +65,10 @@ class Communicator:
         _interrupt.install(library)
         id = UniqueId.from_buffer_copy(id)
         if timeout is None:
-            return cls(_create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
+            return cls(create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
         # The library takes at most 24 days.
         limit = min(max(math.ceil(timeout * 1000), 1), 2**31 - 1)
-        return cls(_create(lambda pointer: library.flexring_comm_init_rank_timeout(pointer, size, id, rank, limit)))
+        return cls(create(lambda pointer: library.flexring_comm_init_rank_timeout(pointer, size, id, rank, limit)))
 
     def shrink(self, exclude: Iterable[int] = ()) -> Communicator:
         """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank
@@ -150,7 +81,7 @@ class Communicator:
         for rank in exclude:
             self._check_root(rank)
         ranks = (ctypes.c_int * len(exclude))(*exclude)
-        made = _create(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), out))
+        made = create(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), out))
         return type(self)(made)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -162,7 +93,7 @@ class Communicator:
         if not -(2**31) <= key < 2**31:
             raise ValueError(f"a key is a number of 32 bits with a sign, not {key}")
         handle, color = self._open_handle(), NO_COLOR if color is None else color
-        made = _create(lambda out: library.flexring_comm_split(handle.pointer, color, key, out))
+        made = create(lambda out: library.flexring_comm_split(handle.pointer, color, key, out))
         return None if made is None else type(self)(made)
 
     @property
@@ -179,6 +110,7 @@ class Communicator:
         """Reduces the vectors of all ranks, element by element, in place or into ``out``. Returns the vector with the
         result. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
         handle, number = self._open_handle(), operation(op)
+        vector = in_place(vector) if out is None else vector
         source, target = source_and_target(vector, out)
         queue = stream_for(stream, source, target)
         check(
@@ -193,6 +125,7 @@ class Communicator:
         done. Calls on a GPU are asynchronous anyway; there a request is useful only to wait for the end, and takes
         effect in the default stream only."""
         handle, number = self._open_handle(), operation(op)
+        vector = in_place(vector) if out is None else vector
         source, target = source_and_target(vector, out)
         if stream_for(None, source, target):
             raise ValueError(
@@ -213,6 +146,7 @@ class Communicator:
         """Reduces the vectors of all ranks, which consist of one part per rank. Rank r gets the r-th part of the result in
         ``out``, or without ``out`` in the r-th part of ``vector``. Returns the vector with the result."""
         handle, number = self._open_handle(), operation(op)
+        vector = in_place(vector) if out is None else vector
         whole, part = whole_and_part(vector, out, self._rank, self._size)
         writable(part)
         queue = stream_for(stream, whole, part)
@@ -227,6 +161,7 @@ class Communicator:
         """Concatenates the vectors of all ranks in ``out``, in the order of ranks. Without ``out`` the vector consists of
         one part per rank, and each rank contributes its own part. Returns the vector with the result."""
         handle = self._open_handle()
+        vector = in_place(vector) if out is None else vector
         whole, part = whole_and_part(*(vector, None) if out is None else (out, vector), self._rank, self._size)
         writable(whole)
         queue = stream_for(stream, whole, part)
@@ -239,7 +174,8 @@ class Communicator:
 
     def broadcast(self, vector: V, root: int = 0, stream: object = None) -> V:
         """Copies the vector of rank ``root`` to the vectors of all other ranks. Returns the vector."""
-        handle, both = self._open_handle(), writable(vector_of(vector))
+        handle, vector = self._open_handle(), in_place(vector)
+        both = writable(vector_of(vector))
         self._check_root(root)
         queue = stream_for(stream, both)
         check(
@@ -252,7 +188,8 @@ class Communicator:
     def reduce(self, vector: V, op: Op = "sum", root: int = 0, stream: object = None) -> V:
         """Reduces the vectors of all ranks into the vector of rank ``root``. The other vectors do not change. Returns the
         vector."""
-        handle, number, both = self._open_handle(), operation(op), vector_of(vector)
+        handle, number, vector = self._open_handle(), operation(op), in_place(vector)
+        both = vector_of(vector)
         if self._check_root(root) == self._rank:
             writable(both)
         queue = stream_for(stream, both)
@@ -340,7 +277,7 @@ class Communicator:
         return self._exchange(send, receive, counts), "flexring_all_to_all_v"
 
     def _exchange(self, send, receive, counts, *root):
-        return _Exchange(self._open_handle(), send, receive, counts, *root)
+        return Exchange(self._open_handle(), send, receive, counts, *root)
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
@@ -361,26 +298,12 @@ class Communicator:
             raise ValueError(f"no array has the shape {shape}")
         name, count = dtype_name(dtype), math.prod(shape)
         block = self.alloc_bytes(count * SIZES[name])
-        try:
-            import numpy
-        except ImportError:
-            return _ctypes_array(block, shape, name)
-        try:
-            kind = numpy.dtype(name)
-        except TypeError:
-            raise TypeError(f"numpy has no {name}: flexring.torch.alloc makes tensors of this type") from None
-        return numpy.ndarray(shape, kind, block)
+        return array_in(block, shape, name)
 
     def alloc_bytes(self, size: int) -> ctypes.Array[ctypes.c_uint8]:
         """Allocates a ctypes array of ``size`` zero bytes in the memory of :meth:`alloc`. It is freed with its last
         reference."""
-        handle = self._open_handle()
-        address = ctypes.c_void_p()
-        check(library.flexring_alloc(handle.pointer, size, ctypes.byref(address)))
-        block = (ctypes.c_uint8 * size).from_address(address.value)
-        # Runs before the handle's finalizer, at exit, too: finalizers run in reverse order of registration.
-        weakref.finalize(block, _free, handle, address.value)
-        return block
+        return self._open_handle().alloc_bytes(size)
 
     @contextlib.contextmanager
     def registered(self, *vectors: object) -> Iterator[None]:
@@ -439,83 +362,3 @@ class Communicator:
         if handle is None:
             raise FlexringError(FlexringError.INVALID_ARGUMENT, "this communicator is closed")
         return handle
-
-
-class _Exchange:
-    """The arguments of a call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use
-    it."""
-
-    def __init__(self, handle, send, receive, counts, *root):
-        used = [vector for vector in (send, receive) if vector is not None]
-        if len({vector.dtype for vector in used}) > 1:
-            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
-        if receive is not None:
-            writable(receive)
-        self._handle, self._used = handle, used
-        places = [None if vector is None else vector.address for vector in (send, receive)]
-        code = used[0].code
-        if isinstance(counts, tuple):
-            self._arguments = (places[0], counts[0], places[1], counts[1], code)
-        else:
-            self._arguments = (*places, counts, code, *root)
-
-    def __call__(self, function, stream):
-        check(function(*self._arguments, self._handle.pointer, stream_for(stream, *self._used)))
-
-    def start(self, function, result):
-        if stream_for(None, *self._used):
-            raise ValueError(
-                "requests on a GPU take effect in the default stream only: use the call that is not asynchronous, which takes "
-                "any stream and does not wait"
-            )
-        pointer = ctypes.c_void_p()
-        check(function(*self._arguments, self._handle.pointer, ctypes.byref(pointer)))
-        return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
-
-
-class Request(Generic[V]):
-    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over."""
-
-    def __init__(self, pointer: int | None, result: V, owners: Any) -> None:
-        self._pointer = pointer
-        self._result = result
-        self._owners = owners
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-
-    def wait(self) -> V:
-        """Waits until the call is over, and returns the vector with the result. Raises the error of the call."""
-        with self._lock:
-            if self._pointer is not None:
-                # flexring_wait frees the request even if it fails, so it must be called only once.
-                pointer, self._pointer = self._pointer, None
-                try:
-                    check(library.flexring_wait(pointer))
-                except FlexringError as error:
-                    self._error = error
-                except BaseException:
-                    self._error = FlexringError(FlexringError.ABORTED, "a signal ended the wait for this request")
-                    raise
-                self._owners = None
-            if self._error is not None:
-                raise self._error
-            return self._result
-
-    def done(self) -> bool:
-        """Whether the call is over, with success or not. Does not wait."""
-        # Another thread holds the lock while it waits for the call, so the call is not over yet.
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if self._pointer is None:
-                return True
-            over = ctypes.c_int()
-            check(library.flexring_test(self._pointer, ctypes.byref(over)))
-            return over.value != 0
-        finally:
-            self._lock.release()
-
-    def __del__(self) -> None:
-        # A running call writes to the vectors, so they must not be freed before it is over.
-        if self._pointer is not None:
-            library.flexring_wait(self._pointer)

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from . import torch_backend
+from ._handle import unique_id
 from ._vector import dtype_name
-from .communicator import Communicator, unique_id
+from .communicator import Communicator
 
 __all__ = ["alloc", "allreduce_hook", "from_process_group", "register"]
 

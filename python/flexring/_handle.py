@@ -1,0 +1,158 @@
+"""The library's communicators and requests as objects that free them.
+
+Owns lifetimes: the library's communicator lives as long as any object that uses it, and a vector lives until its call is
+over. Must not know what a call does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from typing import Any, Generic, TypeVar
+
+from ._gpu import stream_for
+from ._library import FlexringError, UniqueId, check, library
+from ._vector import writable
+
+# The type of a vector: of the result, too, which is one of the vectors of the call.
+V = TypeVar("V")
+
+
+def unique_id() -> bytes:
+    """Creates the id of a new world, as bytes. One process creates it and passes it to the others by any means. That process
+    must live until all ranks have joined. An id that no rank uses expires after ten times FLEXRING_CONNECT_TIMEOUT_MS."""
+    id = UniqueId()
+    check(library.flexring_get_unique_id(ctypes.byref(id)))
+    return bytes(id.internal)
+
+
+class Handle:
+    """The library's communicator. It is freed when the last reference is gone.
+
+    Arrays of ``Communicator.alloc`` refer to it, too, because their memory belongs to the communicator.
+    """
+
+    def __init__(self, pointer):
+        self.pointer = pointer
+        # In a forked child it frees the child's copy of the handle only.
+        weakref.finalize(self, library.flexring_comm_free, pointer)
+
+    def read_number(self, function):
+        """The number that ``function`` writes for this communicator."""
+        number = ctypes.c_int()
+        check(function(self.pointer, ctypes.byref(number)))
+        return number.value
+
+    def alloc_bytes(self, size):
+        """A ctypes array of ``size`` zero bytes in the memory that other ranks read. It is freed with its last reference."""
+        address = ctypes.c_void_p()
+        check(library.flexring_alloc(self.pointer, size, ctypes.byref(address)))
+        block = (ctypes.c_uint8 * size).from_address(address.value)
+        # Runs before the handle's finalizer, at exit, too: finalizers run in reverse order of registration.
+        weakref.finalize(block, _free, self, address.value)
+        return block
+
+
+def _free(handle, address):
+    library.flexring_free(handle.pointer, address)
+
+
+def create(function):
+    """Calls ``function`` with the place for a pointer to a communicator. Returns its handle, or None if there is none."""
+    pointer = ctypes.c_void_p()
+    try:
+        check(function(ctypes.byref(pointer)))
+    except BaseException:
+        # A signal handler may raise an exception although the call succeeded. The program gets no communicator then.
+        if pointer.value is not None:
+            library.flexring_comm_free(pointer)
+        raise
+    return None if pointer.value is None else Handle(pointer.value)
+
+
+class Exchange:
+    """The arguments of a call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use
+    it."""
+
+    def __init__(self, handle, send, receive, counts, *root):
+        used = [vector for vector in (send, receive) if vector is not None]
+        if len({vector.dtype for vector in used}) > 1:
+            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
+        if receive is not None:
+            writable(receive)
+        self._handle, self._used = handle, used
+        places = [None if vector is None else vector.address for vector in (send, receive)]
+        code = used[0].code
+        if isinstance(counts, tuple):
+            self._arguments = (places[0], counts[0], places[1], counts[1], code)
+        else:
+            self._arguments = (*places, counts, code, *root)
+
+    def __call__(self, function, stream):
+        check(function(*self._arguments, self._handle.pointer, stream_for(stream, *self._used)))
+
+    def start(self, function, result):
+        if stream_for(None, *self._used):
+            raise ValueError(
+                "requests on a GPU take effect in the default stream only: use the call that is not asynchronous, which takes "
+                "any stream and does not wait"
+            )
+        pointer = ctypes.c_void_p()
+        check(function(*self._arguments, self._handle.pointer, ctypes.byref(pointer)))
+        return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
+
+
+class Request(Generic[V]):
+    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over."""
+
+    def __init__(self, pointer: int | None, result: V, owners: Any) -> None:
+        self._pointer = pointer
+        self._result = result
+        self._owners = owners
+        self._error: Exception | None = None
+        # A signal handler may run in the thread that waits, and use the request, too.
+        self._lock = threading.RLock()
+        self._waiting = False
+
+    def wait(self) -> V:
+        """Waits until the call is over, and returns the vector with the result. Raises the error of the call."""
+        with self._lock:
+            if self._waiting:
+                raise RuntimeError("a signal handler cannot wait for the request that it interrupted: fix: use done()")
+            if self._pointer is not None:
+                # flexring_wait frees the request even if it fails, so it must be called only once.
+                pointer, self._pointer = self._pointer, None
+                self._waiting = True
+                try:
+                    check(library.flexring_wait(pointer))
+                except FlexringError as error:
+                    self._error = error
+                except BaseException:
+                    self._error = FlexringError(FlexringError.ABORTED, "a signal ended the wait for this request")
+                    raise
+                finally:
+                    self._waiting = False
+                self._owners = None
+            if self._error is not None:
+                raise self._error
+            return self._result
+
+    def done(self) -> bool:
+        """Whether the call is over, with success or not. Does not wait."""
+        # Another thread holds the lock while it waits for the call, so the call is not over yet.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._pointer is None:
+                return not self._waiting
+            over = ctypes.c_int()
+            check(library.flexring_test(self._pointer, ctypes.byref(over)))
+            return over.value != 0
+        finally:
+            self._lock.release()
+
+    def __del__(self) -> None:
+        # A running call writes to the vectors, so they must not be freed before it is over.
+        if self._pointer is not None:
+            library.flexring_wait(self._pointer)
