@@ -8,6 +8,7 @@ Must not know communicators.
 """
 
 import atexit
+import collections
 import ctypes
 import os
 import threading
@@ -20,7 +21,14 @@ raised = None
 _thread = None
 
 
-def _run_handlers():
+# The generators that do not run. Each check takes one: a handler may make a call of its own, whose checks need another one,
+# because a generator cannot continue while it runs.
+_idle = collections.deque()
+# How many handlers may be in calls at a time, each in one that interrupted another. Later ones run after these calls.
+_DEPTH = 8
+
+
+def _run_handlers(number):
     """Runs the handlers that are due whenever it continues. Yields 1 if one of them has raised an exception, else 0.
 
     A generator, because Python may also run handlers when a function begins, which is outside of its ``try``.
@@ -29,6 +37,9 @@ def _run_handlers():
     ended = 0
     while True:
         try:
+            # An exception may come between these lines, too.
+            if _generators[number] not in _idle:
+                _idle.appendleft(_generators[number])
             yield ended
             ctypes.pythonapi.PyErr_CheckSignals()
             ended = 0
@@ -38,9 +49,11 @@ def _run_handlers():
             raised, ended = error, 1
 
 
-_handlers = _run_handlers()
-next(_handlers)
-_check = CheckFunction(_handlers.__next__)
+_generators = [_run_handlers(number) for number in range(_DEPTH)]
+for _generator in _generators:
+    next(_generator)
+# No Python code runs until an idle generator continues.
+_check = CheckFunction(map(next, iter(_idle.popleft, None)).__next__)
 
 
 def install(library):

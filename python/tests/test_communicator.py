@@ -13,7 +13,7 @@ import unittest.mock
 from pathlib import Path
 
 import flexring
-from flexring import FlexringError, communicator
+from flexring import FlexringError, _handle
 
 from .world import WorldTest
 
@@ -164,9 +164,9 @@ class DerivedCommunicators(WorldTest):
             pointer._obj.value = 4096
             raise KeyboardInterrupt
 
-        with unittest.mock.patch.object(communicator.library, "flexring_comm_free") as free:
+        with unittest.mock.patch.object(_handle.library, "flexring_comm_free") as free:
             with self.assertRaises(KeyboardInterrupt):
-                communicator._create(interrupted)
+                _handle.create(interrupted)
         free.assert_called_once()
         self.assertEqual(free.call_args.args[0].value, 4096)
 
@@ -425,6 +425,53 @@ peer.start()
 assert set(ours.all_reduce(floats(50_000))) == {2}
 assert handled and handled[0] - begun < 0.8, (handled, begun)
 peer.join()
+"""
+        ended = self.run_python(program)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+
+    def test_a_signal_handler_may_make_calls_which_other_signals_end(self):
+        program = self.TWO_RANKS + """
+ours, theirs = two_ranks()
+others = two_ranks()
+request = ours.all_reduce_async(floats(1))
+
+def handler(*_):
+    # Nobody else takes part, so that the second signal must end this call.
+    signal_soon(signal.SIGINT)
+    assert not request.done()
+    try:
+        others[0].all_reduce(floats(50_000))
+    except KeyboardInterrupt:
+        raise InterruptedError from None
+
+signal.signal(signal.SIGUSR1, handler)
+for _ in range(2):
+    signal_soon(signal.SIGUSR1)
+    begun = time.monotonic()
+    try:
+        request.wait()
+    except InterruptedError:
+        assert time.monotonic() - begun < 5
+    else:
+        raise AssertionError("the wait ended")
+    ours, theirs = two_ranks()
+    others = two_ranks()
+    request = ours.all_reduce_async(floats(1))
+
+def wait_again(*_):
+    try:
+        request.wait()
+    except RuntimeError as error:
+        assert "use done()" in str(error), error
+        handled.append(error)
+
+handled = []
+signal.signal(signal.SIGUSR1, wait_again)
+signal_soon(signal.SIGUSR1)
+threading.Timer(0.6, theirs.all_reduce, (floats(1),)).start()
+request.wait()
+assert handled and request.done()
 """
         ended = self.run_python(program)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
