@@ -43,7 +43,7 @@ impl fmt::Display for CallState {
     /// Completes a sentence about the rank: `while it was in all_reduce #17 (…)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Idle { finished: 0 } => f.write_str("before its first call"),
+            Self::Idle { finished: 0 } => f.write_str("before it had reported a call"),
             Self::Idle { finished } => write!(f, "after it had finished call #{finished}"),
             Self::InCall(call) => write!(f, "while it was in {call}"),
         }

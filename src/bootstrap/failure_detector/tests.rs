@@ -106,6 +106,15 @@ fn a_death_is_reported_with_the_call_state() {
     assert_eq!(world.root_cause(), None, "the first root cause stays");
 }
 
+/// Heartbeats carry the state, so that a rank may have finished calls of which no other process knows.
+#[test]
+fn a_death_before_the_first_heartbeat_claims_no_call_state() {
+    let mut world = World::of(3);
+    world.disconnect(2);
+    let message = world.message();
+    assert!(message.ends_with("before it had reported a call"), "{message}");
+}
+
 #[test]
 fn silence_for_twenty_heartbeats_counts_as_death() {
     let mut world = World::of(2);
