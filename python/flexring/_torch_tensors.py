@@ -3,6 +3,7 @@
 Must not know communicators.
 """
 
+import functools
 import math
 
 import torch
@@ -20,19 +21,25 @@ _OPERATIONS = {
 _ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
 
 
+@functools.lru_cache(maxsize=None)
+def _named(kind, dtype):
+    """What flexring calls a kind of operation on elements of this type, if it has it."""
+    return (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(kind.name)
+
+
 def reduction(op, dtype):
     """What flexring calls an operation of c10d on elements of this type."""
     # A ReduceOp, or the kind that it has.
-    name = getattr(op, "op", op).name
-    if name == "PREMUL_SUM":
+    kind = getattr(op, "op", op)
+    found = _named(kind, dtype)
+    if found is not None:
+        return found
+    if kind.name == "PREMUL_SUM":
         return premul_sum(float(op.__getstate__()[1]))
-    found = (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(name)
-    if found is None:
-        raise RuntimeError(
-            f"flexring has no reduction {name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
-            'for this call: torch.distributed.new_group(backend="gloo")'
-        )
-    return found
+    raise RuntimeError(
+        f"flexring has no reduction {kind.name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
+        'for this call: torch.distributed.new_group(backend="gloo")'
+    )
 
 
 def numbers(tensor, op):

@@ -6,6 +6,8 @@ Must not know communicators: a call is a function.
 import collections
 import concurrent.futures
 import contextlib
+import os
+import queue
 import threading
 
 import torch
@@ -13,37 +15,81 @@ import torch.distributed as dist
 
 from ._library import FlexringError
 
+# Threads that wait for the next call. Others end.
+_MOST_IDLE = 4
+
+
+class _Threads:
+    """Threads that run functions, as many at a time as there are functions, so that any number of them may wait. They are
+    daemons: the interpreter does not wait for them at its end."""
+
+    def __init__(self):
+        self._idle = collections.deque()
+
+    def run(self, function):
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
+            inbox = queue.SimpleQueue()
+            threading.Thread(target=self._run_each, args=(inbox,), name="flexring-call", daemon=True).start()
+        inbox.put(function)
+
+    def _run_each(self, inbox):
+        while True:
+            inbox.get()()
+            if len(self._idle) >= _MOST_IDLE:
+                return
+            self._idle.append(inbox)
+
+    def forget(self):
+        """In a forked child there are no threads."""
+        self._idle.clear()
+
+
+_threads = _Threads()
+os.register_at_fork(after_in_child=_threads.forget)
+
 
 class CallLine:
     """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, each other one in a
-    thread of its own, so that any number of callbacks may wait. That thread runs the callbacks of its call after the next call may
-    run, so that a callback may wait for other calls. The threads are daemons: the interpreter does not wait for them at its
-    end."""
+    thread of its own. That thread runs the callbacks of its call after the next call may run, so that a callback may wait for
+    other calls."""
 
     def __init__(self):
-        self._turn = threading.Lock()
+        # A signal handler may run in the thread that runs a call, and make another one.
+        self._turn = threading.RLock()
+        self._running = False
         self._calls = collections.deque()
 
-    def run(self, function):
+    def run(self, function, *arguments):
         """Runs a call after all earlier ones and returns its result."""
         with self._turn:
+            if self._running:
+                raise RuntimeError(
+                    "a signal handler cannot make a call in the process group whose call it interrupted: fix: set a flag in the "
+                    "handler, and make the call after the other one"
+                )
             # A call that was submitted is in this queue until it runs, under the same lock.
             if not self._calls:
-                return function()
-        return self.submit(function).result()
+                self._running = True
+                try:
+                    return function(*arguments)
+                finally:
+                    self._running = False
+        return self.submit(function, *arguments).result()
 
-    def submit(self, function):
+    def submit(self, function, *arguments):
         """Adds a call. Returns a future of ``concurrent.futures``."""
         future = concurrent.futures.Future()
-        self._calls.append((function, future))
-        threading.Thread(target=self._run_next, name="flexring-call", daemon=True).start()
+        self._calls.append((function, arguments, future))
+        _threads.run(self._run_next)
         return future
 
     def _run_next(self):
         with self._turn:
-            function, future = self._calls.popleft()
+            function, arguments, future = self._calls.popleft()
             try:
-                result, error = function(), None
+                result, error = function(*arguments), None
             except BaseException as raised:
                 result, error = None, raised
         # Runs the callbacks.
@@ -72,12 +118,11 @@ class Work(dist.Work):
             self._future.result(seconds or None)
         except concurrent.futures.TimeoutError:
             raise RuntimeError(f"the call did not end within {seconds} s; it is still running") from None
-        except Exception:
-            raise
         except BaseException:
-            # Ctrl-C: the call runs in another thread.
-            with contextlib.suppress(FlexringError):
-                self._abort()
+            if not self._future.done():
+                # Ctrl-C, or another signal whose handler raised an exception: the call runs in another thread.
+                with contextlib.suppress(FlexringError):
+                    self._abort()
             raise
         return True
 
@@ -149,3 +194,32 @@ class WorkOnGpu(dist.Work):
         with torch.cuda.stream(self._stream):
             future.set_result(self._tensors)
         return future
+
+
+class CoalescedWork(dist.Work):
+    """The handle of a group of calls."""
+
+    def __init__(self, works):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout=None):
+        return all([work.wait(timeout) for work in self._works])
+
+    synchronize = wait
+
+    def is_completed(self):
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self):
+        return all(work.is_success() for work in self._works)
+
+    def exception(self):
+        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+
+    def result(self):
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self):
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])

@@ -1,0 +1,409 @@
+"""The calls of c10d's backends and process groups, on a communicator of flexring.
+
+Owns the mapping from c10d's calls to those of a communicator, which the first call of a group creates. ``_torch_work`` has the
+handles of calls and their order, ``_torch_tensors`` what a tensor is to flexring. On GPUs this is not tested with torch yet.
+"""
+
+import contextlib
+import threading
+
+import torch
+import torch.distributed as dist
+
+from ._handle import unique_id
+from ._library import FlexringError
+from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
+from ._torch_work import CallLine, CoalescedWork, Work, WorkOnGpu
+from .communicator import Communicator
+
+NAME = "flexring"
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+# The beginning of the keys of communicators' ids in the store of the group.
+_ID = "flexring_unique_id"
+
+
+def _unsupported(call):
+    def refuse(self, *_arguments, **_options):
+        raise RuntimeError(
+            f"flexring's process groups have no {call} yet: fix: make this call in a group of another backend: "
+            'torch.distributed.new_group(backend="gloo")'
+        )
+
+    return refuse
+
+
+class Collectives:
+    """The calls of c10d's Backend and ProcessGroup, on a communicator that the first call creates.
+
+    Mixed into a class of torch, whose constructor gets rank and size.
+    """
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self._store = store
+        self._number = rank
+        self._count = size
+        self._limit = timeout
+        self._comm = None
+        # The error that ended the attempt to create the communicator, or the use of it.
+        self._ended = None
+        self._creating = threading.Lock()
+        self._line = CallLine()
+        self._side_streams = {}
+        # The handles of a group of calls, between start_coalescing and end_coalescing.
+        self._group = None
+
+    def getBackendName(self):  # noqa: N802
+        return NAME
+
+    def _communicator(self):
+        comm = self._comm
+        if comm is None:
+            with self._creating:
+                if self._ended is not None:
+                    raise self._ended
+                if self._comm is None:
+                    try:
+                        comm = self._join()
+                    except Exception as error:
+                        # The ranks that have read the id cannot use it a second time.
+                        self._ended = error
+                        raise
+                    # The group may have been destroyed or aborted meanwhile.
+                    if self._ended is not None:
+                        comm.close()
+                        raise self._ended
+                    self._comm = comm
+                comm = self._comm
+        return comm
+
+    def _join(self):
+        """Creates the communicator. Rank 0 creates its id and passes it through the store; the others wait for it."""
+        # The store may have the id of an earlier group: each rank counts its groups.
+        key = f"{_ID}/{self._store.add(f'{_ID}/rank{self._number}', 1)}"
+        if self._number == 0:
+            try:
+                id = unique_id()
+            except Exception as error:
+                self._store.set(key, b"-" + str(error).encode())
+                raise
+            self._store.set(key, b"+" + id)
+        else:
+            try:
+                self._store.wait([key], self._limit)
+            except RuntimeError as error:
+                raise FlexringError(
+                    FlexringError.RENDEZVOUS_FAILED,
+                    f"rank 0 of the process group published no flexring id within {self._limit.total_seconds()} s: it made no "
+                    f"call in this group, or has ended ({error}): fix: look for the first error of rank 0",
+                ) from error
+            message = bytes(self._store.get(key))
+            if message[:1] != b"+":
+                raise FlexringError(
+                    FlexringError.RENDEZVOUS_FAILED, f"rank 0 could not create a flexring id: {message[1:].decode()}"
+                )
+            id = message[1:]
+        return Communicator.from_unique_id(id, self._number, self._count, timeout=self._limit.total_seconds())
+
+    def _call(self, opts, results, function, inputs=()):
+        """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle. ``results`` and ``inputs`` are the
+        tensors that it uses."""
+        first = results[0]
+        for tensors in (results[1:], inputs):
+            if any(tensor.device != first.device for tensor in tensors):
+                raise ValueError("the tensors are on different devices: fix: make a call for each device")
+        comm = self._comm or self._communicator()
+        in_background = getattr(opts, "asyncOp", True)
+        if first.is_cuda:
+            work = self._call_on_gpu(comm, in_background, results, function, inputs)
+        elif in_background:
+            work = Work(results, self._line.submit(function, comm, None), comm.abort)
+        else:
+            self._line.run(function, comm, None)
+            # There is nothing to wait for, and torch from 2.14 on does without a handle.
+            if VERSION >= (2, 14) and self._group is None:
+                return None
+            work = Work(results)
+        if self._group is not None:
+            self._group.append(work)
+        return work
+
+    def _call_on_gpu(self, comm, in_background, results, function, inputs):
+        """Calls take effect in a stream: the current one, or one beside it, for which the current one does not wait."""
+        device = results[0].device
+        stream = torch.cuda.current_stream(device)
+        if in_background:
+            side = self._side_streams.get(device)
+            if side is None:
+                side = self._side_streams[device] = torch.cuda.Stream(device)
+            side.wait_stream(stream)
+            stream = side
+            # When the program drops a tensor, torch's allocator may use its memory for later work of the current stream, while
+            # the call still runs.
+            for tensor in (*results, *inputs):
+                tensor.record_stream(side)
+
+        def call():
+            # In whichever thread this runs, temporary vectors belong to the stream, too.
+            with torch.cuda.stream(stream):
+                function(comm, stream)
+
+        self._line.run(call)
+        return WorkOnGpu(results, stream)
+
+    def allreduce(self, tensors, opts=None):
+        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+
+        def call(comm, stream):
+            for vector, op in pairs:
+                comm.all_reduce(vector, op, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    allreduce_coalesced = allreduce
+
+    def _reduced(self, tensor, opts):
+        op = reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
+        return numbers(tensor, op), op
+
+    def broadcast(self, tensors, opts):
+        vectors = [bytes_of(tensor) for tensor in tensors]
+
+        def call(comm, stream):
+            for vector in vectors:
+                comm.broadcast(vector, opts.rootRank, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    def reduce(self, tensors, opts):
+        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+
+        def call(comm, stream):
+            for vector, op in pairs:
+                comm.reduce(vector, op, opts.rootRank, stream=stream)
+
+        return self._call(opts, tensors, call)
+
+    def all_gather_single(self, output, input, opts=None):
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        for output, input in zip(outputs, inputs):
+            _check_types([output, input])
+        pairs = [(bytes_of(input), bytes_of(output)) for output, input in zip(outputs, inputs)]
+
+        def call(comm, stream):
+            for part, whole in pairs:
+                comm.all_gather(part, out=whole, stream=stream)
+
+        return self._call(opts, outputs, call, inputs)
+
+    def allgather(self, output_lists, inputs, opts=None):
+        for outputs, input in zip(output_lists, inputs):
+            _check_types([*outputs, input])
+        jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
+
+        @_copies
+        def call(comm, stream):
+            for part, parts in jobs:
+                self._gather_parts(comm, stream, part, parts)
+
+        return self._call(opts, _flat(output_lists), call, inputs)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # These lists are by rank, those of allgather by input.
+        return self.allgather([list(outputs) for outputs in zip(*output_lists)], inputs, opts)
+
+    def _gather_parts(self, comm, stream, part, parts):
+        if any(other.numel() != part.numel() for other in parts):
+            # Parts of different lengths, the same list on all ranks.
+            parts[self._number].copy_(part)
+            for root, other in enumerate(parts):
+                comm.broadcast(other, root, stream=stream)
+            return
+        whole = part.new_empty(len(parts) * part.numel())
+        comm.all_gather(part, out=whole, stream=stream)
+        split(whole, parts)
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        jobs = [(*self._reduced(input, opts), self._reduced(output, opts)[0]) for output, input in zip(outputs, inputs)]
+
+        def call(comm, stream):
+            for whole, op, part in jobs:
+                comm.reduce_scatter(whole, op, out=part, stream=stream)
+
+        return self._call(opts, outputs, call, inputs)
+
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        jobs = [
+            (self._reduced(output, opts), [self._reduced(input, opts)[0] for input in inputs])
+            for output, inputs in zip(outputs, input_lists)
+        ]
+
+        @_copies
+        def call(comm, stream):
+            for (part, op), parts in jobs:
+                self._scatter_parts(comm, stream, part, parts, op)
+
+        return self._call(opts, outputs, call, _flat(input_lists))
+
+    def _scatter_parts(self, comm, stream, part, parts, op):
+        if any(other.numel() != part.numel() for other in parts):
+            part.copy_(parts[self._number])
+            for root, other in enumerate(parts):
+                # The reduction replaces the root's vector.
+                comm.reduce(part if root == self._number else other, op, root, stream=stream)
+            return
+        comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
+
+    def barrier(self, opts=None):
+        return self._call(opts, [torch.empty(0)], lambda comm, stream: comm.barrier())
+
+    def gather(self, output_lists, inputs, opts):
+        jobs = self._rooted_jobs(inputs, output_lists, opts.rootRank)
+
+        @_copies
+        def call(comm, stream):
+            for part, parts in jobs:
+                whole = part.new_empty(self._count * part.numel()) if parts else None
+                comm.gather(part, whole, opts.rootRank, stream=stream)
+                if parts:
+                    split(whole, parts)
+
+        return self._call(opts, inputs, call, _flat(output_lists))
+
+    def scatter(self, outputs, input_lists, opts):
+        jobs = self._rooted_jobs(outputs, input_lists, opts.rootRank)
+
+        @_copies
+        def call(comm, stream):
+            for part, parts in jobs:
+                comm.scatter(torch.cat(parts) if parts else None, part, opts.rootRank, stream=stream)
+
+        return self._call(opts, outputs, call, _flat(input_lists))
+
+    def _rooted_jobs(self, tensors, lists, root):
+        """The bytes of each tensor, and at the root those of the list of one tensor for each rank that belongs to it. Other
+        ranks have no lists."""
+        if root != self._number:
+            return [(bytes_of(tensor), None) for tensor in tensors]
+        jobs = []
+        for tensor, parts in zip(tensors, lists):
+            _check_types([tensor, *parts])
+            part, parts = bytes_of(tensor), list(map(bytes_of, parts))
+            lengths = [other.numel() for other in parts]
+            if lengths != [part.numel()] * self._count:
+                raise ValueError(
+                    f"the root's tensors have {lengths} bytes, but must be {self._count} of {part.numel()} bytes"
+                )
+            jobs.append((part, parts))
+        return jobs
+
+    def all_to_all_single(self, output, input, output_rows=(), input_rows=(), opts=None):
+        _check_types([output, input])
+        for tensor, rows in [(input, input_rows), (output, output_rows)]:
+            if not rows and tensor.shape[0] % self._count:
+                raise ValueError(
+                    f"{tensor.shape[0]} rows are not {self._count} equal blocks: fix: pass the split sizes of input and output"
+                )
+        whole, out = bytes_of(input), bytes_of(output)
+        send, receive = bytes_of_rows(input, input_rows), bytes_of_rows(output, output_rows)
+
+        def call(comm, stream):
+            comm.all_to_all(whole, out, send, receive, stream=stream)
+
+        return self._call(opts, [output], call, [input])
+
+    def alltoall(self, outputs, inputs, opts=None):
+        parts, blocks = list(map(bytes_of, outputs)), list(map(bytes_of, inputs))
+        counts = [[block.numel() for block in side] for side in (blocks, parts)]
+
+        @_copies
+        def call(comm, stream):
+            whole = parts[0].new_empty(sum(counts[1]))
+            comm.all_to_all(torch.cat(blocks), whole, *counts, stream=stream)
+            split(whole, parts)
+
+        return self._call(opts, outputs, call, inputs)
+
+    send = _unsupported("send")
+    recv = _unsupported("recv")
+    recv_anysource = _unsupported("recv from any rank")
+    allreduce_sparse = _unsupported("all_reduce of sparse tensors")
+    monitored_barrier = _unsupported("monitored_barrier")
+
+    # The names of torch before 2.14.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    recvAnysource = recv_anysource  # noqa: N815
+
+    def start_coalescing(self, *_device):
+        self._group = []
+
+    def end_coalescing(self, *_device):
+        group, self._group = self._group or [], None
+        return CoalescedWork(group)
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+    @property
+    def supports_coalescing(self):
+        """Asked by torch.distributed.batch_isend_irecv only, which needs send and recv."""
+        return False
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    def eager_connect_single_device(self, _device):
+        """Has no effect: the first call connects."""
+
+    def perform_nocolor_split(self, _device):
+        """Has no effect: a rank that is in no new group does nothing for it."""
+
+    def shutdown(self):
+        """Leaves the group."""
+        self._end("was destroyed")
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
+
+    def abort(self):
+        """Ends running calls on all ranks with an error, and the group."""
+        self._end("was aborted")
+        # Calls that run keep the communicator until they have failed.
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            with contextlib.suppress(FlexringError):
+                comm.abort()
+
+    def _end(self, how):
+        if self._ended is None:
+            self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+
+
+def _copies(function):
+    """A call that copies to and from temporary vectors, which must work on tensors of torch.inference_mode() and on leaves."""
+
+    def call(comm, stream):
+        with torch.inference_mode():
+            function(comm, stream)
+
+    return call
+
+
+def _flat(lists):
+    return [tensor for tensors in lists or () for tensor in tensors]
+
+
+def _check_types(tensors):
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) > 1:
+        raise TypeError(f"the tensors have elements of different types: {', '.join(sorted(map(str, types)))}")

@@ -1,0 +1,140 @@
+"""The order and handles of the calls of a process group, without other ranks."""
+
+import datetime
+import os
+import signal
+import threading
+import time
+import unittest
+from unittest import mock
+
+try:
+    import torch
+
+    from flexring._torch_collectives import Collectives
+    from flexring._torch_work import CallLine, Work
+except ImportError:
+    torch = None
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Calls(unittest.TestCase):
+    def test_calls_run_in_the_order_in_which_they_were_made(self):
+        line, made = CallLine(), []
+        futures = [line.submit(made.append, number) for number in range(50)]
+        line.run(made.append, 50)
+        for future in futures:
+            future.result(30)
+        self.assertEqual(made, list(range(51)))
+
+    def test_any_number_of_callbacks_may_wait_for_other_calls(self):
+        line, count = CallLine(), 40
+        begin, over = threading.Event(), threading.Barrier(count + 1)
+        first = line.submit(begin.wait, 30)
+
+        def callback(_future):
+            line.run(time.sleep, 0)
+            over.wait(30)
+
+        for future in [line.submit(time.sleep, 0) for _ in range(count)]:
+            future.add_done_callback(callback)
+        begin.set()
+        self.assertTrue(first.result(30))
+        over.wait(30)
+
+    def test_threads_are_used_again(self):
+        line = CallLine()
+        line.submit(time.sleep, 0).result(30)
+        names = set()
+        for _ in range(20):
+            # A thread is idle a moment after its call is over.
+            time.sleep(0.005)
+            names.add(line.submit(threading.get_ident).result(30))
+        self.assertLess(len(names), 10)
+
+    def test_a_signal_handler_is_refused_a_call_within_a_call(self):
+        line, errors = CallLine(), []
+
+        def handler(*_):
+            try:
+                line.run(time.sleep, 0)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        def call():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.1)
+            return "over"
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            self.assertEqual(line.run(call), "over")
+            self.assertEqual(line.run(call), "over")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        self.assertEqual(len(errors), 2)
+        self.assertIn("set a flag in the handler", errors[0])
+
+    def test_an_exception_of_a_signal_handler_aborts_the_call_that_is_waited_for(self):
+        line, aborted = CallLine(), threading.Event()
+        work = Work([], line.submit(aborted.wait, 30), aborted.set)
+
+        def handler(*_):
+            raise InterruptedError
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        try:
+            with self.assertRaises(InterruptedError):
+                work.wait()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        self.assertTrue(aborted.is_set())
+        self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+
+    def test_the_error_of_a_call_aborts_nothing(self):
+        line, abort = CallLine(), mock.Mock()
+        work = Work([], line.submit(int, "x"), abort)
+        with self.assertRaises(ValueError):
+            work.wait()
+        self.assertIsInstance(work.exception(), ValueError)
+        abort.assert_not_called()
+
+
+class Base:
+    """In place of torch's class, which has other constructors in other versions."""
+
+    def __init__(self, rank, size):
+        pass
+
+
+@unittest.skipIf(torch is None, "no torch")
+class CallsOnGpu(unittest.TestCase):
+    """What is asked of torch about streams, recorded by mocks of a tensor and of the module."""
+
+    def call(self, in_background):
+        class Group(Collectives, Base):
+            pass
+
+        group, comm = Group(None, 0, 1, None), mock.Mock()
+        group._comm = comm
+        tensor, other = mock.Mock(is_cuda=True), mock.Mock(is_cuda=True)
+        other.device = tensor.device
+        with mock.patch("flexring._torch_collectives.torch", mock.MagicMock()) as module:
+            with mock.patch("flexring._torch_work.torch", module):
+                options = mock.Mock(asyncOp=in_background)
+                group._call(options, [tensor], lambda comm, stream: comm.all_reduce(stream), [other])
+        return module, comm, tensor, other
+
+    def test_a_blocking_call_takes_effect_in_the_current_stream(self):
+        module, comm, tensor, other = self.call(False)
+        comm.all_reduce.assert_called_once_with(module.cuda.current_stream.return_value)
+        tensor.record_stream.assert_not_called()
+
+    def test_an_asynchronous_call_keeps_memory_until_its_stream_has_passed_it(self):
+        module, comm, tensor, other = self.call(True)
+        side = module.cuda.Stream.return_value
+        side.wait_stream.assert_called_once_with(module.cuda.current_stream.return_value)
+        comm.all_reduce.assert_called_once_with(side)
+        for vector in (tensor, other):
+            vector.record_stream.assert_called_once_with(side)
