@@ -8,6 +8,7 @@ moved the bytes, or what failed. Fails if a check fails. ``--json`` also writes 
 """
 
 import argparse
+import collections
 import contextlib
 import copy
 import datetime
@@ -29,6 +30,28 @@ REFUSED = "refused"
 CHECKS = {}
 # Checks that need other numbers of ranks than all.
 RANKS = {}
+# The calls that move bytes between pairs of ranks.
+EXCHANGES = ("all_to_all", "all_to_all_v", "send", "recv")
+# Calls that flexring must have made in a check, so that no other backend does its work. Checks that are not listed must have
+# made any call.
+MOVED_BY = {
+    "all_to_all": ("all_to_all", "all_to_all_v"),
+    "barrier": ("barrier",),
+    "broadcast": ("broadcast",),
+    "checkpoint": ("all_gather",),
+    "ddp": ("all_reduce",),
+    "ddp_options": ("all_reduce",),
+    "dtensor": ("all_gather", "all_reduce"),
+    "fsdp1": ("all_gather", "reduce_scatter"),
+    "fsdp2": ("all_gather", "reduce_scatter"),
+    "fsdp2_registered": ("all_gather", "reduce_scatter"),
+    "functional": ("all_reduce", "all_gather", "reduce_scatter"),
+    "gather_and_scatter": ("gather", "scatter"),
+    "hsdp": ("all_gather", "reduce_scatter", "all_reduce"),
+    "reduce": ("reduce",),
+    "tensor_parallel": ("all_reduce",),
+    "zero_optimizer": ("broadcast", "all_reduce"),
+}
 
 
 def check(function):
@@ -671,25 +694,23 @@ def killed_rank_fsdp2(rank):
 
 
 def count_calls():
-    """Counts the calls of communicators from now on. Returns a function that returns their number."""
-    from flexring import Communicator
+    """Counts the calls of communicators from now on, by name, where Python hands them to the library."""
+    from flexring import _library
 
-    calls = [0]
+    calls = collections.Counter()
 
-    def counting(method):
-        def count(*arguments, **options):
-            calls[0] += 1
-            return method(*arguments, **options)
+    def counting(name, function):
+        def count(*arguments):
+            calls[name] += 1
+            return function(*arguments)
 
         return count
 
-    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier", "gather", "scatter"):
-        if hasattr(Communicator, name):
-            setattr(Communicator, name, counting(getattr(Communicator, name)))
-    for name in ("all_to_all", "send", "recv"):
-        if hasattr(Communicator, name):
-            setattr(Communicator, name, counting(getattr(Communicator, name)))
-    return lambda: calls[0]
+    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier", "gather", "scatter", *EXCHANGES):
+        symbol = f"flexring_{name}"
+        if hasattr(_library.library, symbol):
+            setattr(_library.library, symbol, counting(name, getattr(_library.library, symbol)))
+    return calls
 
 
 def run_rank(number, size, names, folder):
@@ -702,7 +723,7 @@ def run_rank(number, size, names, folder):
     calls = count_calls()
     with open(folder / f"{number}", "a", buffering=1) as report:
         for name in names:
-            before = calls()
+            calls.clear()
             try:
                 # A file for each check: ranks that are late must not read the keys of an earlier one.
                 store = dist.FileStore(str(folder / f"store-{name}"), size)
@@ -713,7 +734,10 @@ def run_rank(number, size, names, folder):
                 finally:
                     with contextlib.suppress(Exception):
                         dist.destroy_process_group()
-                result = ["ok", note or ("flexring" if calls() > before else "no bytes moved")]
+                missing = [call for call in MOVED_BY.get(name, ()) if not calls[call]]
+                if (missing or not calls) and not (note or "").startswith("not in this torch"):
+                    raise AssertionError(f"flexring did not make these calls: {missing or 'any'}; it made {dict(calls)}")
+                result = ["ok", note or "flexring"]
             except Exception as error:
                 refused = "process groups have no" in str(error)
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-4:])
@@ -734,6 +758,7 @@ def run_world(size, names):
         for process in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.1))
+        codes = [process.poll() for process in ranks]
         for process in ranks:
             process.kill()
             process.wait()
@@ -744,8 +769,15 @@ def run_world(size, names):
             reports.append({name: result for name, *result in map(json.loads, lines)})
     for name in names:
         # The rank that dies in a check reports nothing.
-        expected = reports[:-1] if name.startswith("killed_rank") else reports
+        dies = name.startswith("killed_rank")
+        expected = reports[:-1] if dies else reports
         found = [report.get(name, ["failed", "no result: the rank hung or died"]) for report in expected]
+        if name == names[-1]:
+            # A rank that fails after its last check fails that one.
+            wanted = [0] * (size - 1) + [-signal.SIGKILL if dies else 0]
+            wrong = [f"rank {rank}: {codes[rank]}" for rank in range(size) if codes[rank] != wanted[rank]]
+            if wrong:
+                found.append(["failed", f"ranks did not end as they should (None: hung): {', '.join(wrong)}"])
         worst = next((result for result in found if result[0] == "failed"), None)
         results[name] = worst or next((result for result in found if result[0] == REFUSED), found[0])
     return results

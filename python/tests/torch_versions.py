@@ -34,6 +34,20 @@ def environment(version, wheel):
     return python
 
 
+def examples_pass(python, environment):
+    """Runs the training examples over the backend: each one compares its losses with Gloo's."""
+    passed = True
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"]
+    for strategy in ("ddp", "fsdp2"):
+        for name, steps in (("train_digits", 100), ("train_gpt", 3)):
+            command = [ROOT / f"examples/{name}.py", "--strategy", strategy, "--steps", str(steps)]
+            passed &= subprocess.run([*torchrun, *command], cwd=TARGET, env=environment).returncode == 0
+    # Two uneven nodes; skipped without root.
+    command = [ROOT / "examples/two_nodes.sh", ROOT / "examples/train_gpt.py", "--steps", "3"]
+    passed &= subprocess.run(command, cwd=TARGET, env={**environment, "PYTHON": str(python)}).returncode == 0
+    return passed
+
+
 def cell(results):
     """What a check showed with all numbers of ranks."""
     states = {state for state, _ in results.values()}
@@ -70,6 +84,7 @@ def main():
         before = {} if tuple(map(int, version.split(".")[:2])) >= (2, 14) else {"CHECK_IMPORT": "1"}
         command = [python, Path(__file__).with_name("torch_checks.py"), "--json", report]
         failed |= subprocess.run(command, cwd=TARGET, env={**os.environ, **before}).returncode != 0
+        failed |= not examples_pass(python, {**os.environ, "OMP_NUM_THREADS": "1"})
         reports.append(json.loads(report.read_text()))
     if reports:
         lines = "".join(table(reports))
