@@ -10,14 +10,15 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Major version of the C ABI, which the shared library's SONAME carries (build.rs).
 ABI = $(firstword $(subst ., ,$(VERSION)))
 
-# Debian packages: for the build with RDMA, for the tests, and for their virtual machines.
+# Debian packages: for the check against rdma-sys, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch \
 	gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
-# The feature verbs is tested and linted wherever it can be built. Evaluated when a recipe runs, after the packages came.
-FEATURES = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo --features verbs)
+# rdma-sys, with which the bindings of libibverbs are compared, can be built where its libraries are. Evaluated when a recipe
+# runs, after the packages came.
+RDMA_SYS = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo yes)
 
 # cargo-nextest runs each test in a process of its own; without it, cargo test runs them in one.
 NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run || echo test)
@@ -44,9 +45,9 @@ build:
 
 # The quick loop: needs nothing but Rust, installs nothing. Property tests run with a tenth of their cases.
 check: fmt
-	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) $(FEATURES) --lib --bins
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) $(FEATURES) --test suite $(FILTERS) pipeline:: planners:: imports::
+	$(CARGO) clippy --all-targets -- -D warnings
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) --lib --bins
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) --test suite $(FILTERS) pipeline:: planners:: imports::
 
 # What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
 lint:
@@ -63,17 +64,17 @@ test-long:
 fmt:
 	$(CARGO) fmt --check
 
-# All features that can be built here, in one pass.
+# All features that can be built here, in one pass. The compiler compares the bindings of libibverbs with rdma-sys.
 clippy: $(CUST)
-	@if [ -d $(CUST)/lib64 ] && [ -n "$(FEATURES)" ]; then set -x; \
+	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
-	else echo "skipped: clippy of the features cust and verbs: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
-	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings; fi
+	else echo "skipped: clippy of the feature cust, and bindings beside rdma-sys: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
+	$(CARGO) clippy --all-targets -- -D warnings; fi
 
 doc: $(CUST)
-	@if [ -d $(CUST)/lib64 ] && [ -n "$(FEATURES)" ]; then set -x; \
+	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --all-features; \
-	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES); fi
+	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib; fi
 
 # Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
 deny:
@@ -99,14 +100,14 @@ aarch64:
 	else set -x; $(CARGO) check --target $(ARM); fi
 
 test-rust:
-	$(CARGO) $(NEXTEST) $(FEATURES) $(TESTS)
+	$(CARGO) $(NEXTEST) $(TESTS)
 
 test-rust-long:
-	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(FEATURES) $(TESTS)
+	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)
 
 # Each fuzz target under libFuzzer, for FLEXRING_FUZZ_SECONDS (600).
 fuzz:
-	CARGO=$(CARGO) tests/fuzz $(FEATURES)
+	CARGO=$(CARGO) tests/fuzz
 
 # The C programs of the tests under memcheck, with the static library that the build stage made.
 test-valgrind: build
@@ -131,7 +132,7 @@ test-nvrtc:
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
-	CARGO=$(CARGO) tests/gpu/run --simulated $(FEATURES)
+	CARGO=$(CARGO) tests/gpu/run --simulated
 
 # All that tests/gpu/first_contact needs on a machine with a GPU that has neither Rust nor a network.
 gpu-bundle: setup
@@ -158,12 +159,10 @@ test-loom:
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
-	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py --short $(FEATURES); \
-	else echo "skipped: RDMA: libibverbs-dev and librdmacm-dev are not installed"; fi
+	tests/vm/run.py --short
 
 test-verbs-long:
-	@if [ -n "$(FEATURES)" ]; then tests/vm/run.py $(FEATURES); \
-	else echo "skipped: RDMA: libibverbs-dev and librdmacm-dev are not installed"; fi
+	tests/vm/run.py
 
 bench: build
 	bench/run.sh
@@ -174,10 +173,9 @@ bench-lab: build
 	bench/lab_compare.py --out bench/out/lab.json
 
 # RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
-bench-verbs:
-	@bench/setup.sh $(VERBS_PACKAGES) $(VM_PACKAGES)
-	$(CARGO) build --release $(FEATURES) --target-dir target/verbs
-	bench/verbs.py --flexring target/verbs/release/flexring
+bench-verbs: build
+	@bench/setup.sh $(VM_PACKAGES)
+	bench/verbs.py
 
 # Everything that the tests and lints use beyond stable Rust: Debian packages; by rustup, if it can be had, the minimum Rust
 # version and the target aarch64; from PyPI the compiler of GPU kernels (109 MB).

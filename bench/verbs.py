@@ -87,7 +87,7 @@ def rails(flexring):
 
 def main():
     parser = argparse.ArgumentParser(description="Measures flexring over RDMA beside perftest.")
-    parser.add_argument("--flexring", default="target/verbs/release/flexring", help="the command, built with --features verbs")
+    parser.add_argument("--flexring", default="target/release/flexring", help="the command")
     parser.add_argument("--out", default=str(HERE / "out" / "verbs.json"), help="the output file")
     options = parser.parse_args()
     vm.end_on_signals()

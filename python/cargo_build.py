@@ -2,7 +2,7 @@
 
 Environment:
 
-- ``FLEXRING_WHEEL_CARGO_ARGS``: arguments for ``cargo build``, such as ``--features verbs``.
+- ``FLEXRING_WHEEL_CARGO_ARGS``: arguments for ``cargo build``, such as ``--no-default-features``.
 - ``FLEXRING_WHEEL_FROM``: a folder that has ``libflexring.so`` and ``flexring`` already, so that nothing is built.
 """
 

@@ -48,10 +48,12 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
         let error = Error::unsupported("FLEXRING_TLS=1 cannot encrypt what RDMA devices send");
         return RailOffer { rails: Vec::new(), why_not: Some(error) };
     }
-    match select_rails(config) {
-        Ok(rails) => RailOffer { rails, why_not: None },
-        Err(error) => RailOffer { rails: Vec::new(), why_not: Some(error) },
-    }
+    let rails = match select_rails(config) {
+        Ok(rails) => rails,
+        Err(error) => return RailOffer { rails: Vec::new(), why_not: Some(error) },
+    };
+    // Ports without a library are offered with the reason, so that falling back to TCP is a warning.
+    RailOffer { rails, why_not: open_library(config).err() }
 }
 
 #[cfg(feature = "verbs")]
@@ -63,6 +65,19 @@ fn select_rails(config: &Config) -> Result<Vec<Rail>> {
         log::debug!("verbs: {}:{} is a rail, as {}", rail.device, rail.port, rail.network);
     }
     Ok(selection.rails)
+}
+
+/// Opens libibverbs.
+#[cfg(feature = "verbs")]
+fn open_library(config: &Config) -> Result<()> {
+    let library = crate::transport::verbs::probe::library(config.ibverbs.as_deref())?;
+    log::debug!("verbs: libibverbs is {:?}, without {:?}", library.file, library.missing);
+    Ok(())
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_library(_config: &Config) -> Result<()> {
+    Ok(())
 }
 
 #[cfg(not(feature = "verbs"))]

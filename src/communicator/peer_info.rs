@@ -38,7 +38,7 @@ pub(super) struct PeerInfo {
 pub(super) struct RailOffer {
     /// The best one first.
     pub rails: Vec<Rail>,
-    /// Why there are none, if RDMA devices are wanted.
+    /// Why RDMA cannot be used, if it is wanted.
     pub why_not: Option<Error>,
 }
 

@@ -184,6 +184,8 @@ settings! {
         "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "IP version of TCP links.";
+    ibverbs: Option<String> = "FLEXRING_IBVERBS", None, AnyValue,
+        "Name or path of the library libibverbs, which is opened when RDMA devices are first used. Unset: libibverbs.so.1.";
     ib_hca: Option<String> = "FLEXRING_IB_HCA", None, AnyValue,
         "RDMA devices: a list of name prefixes, each optionally with :port. A leading = matches whole names, a leading ^ excludes.";
     ib_rails: usize = "FLEXRING_IB_RAILS", IB_RAILS, 1..=8,

@@ -9,9 +9,6 @@ use std::time::Duration;
 /// The command in README.md that links the static library.
 const LINK_LINE: &str = "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o program";
 
-/// What README.md adds to that line for a library with the feature `verbs`.
-const VERBS_LIBRARIES: &[&str] = if cfg!(feature = "verbs") { &["-libverbs", "-lrdmacm"] } else { &[] };
-
 /// Timeout of one program; none of them takes that long, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(150);
 
@@ -34,7 +31,6 @@ fn compiled(line: &str, source: &str, folder: &Path) -> PathBuf {
     let arguments: Vec<&str> = arguments.collect();
     let mut compiler = program(arguments[0]);
     compiler.current_dir(root()).args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(&arguments[1..]);
-    compiler.args(VERBS_LIBRARIES);
     succeed(&mut compiler, LIMIT);
     path
 }

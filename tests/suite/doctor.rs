@@ -1,7 +1,10 @@
 //! `flexring doctor` as a command. The machine may have RDMA or not; text and JSON must agree.
 
 use crate::command::run;
+use crate::programs::{present, program, succeed};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[test]
 fn the_text_has_all_sections() {
@@ -95,4 +98,92 @@ fn a_rank_of_a_job_is_identified() {
     let (code, out, _) = run("doctor", &[("RANK", "9"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a")]);
     assert_eq!(code, Some(1), "{out}");
     assert!(out.contains("\nerror      RANK=\"9\""), "{out}");
+}
+
+/// A libibverbs whose functions have these versions, as a program sees it that opens it.
+fn imitation(folder: &Path, versions: &[(&str, &[&str])]) -> PathBuf {
+    let [source, script, library] =
+        ["source.c", "versions", "libibverbs.so.1.9.9"].map(|name| folder.join(name));
+    let functions = versions.iter().flat_map(|(_, functions)| *functions);
+    let text: String = functions.map(|function| format!("void {function}(void) {{}}\n")).collect();
+    std::fs::write(&source, text).expect("a file");
+    let text: String = versions
+        .iter()
+        .map(|(version, functions)| format!("{version} {{ global: {}; }};\n", functions.join("; ")))
+        .collect();
+    std::fs::write(&script, text).expect("a file");
+    let script = format!("-Wl,--version-script={}", script.display());
+    let mut compiler = program("cc");
+    compiler.args(["-shared", "-fPIC"]).arg(source).arg(script).arg("-o").arg(&library);
+    succeed(&mut compiler, Duration::from_secs(60));
+    library
+}
+
+/// The functions of rdma-core before version 25, by version.
+const OLD: [(&str, &[&str]); 2] = [
+    ("IBVERBS_1.0", &["ibv_create_comp_channel", "ibv_destroy_comp_channel"]),
+    (
+        "IBVERBS_1.1",
+        &[
+            "ibv_get_device_list",
+            "ibv_free_device_list",
+            "ibv_get_device_name",
+            "ibv_open_device",
+            "ibv_close_device",
+            "ibv_get_async_event",
+            "ibv_ack_async_event",
+            "ibv_query_port",
+            "ibv_alloc_pd",
+            "ibv_dealloc_pd",
+            "ibv_reg_mr",
+            "ibv_dereg_mr",
+            "ibv_create_cq",
+            "ibv_destroy_cq",
+            "ibv_get_cq_event",
+            "ibv_ack_cq_events",
+            "ibv_create_qp",
+            "ibv_modify_qp",
+            "ibv_destroy_qp",
+        ],
+    ),
+];
+
+#[cfg(feature = "verbs")]
+#[test]
+fn an_old_libibverbs_is_used_without_the_functions_that_it_lacks() {
+    if !present("cc", "C compiler") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = imitation(folder.path(), &OLD);
+    let path = library.to_str().expect("a path in UTF-8");
+    let (_, out, _) = run("doctor", &[("FLEXRING_IBVERBS", path)]);
+    let file = library.canonicalize().expect("it exists");
+    let line = format!(
+        "\n           libibverbs 1.9.9: {}, without ibv_reg_mr_iova2@IBVERBS_1.8, ibv_reg_dmabuf_mr@IBVERBS_1.12\n",
+        file.display()
+    );
+    assert!(out.contains(&line), "{line:?} in\n{out}");
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn a_libibverbs_without_a_needed_function_or_version_is_refused() {
+    if !present("cc", "C compiler") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let all: Vec<&str> = OLD.iter().flat_map(|(_, functions)| *functions).copied().collect();
+    // The old ABI, in which these functions have other arguments.
+    let library = imitation(folder.path(), &[("IBVERBS_1.0", &all)]);
+    let path = library.to_str().expect("a path in UTF-8");
+    let refused = format!(
+        "{path} is no libibverbs that flexring can use: it has no ibv_get_device_list@IBVERBS_1.1 and 18 more functions; install \
+         rdma-core's libibverbs"
+    );
+    let (code, out, _) = run("doctor", &[("FLEXRING_IBVERBS", path)]);
+    assert_eq!(code, Some(0), "without RDMA devices it is not needed: {out}");
+    assert!(out.contains(&refused), "{refused:?} in\n{out}");
+    let (_, out, _) = run("doctor", &[("FLEXRING_IBVERBS", "libnone.so.1")]);
+    assert!(out.contains("\n           libnone.so.1 cannot be opened: libnone.so.1: cannot open"), "{out}");
 }

@@ -1,11 +1,42 @@
-//! The answers of RDMA devices to queries that require opening them.
+//! libibverbs, and the answers of RDMA devices to queries that require opening them.
 //!
-//! Owns opening the devices, which requires a build with verbs and the machine itself in contrast to a file tree.
+//! Owns opening both, which requires a build with verbs and the machine itself in contrast to a file tree.
 
 use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
 use flexring::transport::verbs::inventory::Inventory;
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The library by which devices are used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LibraryReport {
+    /// Why it cannot be used, if it cannot, with the fix.
+    pub failure: Option<String>,
+    /// The file, without symbolic links.
+    pub file: Option<PathBuf>,
+    /// The version in the file's name, such as `1.14.44.0`.
+    pub version: Option<String>,
+    /// Optional functions that it lacks, with their versions.
+    pub missing: Vec<&'static str>,
+}
+
+/// Opens libibverbs by this name, or by its usual name. `None` if `root` is a file tree.
+#[cfg(feature = "verbs")]
+pub fn library(root: &Path, name: Option<&str>) -> Option<LibraryReport> {
+    use flexring::transport::verbs::probe::{self, LibraryProperties};
+    (root == Path::new("/")).then(|| match probe::library(name) {
+        Ok(LibraryProperties { file, version, missing }) => {
+            LibraryReport { failure: None, file, version, missing }
+        }
+        Err(error) => LibraryReport { failure: Some(error.message().to_owned()), ..LibraryReport::default() },
+    })
+}
+
+/// None: this build does not use libibverbs.
+#[cfg(not(feature = "verbs"))]
+pub fn library(_root: &Path, _name: Option<&str>) -> Option<LibraryReport> {
+    None
+}
 
 /// The answers of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,7 +66,7 @@ fn as_message<S: serde::Serializer>(reason: &Option<GdrUnavailable>, to: S) -> R
 
 /// Probes all devices that this process may open. There are none if `root` is a file tree.
 #[cfg(feature = "verbs")]
-pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
+pub fn probe_all(root: &Path, library: Option<&str>, inventory: &Inventory) -> Vec<DeviceProbe> {
     use flexring::transport::verbs::{inventory, probe};
     if root != Path::new("/") {
         return Vec::new();
@@ -49,7 +80,7 @@ pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
             imports_dmabuf: None,
             why_not: None,
         };
-        match probe::probe(&device.name, &ports) {
+        match probe::probe(library, &device.name, &ports) {
             Err(error) => DeviceProbe { failure: Some(error.message().to_owned()), ..unanswered },
             Ok(answers) => DeviceProbe {
                 active_mtus: ports
@@ -69,6 +100,6 @@ pub fn probe_all(root: &Path, inventory: &Inventory) -> Vec<DeviceProbe> {
 
 /// Probes nothing: this build cannot open devices.
 #[cfg(not(feature = "verbs"))]
-pub fn probe_all(_root: &Path, _inventory: &Inventory) -> Vec<DeviceProbe> {
+pub fn probe_all(_root: &Path, _library: Option<&str>, _inventory: &Inventory) -> Vec<DeviceProbe> {
     Vec::new()
 }

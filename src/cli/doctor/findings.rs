@@ -86,7 +86,8 @@ fn transports(facts: &Facts, reports: &[TransportReport], findings: &mut Finding
     }
 }
 
-const BUILD_WITH_VERBS: &str = "cargo build --release --features verbs";
+const BUILD_WITH_VERBS: &str =
+    "cargo build --release, without --no-default-features or with --features verbs";
 
 fn sockets(facts: &Facts, findings: &mut Findings) {
     let loopback = facts.sockets.chosen.is_some_and(|chosen| chosen.is_loopback());
@@ -123,6 +124,9 @@ fn rdma(facts: &Facts, findings: &mut Findings) {
             findings.add(severity, message, None);
         }
         return;
+    }
+    if let Some(failure) = facts.rdma.library_failure() {
+        findings.add(Severity::Problem, format!("there is RDMA here, but {failure}"), None);
     }
     for probe in facts.rdma.probes.iter().filter(|probe| facts.rdma.has_rail(&probe.device)) {
         if let Some(failure) = &probe.failure {

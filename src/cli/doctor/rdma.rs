@@ -2,7 +2,7 @@
 //!
 //! Owns the facts about RDMA. The library reads the devices and selects the ports.
 
-use super::device_probe::{self, DeviceProbe};
+use super::device_probe::{self, DeviceProbe, LibraryReport};
 use flexring::config::Config;
 use flexring::transport::verbs::inventory::{self, Affinity, Inventory};
 use flexring::transport::verbs::port_selection::{self, PortSelection};
@@ -30,6 +30,8 @@ const MODULES: [&str; 12] = [
 pub struct RdmaReport {
     /// The RDMA kernel modules that are loaded.
     pub modules: Vec<String>,
+    /// libibverbs; `None` without verbs in this build, and for file trees.
+    pub library: Option<LibraryReport>,
     #[serde(flatten)]
     pub inventory: Inventory,
     #[serde(flatten)]
@@ -50,14 +52,23 @@ impl RdmaReport {
         let failure = port_selection::select(&inventory, config, affinity).err();
         let selection = decided.unwrap_or_default();
         let distance = |device: &inventory::RdmaDevice| affinity.distance(&device.pci).1;
+        let name = config.ibverbs.as_deref();
+        let library = device_probe::library(root, name);
+        let is_open = library.as_ref().is_some_and(|library| library.failure.is_none());
         Self {
             modules: MODULES.iter().filter(|name| loaded(name)).map(ToString::to_string).collect(),
             distances: inventory.devices.iter().map(distance).collect(),
-            probes: device_probe::probe_all(root, &inventory),
+            library,
+            probes: if is_open { device_probe::probe_all(root, name, &inventory) } else { Vec::new() },
             failure: failure.map(|error| error.message().to_owned()),
             selection,
             inventory,
         }
+    }
+
+    /// Why libibverbs cannot be used, if it was opened and cannot.
+    pub fn library_failure(&self) -> Option<&str> {
+        self.library.as_ref()?.failure.as_deref()
     }
 
     /// Whether a port of this device is a rail.

@@ -124,7 +124,10 @@ fn a_build_without_verbs_says_how_to_get_one() {
     report = DoctorReport::new(report.facts);
     assert!(!report.runs());
     let fix = found(&report, "needs verbs, but this build has no verbs").fix;
-    assert_eq!(fix.as_deref(), Some("cargo build --release --features verbs"));
+    assert_eq!(
+        fix.as_deref(),
+        Some("cargo build --release, without --no-default-features or with --features verbs")
+    );
     assert_eq!(found(&report, "there is RDMA here").severity, Severity::Problem);
 }
 

@@ -3,7 +3,7 @@
 //! Owns the layout. Must not judge the facts.
 
 use super::byte_size::rounded;
-use super::device_probe::DeviceProbe;
+use super::device_probe::{DeviceProbe, LibraryReport};
 use super::facts::Facts;
 use super::findings::{Finding, Severity};
 use super::gpu::GpuReport;
@@ -126,6 +126,7 @@ fn rdma(rdma: &RdmaReport) -> String {
         0 => line("RDMA", &format!("no device; {modules}")),
         devices => line("RDMA", &format!("{}; {modules}", counted(devices, "device"))),
     };
+    text += &rdma.library.as_ref().map(library_line).unwrap_or_default();
     for (device, distance) in rdma.inventory.devices.iter().zip(&rdma.distances) {
         text += &line("", &format!("{}: {}", device.name, device_text(device, *distance)));
         let probe = rdma.probes.iter().find(|probe| probe.device == device.name);
@@ -135,6 +136,20 @@ fn rdma(rdma: &RdmaReport) -> String {
         }
     }
     text
+}
+
+/// `libibverbs 1.14.44.0: /usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0`
+fn library_line(library: &LibraryReport) -> String {
+    if let Some(failure) = &library.failure {
+        return line("", failure);
+    }
+    let version = library.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+    let file = library.file.as_ref().map(|file| format!(": {}", file.display())).unwrap_or_default();
+    let missing = match &library.missing[..] {
+        [] => String::new(),
+        missing => format!(", without {}", missing.join(", ")),
+    };
+    line("", &format!("libibverbs{version}{file}{missing}"))
 }
 
 /// `mlx5_core at 0000:3b:00.0, NUMA node 0 (distance 10), firmware 28.39.1002`

@@ -44,11 +44,13 @@ impl TransportReport {
             (Some(_), _) => Some("no RDMA port can be used"),
         };
         let why = match (facts.build.verbs, missing) {
+            (true, None) if rdma.library_failure().is_some() => "libibverbs cannot be used".to_owned(),
             (true, None) => format!("over {}", rails.join(", ")),
             (true, Some(missing)) => missing.to_owned(),
             (false, None) => "this build has no verbs".to_owned(),
             (false, Some(missing)) => format!("this build has no verbs, and {missing}"),
         };
-        Self { name: "verbs", usable: facts.build.verbs && rdma.failure.is_none(), why }
+        let usable = facts.build.verbs && rdma.failure.is_none() && rdma.library_failure().is_none();
+        Self { name: "verbs", usable, why }
     }
 }

@@ -7,7 +7,9 @@
 
 use super::control_buffer::ControlBuffer;
 use super::link::{Link, RECV_DEPTH, SEND_DEPTH};
-use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
+use super::objects::{
+    CompletionQueue, Context, Depth, Fresh, Library, PortAttributes, ProtectionDomain, QueuePair,
+};
 use super::options::VerbsOptions;
 use super::peer::{ControlMemory, LinkConnectInfo, Peer};
 use super::port_selection::Rail;
@@ -63,7 +65,7 @@ impl UnconnectedVerbs {
     /// (this rank's, the peer's) to connect.
     ///
     /// # Errors
-    /// `System`, naming verb, device and cause, if a device refuses.
+    /// `System` if libibverbs cannot be opened, or, naming verb, device and cause, if a device refuses.
     pub(crate) fn open(
         me: Rank,
         rails: &[Rail],
@@ -76,10 +78,11 @@ impl UnconnectedVerbs {
         };
         // One extra request: the drain marker of a queue pair that breaks.
         let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: INLINE };
+        let library = Library::open(options.library.as_deref())?;
         let mut devices = Vec::new();
         let mut ports = Vec::new();
         for (number, rail) in rails.iter().enumerate().take(MAX_RAILS) {
-            let context = Context::open(&rail.device, options.shim.clone())?;
+            let context = Context::open(library, &rail.device, options.shim.clone())?;
             ports.push(context.port(rail.port)?);
             let pd = ProtectionDomain::new(&context)?;
             let entries = qp_count(number).max(1) * (depth.sends + depth.receives) as usize;

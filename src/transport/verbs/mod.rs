@@ -1,16 +1,17 @@
 //! The verbs transport: RDMA devices, which of their ports a rank uses, and the links to peers over them.
 //!
-//! The modules that need no RDMA library are always compiled, so that `flexring doctor` reports on any machine.
+//! libibverbs is opened when a device is first used. The modules without it are always compiled, so that `flexring doctor`
+//! reports in a build without the feature `verbs`, too.
 //! Must not know schedules, nor how ranks find each other. Dependencies point from the bottom of this table upwards.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `inventory` | the RDMA devices that the kernel lists |
 //! | `port_selection` | which ports become rails, why others do not, and which rails of two ranks are connected |
-//! | `objects` | RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
+//! | `objects` | libibverbs, and RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
 //! | `options` | link settings, and the path attributes that follow from them |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
-//! | `probe` | what an open device reports about itself, for `flexring doctor` |
+//! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
 //! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `control_buffer` | reading and writing control entries |
 //! | `registry` | which memory is registered, and for how long |

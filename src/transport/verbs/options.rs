@@ -11,6 +11,8 @@ use std::time::Duration;
 /// How queue pairs are connected and how memory is registered.
 #[derive(Clone, Debug)]
 pub(crate) struct VerbsOptions {
+    /// The name or path of libibverbs; `None` for the usual one.
+    pub library: Option<String>,
     /// InfiniBand service level of all packets, 0 to 15.
     pub service_level: u8,
     /// Traffic class byte of the global route header.
@@ -39,6 +41,7 @@ impl VerbsOptions {
     /// The options that the settings ask for.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
+            library: config.ibverbs.clone(),
             service_level: config.ib_sl as u8,
             traffic_class: config.ib_tc as u8,
             timeout: config.ib_timeout as u8,

@@ -10,7 +10,7 @@ use crate::config::{Config, GpuDirect, Registration};
 use crate::error::ErrorKind;
 use crate::memory::{Piece, Registrar};
 use crate::transport::verbs::inventory::{Affinity, Inventory};
-use crate::transport::verbs::objects::{AccessFlags, Context, ProtectionDomain, Shim, Verb};
+use crate::transport::verbs::objects::{AccessFlags, Context, Library, ProtectionDomain, Shim, Verb};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
@@ -225,7 +225,8 @@ fn rail_with(shim: Shim) -> Option<(Rail, Arc<ProtectionDomain>)> {
     let affinity = Affinity::read(std::path::Path::new("/"), None);
     let rails =
         port_selection::select(&inventory, &Config::default(), &affinity).expect("a usable port").rails;
-    let context = Context::open(&rails[0].device, shim).expect("the device can be opened");
+    let library = Library::open(None).expect("libibverbs can be opened");
+    let context = Context::open(library, &rails[0].device, shim).expect("the device can be opened");
     Some((rails[0].clone(), ProtectionDomain::new(&context).expect("a protection domain")))
 }
 
@@ -256,7 +257,7 @@ fn a_real_device_reports_whether_it_imports_dmabufs() {
     let Some((rail, pd)) = rail() else { return };
     let errno = Errno::from_raw_os_error(pd.probe_dmabuf());
     println!("{} answers {errno:?}", rail.device);
-    let answers = probe::probe(&rail.device, &[rail.port, 99]).expect("the device can be opened");
+    let answers = probe::probe(None, &rail.device, &[rail.port, 99]).expect("the device can be opened");
     let mtu = answers.mtus[0].expect("the port has an MTU");
     assert!(mtu.is_power_of_two() && (256..=4096).contains(&mtu), "{mtu}");
     assert_eq!(answers.mtus[1], None, "there is no such port");

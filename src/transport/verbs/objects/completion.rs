@@ -2,16 +2,18 @@
 //!
 //! Owns polling and arming. Must not know what the completed work requests were for.
 
+use super::bindings::{
+    IBV_WC_BAD_RESP_ERR, IBV_WC_FATAL_ERR, IBV_WC_GENERAL_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR,
+    IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE,
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ABORT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+    IBV_WC_REM_OP_ERR, IBV_WC_RESP_TIMEOUT_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_comp_channel, ibv_cq, ibv_wc,
+};
 use super::context::{Context, set_nonblocking};
 use super::handle::VerbsHandle;
+use super::library::{Library, ibv_poll_cq, ibv_req_notify_cq};
 use super::verb::{Verb, errno, failed};
 use crate::error::{Error, Result};
-use rdma_sys::{
-    ibv_ack_cq_events, ibv_comp_channel, ibv_cq, ibv_create_comp_channel, ibv_create_cq,
-    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
-    ibv_wc_opcode, ibv_wc_status, ibv_wc_status_str,
-};
-use std::ffi::CStr;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
@@ -28,14 +30,32 @@ pub(crate) struct WcStatus(pub u32);
 
 impl WcStatus {
     /// The request was not executed, because its queue pair was in the error state.
-    pub(crate) const FLUSHED: Self = Self(ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+    pub(crate) const FLUSHED: Self = Self(IBV_WC_WR_FLUSH_ERR);
 }
 
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: the function returns a static string, for any number.
-        let text = unsafe { CStr::from_ptr(ibv_wc_status_str(self.0)) };
-        write!(f, "{} (status {})", text.to_string_lossy(), self.0)
+        // As libibverbs names them.
+        let text = match self.0 {
+            IBV_WC_SUCCESS => "success",
+            IBV_WC_LOC_LEN_ERR => "local length error",
+            IBV_WC_LOC_QP_OP_ERR => "local QP operation error",
+            IBV_WC_LOC_PROT_ERR => "local protection error",
+            IBV_WC_WR_FLUSH_ERR => "Work Request Flushed Error",
+            IBV_WC_BAD_RESP_ERR => "bad response error",
+            IBV_WC_LOC_ACCESS_ERR => "local access error",
+            IBV_WC_REM_INV_REQ_ERR => "remote invalid request error",
+            IBV_WC_REM_ACCESS_ERR => "remote access error",
+            IBV_WC_REM_OP_ERR => "remote operation error",
+            IBV_WC_RETRY_EXC_ERR => "transport retry counter exceeded",
+            IBV_WC_RNR_RETRY_EXC_ERR => "RNR retry counter exceeded",
+            IBV_WC_REM_ABORT_ERR => "aborted error",
+            IBV_WC_FATAL_ERR => "fatal error",
+            IBV_WC_RESP_TIMEOUT_ERR => "response timeout error",
+            IBV_WC_GENERAL_ERR => "general error",
+            _ => "unknown",
+        };
+        write!(f, "{text} (status {})", self.0)
     }
 }
 
@@ -81,31 +101,31 @@ impl CompletionQueue {
             #[cfg(test)]
             injected: std::sync::Mutex::default(),
         };
-        let Some(raw) = context.raw() else { return Ok(Arc::new(new)) };
+        let Some((raw, library)) = context.raw() else { return Ok(Arc::new(new)) };
         // SAFETY: the context is open.
-        let channel = unsafe { ibv_create_comp_channel(raw) };
+        let channel = unsafe { (library.ibv_create_comp_channel)(raw) };
         new.channel =
-            VerbsHandle::from_raw(channel).ok_or_else(|| error(Verb::CreateCompChannel, errno()))?;
+            VerbsHandle::from_raw(channel, library).ok_or_else(|| error(Verb::CreateCompChannel, errno()))?;
         if let Some(fd) = new.event_fd() {
             set_nonblocking(fd)?;
         }
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
         // SAFETY: context and channel are alive.
-        let queue = unsafe { ibv_create_cq(raw, entries, null_mut(), channel, 0) };
-        new.queue = VerbsHandle::from_raw(queue).ok_or_else(|| {
+        let queue = unsafe { (library.ibv_create_cq)(raw, entries, null_mut(), channel, 0) };
+        new.queue = VerbsHandle::from_raw(queue, library).ok_or_else(|| {
             error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
         })?;
         Ok(Arc::new(new))
     }
 
-    pub(super) fn raw(&self) -> Option<*mut ibv_cq> {
+    pub(super) fn raw(&self) -> Option<(*mut ibv_cq, &'static Library)> {
         self.queue.raw()
     }
 
     /// A descriptor that becomes readable with the next completion after [`arm`](Self::arm); `None` without a device.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the channel and stays open while the channel lives.
-        self.channel.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).fd) })
+        self.channel.raw().map(|(raw, _)| unsafe { BorrowedFd::borrow_raw((*raw).fd) })
     }
 
     /// Requests an event for the next completion. Completions that are in the queue already do not cause one, so the
@@ -118,7 +138,7 @@ impl CompletionQueue {
         if let Some(errno) = self.context.shim.injected_errno(Verb::ReqNotifyCq) {
             return error(errno);
         }
-        let Some(raw) = self.raw() else { return Ok(()) };
+        let Some((raw, _)) = self.raw() else { return Ok(()) };
         // SAFETY: the queue is alive.
         match unsafe { ibv_req_notify_cq(raw, 0) } {
             0 => Ok(()),
@@ -128,10 +148,10 @@ impl CompletionQueue {
 
     /// Reads all events from the channel, so that the descriptor is no longer readable.
     pub(crate) fn drain_events(&self) {
-        let Some(channel) = self.channel.raw() else { return };
+        let Some((channel, library)) = self.channel.raw() else { return };
         let (mut queue, mut cookie) = (null_mut(), null_mut());
         // SAFETY: the channel is alive and its descriptor is non-blocking; both pointers are valid for writes.
-        while unsafe { ibv_get_cq_event(channel, &raw mut queue, &raw mut cookie) } == 0 {
+        while unsafe { (library.ibv_get_cq_event)(channel, &raw mut queue, &raw mut cookie) } == 0 {
             self.unacknowledged.fetch_add(1, Ordering::Relaxed);
         }
         // Acknowledging takes a lock, so many events are acknowledged at once.
@@ -142,9 +162,9 @@ impl CompletionQueue {
 
     fn acknowledge(&self) {
         let events = self.unacknowledged.swap(0, Ordering::Relaxed);
-        if let (Some(queue), 1..) = (self.raw(), events) {
+        if let (Some((queue, library)), 1..) = (self.raw(), events) {
             // SAFETY: the queue is alive, and this many of its events were read and not acknowledged.
-            unsafe { ibv_ack_cq_events(queue, events) };
+            unsafe { (library.ibv_ack_cq_events)(queue, events) };
         }
     }
 
@@ -160,7 +180,7 @@ impl CompletionQueue {
             return handle(injected).map(|()| true);
         }
         let error = |errno| Err(failed(Verb::PollCq, &self.context.site(), errno));
-        let Some(raw) = self.raw() else { return Ok(false) };
+        let Some((raw, _)) = self.raw() else { return Ok(false) };
         let mut any = false;
         loop {
             if let Some(errno) = self.context.shim.injected_errno(Verb::PollCq) {
@@ -188,12 +208,12 @@ impl CompletionQueue {
 
 fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
     let id = completion.wr_id;
-    if completion.status != ibv_wc_status::IBV_WC_SUCCESS {
+    if completion.status != IBV_WC_SUCCESS {
         return Ok(Completion { id, outcome: Err(WcStatus(completion.status)) });
     }
     let outcome = match completion.opcode {
-        ibv_wc_opcode::IBV_WC_RDMA_WRITE | ibv_wc_opcode::IBV_WC_RDMA_READ => None,
-        ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
+        IBV_WC_RDMA_WRITE | IBV_WC_RDMA_READ => None,
+        IBV_WC_RECV_RDMA_WITH_IMM => {
             // SAFETY: for a write with immediate data, the union contains the immediate data.
             let immediate = unsafe { completion.imm_data_invalidated_rkey_union.imm_data };
             Some((u32::from_be(immediate), completion.byte_len))
@@ -216,13 +236,13 @@ impl Drop for CompletionQueue {
                 log::warn!("cannot destroy a completion {object} of {}: {cause}", self.context.name());
             }
         };
-        if let Some(raw) = self.queue.raw() {
+        if let Some((raw, library)) = self.queue.raw() {
             // SAFETY: no queue pair uses it, since each holds an Arc of it. All its events were acknowledged.
-            warn("queue", unsafe { ibv_destroy_cq(raw) });
+            warn("queue", unsafe { (library.ibv_destroy_cq)(raw) });
         }
-        if let Some(raw) = self.channel.raw() {
+        if let Some((raw, library)) = self.channel.raw() {
             // SAFETY: the only queue that used it is destroyed.
-            warn("channel", unsafe { ibv_destroy_comp_channel(raw) });
+            warn("channel", unsafe { (library.ibv_destroy_comp_channel)(raw) });
         }
     }
 }

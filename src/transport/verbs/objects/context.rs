@@ -2,15 +2,16 @@
 //!
 //! Owns opening and closing. Must not know what is created on the device.
 
+use super::bindings::{
+    IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
+    IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
+    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_PORT_ACTIVE, ibv_async_event, ibv_context, ibv_port_attr,
+};
 use super::handle::VerbsHandle;
+use super::library::Library;
 use super::shim::Shim;
 use super::verb::{CallSite, Verb, errno, failed};
 use crate::error::{Error, Result};
-use rdma_sys::{
-    ibv_ack_async_event, ibv_async_event, ibv_close_device, ibv_context, ibv_event_type,
-    ibv_free_device_list, ibv_get_async_event, ibv_get_device_list, ibv_get_device_name, ibv_open_device,
-    ibv_port_attr, ibv_port_state,
-};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -47,25 +48,25 @@ pub(crate) enum AsyncEvent {
 }
 
 impl Context {
-    /// Opens the device called `name`.
+    /// Opens the device called `name` with this library.
     ///
     /// # Errors
     /// `System` if there is no device of that name or it cannot be opened.
-    pub(crate) fn open(name: &str, shim: Shim) -> Result<Arc<Self>> {
+    pub(crate) fn open(library: &'static Library, name: &str, shim: Shim) -> Result<Arc<Self>> {
         let site = CallSite { device: name.to_owned(), ..CallSite::default() };
         if let Some(errno) = shim.injected_errno(Verb::GetDeviceList) {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
         let mut count = 0;
         // SAFETY: the count is valid for writes; a null pointer is handled below.
-        let list = unsafe { ibv_get_device_list(&raw mut count) };
+        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
             return Err(failed(Verb::GetDeviceList, &site, errno()));
         }
         // SAFETY: until it is freed, the list has `count` devices, each with a NUL-terminated name.
         let found = (0..count as usize).map(|index| unsafe { *list.add(index) }).find(|device| {
             // SAFETY: as above.
-            unsafe { CStr::from_ptr(ibv_get_device_name(*device)) }.to_str() == Ok(name)
+            unsafe { CStr::from_ptr((library.ibv_get_device_name)(*device)) }.to_str() == Ok(name)
         });
         let opened = match (found, shim.injected_errno(Verb::OpenDevice)) {
             (None, _) => Err(Error::system(format!(
@@ -74,12 +75,12 @@ impl Context {
             (Some(_), Some(errno)) => Err(failed(Verb::OpenDevice, &site, errno)),
             (Some(device), None) => {
                 // SAFETY: the device belongs to the list, which is freed only afterwards.
-                let raw = unsafe { ibv_open_device(device) };
-                VerbsHandle::from_raw(raw).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
+                let raw = unsafe { (library.ibv_open_device)(device) };
+                VerbsHandle::from_raw(raw, library).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
             }
         };
         // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay valid.
-        unsafe { ibv_free_device_list(list) };
+        unsafe { (library.ibv_free_device_list)(list) };
         let context = Self { handle: opened?, name: name.to_owned(), shim };
         if let Some(fd) = context.async_fd() {
             set_nonblocking(fd)?;
@@ -93,7 +94,7 @@ impl Context {
         Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), shim })
     }
 
-    pub(super) fn raw(&self) -> Option<*mut ibv_context> {
+    pub(super) fn raw(&self) -> Option<(*mut ibv_context, &'static Library)> {
         self.handle.raw()
     }
 
@@ -115,33 +116,32 @@ impl Context {
         if let Some(errno) = self.shim.injected_errno(Verb::QueryPort) {
             return Err(failed(Verb::QueryPort, &site, errno));
         }
-        let Some(raw) = self.raw() else {
+        let Some((raw, library)) = self.raw() else {
             return Ok(PortAttributes { active: true, lid: 1, mtu: 3 });
         };
         // SAFETY: all zeros are a valid ibv_port_attr: it consists of integers.
         let mut attributes: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-        // SAFETY: the context is open, and `attributes` is valid for writes.
-        let code = unsafe { rdma_sys::___ibv_query_port(raw, port, &raw mut attributes) };
+        // SAFETY: the context is open.
+        let code = unsafe { library.query_port(raw, port, &mut attributes) };
         if code != 0 {
             return Err(failed(Verb::QueryPort, &site, code));
         }
-        let active = attributes.state == ibv_port_state::IBV_PORT_ACTIVE;
+        let active = attributes.state == IBV_PORT_ACTIVE;
         Ok(PortAttributes { active, lid: attributes.lid, mtu: attributes.active_mtu })
     }
 
     /// A descriptor that is readable while there is an asynchronous event; `None` without a device.
     pub(crate) fn async_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the context and stays open while the context is open.
-        self.raw().map(|raw| unsafe { BorrowedFd::borrow_raw((*raw).async_fd) })
+        self.raw().map(|(raw, _)| unsafe { BorrowedFd::borrow_raw((*raw).async_fd) })
     }
 
     /// Takes the next asynchronous event, if there is one. Never blocks.
     pub(crate) fn next_async_event(&self) -> Option<AsyncEvent> {
-        use ibv_event_type as Kind;
-        let raw = self.raw()?;
+        let (raw, library) = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
         // SAFETY: the context is open and its descriptor is non-blocking; the event is written if 0 is returned.
-        if unsafe { ibv_get_async_event(raw, event.as_mut_ptr()) } != 0 {
+        if unsafe { (library.ibv_get_async_event)(raw, event.as_mut_ptr()) } != 0 {
             return None;
         }
         // SAFETY: the call above wrote it.
@@ -149,22 +149,20 @@ impl Context {
         // SAFETY: events of ports have a port number; for other events, reading it yields a number that is not used.
         let port = unsafe { event.element.port_num } as u8;
         let kind = match event.event_type {
-            Kind::IBV_EVENT_DEVICE_FATAL => AsyncEvent::Fatal("the device failed"),
-            Kind::IBV_EVENT_CQ_ERR => AsyncEvent::Fatal("its completion queue overran"),
-            Kind::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
-            Kind::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
-            Kind::IBV_EVENT_QP_FATAL | Kind::IBV_EVENT_QP_REQ_ERR | Kind::IBV_EVENT_QP_ACCESS_ERR => {
+            IBV_EVENT_DEVICE_FATAL => AsyncEvent::Fatal("the device failed"),
+            IBV_EVENT_CQ_ERR => AsyncEvent::Fatal("its completion queue overran"),
+            IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
+            IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
+            IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
                 // Its completions report the failure too, and identify the link.
                 AsyncEvent::Other("a queue pair failed")
             }
-            Kind::IBV_EVENT_LID_CHANGE | Kind::IBV_EVENT_GID_CHANGE => {
-                AsyncEvent::Other("its address changed")
-            }
-            Kind::IBV_EVENT_PKEY_CHANGE => AsyncEvent::Other("its partition keys changed"),
+            IBV_EVENT_LID_CHANGE | IBV_EVENT_GID_CHANGE => AsyncEvent::Other("its address changed"),
+            IBV_EVENT_PKEY_CHANGE => AsyncEvent::Other("its partition keys changed"),
             _ => AsyncEvent::Other("an event without consequences"),
         };
         // SAFETY: the event was read above and is acknowledged once.
-        unsafe { ibv_ack_async_event(&raw mut event) };
+        unsafe { (library.ibv_ack_async_event)(&raw mut event) };
         Some(kind)
     }
 }
@@ -178,9 +176,9 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw() {
+        if let Some((raw, library)) = self.raw() {
             // SAFETY: the context is open, and every object that was created from it is destroyed: each holds an Arc of it.
-            if unsafe { ibv_close_device(raw) } != 0 {
+            if unsafe { (library.ibv_close_device)(raw) } != 0 {
                 log::warn!("cannot close {}: {}", self.name, std::io::Error::last_os_error());
             }
         }

@@ -1,17 +1,19 @@
 //! The pointer to a libibverbs object.
 //!
-//! Owns whether there is an object, and the `Send` and `Sync` implementations. Must not know what kind of object it points to.
+//! Owns whether there is an object, the library that it is from, and the `Send` and `Sync` implementations. Must not know what
+//! kind of object it points to.
 
+use super::library::Library;
 use std::ptr::NonNull;
 
-/// A pointer to a verbs object. In tests it may be inert: there is no object, and every verb on it succeeds without
-/// doing anything.
-pub(super) struct VerbsHandle<T>(Option<NonNull<T>>);
+/// A pointer to a verbs object, and the library that created it. In tests it may be inert: there is no object, and every verb
+/// on it succeeds without doing anything.
+pub(super) struct VerbsHandle<T>(Option<(NonNull<T>, &'static Library)>);
 
 impl<T> VerbsHandle<T> {
-    /// Wraps the pointer that a verb returned; `None` for a null pointer, which means that the verb failed.
-    pub(super) fn from_raw(raw: *mut T) -> Option<Self> {
-        NonNull::new(raw).map(|raw| Self(Some(raw)))
+    /// Wraps the pointer that a verb of `library` returned; `None` for a null pointer, which means that the verb failed.
+    pub(super) fn from_raw(raw: *mut T, library: &'static Library) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self(Some((raw, library))))
     }
 
     /// A handle without an object: before the object is created, and in tests without a device.
@@ -19,9 +21,9 @@ impl<T> VerbsHandle<T> {
         Self(None)
     }
 
-    /// The pointer, or `None` if the handle is inert.
-    pub(super) fn raw(&self) -> Option<*mut T> {
-        self.0.map(NonNull::as_ptr)
+    /// The pointer and the library, or `None` if the handle is inert.
+    pub(super) fn raw(&self) -> Option<(*mut T, &'static Library)> {
+        self.0.map(|(raw, library)| (raw.as_ptr(), library))
     }
 }
 

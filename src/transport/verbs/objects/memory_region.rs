@@ -2,12 +2,16 @@
 //!
 //! Owns registration and deregistration. Must not know why memory is registered, or for how long.
 
+use super::bindings::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    ibv_mr,
+};
 use super::handle::VerbsHandle;
+use super::library::Library;
 use super::protection_domain::ProtectionDomain;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
 use crate::memory::Piece;
-use rdma_sys::{ibv_access_flags, ibv_dereg_mr, ibv_mr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova2};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,14 +34,13 @@ impl AccessFlags {
     fn flags(self) -> u32 {
         let mut flags = 0;
         if self.remote_write {
-            flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+            flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         }
         if self.remote_read {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+            flags |= IBV_ACCESS_REMOTE_READ;
         }
         if self.relaxed {
-            // An optional flag: libibverbs removes it where the driver does not support it.
-            flags |= ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+            flags |= IBV_ACCESS_RELAXED_ORDERING;
         }
         flags
     }
@@ -64,8 +67,8 @@ impl MemoryRegion {
     }
 
     /// Takes ownership of a region that a verb returned; `None` for a null pointer.
-    fn from_raw(raw: *mut ibv_mr, pd: &Arc<ProtectionDomain>) -> Option<Self> {
-        let handle = VerbsHandle::from_raw(raw)?;
+    fn from_raw(raw: *mut ibv_mr, library: &'static Library, pd: &Arc<ProtectionDomain>) -> Option<Self> {
+        let handle = VerbsHandle::from_raw(raw, library)?;
         // SAFETY: the region was just created, and its keys do not change.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         Some(Self { handle, lkey, rkey, pd: Arc::clone(pd) })
@@ -100,13 +103,22 @@ impl ProtectionDomain {
         if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
             return Err(errno);
         }
-        let Some(raw) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+        let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
         let start = address as *mut c_void;
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here
         // accesses it. The caller guarantees that the range stays mapped while the region lives, as the contract of
         // pieces requires.
-        let region = unsafe { ibv_reg_mr_iova2(raw, start, len, address, access.flags()) };
-        MemoryRegion::from_raw(region, self).ok_or_else(errno)
+        let region = unsafe {
+            match library.ibv_reg_mr_iova2 {
+                // It removes the optional flag, relaxed ordering, where the driver does not support it.
+                Some(register) => register(raw, start, len, address, access.flags()),
+                None => {
+                    let access = AccessFlags { relaxed: false, ..access };
+                    (library.ibv_reg_mr)(raw, start, len, access.flags() as i32)
+                }
+            }
+        };
+        MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
     }
 
     /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on.
@@ -124,33 +136,38 @@ impl ProtectionDomain {
         if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
             return Err(errno);
         }
-        let Some(raw) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+        let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+        let Some(register) = library.ibv_reg_dmabuf_mr else {
+            return Err(rustix::io::Errno::OPNOTSUPP.raw_os_error());
+        };
         let flags = access.flags() as i32;
         // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
-        let region = unsafe { ibv_reg_dmabuf_mr(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
-        MemoryRegion::from_raw(region, self).ok_or_else(errno)
+        let region = unsafe { register(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
+        MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
     }
 
     /// Finds out whether the driver supports DMA-BUFs, by registering one that does not exist. Returns the errno.
+    /// A library without the function answers as such a driver does.
     pub(crate) fn probe_dmabuf(&self) -> i32 {
-        match (self.raw(), self.context.shim.injected_errno(Verb::RegDmabufMr)) {
-            (_, Some(errno)) => errno,
-            (None, _) => rustix::io::Errno::OPNOTSUPP.raw_os_error(),
-            (Some(raw), None) => {
-                // SAFETY: the domain is alive. The descriptor -1 is refused in any case, so nothing is registered.
-                let region = unsafe { ibv_reg_dmabuf_mr(raw, 0, 4096, 0, -1, 0) };
-                debug_assert!(region.is_null(), "a DMA-BUF with the descriptor -1 was registered");
-                errno()
-            }
+        if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
+            return errno;
         }
+        let found = self.raw().and_then(|(raw, library)| Some((raw, library.ibv_reg_dmabuf_mr?)));
+        let Some((raw, register)) = found else {
+            return rustix::io::Errno::OPNOTSUPP.raw_os_error();
+        };
+        // SAFETY: the domain is alive. The descriptor -1 is refused in any case, so nothing is registered.
+        let region = unsafe { register(raw, 0, 4096, 0, -1, 0) };
+        debug_assert!(region.is_null(), "a DMA-BUF with the descriptor -1 was registered");
+        errno()
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        if let Some(raw) = self.handle.raw() {
+        if let Some((raw, library)) = self.handle.raw() {
             // SAFETY: the region is alive, and so is its domain, which it holds.
-            let code = unsafe { ibv_dereg_mr(raw) };
+            let code = unsafe { (library.ibv_dereg_mr)(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
                 log::warn!("cannot deregister memory from {}: {cause}", self.pd.context.name());

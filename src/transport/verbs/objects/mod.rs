@@ -7,6 +7,8 @@
 //! | file | owns |
 //! |---|---|
 //! | `verb` | the names of verbs, and the error of a verb that failed |
+//! | `bindings` | types and numbers of libibverbs |
+//! | `library` | opening libibverbs, and its functions |
 //! | `shim` | fault injection for tests |
 //! | `handle` | the pointer to an object |
 //! | `context` | an open device and its asynchronous events |
@@ -16,9 +18,11 @@
 //! | `queue_pair` | a reliable connection, its states as types |
 //! | `work_request` | RDMA writes and reads, and their libibverbs form |
 
+mod bindings;
 mod completion;
 mod context;
 mod handle;
+mod library;
 mod memory_region;
 mod protection_domain;
 mod queue_pair;
@@ -28,6 +32,7 @@ mod work_request;
 
 pub(super) use completion::{Completion, CompletionQueue, WcStatus};
 pub(super) use context::{AsyncEvent, Context, PortAttributes};
+pub(super) use library::Library;
 pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]

@@ -2,11 +2,12 @@
 //!
 //! Owns its allocation and release. Must not know what is registered in it.
 
+use super::bindings::ibv_pd;
 use super::context::Context;
 use super::handle::VerbsHandle;
+use super::library::Library;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
-use rdma_sys::{ibv_alloc_pd, ibv_dealloc_pd, ibv_pd};
 use std::sync::Arc;
 
 /// A protection domain. Memory that is registered in it is reachable only through queue pairs of the same domain.
@@ -27,13 +28,14 @@ impl ProtectionDomain {
         }
         let handle = match context.raw() {
             // SAFETY: the context is open.
-            Some(raw) => VerbsHandle::from_raw(unsafe { ibv_alloc_pd(raw) }).ok_or_else(|| error(errno()))?,
+            Some((raw, library)) => VerbsHandle::from_raw(unsafe { (library.ibv_alloc_pd)(raw) }, library)
+                .ok_or_else(|| error(errno()))?,
             None => VerbsHandle::inert(),
         };
         Ok(Arc::new(Self { handle, context: Arc::clone(context) }))
     }
 
-    pub(super) fn raw(&self) -> Option<*mut ibv_pd> {
+    pub(super) fn raw(&self) -> Option<(*mut ibv_pd, &'static Library)> {
         self.handle.raw()
     }
 
@@ -45,9 +47,9 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw() {
+        if let Some((raw, library)) = self.raw() {
             // SAFETY: everything that was created in the domain holds an Arc of it, so none of it is alive.
-            let code = unsafe { ibv_dealloc_pd(raw) };
+            let code = unsafe { (library.ibv_dealloc_pd)(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
                 log::warn!("cannot deallocate a protection domain of {}: {cause}", self.context.name());

@@ -4,19 +4,23 @@
 //! and accepts writes. Every message is an RDMA write with immediate data, so a posted receive needs no memory: it
 //! exists to be completed. Must not know what the messages mean.
 
+use super::bindings::{
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
+    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
+    IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS,
+    IBV_QPT_RC, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_recv_wr,
+};
 use super::completion::CompletionQueue;
 use super::context::Context;
 use super::handle::VerbsHandle;
+use super::library::{ibv_post_recv, ibv_post_send};
 use super::protection_domain::ProtectionDomain;
 use super::verb::{CallSite, Verb, errno, failed};
 use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use rdma_sys::{
-    ibv_access_flags, ibv_ah_attr, ibv_create_qp, ibv_destroy_qp, ibv_gid, ibv_global_route, ibv_modify_qp,
-    ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state as State, ibv_qp_type, ibv_recv_wr,
-};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -104,12 +108,12 @@ struct Inner {
 }
 
 impl Inner {
-    fn modify(&self, verb: Verb, attributes: &mut ibv_qp_attr, mask: Mask) -> Result<()> {
+    fn modify(&self, verb: Verb, attributes: &mut ibv_qp_attr, mask: u32) -> Result<()> {
         let error = |errno| Err(failed(verb, &self.site, errno));
         if let Some(errno) = self.context.shim.injected_errno(verb) {
             return error(errno);
         }
-        let Some(raw) = self.handle.raw() else {
+        let Some((raw, library)) = self.handle.raw() else {
             #[cfg(test)]
             if verb == Verb::ModifyQpToErr {
                 self.recorded.borrow_mut().in_error = true;
@@ -117,7 +121,7 @@ impl Inner {
             return Ok(());
         };
         // SAFETY: the queue pair is alive, and the attributes are valid for the mask.
-        match unsafe { ibv_modify_qp(raw, attributes, mask.0 as i32) } {
+        match unsafe { (library.ibv_modify_qp)(raw, attributes, mask as i32) } {
             0 => Ok(()),
             errno => error(errno),
         }
@@ -129,7 +133,7 @@ impl Inner {
             if let Some(errno) = self.context.shim.injected_errno(Verb::PostRecv) {
                 return error(errno);
             }
-            let Some(raw) = self.handle.raw() else {
+            let Some((raw, _)) = self.handle.raw() else {
                 #[cfg(test)]
                 {
                     self.recorded.get_mut().receives += 1;
@@ -139,7 +143,7 @@ impl Inner {
             let mut request = ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
             let mut bad = null_mut();
             // SAFETY: the queue pair is alive; the request, which refers to no memory, is copied before this returns.
-            match unsafe { ibv_post_recv(raw, &raw mut request, &raw mut bad) } {
+            match unsafe { ibv_post_recv(raw, &raw mut request, &mut bad) } {
                 0 => {}
                 errno => return error(errno),
             }
@@ -150,10 +154,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(raw) = self.handle.raw() {
+        if let Some((raw, library)) = self.handle.raw() {
             // SAFETY: the queue pair is alive and has this one owner. Its completions that were not polled are removed
             // with it.
-            let code = unsafe { ibv_destroy_qp(raw) };
+            let code = unsafe { (library.ibv_destroy_qp)(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
                 log::warn!("cannot destroy a queue pair {}: {cause}", self.site);
@@ -181,7 +185,7 @@ impl QueuePair<Fresh> {
         peer: Rank,
         psn: u32,
     ) -> Result<Self> {
-        let access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        let access = IBV_ACCESS_REMOTE_WRITE;
         Self::create(pd, queue, depth, port, (Some(peer), access), psn)
     }
 
@@ -196,7 +200,7 @@ impl QueuePair<Fresh> {
         depth: Depth,
         port: (u8, u16),
     ) -> Result<Self> {
-        Self::create(pd, queue, depth, port, (None, ibv_access_flags::IBV_ACCESS_REMOTE_READ), 0)
+        Self::create(pd, queue, depth, port, (None, IBV_ACCESS_REMOTE_READ), 0)
     }
 
     fn create(
@@ -204,7 +208,7 @@ impl QueuePair<Fresh> {
         queue: &Arc<CompletionQueue>,
         depth: Depth,
         (port, pkey_index): (u8, u16),
-        (peer, access): (Option<Rank>, ibv_access_flags),
+        (peer, access): (Option<Rank>, u32),
         psn: u32,
     ) -> Result<Self> {
         let context = Arc::clone(pd.context());
@@ -214,7 +218,7 @@ impl QueuePair<Fresh> {
             return Err(error(errno));
         }
         let (handle, qpn, inline) = match (pd.raw(), queue.raw()) {
-            (Some(pd), Some(queue)) => {
+            (Some((pd, library)), Some((queue, _))) => {
                 let mut attributes = ibv_qp_init_attr {
                     qp_context: null_mut(),
                     send_cq: queue,
@@ -227,18 +231,18 @@ impl QueuePair<Fresh> {
                         max_recv_sge: 1,
                         max_inline_data: depth.inline,
                     },
-                    qp_type: ibv_qp_type::IBV_QPT_RC,
+                    qp_type: IBV_QPT_RC,
                     sq_sig_all: 0,
                 };
                 // SAFETY: domain and queue are alive; the attributes are valid for reads and writes.
-                let mut raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
+                let mut raw = unsafe { (library.ibv_create_qp)(pd, &raw mut attributes) };
                 if raw.is_null() && depth.inline > 0 {
                     // A device does not report how much inline data it supports, so try without any.
                     attributes.cap.max_inline_data = 0;
                     // SAFETY: as above.
-                    raw = unsafe { ibv_create_qp(pd, &raw mut attributes) };
+                    raw = unsafe { (library.ibv_create_qp)(pd, &raw mut attributes) };
                 }
-                let handle = VerbsHandle::from_raw(raw).ok_or_else(|| error(errno()))?;
+                let handle = VerbsHandle::from_raw(raw, library).ok_or_else(|| error(errno()))?;
                 // SAFETY: the queue pair was just created.
                 (handle, unsafe { (*raw).qp_num }, attributes.cap.max_inline_data)
             }
@@ -259,12 +263,11 @@ impl QueuePair<Fresh> {
             state: Fresh,
         };
         let mut attributes = zeroed_attributes();
-        attributes.qp_state = State::IBV_QPS_INIT;
+        attributes.qp_state = IBV_QPS_INIT;
         attributes.pkey_index = pkey_index;
         attributes.port_num = port;
-        attributes.qp_access_flags = access.0;
-        let mask =
-            Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        attributes.qp_access_flags = access;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         qp.inner.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
         Ok(qp)
     }
@@ -286,7 +289,7 @@ impl QueuePair<Fresh> {
     ) -> Result<QueuePair<Connected>> {
         self.inner.post_recv(id, self.inner.depth.receives as usize)?;
         let mut attributes = zeroed_attributes();
-        attributes.qp_state = State::IBV_QPS_RTR;
+        attributes.qp_state = IBV_QPS_RTR;
         attributes.path_mtu = path.mtu;
         attributes.dest_qp_num = peer.qpn;
         attributes.rq_psn = peer.psn;
@@ -307,27 +310,27 @@ impl QueuePair<Fresh> {
             is_global: u8::from(path.global),
             port_num: path.port,
         };
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_AV
-            | Mask::IBV_QP_PATH_MTU
-            | Mask::IBV_QP_DEST_QPN
-            | Mask::IBV_QP_RQ_PSN
-            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | Mask::IBV_QP_MIN_RNR_TIMER;
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
         self.inner.modify(Verb::ModifyQpToRtr, &mut attributes, mask)?;
         let mut attributes = zeroed_attributes();
-        attributes.qp_state = State::IBV_QPS_RTS;
+        attributes.qp_state = IBV_QPS_RTS;
         attributes.timeout = path.timeout;
         attributes.retry_cnt = path.retries;
         attributes.rnr_retry = path.retries;
         attributes.sq_psn = self.inner.endpoint.psn;
         attributes.max_rd_atomic = 1;
-        let mask = Mask::IBV_QP_STATE
-            | Mask::IBV_QP_TIMEOUT
-            | Mask::IBV_QP_RETRY_CNT
-            | Mask::IBV_QP_RNR_RETRY
-            | Mask::IBV_QP_SQ_PSN
-            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
         self.inner.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
         let Depth { sends, inline, .. } = self.inner.depth;
         let state = Connected { inline, chain: Chain::with_capacity(sends as usize) };
@@ -367,13 +370,13 @@ impl QueuePair<Connected> {
         if let Some(errno) = self.inner.context.shim.injected_errno(Verb::PostSend) {
             return error(0, errno);
         }
-        let Some(raw) = self.inner.handle.raw() else { return Ok(()) };
+        let Some((raw, _)) = self.inner.handle.raw() else { return Ok(()) };
         let first = self.state.chain.link();
         let mut bad = null_mut();
         // SAFETY: the queue pair is alive. The requests and their lists are in the chain, which is not changed until
         // this returns, and are copied by then. The memory that they refer to is registered, and stays registered and
         // unchanged until their completion: links keep the region of each piece until then.
-        match unsafe { ibv_post_send(raw, first, &raw mut bad) } {
+        match unsafe { ibv_post_send(raw, first, &mut bad) } {
             0 => Ok(()),
             errno => error(self.state.chain.position(bad), errno),
         }
@@ -393,7 +396,7 @@ impl QueuePair<Connected> {
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn move_to_error(&mut self) -> Result<()> {
-        self.move_to(State::IBV_QPS_ERR, Verb::ModifyQpToErr)
+        self.move_to(IBV_QPS_ERR, Verb::ModifyQpToErr)
     }
 
     /// Moves the queue pair from the error state to the RESET state: the device discards all that was received and
@@ -402,14 +405,14 @@ impl QueuePair<Connected> {
     /// # Errors
     /// `System` if the device refuses.
     pub(crate) fn reset(&mut self) -> Result<()> {
-        self.move_to(State::IBV_QPS_RESET, Verb::ModifyQpToReset)
+        self.move_to(IBV_QPS_RESET, Verb::ModifyQpToReset)
     }
 
     /// Moves the queue pair to a state that needs no other attribute.
-    fn move_to(&self, state: State::Type, verb: Verb) -> Result<()> {
+    fn move_to(&self, state: u32, verb: Verb) -> Result<()> {
         let mut attributes = zeroed_attributes();
         attributes.qp_state = state;
-        self.inner.modify(verb, &mut attributes, Mask::IBV_QP_STATE)
+        self.inner.modify(verb, &mut attributes, IBV_QP_STATE)
     }
 
     /// The calls since the last call of this. Only for a queue pair without a device.

@@ -9,8 +9,8 @@ pub(crate) use passing::Shim;
 
 #[cfg(not(test))]
 mod passing {
+    use super::super::bindings::ibv_wc;
     use super::super::verb::Verb;
-    use rdma_sys::ibv_wc;
 
     /// Lets every verb pass.
     #[derive(Clone, Debug)]
@@ -35,8 +35,8 @@ mod passing {
 
 #[cfg(test)]
 mod injecting {
+    use super::super::bindings::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc};
     use super::super::verb::Verb;
-    use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     /// The faults to inject, and the numbers of calls and completions so far.
@@ -108,8 +108,8 @@ mod injecting {
             let Some((k, status)) = faults.completion else { return };
             // No real device accepts a write, acknowledges it and flushes its receive, so the next completion fails
             // instead.
-            let received = completion.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-            if faults.completions == k && received && status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+            let received = completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+            if faults.completions == k && received && status == IBV_WC_WR_FLUSH_ERR {
                 return;
             }
             if faults.completions == k {

@@ -2,8 +2,9 @@
 //!
 //! Owns the translation. Must not know queue pairs.
 
-use rdma_sys::{
-    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
+use super::bindings::{
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    ibv_send_wr, ibv_sge, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
 };
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -66,7 +67,7 @@ impl Chain {
             WriteRequest { id, from: into, len, lkey, to: from, rkey, immediate: None, signalled: true };
         // A read has the same fields as a write. Its data flows to this rank, so it cannot be inline.
         let (mut wr, sge) = work_request(&write, 0);
-        wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+        wr.opcode = IBV_WR_RDMA_READ;
         self.0.clear();
         self.0.push((wr, sge));
     }
@@ -98,17 +99,17 @@ impl Chain {
 fn work_request(request: &WriteRequest, inline: u32) -> (ibv_send_wr, ibv_sge) {
     let mut flags = 0;
     if request.signalled {
-        flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        flags |= IBV_SEND_SIGNALED;
     }
     if request.len <= inline && request.len > 0 {
-        flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        flags |= IBV_SEND_INLINE;
     }
     // SAFETY: ibv_send_wr consists of integers, pointers and unions of them, for which zeros are valid.
     let mut wr: ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
     wr.wr_id = request.id;
     wr.opcode = match request.immediate {
-        Some(_) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
-        None => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+        Some(_) => IBV_WR_RDMA_WRITE_WITH_IMM,
+        None => IBV_WR_RDMA_WRITE,
     };
     wr.send_flags = flags;
     let imm_data = request.immediate.unwrap_or(0).to_be();
