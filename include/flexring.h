@@ -3,7 +3,7 @@
  *
  * Every function except flexring_last_error and flexring_version returns a flexring_result. Outputs are written last
  * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
- * same calls in the same order. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
+ * same calls in the same order, apart from sends and receives. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
  * This file is generated from src/c_api.
  */
@@ -513,6 +513,78 @@ flexring_result flexring_barrier(flexring_comm *comm);
 // `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
 flexring_result flexring_barrier_async(flexring_comm *comm,
                                        flexring_request **out);
+
+// Begins a group of sends and receives of this thread: flexring_send and flexring_recv only note what is to be done until
+// flexring_group_end. Groups may be nested; the last flexring_group_end counts. A group may have operations of several
+// communicators. Collectives are no part of a group: they run at once.
+flexring_result flexring_group_start(void);
+
+// Makes all operations of this thread's group together: none of them waits for another. On the host, with stream NULL, it
+// returns when they are complete; on a GPU they take effect in their stream, of which each communicator has only one in a
+// group. If an operation of the group was refused, none is made, and this returns the same error.
+//
+// The caller promises:
+// The communicators of the group are live. Buffers and streams of the group are valid as for flexring_all_reduce.
+flexring_result flexring_group_end(void);
+
+// Starts what flexring_group_end does and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+// flexring_wait returns when all operations are complete. Only for the outermost group.
+//
+// The caller promises:
+// As for flexring_group_end, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points to a
+// pointer that may be written.
+flexring_result flexring_group_end_async(flexring_request **out);
+
+// Sends the `count` elements at `send` to the rank `peer`, which calls flexring_recv with the same count and type. The n-th
+// send from one rank to another matches the n-th receive there. Only these two ranks take part. It may return before the
+// peer's call, or wait for it; in a group see flexring_group_start. A rank may send to itself in a group that also
+// receives from itself.
+//
+// The caller promises:
+// `send` is valid for reading `count` elements, in a group until its end; `comm` is NULL or a live handle. Memory of a GPU, and
+// the stream, stay valid until the stream has passed the call.
+flexring_result flexring_send(const void *send,
+                              size_t count,
+                              flexring_dtype dtype,
+                              int peer,
+                              flexring_comm *comm,
+                              void *stream);
+
+// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type.
+//
+// The caller promises:
+// `recv` is valid for writing `count` elements, in a group until its end; otherwise as for flexring_send.
+flexring_result flexring_recv(void *recv,
+                              size_t count,
+                              flexring_dtype dtype,
+                              int peer,
+                              flexring_comm *comm,
+                              void *stream);
+
+// Starts flexring_send and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The calls of a
+// communicator run one after the other: to send and receive at the same time, use a group and flexring_group_end_async.
+//
+// The caller promises:
+// As for flexring_send, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or points to a
+// pointer that may be written.
+flexring_result flexring_send_async(const void *send,
+                                    size_t count,
+                                    flexring_dtype dtype,
+                                    int peer,
+                                    flexring_comm *comm,
+                                    flexring_request **out);
+
+// Starts flexring_recv and returns at once, as flexring_send_async does for flexring_send.
+//
+// The caller promises:
+// As for flexring_recv, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or points to a
+// pointer that may be written.
+flexring_result flexring_recv_async(void *recv,
+                                    size_t count,
+                                    flexring_dtype dtype,
+                                    int peer,
+                                    flexring_comm *comm,
+                                    flexring_request **out);
 
 // Sets a function that calls of this thread call about every 50 milliseconds while they wait; NULL removes it. If it
 // returns another number than 0, the call ends: the communicator is aborted on all ranks, and the call returns

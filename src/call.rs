@@ -41,10 +41,12 @@ pub enum Collective {
     AllToAll = 8,
     /// No data: every rank returns after all ranks have made the call.
     Barrier = 9,
+    /// A group of sends and receives. It concerns its rank and that rank's peers only, and is no collective.
+    SendRecv = 10,
 }
 
 impl Collective {
-    /// All collectives, in the order of their numbers.
+    /// All collectives, which all ranks make together, in the order of their numbers.
     pub const ALL: [Self; 9] = [
         Self::AllReduce,
         Self::ReduceScatter,
@@ -95,7 +97,8 @@ impl Collective {
 /// One rank's description of one collective call.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
-    /// Sequence number of the call, from 1.
+    /// Sequence number of the call, from 1. Groups of sends and receives are not counted, because not all ranks make
+    /// them: such a group has the number of the next collective.
     pub sequence: u64,
     /// The collective operation.
     pub collective: Collective,
@@ -103,10 +106,12 @@ pub struct Call {
     pub dtype: DType,
     /// The reduction operation, numbered as by [`ReduceOp::code`].
     pub op: u8,
-    /// The root of a broadcast, reduce, gather or scatter; else 0.
+    /// The root of a broadcast, reduce, gather or scatter. The peer of a group of sends and receives that has only one,
+    /// else [`Call::SEVERAL_PEERS`]. Otherwise 0.
     pub root: u32,
     /// Number of elements of the whole vector. In an all-to-all, which has none that is equal on all ranks: those
-    /// that this rank sends to the rank that the call is announced to, or in reports, to all ranks.
+    /// that this rank sends to the rank that the call is announced to, or in reports, to all ranks. In a group of sends
+    /// and receives the number of both.
     pub count: u64,
     /// Digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
@@ -121,6 +126,28 @@ pub struct Call {
 pub type CallWords = [u64; 5];
 
 impl Call {
+    /// The root of a group of sends and receives with several peers.
+    pub const SEVERAL_PEERS: u32 = u32::MAX;
+
+    /// Whether all ranks make this call, so that its number means the same on all of them.
+    #[must_use]
+    pub fn is_collective(&self) -> bool {
+        self.collective != Collective::SendRecv
+    }
+
+    /// Number of the last collective that a rank in this call has entered; 0 before the first.
+    #[must_use]
+    pub fn last_collective(&self) -> u64 {
+        if self.is_collective() { self.sequence } else { self.sequence.saturating_sub(1) }
+    }
+
+    /// Whether two ranks cannot be in these calls at the same time.
+    #[must_use]
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let both = self.is_collective() && other.is_collective();
+        both && self.sequence == other.sequence && !self.agrees_with(other)
+    }
+
     /// Packs the call.
     #[must_use]
     pub fn to_words(self) -> CallWords {
@@ -190,6 +217,14 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, count, dtype) = (self.collective.name(), self.count, self.dtype.name());
+        let place = if self.on_gpu { ", on a GPU)" } else { ")" };
+        if !self.is_collective() {
+            return match self.root {
+                Self::SEVERAL_PEERS => write!(f, "{name} ({count} operations{place}"),
+                peer if count == 1 => write!(f, "{name} (1 operation, with rank {peer}{place}"),
+                peer => write!(f, "{name} ({count} operations, with rank {peer}{place}"),
+            };
+        }
         if self.collective == Collective::Barrier {
             return write!(f, "{name} #{}", self.sequence);
         }
@@ -202,7 +237,7 @@ impl fmt::Display for Call {
             Collective::Reduce | Collective::Gather => write!(f, ", to rank {}", self.root)?,
             _ => {}
         }
-        f.write_str(if self.on_gpu { ", on a GPU)" } else { ")" })
+        f.write_str(place)
     }
 }
 
@@ -284,5 +319,20 @@ mod tests {
     #[test]
     fn a_barrier_is_described_without_a_vector() {
         assert_eq!(Call { collective: Collective::Barrier, ..call() }.to_string(), "barrier #7");
+    }
+
+    #[test]
+    fn groups_of_sends_and_receives_stand_between_two_collectives() {
+        let group = Call { collective: Collective::SendRecv, count: 3, root: 2, ..call() };
+        assert_eq!((group.last_collective(), call().last_collective()), (6, 7));
+        assert_eq!(group.to_string(), "send_recv (3 operations, with rank 2)");
+        assert_eq!(
+            Call { root: Call::SEVERAL_PEERS, on_gpu: true, ..group }.to_string(),
+            "send_recv (3 operations, on a GPU)"
+        );
+        assert_eq!(Call::from_words(group.to_words()), Some(group));
+        assert!(!group.contradicts(&call()) && !call().contradicts(&group));
+        assert!(call().contradicts(&Call { count: 3, ..call() }) && !call().contradicts(&call()));
+        assert!(!call().contradicts(&Call { count: 3, sequence: 8, ..call() }));
     }
 }

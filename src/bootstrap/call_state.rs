@@ -34,7 +34,8 @@ impl CallState {
     pub(super) fn finished(&self) -> u64 {
         match self {
             Self::Idle { finished } => *finished,
-            Self::InCall(call) => call.sequence.saturating_sub(1),
+            Self::InCall(call) if call.is_collective() => call.sequence.saturating_sub(1),
+            Self::InCall(call) => call.last_collective(),
         }
     }
 }
@@ -52,6 +53,9 @@ impl fmt::Display for CallState {
 
 /// The name and sequence number of a call: `all_reduce #17`.
 pub(super) fn call_name(call: &Call) -> String {
+    if !call.is_collective() {
+        return call.collective.name().to_owned();
+    }
     format!("{} #{}", call.collective.name(), call.sequence)
 }
 
@@ -121,11 +125,10 @@ impl CallStateCell {
             // All words must be read before the version is read again.
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                let [finished, ..] = words;
-                return match Call::from_words(words) {
-                    Some(call) if in_call => Some(CallState::InCall(call)),
-                    _ => Some(CallState::Idle { finished }),
-                };
+                return Some(match Call::from_words(words) {
+                    Some(call) if in_call => CallState::InCall(call),
+                    call => CallState::Idle { finished: call.map_or(0, |call| call.last_collective()) },
+                });
             }
             std::hint::spin_loop();
         }

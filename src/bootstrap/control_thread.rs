@@ -81,7 +81,7 @@ impl Departure {
     /// Fails if a rank has left without `call`, in which `rank` is. Costs one load if no rank has left.
     fn check(&self, rank: Rank, call: &Call) -> Result<()> {
         let finished = self.finished.load(Ordering::Acquire);
-        if call.sequence <= finished {
+        if call.last_collective() <= finished {
             return Ok(());
         }
         let leaver = self.rank.load(Ordering::Relaxed) as Rank;

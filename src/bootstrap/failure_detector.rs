@@ -295,7 +295,7 @@ impl FailureDetector {
         };
         let other = self.members.iter().enumerate().find_map(|(them, member)| {
             let theirs = member.state.call()?;
-            (theirs.sequence == call.sequence && !theirs.agrees_with(&call)).then_some((them, *theirs))
+            theirs.contradicts(&call).then_some((them, *theirs))
         });
         if let Some((them, theirs)) = other {
             let difference = if rank < them {
@@ -317,7 +317,7 @@ impl FailureDetector {
         };
         let finished = left.state.finished();
         let beyond = self.active().find_map(|(rank, member)| {
-            let call = member.state.call().filter(|call| call.sequence > finished)?;
+            let call = member.state.call().filter(|call| call.last_collective() > finished)?;
             Some(departed_before_call(&format!("rank {leaver} ({})", left.process), finished, rank, call))
         });
         if let Some(message) = beyond {
@@ -408,6 +408,8 @@ impl FailureDetector {
             return;
         }
         let suspect = suspect.filter(|suspect| *suspect != reporter && *suspect < self.members.len());
+        // A disagreement names both ranks. What the other one reports is a consequence.
+        let suspect = suspect.filter(|_| error.kind() != ErrorKind::Disagreement);
         let is_root_cause = suspect.is_none() && error.kind() != ErrorKind::Timeout;
         match &mut self.report {
             None => {
@@ -459,10 +461,10 @@ impl FailureDetector {
         let timed_out = report.error.kind() == ErrorKind::Timeout;
         let mut message = format!("rank {}: {}", report.reporter, report.error.message());
         if let Some(call) = self.members[report.reporter].state.call() {
-            if timed_out {
+            if timed_out && call.is_collective() {
                 message = format!("{message} ({})", describe_absent(&self.members, call));
             } else if let Some(suspect) = report.suspect
-                && self.members[suspect].status == RankStatus::Left
+                && (timed_out || self.members[suspect].status == RankStatus::Left)
             {
                 message =
                     format!("{message} ({})", describe_absence(&self.members[suspect], call, &[suspect]));

@@ -4,6 +4,7 @@
 
 use super::call_state::CallState;
 use super::heartbeat::seconds;
+use crate::call::Call;
 use crate::error::Error;
 use crate::rank::{Rank, RankList};
 use std::fmt;
@@ -75,8 +76,11 @@ impl RankReport {
         match state {
             CallState::Idle { finished } => self.sequence = *finished,
             CallState::InCall(call) => {
-                self.sequence = call.sequence;
+                self.sequence = call.last_collective();
                 self.call = Some(call.to_string());
+                if !call.is_collective() && call.root != Call::SEVERAL_PEERS {
+                    self.waits_for = vec![call.root as Rank];
+                }
                 if self.activity == RankActivity::Idle {
                     self.activity = RankActivity::InCall;
                 }
@@ -130,6 +134,10 @@ impl WorldStatus {
         let mut behind: Vec<(u64, Vec<Rank>)> = Vec::new();
         for index in 0..ranks.len() {
             let RankReport { activity, sequence, .. } = ranks[index];
+            // The peer of a group of sends and receives.
+            if !ranks[index].waits_for.is_empty() {
+                continue;
+            }
             ranks[index].waits_for = match activity {
                 RankActivity::Joining => absent.clone(),
                 RankActivity::InCall => match behind.iter().find(|(known, _)| *known == sequence) {

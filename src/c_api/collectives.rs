@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The arguments that all collectives have, as the caller passed them.
+#[derive(Clone, Copy)]
 pub(super) struct RawCall {
     /// Name of the C function, for error messages.
     pub function: &'static str,
@@ -69,7 +70,7 @@ impl RawCall {
                 communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)?
             };
             // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-            unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcome }))) };
+            unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcomes: vec![outcome] }))) };
             Ok(())
         })
     }
@@ -81,11 +82,20 @@ impl RawCall {
         validate: impl FnOnce(&CallBuffers<'_>) -> Result<CheckedCall>,
     ) -> Result<(&'a Communicator, CheckedCall)> {
         // SAFETY: the caller guarantees the handle.
+        let buffers: CallBuffers<'a> = unsafe { self.buffers()? };
+        let checked = validate(&buffers)?;
+        Ok((buffers.communicator, checked))
+    }
+
+    /// The buffers of the call.
+    ///
+    /// # Safety
+    /// `comm` is NULL or a handle that lives for `'a`.
+    pub(super) unsafe fn buffers<'a>(&self) -> Result<CallBuffers<'a>> {
+        // SAFETY: the caller guarantees the handle.
         let communicator: &Communicator = unsafe { &borrow(self.comm, self.function)?.communicator };
         let dtype = dtype_of(self.dtype)?;
-        let checked =
-            validate(&CallBuffers { communicator, dtype, send: self.send.cast_mut(), recv: self.recv })?;
-        Ok((communicator, checked))
+        Ok(CallBuffers { communicator, dtype, send: self.send.cast_mut(), recv: self.recv })
     }
 }
 
@@ -309,7 +319,8 @@ pub unsafe extern "C" fn flexring_reduce(
 /// child of the process that made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
-    outcome: Arc<CallOutcome>,
+    /// Those of all calls that it stands for.
+    pub(super) outcomes: Vec<Arc<CallOutcome>>,
 }
 
 /// Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this
@@ -345,7 +356,9 @@ pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexri
         check_pointer(request, "flexring_wait", "the request")?;
         // SAFETY: the caller guarantees that the request is live and used by no other thread, so it is owned
         // here.
-        unsafe { Box::from_raw(request) }.outcome.wait()
+        let request = unsafe { Box::from_raw(request) };
+        // All of them end, whether one fails or not: their buffers are the caller's afterwards.
+        request.outcomes.iter().map(|outcome| outcome.wait()).fold(Ok(()), Result::and)
     })
 }
 
@@ -364,9 +377,10 @@ pub unsafe extern "C" fn flexring_test(
         // SAFETY: the caller guarantees that a request that is not NULL is live.
         let request = unsafe { &*request };
         check_pointer(done, "flexring_test", "done")?;
-        request.outcome.check_process()?;
+        request.outcomes.iter().try_for_each(|outcome| outcome.check_process())?;
+        let is_over = request.outcomes.iter().all(|outcome| outcome.is_over());
         // SAFETY: `done` is not NULL, and the caller guarantees that it may be written.
-        unsafe { done.write(c_int::from(request.outcome.is_over())) };
+        unsafe { done.write(c_int::from(is_over)) };
         Ok(())
     })
 }

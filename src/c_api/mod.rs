@@ -11,6 +11,7 @@ pub mod comm;
 pub mod exchanges;
 #[cfg(test)]
 mod fuzz;
+pub mod groups;
 pub mod interrupt;
 pub mod status;
 pub mod types;

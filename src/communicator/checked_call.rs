@@ -6,8 +6,10 @@ use crate::call::{BlockCounts, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
+use crate::executor::PeerMessage;
 use crate::memory::Piece;
 use crate::rank::Rank;
+use std::sync::Arc;
 
 /// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct CheckedCall {
     pub(super) count: u64,
     /// The lengths of the blocks of an all-to-all.
     pub(super) blocks: Option<BlockCounts>,
+    /// The sends and receives of a group; `None` for collectives.
+    pub(super) messages: Option<Arc<[PeerMessage]>>,
     /// Whether input and output overlap. They then have the same elements at the same addresses.
     pub(super) in_place: bool,
     /// Whether the caller's vectors are memory of a GPU.
@@ -62,7 +66,19 @@ impl CheckedCall {
 
     /// Whether this rank neither provides nor receives elements.
     pub(crate) fn is_empty(&self) -> bool {
-        self.input.is_empty() && self.output.is_empty()
+        let mut messages = self.messages.iter().flat_map(|messages| messages.iter());
+        self.input.is_empty() && self.output.is_empty() && messages.all(|message| message.piece.is_empty())
+    }
+
+    /// Whether all ranks make this call.
+    pub(super) fn is_collective(&self) -> bool {
+        self.messages.is_none()
+    }
+
+    /// The caller's memory that the call uses.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
+        let messages = self.messages.iter().flat_map(|messages| messages.iter());
+        [self.input, self.output].into_iter().chain(messages.map(|message| message.piece))
     }
 }
 
@@ -323,6 +339,7 @@ impl CallValidator {
             on_gpu: !(input.is_host() && output.is_host()),
             gpu_scratch: Piece::EMPTY,
             blocks: None,
+            messages: None,
         })
     }
 }

@@ -88,7 +88,7 @@ impl CallProgress {
     fn last_call(self) -> u64 {
         match self {
             Self::Idle { finished } | Self::Left { finished } => finished,
-            Self::InCall(call) => call.sequence,
+            Self::InCall(call) => call.last_collective(),
         }
     }
 }
@@ -131,7 +131,7 @@ impl LocalGroup {
         let Some((finished, leaver)) = left.min() else { return };
         for (rank, progress) in progress.iter().enumerate() {
             if let CallProgress::InCall(call) = progress
-                && call.sequence > finished
+                && call.last_collective() > finished
             {
                 let message = departed_before_call(&format!("rank {leaver}"), finished, rank, call);
                 self.fault.raise(Error::peer_lost(message));
@@ -197,7 +197,7 @@ impl LocalMember {
         progress[self.rank] = CallProgress::InCall(*call);
         for (other, progress) in progress.iter().enumerate() {
             let CallProgress::InCall(theirs) = progress else { continue };
-            if theirs.sequence == call.sequence && !theirs.agrees_with(call) {
+            if theirs.contradicts(call) {
                 let message = call.difference(self.rank, theirs, other);
                 self.group.fault.raise(Error::disagreement(message));
             }

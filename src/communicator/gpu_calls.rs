@@ -56,7 +56,7 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.check_usable()?;
-        [checked.input, checked.output].into_iter().try_for_each(|piece| runner.open_gpu(piece))?;
+        checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         if checked.scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
         }
@@ -77,7 +77,7 @@ impl Communicator {
             checked
         };
         let (permit, running) = permit();
-        let outcome = self.send(&submissions, run, Some((resident, running)))?;
+        let outcome = self.enqueue(&submissions, run, Some((resident, running)))?;
         runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
         Ok(outcome)
     }
@@ -111,7 +111,9 @@ impl CallRunner {
         collective: Collective,
         permit: LaunchPermit,
     ) -> Result<()> {
-        let Some(member) = &self.launch_member else {
+        // The other ranks of this process need not make the call of a group.
+        let member = self.launch_member.as_ref().filter(|_| collective != Collective::SendRecv);
+        let Some(member) = member else {
             permit.begin();
             prepared.launch()?;
             return prepared.record();

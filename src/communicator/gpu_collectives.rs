@@ -8,6 +8,7 @@ use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
+use crate::executor::PeerMessage;
 use crate::memory::Piece;
 use crate::rank::Rank;
 
@@ -223,6 +224,45 @@ impl Communicator {
     ) -> Result<()> {
         self.run_out_of_place(send, receive, |input, output| {
             self.validator().all_to_all_v((input, send_counts), (output, receive_counts), T::DTYPE)
+        })
+    }
+
+    /// [`send`](Self::send) from a GPU.
+    ///
+    /// # Errors
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `to`.
+    pub fn send_on_gpu<V: GpuVector>(&self, vector: &V, to: Rank) -> Result<()> {
+        vector.lend_for_reading(|piece, stream| {
+            let message = PeerMessage { is_send: true, peer: to, dtype: V::Item::DTYPE, piece };
+            self.run_in_place::<V>(self.validator().group(vec![message])?, stream)
+        })
+    }
+
+    /// [`recv`](Self::recv) on a GPU.
+    ///
+    /// # Errors
+    /// As for [`send_on_gpu`](Self::send_on_gpu).
+    pub fn recv_on_gpu<V: GpuVector>(&self, vector: &mut V, from: Rank) -> Result<()> {
+        vector.lend(|piece, stream| {
+            let message = PeerMessage { is_send: false, peer: from, dtype: V::Item::DTYPE, piece };
+            self.run_in_place::<V>(self.validator().group(vec![message])?, stream)
+        })
+    }
+
+    /// A [`group`](Self::group) of one send to the rank `to` and one receive from the rank `from`, on a GPU.
+    ///
+    /// # Errors
+    /// As for [`send_on_gpu`](Self::send_on_gpu).
+    pub fn send_recv_on_gpu<T: Element, V: GpuVector<Item = T>, W: GpuVector<Item = T>>(
+        &self,
+        send: &V,
+        to: Rank,
+        receive: &mut W,
+        from: Rank,
+    ) -> Result<()> {
+        let message = |is_send, peer, piece| PeerMessage { is_send, peer, dtype: T::DTYPE, piece };
+        self.run_out_of_place(send, receive, |input, output| {
+            self.validator().group(vec![message(true, to, input), message(false, from, output)])
         })
     }
 

@@ -17,6 +17,7 @@ mod gpu;
 mod gpu_calls;
 #[cfg(feature = "cuda")]
 mod gpu_collectives;
+mod groups;
 mod inter_node;
 mod join;
 mod launch_group;
@@ -32,6 +33,7 @@ mod split;
 mod user_memory;
 
 pub(crate) use checked_call::{CallValidator, CheckedCall};
+pub use groups::{Operation, OwnedOperation};
 pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};
 pub use user_memory::Registered;
@@ -55,7 +57,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
+/// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order, apart from
+/// [sends and receives](Self::group).
 ///
 /// Calls may come from any thread; they run one at a time. After an error the communicator refuses all
 /// further calls on every rank. Drop it and make a new one, or let the ranks that are left [`shrink`](Self::shrink) it.
@@ -205,9 +208,7 @@ impl Communicator {
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
-        if let Some(member) = &self.runner.launch_member {
-            member.pass();
-        }
+        self.pass_launch(checked.is_collective());
         self.runner.wait_turn(&ticket);
         let outcome = self.runner.run(checked);
         self.runner.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
@@ -217,11 +218,17 @@ impl Communicator {
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
     pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
         self.check_process()?;
-        let outcome = self.send(&self.lock_submissions(), checked, None)?;
-        if let Some(member) = &self.runner.launch_member {
+        let is_collective = checked.is_collective();
+        let outcome = self.enqueue(&self.lock_submissions(), checked, None)?;
+        self.pass_launch(is_collective);
+        Ok(outcome)
+    }
+
+    /// Counts a call without a kernel for the ranks of this process, if all of them make it.
+    fn pass_launch(&self, is_collective: bool) {
+        if let Some(member) = self.runner.launch_member.as_ref().filter(|_| is_collective) {
             member.pass();
         }
-        Ok(outcome)
     }
 
     fn lock_submissions(&self) -> MutexGuard<'_, Option<Sender<QueuedCall>>> {
@@ -229,7 +236,7 @@ impl Communicator {
     }
 
     /// Sends a call to the worker, with its kernel if it is on a GPU.
-    fn send(
+    fn enqueue(
         &self,
         submissions: &Option<Sender<QueuedCall>>,
         call: CheckedCall,

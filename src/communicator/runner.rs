@@ -15,7 +15,7 @@ use super::user_memory::UserMemory;
 use crate::call::{Call, Collective};
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::{BoundCall, CallPath, Executor};
+use crate::executor::{BoundCall, BoundGroup, CallPath, Executor, PeerMessage};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
@@ -65,7 +65,7 @@ pub(super) struct RunnerState {
     pub plans: Plans,
     /// Intermediate results outside the caller's memory; as long as the longest call needed so far.
     pub scratch: Option<Buffer<u8>>,
-    /// Sequence number of the last call, from 1.
+    /// Sequence number of the last collective, from 1.
     pub sequence: u64,
     /// Whether the next call panics.
     #[cfg(test)]
@@ -131,7 +131,7 @@ impl CallRunner {
         let mut state = self.lock_state();
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
-        state.sequence += 1;
+        state.sequence += u64::from(checked.is_collective());
         // Fail before `leave_call`, so that the report to the other ranks names the call.
         let outcome =
             self.guarded(|| self.attempt(checked, &mut state).map_err(|failure| self.fail(failure)));
@@ -186,6 +186,9 @@ impl CallRunner {
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
         #[cfg(test)]
         assert!(!state.panics, "a test wants a panic");
+        if let Some(messages) = &checked.messages {
+            return self.attempt_group(checked, Arc::clone(messages), state);
+        }
         let Installed { path, digest: program, writes_scratch } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
@@ -213,6 +216,30 @@ impl CallRunner {
             blocks: checked.blocks.clone(),
         };
         state.executor.run(&bound, path)
+    }
+
+    fn attempt_group(
+        &self,
+        checked: &CheckedCall,
+        messages: Arc<[PeerMessage]>,
+        state: &mut RunnerState,
+    ) -> Result<()> {
+        let call = Call {
+            // Groups come before the next collective, and are not counted.
+            sequence: state.sequence + 1,
+            collective: checked.collective,
+            dtype: checked.dtype,
+            op: checked.op.code(),
+            root: checked.root as u32,
+            count: checked.count,
+            program: 0,
+            on_gpu: checked.on_gpu,
+            factor: 1.0,
+        };
+        log::trace!("rank {}: {call}", self.rank);
+        self.control.enter_call(&call)?;
+        reach(FaultPoint::CallEntered);
+        state.executor.run_group(&BoundGroup { call, messages })
     }
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.

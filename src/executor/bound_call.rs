@@ -2,8 +2,10 @@
 
 use crate::call::{BlockCounts, Call};
 use crate::device::Arithmetic;
+use crate::dtype::DType;
 use crate::memory::Piece;
 use crate::rank::Rank;
+use std::sync::Arc;
 
 /// A validated call with its memory.
 #[derive(Clone, Debug)]
@@ -50,6 +52,28 @@ impl BoundCall {
         let same_memory = no_elements || expected.on_gpu == theirs.on_gpu;
         same_memory && expected.count == theirs.count && expected.agrees_with(theirs)
     }
+}
+
+/// One send or receive of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerMessage {
+    /// Whether this rank sends it.
+    pub is_send: bool,
+    /// The rank at the other end.
+    pub peer: Rank,
+    /// The element type.
+    pub dtype: DType,
+    /// The elements to send, or the memory to receive into.
+    pub piece: Piece,
+}
+
+/// A validated group of sends and receives.
+#[derive(Clone, Debug)]
+pub struct BoundGroup {
+    /// The group, as this rank reports it.
+    pub call: Call,
+    /// In the order in which messages with equal peers and directions match those of the peer.
+    pub messages: Arc<[PeerMessage]>,
 }
 
 /// How a call is executed.

@@ -60,6 +60,20 @@ impl Links {
         self.transports.iter_mut().for_each(|transport| transport.common_mut().begin(sequence));
     }
 
+    /// Begins call `sequence` on the link to `peer` only.
+    pub(super) fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()> {
+        self.to_mut(peer).common_mut().begin_link(peer, sequence)
+    }
+
+    /// Whether `peer` is known to send and release nothing any more, apart from what the next poll reports.
+    pub(super) fn has_left(&self, peer: Rank) -> bool {
+        match self.to(peer) {
+            AnyTransport::InPlace(transport) => transport.has_left(peer),
+            // These transports notice a closed connection themselves.
+            AnyTransport::Posted(_) => false,
+        }
+    }
+
     /// Announces this rank's call to `peer`.
     pub(super) fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         self.to_mut(peer).common_mut().announce(peer, call)

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | `program_path` | calls that run a program: the loop around the pipeline |
 //! | `small_path` | small calls, through mailboxes |
+//! | `group_path` | groups of sends and receives |
+//! | `peer_exchange` | their messages with one peer |
 //! | `resources` | what both use: `links`, `devices`, `slots`, `wait` |
 //! | `links` | the transports, and which of them reaches a peer |
 //! | `devices` | the device of the host and that of a GPU |
@@ -18,7 +20,9 @@
 
 mod bound_call;
 mod devices;
+mod group_path;
 mod links;
+mod peer_exchange;
 mod program_path;
 mod resources;
 mod slots;
@@ -26,7 +30,7 @@ mod small_path;
 mod ticket;
 mod wait;
 
-pub use bound_call::{BoundCall, CallPath};
+pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -37,6 +41,7 @@ use crate::rank::Rank;
 use crate::transport::AnyTransport;
 use crate::transport::shm::Mailbox;
 use devices::Devices;
+use group_path::GroupPath;
 use links::Links;
 use program_path::ProgramPath;
 use resources::Resources;
@@ -89,6 +94,7 @@ pub struct GpuParts {
 pub struct Executor {
     resources: Resources,
     programs: ProgramPath,
+    groups: GroupPath,
     small: Option<SmallPath>,
     /// Whether a call has failed.
     failed: bool,
@@ -111,6 +117,7 @@ impl Executor {
         let links = Links::new(parts.transports, parts.routes);
         Self {
             programs: ProgramPath::new(&links, parts.world),
+            groups: GroupPath::new(&links, parts.world),
             resources: Resources {
                 rank: parts.rank,
                 world: parts.world,
@@ -187,21 +194,37 @@ impl Executor {
     /// # Errors
     /// The first error of this rank; `Aborted` after an earlier call has failed.
     pub fn run(&mut self, bound: &BoundCall, path: CallPath) -> Result<()> {
+        self.guarded(|executor| {
+            let Executor { resources, programs, groups, small, .. } = executor;
+            groups.close(resources.rank, &bound.call)?;
+            match path {
+                CallPath::Small => small
+                    .as_mut()
+                    .expect("the communicator asks for it only if there is one")
+                    .run(resources, bound),
+                CallPath::Program(number) => programs.run(resources, bound, number),
+            }
+        })
+    }
+
+    /// Executes one group of sends and receives. After a failure as [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn run_group(&mut self, bound: &BoundGroup) -> Result<()> {
+        self.guarded(|executor| executor.groups.run(&mut executor.resources, bound))
+    }
+
+    /// Executes a call by `body`, and aborts it if that fails or panics.
+    fn guarded(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         if self.failed {
             return Err(Error::aborted("the communicator has failed before"));
         }
         // Assume failure until Ok, so that the guard aborts the call on a panic too.
         self.failed = true;
         let guard = CallGuard(self);
-        let Executor { resources, programs, small, failed } = &mut *guard.0;
-        let outcome = match path {
-            CallPath::Small => small
-                .as_mut()
-                .expect("the communicator asks for it only if there is one")
-                .run(resources, bound),
-            CallPath::Program(number) => programs.run(resources, bound, number),
-        };
-        *failed = outcome.is_err();
+        let outcome = body(&mut *guard.0);
+        guard.0.failed = outcome.is_err();
         outcome
     }
 }

@@ -216,6 +216,13 @@ impl ProgramPath {
             }
             Event::SendComplete { peer } => self.pipeline().send_complete(peer).map_err(bug)?,
             Event::RecvComplete { peer } => self.pipeline().recv_complete(peer).map_err(bug)?,
+            Event::RecvReady { peer, .. } if !self.entered[peer] => {
+                let message = format!(
+                    "rank {peer} sends a message to rank {}, which has called {own} without receiving it",
+                    resources.rank
+                );
+                return Err(Error::disagreement(message));
+            }
             Event::RecvReady { peer, view } => {
                 let expected = self
                     .pipeline()

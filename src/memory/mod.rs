@@ -28,7 +28,7 @@ pub use arena::Arena;
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
 pub use peer_arena::PeerArena;
+pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_bytes};
 pub use piece::{MemorySpace, Piece};
-pub(crate) use piece::{lend, lend_in_place, populate};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;

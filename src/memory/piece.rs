@@ -1,5 +1,6 @@
 //! Pieces: ranges of memory that an operation may access.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 /// The owner of memory: the host or a GPU.
@@ -37,6 +38,9 @@ pub struct Piece {
 // SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which does not
 // depend on the thread that drives the operation.
 unsafe impl Send for Piece {}
+
+// SAFETY: as above. A shared piece gives no more than a copy of it does.
+unsafe impl Sync for Piece {}
 
 impl Piece {
     /// A piece without bytes.
@@ -114,6 +118,53 @@ pub(crate) fn populate(piece: Piece) {
     };
     if let Err(cause) = outcome {
         log::debug!("cannot allocate the pages of {} bytes in advance: {cause}", piece.len());
+    }
+}
+
+/// Copies a few bytes to the start of host memory that its user may write. `false` if the piece is shorter, or on a GPU.
+#[must_use]
+pub(crate) fn write_bytes<const N: usize>(into: Piece, bytes: [u8; N]) -> bool {
+    let fits = into.is_host() && into.len() >= N;
+    if fits {
+        // SAFETY: the piece is host memory that is valid for writes, and long enough.
+        unsafe { into.as_ptr().cast::<[u8; N]>().write_unaligned(bytes) };
+    }
+    fits
+}
+
+/// The bytes at the start of host memory. `None` if the piece is shorter, or on a GPU.
+#[must_use]
+pub(crate) fn read_bytes<const N: usize>(from: Piece) -> Option<[u8; N]> {
+    // SAFETY: the piece is host memory that is valid for reads, and long enough. Any bytes are valid.
+    (from.is_host() && from.len() >= N).then(|| unsafe { from.as_ptr().cast::<[u8; N]>().read_unaligned() })
+}
+
+/// A vector that is borrowed until the operation that uses its piece is over.
+#[derive(Debug)]
+pub(crate) struct Loan<'a> {
+    piece: Piece,
+    vector: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Loan<'a> {
+    /// A vector that is only read.
+    pub(crate) fn of<T: crate::Element>(vector: &'a [T]) -> Self {
+        // SAFETY: the slice stays borrowed for 'a, and whoever takes the piece uses it no longer, as a source only.
+        let piece = unsafe { Piece::new(NonNull::from(vector).cast(), size_of_val(vector)) };
+        Self { piece, vector: PhantomData }
+    }
+
+    /// A vector that is written.
+    pub(crate) fn of_mut<T: crate::Element>(vector: &'a mut [T]) -> Self {
+        let bytes = size_of_val(vector);
+        // SAFETY: the slice stays exclusively borrowed for 'a, and whoever takes the piece uses it no longer.
+        let piece = unsafe { Piece::new(NonNull::from(vector).cast(), bytes) };
+        Self { piece, vector: PhantomData }
+    }
+
+    /// The vector's bytes. No operation may use them after the loan's end.
+    pub(crate) fn piece(&self) -> Piece {
+        self.piece
     }
 }
 

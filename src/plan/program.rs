@@ -216,6 +216,25 @@ impl Program {
         }
     }
 
+    /// The program of `rank` that only sends one message to `peer`, or only receives one from it.
+    #[must_use]
+    pub fn of_message(rank: Rank, world: usize, peer: Rank, is_send: bool) -> Self {
+        let body = if is_send {
+            Body::Send { buffer: BufferKind::Input, peers: vec![peer] }
+        } else {
+            Body::Combine { operands: vec![OperandSource::Received { peer }], last: false }
+        };
+        Self::assemble(ProgramParts {
+            rank,
+            world,
+            digest: 0,
+            waves: None,
+            held_spans: HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false },
+            steps: vec![Step { span: Span::WHOLE, grid: Span::WHOLE, depth: 0, body }],
+            depends: vec![Vec::new()],
+        })
+    }
+
     /// The earlier steps that `step` waits for.
     #[must_use]
     pub fn dependencies(&self, step: StepId) -> &[Dependency] {

@@ -78,6 +78,13 @@ pub trait Transport: Send {
     /// Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);
 
+    /// [`begin`](Self::begin) on the link to `peer` only. For calls that not all ranks make: the number is equal at both
+    /// ends, greater than that of the last call that all ranks made, and not greater than that of the next one.
+    ///
+    /// # Errors
+    /// `Internal` if there is no link to `peer`.
+    fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()>;
+
     /// Announces this rank's call to `peer`. Once per call, before the first message of it.
     ///
     /// # Errors
@@ -118,6 +125,9 @@ pub trait Transport: Send {
 pub trait InPlaceTransport: Transport {
     /// Releases the oldest view of `peer` that was not released yet: it is no longer read.
     fn release(&mut self, peer: Rank);
+
+    /// Whether `peer` has closed its links. What it sent before is still reported by the next [`poll`](Transport::poll).
+    fn has_left(&self, peer: Rank) -> bool;
 
     /// Marks that views are being read, so that a sender that aborts waits for [`end_reads`](Self::end_reads), and
     /// checks that no sender has aborted already.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which they appear in the header.
-const SOURCES: [&str; 8] =
-    ["status", "unique_id", "comm", "buffer", "types", "collectives", "exchanges", "interrupt"];
+const SOURCES: [&str; 9] =
+    ["status", "unique_id", "comm", "buffer", "types", "collectives", "exchanges", "groups", "interrupt"];
 
 const INTRODUCTION: &str = "\
 /*
@@ -14,7 +14,7 @@ const INTRODUCTION: &str = "\
  *
  * Every function except flexring_last_error and flexring_version returns a flexring_result. Outputs are written last
  * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
- * same calls in the same order. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
+ * same calls in the same order, apart from sends and receives. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
  * This file is generated from src/c_api.
  */";

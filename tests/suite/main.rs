@@ -20,6 +20,7 @@ mod encryption;
 mod exchanges;
 mod failures;
 mod fault_matrix;
+mod groups;
 mod header;
 mod imports;
 mod launchers;

@@ -157,6 +157,7 @@ fn every_collective_is_correct_and_measured_as_in_nccl_tests() {
         ("gather", 2, 3, 2.0 / 3.0),
         ("scatter", 2, 3, 2.0 / 3.0),
         ("all-to-all", -1, 3, 2.0 / 3.0),
+        ("sendrecv", -1, 1, 1.0),
     ] {
         let flags = "--ranks 3 --root 2 -b 48 -e 480000 -f 10000 -d double -o all";
         let rows = rows(&format!("{flags} --collective {collective} --json {}", path.display()));

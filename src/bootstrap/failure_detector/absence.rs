@@ -47,6 +47,10 @@ pub(super) fn describe_absence(member: &Member, call: &Call, ranks: &[Rank]) -> 
         };
     }
     match member.state {
+        CallState::Idle { finished: 0 } if !call.is_collective() => format!("{who} {is} in no call"),
+        CallState::Idle { finished } if !call.is_collective() => {
+            format!("{who} {is} in no call: {it} finished #{finished}")
+        }
         CallState::Idle { finished: 0 } => {
             format!("{who} {has} not called {call_name}: {it} {has} made no call yet")
         }

@@ -11,6 +11,7 @@ use super::pattern::CheckResult;
 use super::redop::RedOp;
 use super::report::{PerfRow, Timing};
 use flexring::call::Collective;
+use flexring::communicator::Operation;
 use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
 use std::time::Instant;
@@ -153,6 +154,11 @@ impl<'a, T: ExactElement> Bench<'a, T> {
             }
             (Collective::Scatter, Placement::InPlace) => comm.scatter_in_place(&mut receive[..whole], root),
             (Collective::AllToAll, _) => comm.all_to_all(&send[..whole], &mut receive[..whole]),
+            (Collective::SendRecv, _) => {
+                let (rank, world) = (comm.rank(), comm.world_size());
+                let send = Operation::send(&send[..whole], (rank + 1) % world);
+                comm.group([send, Operation::recv(&mut receive[..whole], (rank + world - 1) % world)])
+            }
             (Collective::Barrier, _) => comm.barrier(),
         }
     }
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn correct_results_give_an_empty_check_result() {
-        for collective in Collective::ALL {
+        for collective in collective::measurable() {
             for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 if placement == Placement::InPlace && !collective::has_in_place(collective) {
                     continue;

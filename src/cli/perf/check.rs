@@ -106,6 +106,9 @@ impl<T: ExactElement> CallCheck<T> {
             }
             Collective::AllToAll => self
                 .verify_parts(|rank| verify_tokens(rank, self.rank * part, &receive[rank * part..][..part])),
+            Collective::SendRecv => {
+                verify_tokens((self.rank + self.world - 1) % self.world, 0, &receive[..whole])
+            }
             Collective::Barrier => CheckResult::default(),
             Collective::Reduce if is_root => self.pattern.verify(first, &receive[..whole]),
             Collective::Reduce if placement == Placement::InPlace => {
@@ -172,12 +175,13 @@ fn verify_untouched<T: ExactElement>(vector: &[T]) -> CheckResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::collective;
 
     const EXTENT: Extent = Extent { whole: 1200, part: 400 };
 
     #[test]
     fn vectors_before_the_call_fail_the_check() {
-        for collective in Collective::ALL {
+        for collective in collective::measurable() {
             for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let check = CallCheck::<f32>::new(collective, RedOp::Sum, 2, 1, 3);
                 let (mut send, mut receive) = (vec![0.0; 1200], vec![7.0; 1200]);

@@ -24,7 +24,9 @@ impl Extent {
     pub fn new(collective: Collective, bytes: usize, size: usize, world: usize) -> Self {
         let whole = bytes / size;
         match collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Self { whole, part: whole },
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => {
+                Self { whole, part: whole }
+            }
             Collective::Barrier => Self { whole: 0, part: 0 },
             Collective::ReduceScatter
             | Collective::AllGather
@@ -39,15 +41,20 @@ impl Extent {
     }
 }
 
-/// Parses a collective's name, written with `_` or `-`.
+/// All that can be measured: the collectives, and groups in which each rank sends to the next one.
+pub fn measurable() -> impl Iterator<Item = Collective> {
+    Collective::ALL.into_iter().chain([Collective::SendRecv])
+}
+
+/// Parses a collective's name, written with `_` or `-`, or without either as nccl-tests does.
 ///
 /// # Errors
 /// A message that lists the names.
 pub fn parse(text: &str) -> Result<Collective, String> {
-    let name = text.replace('-', "_");
-    Collective::ALL.into_iter().find(|collective| collective.name() == name).ok_or_else(|| {
-        let names = Collective::ALL.map(Collective::name);
-        let [all @ .., last] = &names;
+    let letters = |name: &str| name.replace(['-', '_'], "");
+    measurable().find(|collective| letters(collective.name()) == letters(text)).ok_or_else(|| {
+        let names: Vec<&str> = measurable().map(Collective::name).collect();
+        let (last, all) = names.split_last().unwrap_or((&"", &[]));
         format!("expected {} or {last}", all.join(", "))
     })
 }
@@ -62,14 +69,14 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
         | Collective::Gather
         | Collective::Scatter
         | Collective::AllToAll => others,
-        Collective::Broadcast | Collective::Reduce => 1.0,
+        Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
         Collective::Barrier => 0.0,
     }
 }
 
 /// Whether the collective has a form in place. Where it has none, both halves of a row are measured out of place.
 pub fn has_in_place(collective: Collective) -> bool {
-    collective != Collective::AllToAll
+    !matches!(collective, Collective::AllToAll | Collective::SendRecv)
 }
 
 /// The entry of the `redop` column.
@@ -105,17 +112,19 @@ mod tests {
             Collective::ALL.map(|collective| bus_factor(collective, 4)),
             [1.5, 0.75, 0.75, 1.0, 1.0, 0.75, 0.75, 0.75, 0.0]
         );
+        assert_eq!(bus_factor(Collective::SendRecv, 4), 1.0);
         assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
     }
 
     #[test]
-    fn names_are_parsed_with_underscores_and_hyphens() {
-        for collective in Collective::ALL {
+    fn names_are_parsed_with_and_without_underscores_and_hyphens() {
+        for collective in measurable() {
             assert_eq!(parse(collective.name()), Ok(collective));
             assert_eq!(parse(&collective.name().replace('_', "-")), Ok(collective));
         }
         let expected = "expected all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, \
-                        all_to_all or barrier";
+                        all_to_all, barrier or send_recv";
+        assert_eq!(parse("sendrecv"), Ok(Collective::SendRecv));
         assert_eq!(parse("gathers"), Err(expected.to_owned()));
     }
 }

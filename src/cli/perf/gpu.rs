@@ -165,6 +165,10 @@ mod present {
                 (Collective::Scatter, Placement::OutOfPlace) => comm.scatter_on_gpu(send, receive, root),
                 (Collective::Scatter, Placement::InPlace) => comm.scatter_in_place_on_gpu(receive, root),
                 (Collective::AllToAll, _) => comm.all_to_all_on_gpu(send, receive),
+                (Collective::SendRecv, _) => {
+                    let (rank, world) = (comm.rank(), comm.world_size());
+                    comm.send_recv_on_gpu(send, (rank + 1) % world, receive, (rank + world - 1) % world)
+                }
                 (Collective::Barrier, _) => comm.barrier(),
             }
         }

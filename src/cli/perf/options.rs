@@ -21,9 +21,10 @@ use std::path::PathBuf;
 /// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
 /// decimal.
 /// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
-/// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts and reduces. The size of
+/// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts, reduces and send_recv, in
+/// which each rank sends to the next one and receives from the one before, in one group. The size of
 /// collectives with parts is that of the vector with one part per rank, where the size of a part is rounded down to a multiple
-/// of 16 bytes; their count is the length of one part. An all-to-all has no form in place: both halves of a row are measured
+/// of 16 bytes; their count is the length of one part. An all-to-all and a send_recv have no form in place: both halves of a row are measured
 /// out of place. A barrier has no size, so it has one row.
 ///
 /// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology has.
@@ -35,7 +36,8 @@ pub struct PerfOptions {
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
 
-    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all or barrier
+    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier or
+    /// send_recv
     #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
     pub collective: Collective,
 

@@ -52,6 +52,8 @@ impl ProgramSpec {
             Collective::Reduce => (Span::WHOLE, at_root),
             Collective::Gather => (own, at_root),
             Collective::Scatter => (at_root, own),
+            // Runs no program.
+            Collective::SendRecv => (nothing, nothing),
         };
         HeldSpans { input, output, disjoint: self.one_shot }
     }

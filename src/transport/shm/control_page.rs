@@ -25,6 +25,8 @@ pub(super) struct ControlPage {
     pub reading: CachePadded<AtomicU32>,
     /// 1 once the rank has aborted: the memory that its messages refer to may change at any time.
     pub aborted: CachePadded<AtomicU32>,
+    /// 1 once the rank has left: it sends and releases nothing any more.
+    pub left: CachePadded<AtomicU32>,
     /// The leader of small calls: the local rank whose post it sleeps for, or 0, its own, if it does not sleep.
     pub awaited: CachePadded<AtomicU32>,
     pub prefault: CachePadded<Prefault>,

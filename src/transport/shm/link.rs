@@ -109,7 +109,8 @@ impl Link {
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Wakes the peer if it sleeps.
+    pub(super) fn wake(&self) {
         if self.control.need_wakeup.is_set() {
             self.wake.notify();
         }

@@ -152,6 +152,11 @@ impl Transport for Shm {
         self.links.iter_mut().for_each(|link| link.begin(sequence));
     }
 
+    fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()> {
+        self.link(peer).begin(sequence);
+        Ok(())
+    }
+
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         self.link(peer).announce(call);
         Ok(())
@@ -208,6 +213,11 @@ impl InPlaceTransport for Shm {
         self.link(peer).release();
     }
 
+    fn has_left(&self, peer: Rank) -> bool {
+        let link = self.link_of_rank[peer].map(|index| &self.links[index]);
+        link.is_some_and(|link| link.control.left.load(Ordering::Acquire) != 0)
+    }
+
     fn begin_reads(&mut self) -> Result<()> {
         self.control.reading.store(1, Ordering::Relaxed);
         // Pairs with the fence in `abort`: either this rank sees that a peer aborted, or the peer sees that
@@ -252,6 +262,8 @@ impl InPlaceTransport for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        self.control.left.store(1, Ordering::Release);
+        self.links.iter().for_each(Link::wake);
         self.gpu.close(&self.control, self.local_rank, &self.links);
     }
 }

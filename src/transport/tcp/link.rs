@@ -30,6 +30,8 @@ pub(super) struct Link {
     pub streams: Vec<FrameStream>,
     /// Sequence number of the call that this rank is in.
     sequence: u64,
+    /// Whether this call was announced to the peer.
+    announced: bool,
     /// Whether the peer's entry into this call was reported.
     peer_entered: bool,
     /// Messages of this call that were queued to be sent, and those of them that were reported as sent.
@@ -51,6 +53,7 @@ impl Link {
             address,
             streams,
             sequence: 0,
+            announced: false,
             peer_entered: true,
             sends_posted: 0,
             sent: 0,
@@ -62,7 +65,7 @@ impl Link {
 
     /// Begins call `sequence`: the peer's entry into it may be reported from now on.
     pub fn begin(&mut self, sequence: u64) {
-        self.sequence = sequence;
+        (self.sequence, self.announced) = (sequence, false);
         if self.peer_entered {
             self.peer_entered = false;
             self.streams[0].incoming.push_back(Frame::for_call());
@@ -95,6 +98,7 @@ impl Link {
     /// Sends a call. The index of the socket that it takes.
     pub fn announce(&mut self, call: &Call) -> Result<usize> {
         self.check()?;
+        self.announced = true;
         self.streams[0].push(Frame::of_call(call));
         self.flush(0)?;
         Ok(0)
@@ -156,7 +160,9 @@ impl Link {
         };
         let mid_frame =
             self.streams[at].incoming.iter().any(|frame| !frame.is_untouched() && !frame.is_complete());
-        let needed = mid_frame || self.is_busy() || self.streams.iter().any(FrameStream::is_sending);
+        let awaited = self.announced && !self.peer_entered;
+        let needed =
+            awaited || mid_frame || self.is_busy() || self.streams.iter().any(FrameStream::is_sending);
         let error = self.lose(if mid_frame { format!("{loss} in the middle of a message") } else { loss });
         if needed { Err(error) } else { Ok(ReadOutcome::Closed) }
     }

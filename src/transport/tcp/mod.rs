@@ -212,6 +212,13 @@ impl Transport for Tcp {
         }
     }
 
+    fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()> {
+        let link = self.link_index(peer)?;
+        self.links[link].begin(sequence);
+        self.enqueue(link, 0);
+        Ok(())
+    }
+
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         let link = self.link_index(peer)?;
         let socket = self.links[link].announce(call)?;

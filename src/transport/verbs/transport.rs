@@ -323,6 +323,13 @@ impl Transport for Verbs {
         }
     }
 
+    fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()> {
+        let index = self.index(peer)?;
+        self.peers[index].link.begin(sequence);
+        self.schedule(index);
+        Ok(())
+    }
+
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
         self.on_gpu = call.on_gpu;
         if call.on_gpu && self.flushes.is_none() {
