@@ -9,6 +9,8 @@ PREFIX ?= /usr/local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Major version of the C ABI, which the shared library's SONAME carries (build.rs).
 ABI = $(firstword $(subst ., ,$(VERSION)))
+# That of NCCL's ABI (nccl/build.rs).
+NCCL_ABI = 2
 
 # Debian packages: for the check against rdma-sys, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
@@ -24,8 +26,8 @@ RDMA_SYS = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo 
 NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run || echo test)
 # What precedes names of tests.
 FILTERS = $(if $(findstring nextest,$(NEXTEST)),,--)
-# The library, the command and tests/suite, in one build.
-TESTS = --lib --bins --test suite
+# The libraries, the command, tests/suite and nccl/tests, in one build.
+TESTS = --lib --bins --test suite --test nccl
 
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
@@ -62,7 +64,7 @@ test-long:
 	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 
 fmt:
-	$(CARGO) fmt --check
+	$(CARGO) fmt --all --check
 
 # All features that can be built here, in one pass. The compiler compares the bindings of libibverbs with rdma-sys.
 clippy: $(CUST)
@@ -128,7 +130,7 @@ test-torch: test-wheel
 # is embedded, and NVRTC compiles it when it is needed.
 test-nvrtc:
 	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test $(QUICK) --no-default-features --features cuda --lib what_is_embedded
+	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring $(QUICK) --no-default-features --features cuda --lib what_is_embedded
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
@@ -142,7 +144,7 @@ gpu-bundle: setup
 # one: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test $(QUICK) --features cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring $(QUICK) --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
@@ -155,7 +157,7 @@ $(CUST):
 LOOM = --config 'profile.test.package."*".opt-level=0' --config profile.test.package.loom.opt-level=2 \
 	--config profile.test.package.generator.opt-level=2
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
@@ -178,12 +180,13 @@ bench-verbs: build
 	bench/verbs.py
 
 # Everything that the tests and lints use beyond stable Rust: Debian packages; by rustup, if it can be had, the minimum Rust
-# version and the target aarch64; from PyPI the compiler of GPU kernels (109 MB).
+# version and the target aarch64; from PyPI the compiler of GPU kernels (109 MB), and nccl.h (in a wheel of 216 MB).
 setup:
 	@bench/setup.sh $(VERBS_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
 	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || timeout 120 rustup -q toolchain install $(MSRV) --profile minimal >/dev/null 2>&1 || true
 	@timeout 120 rustup -q target add $(ARM) >/dev/null 2>&1 || true
 	@$(MAKE) --no-print-directory setup-cuda
+	@bench/setup_nccl.sh target/nccl-header
 
 setup-cuda:
 	@bench/setup_cuda.sh target/cuda-toolkit
@@ -193,6 +196,10 @@ install: build
 	install -Dm644 target/release/libflexring.a $(DESTDIR)$(PREFIX)/lib/libflexring.a
 	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so.$(ABI)
 	ln -sfn libflexring.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libflexring.so
+	install -Dm755 target/release/libflexring_nccl.so $(DESTDIR)$(PREFIX)/lib/libflexring_nccl.so.$(NCCL_ABI)
+	ln -sfn libflexring_nccl.so.$(NCCL_ABI) $(DESTDIR)$(PREFIX)/lib/libflexring_nccl.so
+	install -d $(DESTDIR)$(PREFIX)/lib/flexring/nccl
+	ln -sfn ../../libflexring_nccl.so.$(NCCL_ABI) $(DESTDIR)$(PREFIX)/lib/flexring/nccl/libnccl.so.$(NCCL_ABI)
 	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' flexring.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/flexring.pc

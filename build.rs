@@ -87,7 +87,9 @@ fn stop(message: &str) -> ! {
 fn name_shared_library() {
     if variable("CARGO_CFG_TARGET_OS").as_deref() == Some("linux") {
         let major = variable("CARGO_PKG_VERSION_MAJOR").expect("cargo sets the version");
-        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libflexring.so.{major}");
+        // Not rustc-cdylib-link-arg, which cargo also passes to the libraries of dependent packages, such as nccl/. Programs get
+        // the name too, which has no effect as nothing is linked to them.
+        println!("cargo::rustc-link-arg=-Wl,-soname,libflexring.so.{major}");
     }
 }
 

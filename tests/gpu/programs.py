@@ -142,7 +142,7 @@ def build(benches, features):
     cargo = os.environ.get("CARGO", "cargo")
     programs = {}
     # The arguments of `make test-rust`, so that its build serves here too.
-    tests = ["test", "--no-run", "--lib", "--bins", "--test", "suite"]
+    tests = ["test", "-p", "flexring", "--no-run", "--lib", "--bins", "--test", "suite"]
     wanted = [["build", "--release"], [*tests, "--features", features] if features else tests]
     wanted += [["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency"]] if benches else []
     for arguments in wanted:

@@ -1,0 +1,121 @@
+//! The library's own threads.
+//!
+//! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a thread of the
+//! program. Must not know what the threads do.
+
+use crate::status::{Failure, Outcome};
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+/// Signals that are not blocked: a thread causes them itself.
+const SYNCHRONOUS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
+
+/// Starts a thread.
+#[allow(clippy::disallowed_methods, reason = "signals are blocked here")]
+pub(crate) fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Outcome<JoinHandle<T>> {
+    let mut before = MaybeUninit::uninit();
+    let mut blocked = MaybeUninit::uninit();
+    // SAFETY: sigfillset initializes `blocked` before it is read, and pthread_sigmask writes `before` if it succeeds.
+    let before = unsafe {
+        libc::sigfillset(blocked.as_mut_ptr());
+        for signal in SYNCHRONOUS {
+            libc::sigdelset(blocked.as_mut_ptr(), signal);
+        }
+        let status = libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), before.as_mut_ptr());
+        (status == 0).then(|| before.assume_init())
+    };
+    // The new thread inherits the mask of this one.
+    let thread = Builder::new().name(name.to_owned()).spawn(body);
+    if let Some(before) = before {
+        // SAFETY: `before` is a mask that the C library has written; the old mask is not asked for.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    }
+    thread.map_err(|cause| Failure::system(format!("cannot start a thread: {cause}")))
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Threads that one thread of the program uses again and again. They end after it.
+struct Workers {
+    /// The process that the threads belong to. A forked child inherits this list but not the threads.
+    process: u32,
+    queues: Vec<Sender<Task>>,
+}
+
+thread_local! {
+    static WORKERS: RefCell<Workers> = const { RefCell::new(Workers { process: 0, queues: Vec::new() }) };
+}
+
+/// Runs all tasks at the same time, the first on this thread, and returns their results in order.
+pub(crate) fn run_together<T: Send + 'static>(
+    tasks: Vec<Box<dyn FnOnce() -> Outcome<T> + Send>>,
+) -> Outcome<Vec<Outcome<T>>> {
+    let mut tasks = tasks.into_iter();
+    let Some(first) = tasks.next() else { return Ok(Vec::new()) };
+    let (results, finished) = channel();
+    let others: Vec<_> = tasks.collect();
+    let count = others.len() + 1;
+    let queues = workers(others.len())?;
+    for (at, (task, queue)) in others.into_iter().zip(&queues).enumerate() {
+        let results = results.clone();
+        let task: Task = Box::new(move || {
+            let _ = results.send((at + 1, task()));
+        });
+        // If the worker has ended, the task is dropped, and its result is missing below.
+        let _ = queue.send(task);
+    }
+    let _ = results.send((0, first()));
+    drop(results);
+    let mut outcomes: Vec<Outcome<T>> = (0..count).map(|_| Err(Failure::panicked())).collect();
+    for (at, outcome) in finished {
+        outcomes[at] = outcome;
+    }
+    Ok(outcomes)
+}
+
+/// The queues of at least `count` workers of this thread.
+fn workers(count: usize) -> Outcome<Vec<Sender<Task>>> {
+    WORKERS.with_borrow_mut(|workers| {
+        let process = std::process::id();
+        if workers.process != process {
+            std::mem::forget(std::mem::take(&mut workers.queues));
+            workers.process = process;
+        }
+        while workers.queues.len() < count {
+            let (queue, tasks) = channel::<Task>();
+            spawn("flexring-group", move || tasks.into_iter().for_each(|task| task()))?;
+            workers.queues.push(queue);
+        }
+        Ok(workers.queues[..count].to_vec())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Barrier};
+
+    #[test]
+    fn tasks_run_at_the_same_time_and_again() {
+        for _ in 0..3 {
+            let barrier = Arc::new(Barrier::new(4));
+            let task = |number: usize| -> Box<dyn FnOnce() -> Outcome<usize> + Send> {
+                let barrier = Arc::clone(&barrier);
+                Box::new(move || {
+                    barrier.wait();
+                    Ok(number)
+                })
+            };
+            let outcomes = run_together((0..4).map(task).collect()).expect("threads");
+            let numbers: Vec<usize> =
+                outcomes.into_iter().map(|outcome| outcome.expect("no failure")).collect();
+            assert_eq!(numbers, [0, 1, 2, 3]);
+        }
+    }
+}

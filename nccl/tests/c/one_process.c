@@ -1,0 +1,207 @@
+/* One thread drives four GPUs, as programs for NCCL do: it makes the communicators of all ranks at once, and the calls of all
+ * ranks in groups. Every collective, operations with factors, split, shrink, registration and memory. */
+#include "check.h"
+
+enum { WORLD = 4, COUNT = 1000, LENGTH = WORLD * COUNT };
+
+static ncclComm_t comms[WORLD];
+static cudaStream_t streams[WORLD];
+static float *sends[WORLD], *recvs[WORLD];
+static float host[LENGTH];
+
+/* Each rank has a bit of its own, so a sum shows which rank is missing. */
+static float value(int rank, size_t i) { return (float)((i % 13 + 1) << rank); }
+
+/* What a rank must find at `i`; -1 if nothing may have been written. */
+typedef float expectation(int rank, size_t i);
+
+static float sum(int rank, size_t i) { (void)rank; return (float)((i % 13 + 1) * 15); }
+static float average(int rank, size_t i) { return sum(rank, i) / WORLD; }
+static float largest(int rank, size_t i) { (void)rank; return value(3, i); }
+static float smallest(int rank, size_t i) { (void)rank; return value(0, i); }
+static float weighted(int rank, size_t i) { (void)rank; return (float)((i % 13 + 1) * (1 + 2 * 2 + 4 * 3 + 8 * 4)); }
+static float of_two(int rank, size_t i) { (void)rank; return value(2, i); }
+static float sum_at_one(int rank, size_t i) { return rank == 1 ? sum(rank, i) : -1; }
+static float gathered(int rank, size_t i) { (void)rank; return value((int)(i / COUNT), i % COUNT); }
+static float gathered_at_three(int rank, size_t i) { return rank == 3 ? gathered(rank, i) : -1; }
+static float scattered_sum(int rank, size_t i) { return sum(rank, (size_t)rank * COUNT + i); }
+static float scattered(int rank, size_t i) { return value(0, (size_t)rank * COUNT + i); }
+static float exchanged(int rank, size_t i) { return value((int)(i / COUNT), (size_t)rank * COUNT + i % COUNT); }
+
+static void fill(void) {
+    for (int rank = 0; rank < WORLD; rank++) {
+        use_gpu(rank);
+        for (size_t i = 0; i < LENGTH; i++) host[i] = value(rank, i);
+        upload(sends[rank], host, LENGTH, streams[rank]);
+        for (size_t i = 0; i < LENGTH; i++) host[i] = -1;
+        upload(recvs[rank], host, LENGTH, streams[rank]);
+    }
+}
+
+static void verify(const char *name, size_t count, expectation *expected) {
+    for (int rank = 0; rank < WORLD; rank++) {
+        use_gpu(rank);
+        download(host, recvs[rank], count, streams[rank]);
+        for (size_t i = 0; i < count; i++) {
+            if (host[i] == expected(rank, i)) continue;
+            fprintf(stderr, "%s: rank %d has %g at %zu and not %g\n", name, rank, host[i], i, expected(rank, i));
+            exit(1);
+        }
+    }
+}
+
+/* Makes a call on every rank in one group, and verifies what the ranks received. */
+#define EVERYWHERE(call, count, expected)                                          \
+    do {                                                                           \
+        fill();                                                                    \
+        NCCL(ncclGroupStart());                                                    \
+        for (int r = 0; r < WORLD; r++) NCCL(call);                                \
+        NCCL(ncclGroupEnd());                                                      \
+        verify(#call, count, expected);                                            \
+    } while (0)
+
+static void collectives(void) {
+    static const struct { ncclRedOp_t op; expectation *expected; } ops[] = {
+        {ncclSum, sum}, {ncclAvg, average}, {ncclMax, largest}, {ncclMin, smallest}};
+    for (size_t at = 0; at < sizeof ops / sizeof *ops; at++) {
+        EVERYWHERE(ncclAllReduce(sends[r], recvs[r], COUNT, ncclFloat, ops[at].op, comms[r], streams[r]), COUNT,
+                   ops[at].expected);
+    }
+    EVERYWHERE(ncclBroadcast(sends[r], recvs[r], COUNT, ncclFloat, 2, comms[r], streams[r]), COUNT, of_two);
+    EVERYWHERE(pncclReduce(sends[r], recvs[r], COUNT, ncclFloat, ncclSum, 1, comms[r], streams[r]), COUNT, sum_at_one);
+    EVERYWHERE(ncclAllGather(sends[r], recvs[r], COUNT, ncclFloat, comms[r], streams[r]), LENGTH, gathered);
+    EVERYWHERE(ncclReduceScatter(sends[r], recvs[r], COUNT, ncclFloat, ncclSum, comms[r], streams[r]), COUNT,
+               scattered_sum);
+    EVERYWHERE(ncclAlltoAll(sends[r], recvs[r], COUNT, ncclFloat, comms[r], streams[r]), LENGTH, exchanged);
+    EVERYWHERE(ncclGather(sends[r], recvs[r], COUNT, ncclFloat, 3, comms[r], streams[r]), LENGTH, gathered_at_three);
+    EVERYWHERE(ncclScatter(sends[r], recvs[r], COUNT, ncclFloat, 0, comms[r], streams[r]), COUNT, scattered);
+
+    /* Two calls of each rank in one group, in their order; a group within a group. */
+    fill();
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        NCCL(ncclGroupStart());
+        NCCL(ncclAllReduce(sends[r], sends[r], COUNT, ncclFloat, ncclSum, comms[r], streams[r]));
+        NCCL(ncclReduce(sends[r], recvs[r], COUNT, ncclFloat, ncclMax, 1, comms[r], streams[r]));
+        NCCL(ncclGroupEnd());
+    }
+    NCCL(ncclGroupEnd());
+    verify("two calls", COUNT, sum_at_one);
+
+    /* In place, by the old name. */
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) NCCL(ncclBcast(recvs[r], COUNT, ncclFloat, 1, comms[r], streams[r]));
+    NCCL(ncclGroupEnd());
+    verify("ncclBcast", COUNT, sum);
+}
+
+static void factors(void) {
+    ncclRedOp_t ops[WORLD];
+    for (int r = 0; r < WORLD; r++) {
+        float factor = (float)(r + 1);
+        NCCL(ncclRedOpCreatePreMulSum(&ops[r], &factor, ncclFloat, ncclScalarHostImmediate, comms[r]));
+        CHECK(ops[r] >= ncclNumOps);
+    }
+    EVERYWHERE(ncclAllReduce(sends[r], recvs[r], COUNT, ncclFloat, ops[r], comms[r], streams[r]), COUNT, weighted);
+    for (int r = 0; r < WORLD; r++) NCCL(ncclRedOpDestroy(ops[r], comms[r]));
+}
+
+/* Sums 1 of every rank of `made`, whose ranks are the GPUs in `gpus`, and compares the sum with the number of ranks. */
+static void sums_ones(ncclComm_t *made, const int *gpus, int count, int world) {
+    NCCL(ncclGroupStart());
+    for (int at = 0; at < count; at++) {
+        int gpu = gpus[at];
+        use_gpu(gpu);
+        for (size_t i = 0; i < COUNT; i++) host[i] = 1;
+        upload(recvs[gpu], host, COUNT, streams[gpu]);
+        NCCL(ncclAllReduce(recvs[gpu], recvs[gpu], COUNT, ncclFloat, ncclSum, made[at], streams[gpu]));
+    }
+    NCCL(ncclGroupEnd());
+    for (int at = 0; at < count; at++) {
+        int gpu = gpus[at], device, ranks;
+        use_gpu(gpu);
+        CHECK(read_gpu(recvs[gpu] + COUNT - 1, streams[gpu]) == (float)world);
+        NCCL(ncclCommCuDevice(made[at], &device));
+        NCCL(ncclCommCount(made[at], &ranks));
+        CHECK(device == gpu && ranks == world);
+    }
+}
+
+static void split_and_shrink(void) {
+    ncclComm_t made[WORLD];
+    int gpus[WORLD] = {0, 1, 2, 3}, rank;
+
+    /* Two halves, in reverse order. */
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommSplit(comms[r], r % 2, -r, &made[r], NULL));
+    NCCL(ncclGroupEnd());
+    sums_ones(made, gpus, WORLD, 2);
+    NCCL(ncclCommUserRank(made[0], &rank));
+    CHECK(rank == 1);
+
+    /* GPU 2 goes on without GPU 0, after its calls were ended. */
+    ncclComm_t alone;
+    NCCL(ncclCommShrink(made[2], &rank, 1, &alone, NULL, NCCL_SHRINK_ABORT));
+    CHECK(settled(made[0]) == ncclRemoteError);
+    sums_ones(&alone, &gpus[2], 1, 1);
+    NCCL(ncclCommDestroy(alone));
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommDestroy(made[r]));
+
+    /* Ranks without a color get no communicator. */
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        made[r] = comms[r];
+        NCCL(ncclCommSplit(comms[r], r == 0 ? NCCL_SPLIT_NOCOLOR : 7, 0, &made[r], NULL));
+    }
+    NCCL(ncclGroupEnd());
+    CHECK(made[0] == NULL);
+    sums_ones(made + 1, gpus + 1, 3, 3);
+    for (int r = 1; r < WORLD; r++) NCCL(ncclCommDestroy(made[r]));
+
+    int excluded = 3;
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < 3; r++) NCCL(ncclCommShrink(comms[r], &excluded, 1, &made[r], NULL, NCCL_SHRINK_DEFAULT));
+    NCCL(ncclGroupEnd());
+    sums_ones(made, gpus, 3, 3);
+    for (int r = 0; r < 3; r++) NCCL(ncclCommDestroy(made[r]));
+}
+
+static void memory(void) {
+    use_gpu(0);
+    void *buffer, *handle;
+    NCCL(ncclMemAlloc(&buffer, 1 << 16));
+    CHECK(buffer != NULL);
+    NCCL(ncclCommRegister(comms[0], buffer, 1 << 16, &handle));
+    NCCL(ncclCommDeregister(comms[0], handle));
+    RETURNS(ncclInvalidArgument, "no handle of ncclCommRegister", ncclCommDeregister(comms[0], handle));
+    NCCL(ncclMemFree(buffer));
+    NCCL(ncclMemFree(NULL));
+    NCCL(ncclMemAlloc(&buffer, 0));
+    CHECK(buffer == NULL);
+}
+
+int main(void) {
+    alarm(60);
+    use_gpu(0);
+    NCCL(ncclCommInitAll(comms, WORLD, NULL));
+    for (int rank = 0; rank < WORLD; rank++) {
+        use_gpu(rank);
+        streams[rank] = new_stream();
+        sends[rank] = on_gpu(LENGTH, 0, streams[rank]);
+        recvs[rank] = on_gpu(LENGTH, 0, streams[rank]);
+        int device, user_rank, count;
+        NCCL(ncclCommCuDevice(comms[rank], &device));
+        NCCL(ncclCommUserRank(comms[rank], &user_rank));
+        NCCL(ncclCommCount(comms[rank], &count));
+        CHECK(device == rank && user_rank == rank && count == WORLD);
+    }
+    collectives();
+    factors();
+    split_and_shrink();
+    memory();
+    for (int rank = 0; rank < WORLD; rank++) NCCL(ncclCommFinalize(comms[rank]));
+    for (int rank = 0; rank < WORLD; rank++) CHECK(settled(comms[rank]) == ncclSuccess);
+    for (int rank = 0; rank < WORLD; rank++) NCCL(ncclCommDestroy(comms[rank]));
+    puts("one_process: ok");
+    return 0;
+}
