@@ -193,6 +193,6 @@ fn accept(socket: TcpStream, params: &SessionParams) -> Option<Session> {
     let mut unrouted = UnroutedConnections::default();
     unrouted.add(socket, Instant::now()).expect("a connection");
     unrouted.receive(&[true], frame_limit(params.world));
-    let (_, connection, _) = unrouted.route(|_| Routing::To(0)).pop()?;
+    let (_, connection) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop()?;
     Session::accept(connection, params).ok()
 }

@@ -141,7 +141,7 @@ mod tests {
                 Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock),
             }
             unrouted.receive(&[true], 4096);
-            if let Some((_, connection, _)) = unrouted.route(|_| Routing::To(0)).pop() {
+            if let Some((_, connection)) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop() {
                 return Session::accept(connection, &params).expect("a session");
             }
             assert!(Instant::now() < until, "no connection comes");

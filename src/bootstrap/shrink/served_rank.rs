@@ -63,6 +63,9 @@ pub(super) struct ServedRank {
     fault: Option<Arc<Fault>>,
     /// The number of the last call.
     call: u64,
+    /// Whether something has happened since the last [`advance`](Self::advance), and when the next one is due otherwise.
+    has_events: bool,
+    due: Option<Instant>,
     has_left: bool,
     /// Last, because the handle may wait until the connections above are closed.
     _served: ServedState,
@@ -82,6 +85,8 @@ impl ServedRank {
             coordinator: None,
             fault: None,
             call: 0,
+            has_events: false,
+            due: None,
             has_left: false,
             params,
             _served: ServedState::new(&shared),
@@ -113,9 +118,8 @@ impl ServedRank {
     }
 
     /// When [`advance`](Self::advance) is due, if no event comes before.
-    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
-        let late = self.oldest_unauthenticated().map(|opened| opened + OPENING_TIMEOUT);
-        late.into_iter().chain(self.agreement.deadline(now)).chain(self.notices.deadline()).min()
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.due
     }
 
     /// Handles the connections that are ready, given in the order of [`poll_fds`](Self::poll_fds).
@@ -128,15 +132,22 @@ impl ServedRank {
         };
         let (connecting, others) = ready.split_at(self.connecting.len());
         let (sessions, notices) = others.split_at(self.sessions.len());
+        self.has_events = true;
         // Connections are added behind the ones that are ready.
         self.receive(&indices(sessions), now);
         self.finish_connecting(&indices(connecting), now);
         self.advance_notices(notices, now);
     }
 
-    /// Does what is due, and what the program has asked for if `was_woken`.
+    /// Does what is due, and what the program has asked for if `was_woken`. Costs next to nothing if there is neither, so that many
+    /// ranks do not delay each other.
     pub(super) fn advance(&mut self, was_woken: bool, now: Instant) {
         let leaving = was_woken && self.take_requests(now);
+        if !self.has_events && !self.due.is_some_and(|at| now >= at) {
+            self.has_left = leaving;
+            return;
+        }
+        self.has_events = false;
         if self.agreement.is_active() {
             self.agreement.on_tick(now);
         }
@@ -149,6 +160,8 @@ impl ServedRank {
         // The others see that this rank is gone when its connections close.
         self.has_left = leaving;
         self.close_finished(now);
+        let late = self.oldest_unauthenticated().map(|opened| opened + OPENING_TIMEOUT);
+        self.due = late.into_iter().chain(self.agreement.deadline(now)).chain(self.notices.deadline()).min();
     }
 
     /// Carries out what the program has asked for. Whether the handle is being dropped.
@@ -158,6 +171,7 @@ impl ServedRank {
             (std::mem::take(&mut state.requests), state.leaving)
         };
         for request in requests {
+            self.has_events = true;
             self.on_request(request, now);
         }
         leaving
@@ -327,11 +341,12 @@ impl ServedRank {
         }
     }
 
-    /// Takes over a connection that was accepted at `opened` and is for this rank.
-    pub(super) fn accept(&mut self, connection: OpenedConnection, opened: Instant, now: Instant) {
+    /// Takes over a connection that was opened to this rank.
+    pub(super) fn accept(&mut self, connection: OpenedConnection, now: Instant) {
         match Session::accept(connection, &self.params.session) {
             Ok(session) => {
-                self.sessions.push(ServedSession { session, opened, closing: false });
+                self.sessions.push(ServedSession { session, opened: now, closing: false });
+                self.has_events = true;
                 // What came together with the opening makes the socket readable no more.
                 self.receive(&[self.sessions.len() - 1], now);
             }
@@ -344,7 +359,7 @@ impl ServedRank {
         self.sessions.iter().filter(|served| served.session.peer().is_none()).count()
     }
 
-    /// When the oldest of them was accepted.
+    /// When the oldest of them was taken over.
     pub(super) fn oldest_unauthenticated(&self) -> Option<Instant> {
         let unauthenticated = self.sessions.iter().filter(|served| served.session.peer().is_none());
         unauthenticated.map(|served| served.opened).min()

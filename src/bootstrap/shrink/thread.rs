@@ -6,7 +6,7 @@
 use super::frame::{ServiceNumber, frame_limit};
 use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;
-use super::unrouted::{OPENING_TIMEOUT, Routing, UnroutedConnections};
+use super::unrouted::{Routing, UnroutedConnections};
 use crate::descriptor_limit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -124,9 +124,9 @@ impl ShrinkThread {
         let until = self
             .ranks
             .iter()
-            .filter_map(|rank| rank.deadline(now))
+            .filter_map(ServedRank::deadline)
             .chain(self.accept_resumes)
-            .chain(self.unrouted.oldest().map(|opened| opened + OPENING_TIMEOUT))
+            .chain(self.unrouted.deadline())
             .min();
         let timeout = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         // An interrupted wait ends early, and the next one makes up for it.
@@ -181,13 +181,14 @@ impl ShrinkThread {
     /// Hands connections to the ranks that they are for.
     fn route(&mut self, now: Instant) {
         let Self { unrouted, ranks, departed, are_joining, .. } = self;
-        let routed = unrouted.route(|number| match ranks.iter().position(|rank| rank.number() == *number) {
-            Some(position) => Routing::To(position),
-            None if *are_joining && !departed.contains(number) => Routing::Wait,
-            None => Routing::Refuse,
-        });
-        for (position, connection, opened) in routed {
-            ranks[position].accept(connection, opened, now);
+        let routed =
+            unrouted.route(now, |number| match ranks.iter().position(|rank| rank.number() == *number) {
+                Some(position) => Routing::To(position),
+                None if *are_joining && !departed.contains(number) => Routing::Wait,
+                None => Routing::Refuse,
+            });
+        for (position, connection) in routed {
+            ranks[position].accept(connection, now);
         }
     }
 

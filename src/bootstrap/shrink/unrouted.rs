@@ -13,7 +13,8 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How long an accepted connection may take to authenticate.
+/// How long an accepted connection may take to send its opening, how long a rank that takes it over waits for proof, and how long one
+/// that was refused may stay.
 pub(super) const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the end that connected has sent first.
@@ -48,7 +49,8 @@ pub(super) enum Routing {
 enum UnroutedState {
     /// The opening has not arrived.
     Unopened,
-    /// The rank is not there yet. Nothing more is read, so that it waits in the kernel.
+    /// The rank is not there yet. Nothing more is read, so that it waits in the kernel. There is no time limit: the other end takes a
+    /// rank that does not answer for a stopped one, and one whose connections end for one that may come back.
     Waiting(SessionOpening),
     /// The answer is being sent. The other end closes the connection when it has it: closing it here could destroy the answer.
     Refused,
@@ -61,6 +63,8 @@ struct UnroutedConnection {
     state: UnroutedState,
     /// When it was accepted.
     opened: Instant,
+    /// When it is closed.
+    until: Option<Instant>,
 }
 
 /// All of them, the oldest first.
@@ -76,7 +80,8 @@ impl UnroutedConnections {
     /// Those of setting the socket's options.
     pub(super) fn add(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
         let stream = FramedStream::new(stream, false)?;
-        self.connections.push(UnroutedConnection { stream, state: UnroutedState::Unopened, opened: now });
+        let (state, until) = (UnroutedState::Unopened, Some(now + OPENING_TIMEOUT));
+        self.connections.push(UnroutedConnection { stream, state, opened: now, until });
         Ok(())
     }
 
@@ -98,7 +103,12 @@ impl UnroutedConnections {
 
     /// Closes those that have taken too long.
     pub(super) fn remove_late(&mut self, now: Instant) {
-        self.connections.retain(|connection| now < connection.opened + OPENING_TIMEOUT);
+        self.connections.retain(|connection| connection.until.is_none_or(|until| now < until));
+    }
+
+    /// When the next one has taken too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.connections.iter().filter_map(|connection| connection.until).min()
     }
 
     /// What to poll for, the oldest first.
@@ -120,23 +130,24 @@ impl UnroutedConnections {
     }
 
     /// Has `route` say what is done about each connection whose opening has arrived, and returns those that a rank takes over, with
-    /// its position and the time when they were accepted.
+    /// its position.
     pub(super) fn route(
         &mut self,
+        now: Instant,
         mut route: impl FnMut(&ServiceNumber) -> Routing,
-    ) -> Vec<(usize, OpenedConnection, Instant)> {
+    ) -> Vec<(usize, OpenedConnection)> {
         let mut routed = Vec::new();
         for mut connection in std::mem::take(&mut self.connections) {
             if let UnroutedState::Waiting(opening) = connection.state {
                 match route(&opening.to) {
                     Routing::To(position) => {
-                        let UnroutedConnection { stream, opened, .. } = connection;
-                        routed.push((position, OpenedConnection { stream, opening }, opened));
+                        let UnroutedConnection { stream, .. } = connection;
+                        routed.push((position, OpenedConnection { stream, opening }));
                         continue;
                     }
                     Routing::Wait => {}
                     Routing::Refuse => {
-                        if !connection.refuse(opening.nonce) {
+                        if !connection.refuse(opening.nonce, now) {
                             continue;
                         }
                     }
@@ -158,6 +169,7 @@ impl UnroutedConnection {
                 if let Some(first) = frames.next() {
                     let Some(opening) = opening_in(&first) else { return false };
                     self.state = UnroutedState::Waiting(opening);
+                    self.until = None;
                     self.stream.put_back(frames);
                 }
                 received.end.is_none()
@@ -169,8 +181,9 @@ impl UnroutedConnection {
     }
 
     /// Answers that the rank is gone. Whether the connection is of use.
-    fn refuse(&mut self, nonce: SessionNonce) -> bool {
+    fn refuse(&mut self, nonce: SessionNonce, now: Instant) -> bool {
         self.state = UnroutedState::Refused;
+        self.until = Some(now + OPENING_TIMEOUT);
         match encode(&ShrinkFrame::Gone { nonce }) {
             Ok(answer) => self.stream.enqueue(answer),
             Err(error) => {

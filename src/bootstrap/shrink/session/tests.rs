@@ -29,7 +29,7 @@ fn opened(far: TcpStream) -> OpenedConnection {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         unrouted.receive(&[true], frame_limit(4));
-        if let Some((_, connection, _)) = unrouted.route(|_| Routing::To(0)).pop() {
+        if let Some((_, connection)) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop() {
             return connection;
         }
         assert!(Instant::now() < until, "no opening arrives");
