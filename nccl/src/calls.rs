@@ -6,6 +6,7 @@ use flexring::c_api::collectives::{
     flexring_all_gather, flexring_all_reduce, flexring_broadcast, flexring_reduce, flexring_reduce_scatter,
 };
 use flexring::c_api::exchanges::{flexring_all_to_all, flexring_gather, flexring_scatter};
+use flexring::c_api::groups::{flexring_recv, flexring_send};
 use flexring::c_api::types::{flexring_dtype, flexring_op};
 use std::ffi::{c_int, c_void};
 
@@ -20,6 +21,8 @@ pub(crate) enum CallKind {
     AllToAll,
     Gather,
     Scatter,
+    Send,
+    Recv,
 }
 
 /// A call. The count is what NCCL's function of that name takes.
@@ -33,7 +36,7 @@ pub(crate) struct Call {
     pub dtype: flexring_dtype,
     /// Not used by calls that do not reduce.
     pub op: flexring_op,
-    /// Not used by calls without a root.
+    /// The root, or the peer of a send or receive. Not used by other calls.
     pub root: c_int,
     pub stream: *mut c_void,
 }
@@ -42,9 +45,18 @@ pub(crate) struct Call {
 unsafe impl Send for Call {}
 
 impl Call {
-    /// Whether one rank is the root.
-    pub(crate) fn has_root(&self) -> bool {
-        matches!(self.kind, CallKind::Broadcast | CallKind::Reduce | CallKind::Gather | CallKind::Scatter)
+    /// What `root` is called in errors; `None` if it is not used.
+    pub(crate) fn root_name(&self) -> Option<&'static str> {
+        match self.kind {
+            CallKind::Broadcast | CallKind::Reduce | CallKind::Gather | CallKind::Scatter => Some("root"),
+            CallKind::Send | CallKind::Recv => Some("peer"),
+            CallKind::AllReduce | CallKind::AllGather | CallKind::ReduceScatter | CallKind::AllToAll => None,
+        }
+    }
+
+    /// Whether it concerns one peer only.
+    pub(crate) fn is_message(&self) -> bool {
+        matches!(self.kind, CallKind::Send | CallKind::Recv)
     }
 
     /// Makes the call. It returns when it is in its stream.
@@ -67,6 +79,8 @@ impl Call {
                 CallKind::AllToAll => flexring_all_to_all(send, recv, count, dtype, comm, stream),
                 CallKind::Gather => flexring_gather(send, recv, count, dtype, root, comm, stream),
                 CallKind::Scatter => flexring_scatter(send, recv, count, dtype, root, comm, stream),
+                CallKind::Send => flexring_send(send, count, dtype, root, comm, stream),
+                CallKind::Recv => flexring_recv(recv, count, dtype, root, comm, stream),
             }
         };
         check(result)

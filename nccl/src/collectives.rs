@@ -6,6 +6,7 @@ use crate::handles;
 use crate::status::{Failure, Outcome, nccl_functions};
 use crate::types::{NCCL_NUM_TYPES, cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
 
 /// The arguments of a call, as the caller passed them.
 struct Arguments {
@@ -36,9 +37,9 @@ impl Arguments {
             None => 0,
         };
         let call = Call { kind, function, send, recv, count, dtype, op, root, stream };
-        if call.has_root() && !(0..world).contains(&root) {
+        if let Some(name) = call.root_name().filter(|_| !(0..world).contains(&root)) {
             return Err(Failure::argument(format!(
-                "root is {root}, but there are {world} ranks, numbered from 0"
+                "{name} is {root}, but there are {world} ranks, numbered from 0"
             )));
         }
         // SAFETY: the caller guarantees buffers and stream.
@@ -151,6 +152,28 @@ nccl_functions! {
         let (function, kind) = ("ncclScatter", CallKind::Scatter);
         let call = Arguments { function, kind, send: sendbuff, recv: recvbuff, count, datatype, op: None, root, stream };
         // SAFETY: the caller guarantees buffers and stream.
+        unsafe { call.make(comm) }
+    }
+
+    /// Sends a vector to a peer, which receives it.
+    fn ncclSend / pncclSend(
+        sendbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) {
+        let (function, kind, recv) = ("ncclSend", CallKind::Send, null_mut());
+        let call = Arguments { function, kind, send: sendbuff, recv, count, datatype, op: None, root: peer, stream };
+        // SAFETY: the caller guarantees buffer and stream.
+        unsafe { call.make(comm) }
+    }
+
+    /// Receives a vector that a peer sends.
+    fn ncclRecv / pncclRecv(
+        recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) {
+        let (function, kind, send) = ("ncclRecv", CallKind::Recv, null());
+        let call = Arguments { function, kind, send, recv: recvbuff, count, datatype, op: None, root: peer, stream };
+        // SAFETY: the caller guarantees buffer and stream.
         unsafe { call.make(comm) }
     }
 }

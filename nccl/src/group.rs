@@ -1,15 +1,16 @@
 //! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread.
 //!
 //! Owns what is deferred, and how it runs at the end: first all communicators are made, each on a thread of its own; then the
-//! calls of each communicator in their order, and those of different communicators at the same time, because one thread may
+//! calls of each communicator in their order (sends and receives together, after the others), and those of different communicators at the same time, because one thread may
 //! make the calls of all ranks. Must not know what a call does.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Make};
 use crate::handles;
-use crate::status::{Failure, Outcome, nccl_functions, record};
+use crate::status::{Failure, Outcome, check, nccl_functions, record};
 use crate::threads::{run_together, spawn};
 use crate::types::{CUDA_STREAM_PER_THREAD, ncclComm_t, ncclResult_t};
+use flexring::c_api::groups::{flexring_group_end, flexring_group_start};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -253,12 +254,24 @@ fn run_all(calls: Vec<Deferred>) -> Outcome {
     run_together(tasks.collect())?.into_iter().collect()
 }
 
-/// Runs calls of one communicator in their order.
+/// Runs calls of one communicator: first the collectives in their order, then the sends and receives together. Ranks may list
+/// them in any order in their groups, and the calls of a communicator run one after the other.
 fn run_part(comm: &Comm, calls: Vec<Call>) -> Outcome {
     let live = comm.ready()?;
-    calls.into_iter().try_for_each(|call| {
+    let run = |call: Call| {
         let function = call.function;
         // SAFETY: the callers of `call` guarantee buffers and streams.
         unsafe { call.run(&live) }.map_err(|failure| failure.context(function))
-    })
+    };
+    let (messages, collectives): (Vec<Call>, Vec<Call>) = calls.into_iter().partition(Call::is_message);
+    collectives.into_iter().try_for_each(run)?;
+    if messages.is_empty() {
+        return Ok(());
+    }
+    check(flexring_group_start())?;
+    let noted: Outcome = messages.into_iter().try_for_each(run);
+    // It also ends the group, without making a message, if one was refused.
+    // SAFETY: the same.
+    let ended = unsafe { flexring_group_end() };
+    noted.and_then(|()| check(ended))
 }

@@ -72,10 +72,6 @@ refused! {
         ncclSignal / pncclSignal
         ncclWaitSignal / pncclWaitSignal
         ;
-    "send and receive are not connected yet":
-        ncclSend / pncclSend
-        ncclRecv / pncclRecv
-        ;
     "its settings are the variables that `flexring env` shows":
         ncclParamBind / pncclParamBind
         ncclParamGet / pncclParamGet

@@ -1,5 +1,5 @@
 /* One thread drives four GPUs, as programs for NCCL do: it makes the communicators of all ranks at once, and the calls of all
- * ranks in groups. Every collective, operations with factors, split, shrink, registration and memory. */
+ * ranks in groups. Every collective, sends and receives, operations with factors, split, shrink, registration and memory. */
 #include "check.h"
 
 enum { WORLD = 4, COUNT = 1000, LENGTH = WORLD * COUNT };
@@ -93,6 +93,54 @@ static void collectives(void) {
     for (int r = 0; r < WORLD; r++) NCCL(ncclBcast(recvs[r], COUNT, ncclFloat, 1, comms[r], streams[r]));
     NCCL(ncclGroupEnd());
     verify("ncclBcast", COUNT, sum);
+}
+
+static float from_before(int rank, size_t i) { return value((rank + WORLD - 1) % WORLD, i); }
+static float to_itself(int rank, size_t i) { return value(rank, i); }
+
+/* Sends and receives progress together in a group, whatever their order. */
+static void messages(void) {
+    fill();
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        int before = (r + WORLD - 1) % WORLD, after = (r + 1) % WORLD;
+        if (r % 2) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
+        NCCL(ncclSend(sends[r], COUNT, ncclFloat, after, comms[r], streams[r]));
+        if (r % 2 == 0) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
+    }
+    NCCL(ncclGroupEnd());
+    verify("a ring", COUNT, from_before);
+
+    /* Everyone to everyone, as an all-to-all. */
+    fill();
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        for (int peer = 0; peer < WORLD; peer++) {
+            NCCL(ncclSend(sends[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
+            NCCL(ncclRecv(recvs[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
+        }
+    }
+    NCCL(ncclGroupEnd());
+    verify("all to all", LENGTH, exchanged);
+
+    /* To itself, and beside a collective, which ranks list in different orders. */
+    fill();
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        float *spare = sends[r] + COUNT;
+        if (r % 2) NCCL(ncclAllReduce(spare, spare, COUNT, ncclFloat, ncclSum, comms[r], streams[r]));
+        NCCL(ncclSend(sends[r], COUNT, ncclFloat, r, comms[r], streams[r]));
+        NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, r, comms[r], streams[r]));
+        if (r % 2 == 0) NCCL(ncclAllReduce(spare, spare, COUNT, ncclFloat, ncclSum, comms[r], streams[r]));
+    }
+    NCCL(ncclGroupEnd());
+    verify("to itself", COUNT, to_itself);
+
+    RETURNS(ncclInvalidArgument, "peer is 4", ncclSend(sends[0], COUNT, ncclFloat, WORLD, comms[0], streams[0]));
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(sends[0], COUNT, ncclFloat, 0, comms[0], streams[0]));
+    NCCL(ncclRecv(recvs[0], COUNT, ncclFloat, 0, comms[0], NULL));
+    RETURNS(ncclInvalidArgument, "must all be in the same stream", ncclGroupEnd());
 }
 
 static void factors(void) {
@@ -196,6 +244,7 @@ int main(void) {
         CHECK(device == rank && user_rank == rank && count == WORLD);
     }
     collectives();
+    messages();
     factors();
     split_and_shrink();
     memory();

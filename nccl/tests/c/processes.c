@@ -39,6 +39,12 @@ static int run(int rank) {
     NCCL(ncclCommInitRank(&comm, WORLD, shared->ids[0], rank));
     if (rank == 0) NCCL(ncclGroupEnd());
     sums(comm, rank, stream);
+    /* Not in a group: one sends, the other receives. */
+    float *vector = on_gpu(COUNT, (float)(rank + 1), stream);
+    if (rank == 0) NCCL(ncclSend(vector, COUNT, ncclFloat, 1, comm, stream));
+    else NCCL(ncclRecv(vector, COUNT, ncclFloat, 0, comm, stream));
+    CHECK(read_gpu(vector + COUNT - 1, stream) == 1);
+    free_gpu(vector);
     NCCL(ncclCommFinalize(comm));
     RETURNS(ncclInvalidArgument, "was finalized", ncclAllReduce(NULL, NULL, 0, ncclFloat, ncclSum, comm, stream));
     NCCL(ncclCommDestroy(comm));
@@ -72,7 +78,7 @@ static int run(int rank) {
         }
         CHECK(state == ncclRemoteError);
         CHECK(strstr(ncclGetLastError(comm), "abort"));
-        float *vector = on_gpu(1, 1, stream);
+        vector = on_gpu(1, 1, stream);
         RETURNS(ncclRemoteError, "abort", ncclAllReduce(vector, vector, 1, ncclFloat, ncclSum, comm, stream));
         NCCL(ncclCommAbort(comm));
     }
