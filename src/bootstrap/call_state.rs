@@ -113,10 +113,20 @@ impl CallStateCell {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
+    /// A number that changes with every state.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
     /// The current state, or `None` if every attempt met a concurrent write. A rank that changes its state
     /// that often is not stuck, so callers may keep the previous state.
     #[must_use]
     pub fn read(&self) -> Option<CallState> {
+        self.read_versioned().map(|(_, state)| state)
+    }
+
+    /// [`read`](Self::read), with the [`version`](Self::version) of the state.
+    pub(super) fn read_versioned(&self) -> Option<(u64, CallState)> {
         const ATTEMPTS: usize = 100;
         for _ in 0..ATTEMPTS {
             let version = self.version.load(Ordering::Acquire);
@@ -125,10 +135,11 @@ impl CallStateCell {
             // All words must be read before the version is read again.
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                return Some(match Call::from_words(words) {
+                let state = match Call::from_words(words) {
                     Some(call) if in_call => CallState::InCall(call),
                     call => CallState::Idle { finished: call.map_or(0, |call| call.last_collective()) },
-                });
+                };
+                return Some((version, state));
             }
             std::hint::spin_loop();
         }

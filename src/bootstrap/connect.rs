@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
+use crate::rank::Rank;
 use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -48,6 +49,8 @@ pub(super) struct Joined {
     pub(super) stream: FramedStream,
     /// Description of the coordinator's process.
     pub(super) host_process: String,
+    /// The ranks of that process.
+    pub(super) host_ranks: Vec<Rank>,
     pub(super) secret: JobSecret,
 }
 
@@ -75,8 +78,8 @@ impl Joiner<'_> {
             answered = outcome?;
         }
         match answered {
-            (CoordinatorAnswer::Welcome(host_process), stream, secret) => {
-                Ok(Joined { stream, host_process, secret })
+            (CoordinatorAnswer::Welcome { host, ranks }, stream, secret) => {
+                Ok(Joined { stream, host_process: host, host_ranks: ranks, secret })
             }
             _ => Err(Error::internal("the coordinator did not answer a rank with a welcome")),
         }

@@ -4,11 +4,13 @@
 //! heartbeats and receives root causes (`control_thread`). Must not know what a call does: the executor writes a [`CallStateCell`] and reports
 //! failures.
 //!
-//! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds.
+//! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds. The ranks of a world can
+//! open further ones over its connections (`further_world`). The socket and the thread last until the last of these worlds.
 
 use super::call_state::{CallState, CallStateCell};
 use super::connect::{Joined, Joiner};
-use super::control_thread::{ControlThread, Shared};
+use super::control_state::Shared;
+use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
 use super::coordinator_target::CoordinatorTarget;
 use super::heartbeat::seconds;
@@ -26,7 +28,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
-use crate::process::spawn;
+use crate::process::{CreatorProcess, spawn};
 use crate::rank::Rank;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,22 +39,44 @@ use std::time::{Duration, Instant};
 const ROOT_CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer than the coordinator a rank waits for an exchange, so that it receives the list of missing
 /// ranks.
-const GRACE: Duration = Duration::from_secs(2);
+pub(super) const GRACE: Duration = Duration::from_secs(2);
 
 /// One rank's membership of its world.
 #[derive(Debug)]
 pub struct ControlConnection {
-    rank: Rank,
-    world: usize,
-    timeout: Duration,
-    secret: JobSecret,
-    shared: Arc<Shared>,
+    pub(super) rank: Rank,
+    pub(super) world: usize,
+    pub(super) timeout: Duration,
+    pub(super) secret: JobSecret,
+    pub(super) shared: Arc<Shared>,
     /// Number of the last exchange. Locked during an exchange, so that exchanges keep their order.
-    exchanges: Mutex<u64>,
+    pub(super) exchanges: Mutex<u64>,
+    /// The ranks of the process that runs the coordinator.
+    pub(super) host_ranks: Vec<Rank>,
+    /// By rank of this world, the ranks in the world that the connection was made for.
+    pub(super) first_ranks: Vec<Rank>,
+    pub(super) service: Arc<ControlService>,
+}
+
+/// What the worlds of one connection share, and the last of them ends.
+#[derive(Debug)]
+pub(super) struct ControlService {
+    pub(super) creator: CreatorProcess,
     thread: Option<JoinHandle<()>>,
     /// The coordinator, if this is rank 0 of a rendezvous at an address, or has taken the world over from the process that
     /// created the unique id. Dropped last, because the other ranks may still need it.
     _coordinator: Option<Coordinator>,
+}
+
+impl Drop for ControlService {
+    fn drop(&mut self) {
+        // A forked child has no copy of the thread.
+        if let Some(thread) = self.thread.take().filter(|_| self.creator.is_current())
+            && thread.join().is_err()
+        {
+            log::error!("a control connection's thread panicked");
+        }
+    }
 }
 
 impl ControlConnection {
@@ -97,7 +121,7 @@ impl ControlConnection {
             deadline,
             fault: &fault,
         };
-        let Joined { stream, host_process, secret } = joiner.join(successor)?;
+        let Joined { stream, host_process, host_ranks, secret } = joiner.join(successor)?;
         reach(FaultPoint::BootstrapWelcomed);
         let shared = Arc::new(Shared::new(identity.rank, fault)?);
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
@@ -112,8 +136,13 @@ impl ControlConnection {
             secret,
             shared,
             exchanges: Mutex::new(0),
-            thread: Some(thread),
-            _coordinator: coordinator,
+            host_ranks,
+            first_ranks: (0..identity.world).collect(),
+            service: Arc::new(ControlService {
+                creator: CreatorProcess::current(),
+                thread: Some(thread),
+                _coordinator: coordinator,
+            }),
         })
     }
 
@@ -250,11 +279,8 @@ impl ControlConnection {
 
 impl Drop for ControlConnection {
     fn drop(&mut self) {
-        self.shared.request_leave();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the control connection's thread of rank {} panicked", self.rank);
+        if self.service.creator.is_current() {
+            self.shared.leave();
         }
         reach(FaultPoint::LeaveEnds);
     }

@@ -5,6 +5,7 @@
 //! Does no I/O: it returns [`DetectorAction`]s.
 
 mod absence;
+mod exchange;
 mod member;
 
 use super::call_state::{CallState, departed_before_call};
@@ -15,10 +16,10 @@ use super::rendezvous::JoinedPeer;
 use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
 use crate::fault_point::{FaultPoint, reach};
-use crate::rank::{Rank, RankList};
+use crate::rank::Rank;
 use absence::{describe_absence, describe_absent};
+use exchange::PendingGather;
 use member::{Member, RankStatus};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a report waits for a better root cause than its own error.
@@ -33,17 +34,10 @@ pub(super) enum DetectorAction {
     Broadcast(ToRank),
     /// Send a message to one rank.
     Send(Rank, ToRank),
-    /// Close a rank's connection once its queued messages are sent.
+    /// The rank is no part of this world any more. Close its connection once its queued messages are sent.
     Close(Rank),
-}
-
-/// An exchange that is not complete yet.
-#[derive(Debug)]
-struct PendingGather {
-    label: String,
-    parts: BTreeMap<Rank, Vec<u8>>,
-    deadline: Instant,
-    timeout: Duration,
+    /// Close the connection of a rank that has been silent for this time.
+    GiveUp(Rank, Duration),
 }
 
 /// A reported failure whose root cause is not settled.
@@ -95,7 +89,9 @@ impl FailureDetector {
                 fresh: false,
             })
             .collect();
-        let described = match members.iter().position(|member| member.process == host_process) {
+        let is_host = |(rank, member): (Rank, &Member)| (member.process == host_process).then_some(rank);
+        let ranks: Vec<Rank> = members.iter().enumerate().filter_map(is_host).collect();
+        let described = match ranks.first() {
             Some(rank) => format!("rank {rank} ({host_process})"),
             None => format!("the process that created the unique id ({host_process})"),
         };
@@ -111,7 +107,7 @@ impl FailureDetector {
             root_cause: None,
             closing: false,
             last_tick: now,
-            actions: vec![DetectorAction::Broadcast(ToRank::Welcome { host: described })],
+            actions: vec![DetectorAction::Broadcast(ToRank::Welcome { host: described, ranks })],
         }
     }
 
@@ -129,7 +125,7 @@ impl FailureDetector {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let next_heartbeat =
             self.active().map(|(_, member)| member.heartbeat).min().map(|interval| self.last_tick + interval);
-        let gather = self.gather.as_ref().map(|gather| gather.deadline);
+        let gather = self.gather.as_ref().map(PendingGather::deadline);
         let report = self.report.as_ref().map(|report| report.deadline);
         next_heartbeat.into_iter().chain(gather).chain(report).min()
     }
@@ -165,8 +161,24 @@ impl FailureDetector {
                 self.on_goodbye(rank, now);
             }
             ToCoordinator::GaveUp { silent } => self.on_gave_up(rank, silent),
-            // For a coordinator that the rank has moved away from.
-            ToCoordinator::Moved => {}
+            // These concern no world, or another one.
+            ToCoordinator::Moved
+            | ToCoordinator::Open { .. }
+            | ToCoordinator::InWorld { .. }
+            | ToCoordinator::Alive => {}
+        }
+    }
+
+    /// Whether the rank is part of this world: it has neither left nor died.
+    pub(super) fn is_active(&self, rank: Rank) -> bool {
+        self.members.get(rank).is_some_and(|member| member.status == RankStatus::Active)
+    }
+
+    /// Records that anything came from a rank at this time, possibly a message of another world.
+    pub(super) fn on_sign_of_life(&mut self, rank: Rank, at: Instant) {
+        if let Some(member) = self.members.get_mut(rank).filter(|member| at > member.heard) {
+            member.monitor.reset();
+            member.heard = at;
         }
     }
 
@@ -237,31 +249,31 @@ impl FailureDetector {
             let Some(silent) = member.monitor.expired() else {
                 continue;
             };
-            if member.status != RankStatus::Active {
-                continue;
+            if member.status == RankStatus::Active {
+                self.on_silent(rank, silent);
+                self.actions.push(DetectorAction::GiveUp(rank, silent));
             }
-            member.status = RankStatus::Lost;
-            let message = format!(
-                "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; its last message came {}",
-                member.process,
-                seconds(silent),
-                member.state
-            );
-            self.fail(Error::peer_lost(message));
-            self.actions.push(DetectorAction::Close(rank));
         }
-        if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline) {
-            let missing: Vec<Rank> =
-                (0..self.members.len()).filter(|rank| !gather.parts.contains_key(rank)).collect();
-            self.fail(Error::timeout(format!(
-                "{} of {} did not take part in the exchange of {} within {}",
-                RankList::new(&missing),
-                self.members.len(),
-                gather.label,
-                seconds(gather.timeout)
-            )));
+        if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline()) {
+            self.fail(gather.timeout(self.members.len()));
         }
         self.settle(now);
+    }
+
+    /// Handles that a rank has been silent for so long that it counts as dead.
+    pub(super) fn on_silent(&mut self, rank: Rank, silent: Duration) {
+        let Some(member) = self.members.get_mut(rank).filter(|member| member.status == RankStatus::Active)
+        else {
+            return;
+        };
+        member.status = RankStatus::Lost;
+        let message = format!(
+            "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; its last message came {}",
+            member.process,
+            seconds(silent),
+            member.state
+        );
+        self.fail(Error::peer_lost(message));
     }
 
     fn active(&self) -> impl Iterator<Item = (Rank, &Member)> {
@@ -330,52 +342,29 @@ impl FailureDetector {
             return;
         }
         let timeout = self.members[rank].timeout;
-        let gather = self.gather.get_or_insert_with(|| PendingGather {
-            label: label.clone(),
-            parts: BTreeMap::new(),
-            deadline: now + timeout,
-            timeout,
-        });
-        if number != self.gathered + 1 || label != gather.label || gather.parts.contains_key(&rank) {
-            let message = format!(
-                "rank {rank} exchanges {label} (exchange #{number}) while other ranks exchange {} (#{})",
-                gather.label,
-                self.gathered + 1
-            );
-            self.fail(Error::disagreement(message));
+        let gather = self
+            .gather
+            .get_or_insert_with(|| PendingGather::new(self.gathered + 1, label.clone(), timeout, now));
+        if let Err(error) = gather.add(rank, (number, &label), part, timeout, now) {
+            self.fail(error);
             return;
         }
-        if now + timeout < gather.deadline {
-            gather.deadline = now + timeout;
-            gather.timeout = timeout;
-        }
-        gather.parts.insert(rank, part);
-        if gather.parts.len() == self.members.len() {
-            self.gathered = number;
-            let parts =
-                self.gather.take().map(|gather| gather.parts.into_values().collect()).unwrap_or_default();
-            reach(FaultPoint::CoordinatorCompletedExchange);
-            self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
-        } else {
-            self.check_exchange();
+        match self.gather.take_if(|gather| gather.is_complete(self.members.len())) {
+            Some(gather) => {
+                let (number, parts) = gather.into_parts();
+                self.gathered = number;
+                reach(FaultPoint::CoordinatorCompletedExchange);
+                self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
+            }
+            None => self.check_exchange(),
         }
     }
 
     /// Fails the exchange if a rank that is missing from it has left.
     fn check_exchange(&mut self) {
-        let Some(gather) = &self.gather else {
-            return;
-        };
-        let departed =
-            self.members.iter().enumerate().find(|(rank, member)| {
-                member.status != RankStatus::Active && !gather.parts.contains_key(rank)
-            });
-        if let Some((rank, member)) = departed {
-            let message = format!(
-                "rank {rank} ({}) has left while other ranks exchange {}",
-                member.process, gather.label
-            );
-            self.fail(Error::peer_lost(message));
+        let departure = self.gather.as_ref().and_then(|gather| gather.departure(&self.members));
+        if let Some(error) = departure {
+            self.fail(error);
         }
     }
 

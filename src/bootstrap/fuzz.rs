@@ -1,8 +1,8 @@
 //! Fuzz targets: what strangers, ranks and coordinators send on control connections.
 
 use super::call_state::{CallState, example_call};
-use super::control_thread::{ControlThread, Shared};
-use super::failure_detector::{DetectorAction, FailureDetector};
+use super::control_state::Shared;
+use super::control_thread::ControlThread;
 use super::frame_decoder::{FrameDecoder, Preamble};
 use super::framed_stream::FramedStream;
 use super::handshake::{Admission, AdmissionStep, Gate, code_of_rank};
@@ -17,6 +17,7 @@ use super::rendezvous::{JoinOutcome, JoinedPeer, Rendezvous};
 use super::secret::{JobSecret, SecretSource};
 use super::unique_id::UniqueId;
 use super::world_status::{RankActivity, RankReport, WorldStatus};
+use super::worlds::{Worlds, WorldsAction};
 use crate::config::{Config, SecretText};
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
@@ -69,7 +70,19 @@ fn rank_messages() -> Vec<ToCoordinator> {
         ToCoordinator::Goodbye(CallState::Idle { finished: 2 }),
         ToCoordinator::GaveUp { silent: Duration::from_secs(10) },
         ToCoordinator::Moved,
+        ToCoordinator::Alive,
+        open_message(&[0, 1, 2]),
+        open_message(&[2, 0]),
+        ToCoordinator::Goodbye(in_call).in_world(WORLD).expect("short"),
+        ToCoordinator::Abort { reason: "enough".to_owned() }.in_world(WORLD).expect("short"),
     ]
+}
+
+/// A further world.
+const WORLD: u128 = 5;
+
+fn open_message(members: &[usize]) -> ToCoordinator {
+    ToCoordinator::Open { world: WORLD, members: members.to_vec(), timeout: Duration::from_secs(60) }
 }
 
 /// One message of each kind that a coordinator sends.
@@ -83,7 +96,7 @@ fn coordinator_messages() -> Vec<ToRank> {
         ToRank::Challenge([1; 16]),
         ToRank::HelloAck([2; 32]),
         ToRank::RootCause(Error::peer_lost("rank 1 died")),
-        ToRank::Welcome { host: "rank 0".to_owned() },
+        ToRank::Welcome { host: "rank 0".to_owned(), ranks: vec![0] },
         ToRank::Gathered { number: 1, parts: vec![vec![1], vec![], vec![2, 3]] },
         ToRank::HeartbeatAck,
         ToRank::RequestState,
@@ -95,7 +108,13 @@ fn coordinator_messages() -> Vec<ToRank> {
         ]),
         ToRank::TryAgain("later".to_owned()),
         ToRank::Left { rank: 1, finished: 2 },
-        ToRank::Status(WorldStatus::new(rows, Some(Error::timeout("late")))),
+        ToRank::Status(
+            WorldStatus::new(rows.clone(), Some(Error::timeout("late")))
+                .with_further([WorldStatus::new(rows, None)].into_iter()),
+        ),
+        ToRank::LeaveAck,
+        ToRank::Closing.in_world(WORLD).expect("short"),
+        ToRank::RootCause(Error::peer_lost("rank 1 died")).in_world(WORLD).expect("short"),
     ]
 }
 
@@ -199,19 +218,25 @@ fn handshakes_of_strangers_and_ranks() {
     });
 }
 
-/// Checks what a coordinator sends to its ranks: they can read it.
-fn check_actions(detector: &mut FailureDetector, now: Instant) {
-    for action in detector.actions() {
-        if let DetectorAction::Broadcast(message) | DetectorAction::Send(_, message) = action {
-            let frame = encode(&message).expect("a frame that is not too long");
-            assert!(decode::<ToRank>(&frame[4..]).is_some(), "{message:?}");
+/// Checks what a coordinator sends to its ranks: they can read it. Ranks whose connections it closes are gone.
+fn check_actions(worlds: &mut Worlds, now: Instant) {
+    for action in worlds.actions() {
+        match action {
+            WorldsAction::Broadcast(message) | WorldsAction::Send(_, message) => {
+                let frame = encode(&message).expect("a frame that is not too long");
+                assert!(decode::<ToRank>(&frame[4..]).is_some(), "{message:?}");
+                if let ToRank::InWorld { message, .. } = &message {
+                    let inner = decode::<ToRank>(message);
+                    assert!(inner.is_some_and(|inner| !matches!(inner, ToRank::InWorld { .. })));
+                }
+            }
+            WorldsAction::Close(rank) => worlds.on_disconnect(rank, "closed", now),
         }
     }
-    let _ = detector.status(now).table(4);
+    assert!(worlds.actions().is_empty(), "closing a connection changes nothing");
+    let _ = worlds.status(now).to_string();
     assert!(
-        detector
-            .deadline()
-            .is_none_or(|at| at >= now || now.duration_since(at) < Duration::from_secs(1 << 20))
+        worlds.deadline().is_none_or(|at| at >= now || now.duration_since(at) < Duration::from_secs(1 << 20))
     );
 }
 
@@ -225,6 +250,10 @@ fn members_of_a_world_that_send_anything() {
         seeds.push(
             [&[3], joins(3).as_slice(), &[2, 1], &message, &[2, 0], &message, &[3, 200, 4, 1, 3, 9]].concat(),
         );
+        // The same after all ranks have opened a further world.
+        let open = block(&encode_value(&open_message(&[0, 1, 2])).expect("short"));
+        let opens = (0..3u8).flat_map(|rank| [&[2, rank], open.as_slice()].concat()).collect::<Vec<u8>>();
+        seeds.push([&[3], joins(3).as_slice(), &opens, &[2, 1], &message, &[3, 200, 4, 1, 3, 9]].concat());
     }
     let hello = [
         block(&encode_value(&header(1, 2)).expect("short")),
@@ -238,7 +267,7 @@ fn members_of_a_world_that_send_anything() {
         let world = 1 + reader.below(5);
         let mut now = Instant::now();
         let mut rendezvous = Some(Rendezvous::new("here:1".to_owned()));
-        let mut detector: Option<FailureDetector> = None;
+        let mut worlds: Option<Worlds> = None;
         while !reader.is_empty() {
             match reader.byte() % 6 {
                 kind @ (0 | 1) => {
@@ -254,13 +283,16 @@ fn members_of_a_world_that_send_anything() {
                         let joined = rendezvous.take().expect("ranks join it");
                         let _ = joined.successor(&process(0));
                         let peers: Vec<JoinedPeer> = joined.into_peers();
-                        detector = Some(FailureDetector::new(peers, process(0), now));
+                        worlds = Some(Worlds::new(peers, process(0), now));
                     }
                 }
                 2 => {
                     let rank = reader.below(world + 1);
-                    if let (Some(detector), Some(message)) = (&mut detector, decode(reader.block())) {
-                        detector.on_message(rank, message, now);
+                    let frame = reader.block();
+                    if let Some(worlds) = &mut worlds
+                        && !worlds.on_frame(rank, frame, now)
+                    {
+                        worlds.on_disconnect(rank, "carried an invalid frame", now);
                     }
                 }
                 3 => now += Duration::from_millis(1) * (1 << (reader.byte() % 24)),
@@ -269,14 +301,14 @@ fn members_of_a_world_that_send_anything() {
                     if let Some(rendezvous) = &mut rendezvous {
                         rendezvous.on_disconnect(rank, "closed");
                     }
-                    if let Some(detector) = &mut detector {
-                        detector.on_disconnect(rank, "closed", now);
+                    if let Some(worlds) = &mut worlds {
+                        worlds.on_disconnect(rank, "closed", now);
                     }
                 }
                 _ => {
                     let pause = Duration::from_millis(reader.byte().into());
-                    if let Some(detector) = &mut detector {
-                        detector.on_pause(pause, now);
+                    if let Some(worlds) = &mut worlds {
+                        worlds.on_pause(pause, now);
                     }
                 }
             }
@@ -284,9 +316,9 @@ fn members_of_a_world_that_send_anything() {
                 rendezvous.on_tick(now);
                 assert!(rendezvous.joined().count() <= rendezvous.world().unwrap_or(0));
             }
-            if let Some(detector) = &mut detector {
-                detector.on_tick(now);
-                check_actions(detector, now);
+            if let Some(worlds) = &mut worlds {
+                worlds.on_tick(now);
+                check_actions(worlds, now);
             }
         }
     });
@@ -324,7 +356,7 @@ fn coordinators_that_answer_anything() {
         let mut thread = ControlThread::new(shared, stream(), "rank 0".to_owned(), Duration::from_secs(1));
         for message in frames.map_while(|frame| decode(&frame)) {
             let is_root_cause = matches!(message, ToRank::RootCause(_));
-            thread.on_message(message);
+            let _ = thread.on_message(message);
             assert!(!is_root_cause || fault.check().is_err());
         }
     });

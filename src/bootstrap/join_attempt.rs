@@ -8,6 +8,7 @@ use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Nonce, OPENING_LIMI
 use super::secret::JobSecret;
 use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use crate::tls::{INTERCEPTOR, TlsRole};
 use rustix::event::PollFd;
 use std::net::SocketAddr;
@@ -28,8 +29,8 @@ pub(super) enum ConnectError {
 
 /// What a coordinator answers a caller that it admits.
 pub(super) enum CoordinatorAnswer {
-    /// All ranks have joined. The description of the coordinator's process.
-    Welcome(String),
+    /// All ranks have joined. The description of the coordinator's process, and its ranks.
+    Welcome { host: String, ranks: Vec<Rank> },
     /// All ranks have joined, and must join again at these addresses.
     Moved(Vec<SocketAddr>),
     /// The state of the world.
@@ -156,7 +157,9 @@ impl<'a> JoinAttempt<'a> {
             }
             (Some(ToRank::Refused(error)), false) => return Err(ConnectError::Refused(error)),
             (Some(ToRank::Attempt(attempt)), true) => *number = Some(attempt),
-            (Some(ToRank::Welcome { host }), true) => return Ok(Some(CoordinatorAnswer::Welcome(host))),
+            (Some(ToRank::Welcome { host, ranks }), true) => {
+                return Ok(Some(CoordinatorAnswer::Welcome { host, ranks }));
+            }
             (Some(ToRank::Moved(addresses)), true) => return Ok(Some(CoordinatorAnswer::Moved(addresses))),
             (Some(ToRank::Status(status)), true) => return Ok(Some(CoordinatorAnswer::Status(status))),
             (Some(ToRank::TryAgain(why)), true) => return Err(ConnectError::Retry(why)),

@@ -2,9 +2,9 @@
 //!
 //! Owns what the phases have in common. Must not know connections.
 
-use super::failure_detector::FailureDetector;
 use super::rendezvous::Rendezvous;
 use super::world_status::{RankActivity, RankReport, WorldStatus};
+use super::worlds::Worlds;
 use crate::rank::Rank;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const MOVE_GRACE: Duration = Duration::from_secs(5);
 #[expect(clippy::large_enum_variant, reason = "one per world")]
 pub(super) enum Phase {
     Rendezvous(Rendezvous),
-    Monitoring(FailureDetector),
+    Monitoring(Worlds),
     /// The ranks move to the coordinator of rank 0, at the latest by `until`.
     Moving {
         rendezvous: Rendezvous,
@@ -43,7 +43,7 @@ impl Phase {
                 }
                 WorldStatus::new(rows, rendezvous.root_cause().cloned())
             }
-            Phase::Monitoring(detector) => detector.status(now),
+            Phase::Monitoring(worlds) => worlds.status(now),
             Phase::Moving { .. } | Phase::Finished => WorldStatus::default(),
         }
     }
@@ -54,7 +54,7 @@ impl Phase {
             Phase::Rendezvous(rendezvous) | Phase::Moving { rendezvous, .. } => {
                 rendezvous.on_disconnect(rank, cause);
             }
-            Phase::Monitoring(detector) => detector.on_disconnect(rank, cause, now),
+            Phase::Monitoring(worlds) => worlds.on_disconnect(rank, cause, now),
             Phase::Finished => {}
         }
     }

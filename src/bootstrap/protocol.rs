@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
 /// release: two releases with one wire version understand each other's errors.
-pub(super) const WIRE_VERSION: u32 = 4;
+pub(super) const WIRE_VERSION: u32 = 5;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Maximum length of an opening, in bytes: the sender is not authenticated yet.
@@ -33,6 +33,14 @@ pub(super) const FRAME_LIMIT: usize = 16 << 20;
 
 /// Stands in place of a frame's length where the end that connected begins to encrypt.
 pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
+
+/// The longest time-out that a rank can give. The wire can carry values that overflow an `Instant`.
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(1 << 32);
+/// Maximum number of worlds that a rank can open over one connection, besides the one that it has joined.
+pub(super) const MAX_FURTHER_WORLDS: usize = 1 << 16;
+
+/// Identifies a world that ranks open over the control connections of another one. Random.
+pub(super) type WorldId = u128;
 
 /// A random number that is used once.
 pub(super) type Nonce = [u8; 16];
@@ -119,6 +127,11 @@ pub(super) struct HelloParams {
 impl HelloParams {
     /// Those of a process that is no rank, and waits so long for an answer.
     pub(super) fn of_no_rank(timeout: Duration, heartbeat: Duration) -> Self {
+        Self::of_member(timeout, heartbeat)
+    }
+
+    /// Those of a rank of a further world, whose settings have been compared, and which waits so long for each exchange.
+    pub(super) fn of_member(timeout: Duration, heartbeat: Duration) -> Self {
         Self {
             settings: Vec::new(),
             join_timeout: timeout,
@@ -128,14 +141,13 @@ impl HelloParams {
         }
     }
 
-    /// Limits the durations: the wire can carry values that overflow an `Instant`.
+    /// Limits the durations.
     fn bounded(self) -> Self {
-        const LONGEST: Duration = Duration::from_secs(1 << 32);
         Self {
             settings: self.settings,
-            join_timeout: self.join_timeout.min(LONGEST),
-            exchange_timeout: self.exchange_timeout.min(LONGEST),
-            heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST),
+            join_timeout: self.join_timeout.min(LONGEST_TIMEOUT),
+            exchange_timeout: self.exchange_timeout.min(LONGEST_TIMEOUT),
+            heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST_TIMEOUT),
             successor: self.successor,
         }
     }
@@ -173,6 +185,24 @@ pub(super) enum ToCoordinator {
     GaveUp { silent: Duration },
     /// The rank has joined at the coordinator of rank 0, to which the world has moved.
     Moved,
+    /// The rank opens this further world over its connection. `members` are its ranks, as ranks of the world that the connection
+    /// was made for. The rank waits so long for the others, and for each later exchange.
+    Open { world: WorldId, members: Vec<Rank>, timeout: Duration },
+    /// A message of a further world: an encoded [`ToCoordinator`]. It is not a value of that type, so that a sender cannot
+    /// nest it.
+    InWorld { world: WorldId, message: Vec<u8> },
+    /// Periodic sign of life of a rank that has left the world that its connection was made for, and is in further ones.
+    Alive,
+}
+
+impl ToCoordinator {
+    /// This message, as one of a further world.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be encoded.
+    pub(super) fn in_world(&self, world: WorldId) -> Result<Self> {
+        Ok(Self::InWorld { world, message: encode_value(self)? })
+    }
 }
 
 /// What a coordinator sends to a rank. The first variant keeps its position in all wire versions, because ranks of
@@ -187,11 +217,11 @@ pub(super) enum ToRank {
     HelloAck(AuthenticationCode),
     /// The world failed, for this reason. It is the same on all ranks.
     RootCause(Error),
-    /// All ranks have joined. `host` describes the process that the coordinator runs in.
-    Welcome { host: String },
+    /// All ranks have joined. `host` describes the process that the coordinator runs in; `ranks` are those of that process.
+    Welcome { host: String, ranks: Vec<Rank> },
     /// All ranks' parts of exchange `number`, in rank order.
     Gathered { number: u64, parts: Vec<Vec<u8>> },
-    /// Answers a heartbeat.
+    /// Answers a heartbeat or [`ToCoordinator::Alive`].
     HeartbeatAck,
     /// Requests a heartbeat at once.
     RequestState,
@@ -207,6 +237,20 @@ pub(super) enum ToRank {
     Left { rank: Rank, finished: u64 },
     /// Answers a hello whose purpose is [`Purpose::Status`].
     Status(WorldStatus),
+    /// A message of a further world: an encoded [`ToRank`]. It is not a value of that type, so that a sender cannot nest it.
+    InWorld { world: WorldId, message: Vec<u8> },
+    /// Answers the goodbye of a rank whose connection stays open for its other worlds. All ranks concerned are notified.
+    LeaveAck,
+}
+
+impl ToRank {
+    /// This message, as one of a further world.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be encoded.
+    pub(super) fn in_world(&self, world: WorldId) -> Result<Self> {
+        Ok(Self::InWorld { world, message: encode_value(self)? })
+    }
 }
 
 /// Encodes a frame, with its length in front.

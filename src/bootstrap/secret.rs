@@ -49,6 +49,11 @@ impl JobSecret {
         self.is_encrypted
     }
 
+    /// The secret of the world with this id, which ranks of the job open over their control connections.
+    pub(super) fn of_world(&self, id: u128) -> Self {
+        Self { key: self.key.derive("world", &[&id.to_le_bytes()]), ..*self }
+    }
+
     pub(super) fn key(&self) -> &SecretKey {
         &self.key
     }

@@ -1,10 +1,9 @@
 //! The coordinator's thread.
 //!
-//! Owns the phases of one world and the coordinator's clock. The [`Rendezvous`] and then the [`FailureDetector`] decide what is
-//! sent on the [`Connections`]. Must not block.
+//! Owns the phases of one job and the coordinator's clock. The [`Rendezvous`] and then the [`Worlds`] decide what is sent on the
+//! [`Connections`]. Must not block.
 
 use super::connections::{Client, ClientId, ClientState, Connections, closing_at, encode_or_log, send};
-use super::failure_detector::{DetectorAction, FailureDetector};
 use super::frame_decoder::Unreadable;
 use super::handshake::{AdmissionStep, Gate};
 use super::heartbeat::ActiveClock;
@@ -14,6 +13,7 @@ use super::phase::Phase;
 use super::process::Process;
 use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
+use super::worlds::{Worlds, WorldsAction};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;
@@ -116,11 +116,11 @@ impl Server {
         let sleep = self.deadline().map(|at| at.saturating_duration_since(self.clock.now()));
         let ready = self.clients.poll(self.control.wake(), sleep);
         paused += self.clock.advance(Instant::now(), sleep);
-        if let Phase::Monitoring(detector) = &mut self.phase
+        if let Phase::Monitoring(worlds) = &mut self.phase
             && !paused.is_zero()
         {
             log::info!("this process was paused for {paused:?}, and with it the coordinator of all ranks");
-            detector.on_pause(paused, self.clock.now());
+            worlds.on_pause(paused, self.clock.now());
         }
         ready
     }
@@ -128,7 +128,7 @@ impl Server {
     fn deadline(&self) -> Option<Instant> {
         let phase = match &self.phase {
             Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.deadline()),
-            Phase::Monitoring(detector) => detector.deadline(),
+            Phase::Monitoring(worlds) => worlds.deadline(),
             Phase::Moving { until, .. } => Some(*until),
             Phase::Finished => None,
         };
@@ -337,30 +337,31 @@ impl Server {
                 self.phase = Phase::moving(rendezvous, now);
             }
             None => {
-                let detector = FailureDetector::new(rendezvous.into_peers(), Process::current(), now);
-                self.phase = Phase::Monitoring(detector);
+                let worlds = Worlds::new(rendezvous.into_peers(), Process::current(), now);
+                self.phase = Phase::Monitoring(worlds);
             }
         }
     }
 
     /// Handles a frame of a joined rank.
     fn on_frame(&mut self, rank: Rank, frame: &[u8], now: Instant) {
-        let message = decode::<ToCoordinator>(frame);
-        match (&mut self.phase, message) {
-            (Phase::Monitoring(detector), Some(message)) => detector.on_message(rank, message, now),
-            (Phase::Moving { rendezvous, .. }, Some(ToCoordinator::Moved)) => {
+        let is_valid = match &mut self.phase {
+            Phase::Monitoring(worlds) => worlds.on_frame(rank, frame, now),
+            Phase::Moving { rendezvous, .. } if decode(frame) == Some(ToCoordinator::Moved) => {
                 rendezvous.on_moved(rank);
                 if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(id)) {
                     client.state = closing_at(now);
                 }
+                true
             }
-            (Phase::Monitoring(_) | Phase::Rendezvous(_) | Phase::Moving { .. }, _) => {
-                if let Some(id) = self.by_rank.get(&rank) {
-                    self.clients.remove(*id);
-                }
-                self.on_disconnect(rank, "carried an invalid frame", now);
+            Phase::Rendezvous(_) | Phase::Moving { .. } => false,
+            Phase::Finished => true,
+        };
+        if !is_valid {
+            if let Some(id) = self.by_rank.get(&rank) {
+                self.clients.remove(*id);
             }
-            (Phase::Finished, _) => {}
+            self.on_disconnect(rank, "carried an invalid frame", now);
         }
     }
 
@@ -377,7 +378,7 @@ impl Server {
         }
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => rendezvous.on_tick(now),
-            Phase::Monitoring(detector) => detector.on_tick(now),
+            Phase::Monitoring(worlds) => worlds.on_tick(now),
             // The new coordinator has decided by now.
             Phase::Moving { until, .. } if now >= *until => self.by_rank.clear(),
             Phase::Moving { .. } | Phase::Finished => {}
@@ -421,9 +422,9 @@ impl Server {
                     self.end();
                 }
             }
-            Phase::Monitoring(detector) => {
-                let actions = detector.actions();
-                if detector.is_over() {
+            Phase::Monitoring(worlds) => {
+                let actions = worlds.actions();
+                if worlds.is_over() {
                     self.end();
                 }
                 for action in actions {
@@ -434,30 +435,26 @@ impl Server {
         }
     }
 
-    fn execute(&mut self, action: DetectorAction, now: Instant) {
-        match action {
-            DetectorAction::Broadcast(frame) => {
-                let Some(bytes) = encode_or_log(&frame) else {
-                    return;
-                };
-                for id in self.by_rank.values() {
-                    if let Some(client) = self.clients.get_mut(*id) {
-                        client.stream.enqueue(bytes.clone());
-                    }
-                }
-            }
-            DetectorAction::Send(rank, frame) => {
-                if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(*id))
-                    // Do not queue heartbeat replies behind unsent data.
-                    && !(frame == ToRank::HeartbeatAck && client.stream.has_unsent())
-                {
-                    send(client, &frame);
-                }
-            }
-            DetectorAction::Close(rank) => {
+    fn execute(&mut self, action: WorldsAction, now: Instant) {
+        let (ranks, frame) = match action {
+            WorldsAction::Broadcast(frame) => (self.by_rank.keys().copied().collect(), frame),
+            WorldsAction::Send(ranks, frame) => (ranks, frame),
+            WorldsAction::Close(rank) => {
                 if let Some(client) = self.by_rank.remove(&rank).and_then(|id| self.clients.get_mut(id)) {
                     client.state = closing_at(now);
                 }
+                return;
+            }
+        };
+        let Some(bytes) = encode_or_log(&frame) else {
+            return;
+        };
+        for rank in ranks {
+            if let Some(client) = self.by_rank.get(&rank).and_then(|id| self.clients.get_mut(*id))
+                // Do not queue heartbeat replies behind unsent data.
+                && !(frame == ToRank::HeartbeatAck && client.stream.has_unsent())
+            {
+                client.stream.enqueue(bytes.clone());
             }
         }
     }

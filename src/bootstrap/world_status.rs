@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// Maximum number of rows in the error of a time-out.
 pub const ROWS_IN_ERROR: usize = 32;
+/// Maximum number of rows in the status of all worlds of a coordinator, so that it fits a frame. The world that the ranks have
+/// joined, and the first further one, may have more.
+const ROWS_IN_STATUS: usize = 4096;
 
 /// What a rank does, as far as its coordinator knows.
 #[derive(
@@ -62,6 +65,27 @@ pub struct WorldStatus {
     pub ranks: Vec<RankReport>,
     /// Why the world has failed, if it has.
     pub root_cause: Option<Error>,
+    /// The worlds that ranks of this one have opened over its control connections.
+    pub further: Vec<FurtherWorld>,
+    /// Number of such worlds that `further` leaves out.
+    pub hidden: usize,
+}
+
+/// The state of a world that ranks of another one have opened over its control connections.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct FurtherWorld {
+    /// One row per rank, in the order of this world's ranks.
+    pub ranks: Vec<RankReport>,
+    /// Why the world has failed, if it has.
+    pub root_cause: Option<Error>,
+}
+
+impl fmt::Display for FurtherWorld {
+    /// As for the world that it was opened over.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, root_cause) = (self.ranks.clone(), self.root_cause.clone());
+        WorldStatus { ranks, root_cause, ..WorldStatus::default() }.fmt(f)
+    }
 }
 
 impl RankReport {
@@ -152,7 +176,21 @@ impl WorldStatus {
                 _ => Vec::new(),
             };
         }
-        Self { ranks, root_cause }
+        Self { ranks, root_cause, further: Vec::new(), hidden: 0 }
+    }
+
+    /// Adds the worlds that were opened over the connections of this one, as many as a status has room for.
+    pub(crate) fn with_further(mut self, further: impl Iterator<Item = Self>) -> Self {
+        let mut rows = self.ranks.len();
+        for Self { ranks, root_cause, .. } in further {
+            rows += ranks.len();
+            if rows > ROWS_IN_STATUS && !self.further.is_empty() {
+                self.hidden += 1;
+            } else {
+                self.further.push(FurtherWorld { ranks, root_cause });
+            }
+        }
+        self
     }
 
     /// The table as aligned text, of at most `limit` rows. Ranks in rare states are kept; the last line counts the
@@ -233,7 +271,19 @@ impl fmt::Display for WorldStatus {
         if let Some(error) = &self.root_cause {
             writeln!(f, "this world has failed: {error}")?;
         }
-        f.write_str(&self.table(usize::MAX))
+        f.write_str(&self.table(usize::MAX))?;
+        let count = self.further.len() + self.hidden;
+        for (index, world) in self.further.iter().enumerate() {
+            write!(
+                f,
+                "\ncommunicator {} of {count} that ranks of this one have created:\n{world}",
+                index + 1
+            )?;
+        }
+        if self.hidden > 0 {
+            writeln!(f, "\nand {} more such communicators", self.hidden)?;
+        }
+        Ok(())
     }
 }
 

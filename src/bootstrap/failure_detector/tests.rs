@@ -33,7 +33,7 @@ impl World {
         let now = Instant::now();
         let mut detector = FailureDetector::new(peers, process(0), now);
         let host = "rank 0 (pid 100 on host h)".to_owned();
-        assert_eq!(detector.actions(), [DetectorAction::Broadcast(ToRank::Welcome { host })]);
+        assert_eq!(detector.actions(), [DetectorAction::Broadcast(ToRank::Welcome { host, ranks: vec![0] })]);
         Self { detector, now }
     }
 

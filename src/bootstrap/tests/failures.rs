@@ -227,7 +227,7 @@ pub(super) fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
         let mut coordinator = FramedStream::new(stream, true).expect("a connection");
         let host = "rank 0 (pid 1 on host a)".to_owned();
         admit(&mut coordinator);
-        coordinator.enqueue(encode(&ToRank::Welcome { host }).expect("short"));
+        coordinator.enqueue(encode(&ToRank::Welcome { host, ranks: vec![0] }).expect("short"));
         coordinator.flush().expect("sent");
         let member = member.join().expect("joined").pop().expect("rank 1");
         (member, coordinator)

@@ -4,6 +4,7 @@ mod attempts;
 mod departures;
 mod encryption;
 mod failures;
+mod further_worlds;
 mod rendezvous;
 mod status;
 mod strangers;

@@ -262,7 +262,7 @@ fn an_impostor_of_the_coordinator_is_not_believed() {
         thread::scope(|scope| {
             let impostor = scope.spawn(move || {
                 listener.set_nonblocking(true).expect("a socket");
-                let welcome = ToRank::Welcome { host: "h".to_owned() };
+                let welcome = ToRank::Welcome { host: "h".to_owned(), ranks: vec![0] };
                 let answers = [ToRank::Challenge([1; 16]), ToRank::HelloAck([2; 32]), welcome];
                 let mut connections = Vec::new();
                 let until = Instant::now() + Duration::from_millis(800);

@@ -1,0 +1,91 @@
+//! An exchange of data among the ranks of a supervised world.
+//!
+//! Owns the parts that have arrived, and why the exchange fails. Must not know what the data mean, or what follows from a
+//! failure.
+
+use super::member::{Member, RankStatus};
+use crate::bootstrap::heartbeat::seconds;
+use crate::error::{Error, Result};
+use crate::rank::{Rank, RankList};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// An exchange that is not complete yet.
+#[derive(Debug)]
+pub(in crate::bootstrap) struct PendingGather {
+    number: u64,
+    label: String,
+    parts: BTreeMap<Rank, Vec<u8>>,
+    deadline: Instant,
+    timeout: Duration,
+}
+
+impl PendingGather {
+    /// Begins exchange `number`, for a rank that waits for `timeout`.
+    pub(super) fn new(number: u64, label: String, timeout: Duration, now: Instant) -> Self {
+        Self { number, label, parts: BTreeMap::new(), deadline: now + timeout, timeout }
+    }
+
+    /// Adds a rank's part. The rank waits for `timeout`.
+    ///
+    /// # Errors
+    /// `Disagreement` if the rank means another exchange, or has given its part before.
+    pub(super) fn add(
+        &mut self,
+        rank: Rank,
+        (number, label): (u64, &str),
+        part: Vec<u8>,
+        timeout: Duration,
+        now: Instant,
+    ) -> Result<()> {
+        if number != self.number || label != self.label || self.parts.contains_key(&rank) {
+            return Err(Error::disagreement(format!(
+                "rank {rank} exchanges {label} (exchange #{number}) while other ranks exchange {} (#{})",
+                self.label, self.number
+            )));
+        }
+        if now + timeout < self.deadline {
+            self.deadline = now + timeout;
+            self.timeout = timeout;
+        }
+        self.parts.insert(rank, part);
+        Ok(())
+    }
+
+    /// When it fails.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether all parts of a world of this size have arrived.
+    pub(super) fn is_complete(&self, world: usize) -> bool {
+        self.parts.len() == world
+    }
+
+    /// The number of the exchange, and its parts in rank order.
+    pub(super) fn into_parts(self) -> (u64, Vec<Vec<u8>>) {
+        (self.number, self.parts.into_values().collect())
+    }
+
+    /// Why it fails because a rank that is missing from it is gone, if one is.
+    pub(super) fn departure(&self, members: &[Member]) -> Option<Error> {
+        let (rank, member) = members
+            .iter()
+            .enumerate()
+            .find(|(rank, member)| member.status != RankStatus::Active && !self.parts.contains_key(rank))?;
+        let message =
+            format!("rank {rank} ({}) has left while other ranks exchange {}", member.process, self.label);
+        Some(Error::peer_lost(message))
+    }
+
+    /// Why it fails if its time is over in a world of this size.
+    pub(super) fn timeout(&self, world: usize) -> Error {
+        let missing: Vec<Rank> = (0..world).filter(|rank| !self.parts.contains_key(rank)).collect();
+        Error::timeout(format!(
+            "{} of {world} did not take part in the exchange of {} within {}",
+            RankList::new(&missing),
+            self.label,
+            seconds(self.timeout)
+        ))
+    }
+}

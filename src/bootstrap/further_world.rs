@@ -1,0 +1,111 @@
+//! Further worlds over the control connections of one.
+//!
+//! Owns what a rank checks before it opens a world, and how it waits for the others. Must not know how the coordinator decides
+//! (`hosted_worlds`), or what the world is for.
+
+use super::control_connection::{ControlConnection, GRACE};
+use super::heartbeat::seconds;
+use super::protocol::ToCoordinator;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::rank::Rank;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+impl ControlConnection {
+    /// Whether [`open_world`](Self::open_world) is possible with these members: the process of the first one runs the
+    /// coordinator.
+    #[must_use]
+    pub fn can_open(&self, members: &[Rank]) -> bool {
+        members.first().is_some_and(|first| self.host_ranks.contains(first))
+    }
+
+    /// Opens a further world over this connection, at the same coordinator, and returns when all its members have. It needs
+    /// no thread, no descriptor and no rendezvous, and is a world like any other: it fails, and is left, by itself, and may
+    /// outlive this one. It does not matter whether this one has failed.
+    ///
+    /// `members` are ranks of this world, in the order of their new ranks, with the calling rank among them. `id` must be the
+    /// same on all members, and unlike that of any other world: draw 16 random bytes. Several threads may open worlds at once,
+    /// and members may open several worlds in different orders. `fault` is raised when the new world fails.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `members` are not as above, or if this process has opened a world with this id; `Unsupported`
+    /// unless [`can_open`](Self::can_open); `Rendezvous`, naming the missing ranks, if not all members open the world within
+    /// `connect_timeout`; `Disagreement` if their lists of members differ; `PeerLost` if one of them, or the coordinator, is
+    /// gone; `System` if there are too many worlds.
+    pub fn open_world(
+        &self,
+        id: u128,
+        members: &[Rank],
+        config: &Config,
+        fault: Arc<Fault>,
+    ) -> Result<ControlConnection> {
+        self.service.creator.check("this control connection")?;
+        let rank = self.rank_among(members)?;
+        if !self.can_open(members) {
+            return Err(Error::unsupported(format!(
+                "cannot open a communicator over this connection: its rank 0, rank {} of {}, is not in the process that runs \
+                 the coordinator; join by a unique id instead",
+                members[0], self.world
+            )));
+        }
+        let first_ranks: Vec<Rank> = members.iter().map(|member| self.first_ranks[*member]).collect();
+        let shared = Arc::new(self.shared.further(id, rank, fault));
+        let timeout = config.connect_timeout;
+        let message = ToCoordinator::Open { world: id, members: first_ranks.clone(), timeout };
+        shared.connection.begin(id, &shared, message)?;
+        // Dropping it withdraws from the attempt.
+        let mut world = Self {
+            rank,
+            world: members.len(),
+            timeout,
+            secret: self.secret.of_world(id),
+            shared: Arc::clone(&shared),
+            exchanges: Mutex::new(0),
+            host_ranks: Vec::new(),
+            first_ranks,
+            service: Arc::clone(&self.service),
+        };
+        let mut opened = None;
+        shared.wait(timeout + GRACE, |state| {
+            opened = state.opened.take();
+            opened.is_some() || state.root_cause.is_some() || state.ended
+        });
+        if let Some(host_ranks) = opened {
+            world.host_ranks = host_ranks;
+            return Ok(world);
+        }
+        shared.fault.check()?;
+        if shared.state().ended {
+            let message = "cannot open a communicator: the process that runs the coordinator has left";
+            return Err(Error::peer_lost(message));
+        }
+        Err(Error::timeout(format!(
+            "the coordinator did not answer within {} when a communicator of {} ranks was opened",
+            seconds(timeout),
+            members.len()
+        )))
+    }
+
+    /// The rank of this process in a world of these members.
+    fn rank_among(&self, members: &[Rank]) -> Result<Rank> {
+        let refuse = |why: String| {
+            Err(Error::invalid_argument(format!(
+                "cannot open a communicator of {} ranks: {why}",
+                members.len()
+            )))
+        };
+        if let Some(unknown) = members.iter().find(|member| **member >= self.world) {
+            return refuse(format!("rank {unknown} is not one of {}", self.world));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = members.iter().find(|member| !seen.insert(**member)) {
+            return refuse(format!("rank {twice} is named twice"));
+        }
+        match members.iter().position(|member| *member == self.rank) {
+            Some(rank) => Ok(rank),
+            None => refuse(format!("rank {}, which opens it, is not among them", self.rank)),
+        }
+    }
+}

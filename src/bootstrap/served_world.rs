@@ -1,0 +1,108 @@
+//! One world of a control connection, as the connection's thread serves it.
+//!
+//! Owns which call state the coordinator has, whether the rank is leaving, and what the end of the connection means to the
+//! world. Must not know frames or sockets.
+
+use super::call_state::CallState;
+use super::control_state::Shared;
+use crate::error::Error;
+use crate::rank::Rank;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A world that the thread serves.
+pub(super) struct ServedWorld {
+    pub(super) shared: Arc<Shared>,
+    /// Description of the coordinator's process.
+    host_process: String,
+    /// Whether all ranks have opened the world.
+    pub(super) is_open: bool,
+    /// The last known call state of this rank.
+    state: CallState,
+    /// The version of the call state that the coordinator has.
+    sent: u64,
+    /// Whether the coordinator announced that it may close the connection.
+    pub(super) is_closing: bool,
+    /// Until when to wait for the answer to the goodbye, after which this rank sends no more.
+    pub(super) leaving: Option<Instant>,
+}
+
+impl ServedWorld {
+    /// The world that the connection was made for. `host_process` describes the coordinator's process.
+    pub(super) fn first(shared: Arc<Shared>, host_process: String) -> Self {
+        let state = CallState::Idle { finished: 0 };
+        Self { shared, host_process, is_open: true, state, sent: 0, is_closing: false, leaving: None }
+    }
+
+    /// A further world, which not all ranks have opened yet.
+    pub(super) fn further(shared: Arc<Shared>, host_process: String) -> Self {
+        Self { is_open: false, ..Self::first(shared, host_process) }
+    }
+
+    /// All ranks have opened the world. `ranks` are those of the process that `host_process` describes.
+    pub(super) fn on_opened(&mut self, host_process: String, ranks: Vec<Rank>) {
+        if !self.is_open {
+            self.is_open = true;
+            self.host_process = host_process;
+            self.shared.change(|state| state.opened = Some(ranks));
+        }
+    }
+
+    /// Whether messages can be sent: the world is open, and this rank is not leaving.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_open && self.leaving.is_none()
+    }
+
+    /// Whether the coordinator has an old call state.
+    pub(super) fn has_changed(&self) -> bool {
+        self.shared.call_state.version() != self.sent
+    }
+
+    /// The call state of this rank, or the last known one if the executor changes it during the read. The caller sends it.
+    pub(super) fn state(&mut self) -> CallState {
+        if let Some((version, state)) = self.shared.call_state.read_versioned() {
+            self.sent = version;
+            self.state = state;
+        }
+        self.state
+    }
+
+    /// The world has failed.
+    pub(super) fn fail(&self, error: Error) {
+        // Raise the fault first: threads that wait for the shared state check the fault next.
+        self.shared.fault.raise(error.clone());
+        self.shared.change(|state| {
+            state.root_cause.get_or_insert(error);
+        });
+    }
+
+    /// The coordinator is gone, and with it the process it ran in.
+    pub(super) fn on_coordinator_lost(&mut self, cause: &str) {
+        if self.shared.state().root_cause.is_some() {
+            return;
+        }
+        let activity = match self.state() {
+            CallState::InCall(call) => format!("while this rank was in {call}"),
+            CallState::Idle { .. } => "while this rank was in no call".to_owned(),
+        };
+        let message =
+            format!("{} is gone: the control connection to it {cause} {activity}", self.host_process);
+        self.fail(Error::peer_lost(message));
+    }
+
+    /// The coordinator's process has ended after it had announced that. A call that this rank is in, and that another rank has
+    /// left without, fails now: the coordinator did not hear of it.
+    pub(super) fn on_coordinator_closed(&mut self) {
+        if let CallState::InCall(call) = self.state()
+            && let Err(error) = self.shared.departure.check(self.shared.rank, &call)
+        {
+            self.fail(error);
+        }
+    }
+
+    /// This rank has left the world, or the thread ends.
+    pub(super) fn end(&self) {
+        self.shared.connection.forget(self.shared.world);
+        self.shared.change(|state| state.ended = true);
+    }
+}
