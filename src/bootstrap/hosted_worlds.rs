@@ -318,9 +318,10 @@ impl HostedWorlds {
     }
 
     /// Handles the loss of a rank, in all worlds that contain it.
-    pub(super) fn on_lost(&mut self, rank: Rank, loss: RankLoss<'_>) {
+    pub(super) fn on_lost(&mut self, rank: Rank, loss: RankLoss<'_>, now: Instant) {
+        self.now = now;
         let Some(ConnectedRank { process, heard, .. }) = self.ranks.get(rank) else { return };
-        let (process, heard, now) = (process.clone(), *heard, self.now);
+        let (process, heard) = (process.clone(), *heard);
         let member_of = |(id, hosted): (&WorldId, &HostedWorld)| {
             Some((*id, hosted.members.iter().position(|member| *member == rank)?))
         };

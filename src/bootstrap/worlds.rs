@@ -32,6 +32,8 @@ pub(super) struct Worlds {
     hosted: HostedWorlds,
     /// The ranks whose connections are in use.
     connected: BTreeSet<Rank>,
+    /// The time of the last event.
+    now: Instant,
     actions: Vec<WorldsAction>,
 }
 
@@ -41,7 +43,7 @@ impl Worlds {
         let hosted = HostedWorlds::new(&peers, host_process.clone(), now);
         let connected = (0..peers.len()).collect();
         let first = FailureDetector::new(peers, host_process, now);
-        Self { first, hosted, connected, actions: Vec::new() }
+        Self { first, hosted, connected, now, actions: Vec::new() }
     }
 
     /// Whether no rank is in any world.
@@ -67,6 +69,7 @@ impl Worlds {
         if !self.connected.contains(&rank) {
             return true;
         }
+        self.now = now;
         self.first.on_sign_of_life(rank, now);
         self.hosted.on_sign_of_life(rank, now);
         match message {
@@ -78,7 +81,7 @@ impl Worlds {
             }
             ToCoordinator::Alive => self.actions.push(WorldsAction::Send(vec![rank], ToRank::HeartbeatAck)),
             ToCoordinator::GaveUp { silent } => {
-                self.hosted.on_lost(rank, RankLoss::GaveUp(silent));
+                self.hosted.on_lost(rank, RankLoss::GaveUp(silent), now);
                 self.first.on_message(rank, ToCoordinator::GaveUp { silent }, now);
             }
             message => self.first.on_message(rank, message, now),
@@ -88,9 +91,10 @@ impl Worlds {
 
     /// Handles the end of a rank's connection. `cause` is a verb phrase such as `closed`.
     pub(super) fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
+        self.now = now;
         if self.connected.remove(&rank) {
             self.first.on_disconnect(rank, cause, now);
-            self.hosted.on_lost(rank, RankLoss::Disconnected(cause));
+            self.hosted.on_lost(rank, RankLoss::Disconnected(cause), now);
         }
     }
 
@@ -102,6 +106,7 @@ impl Worlds {
 
     /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
+        self.now = now;
         self.first.on_tick(now);
         self.hosted.on_tick(now);
     }
@@ -144,7 +149,7 @@ impl Worlds {
                     if let RankLoss::Silent(silent) = loss {
                         self.first.on_silent(*rank, *silent);
                     }
-                    self.hosted.on_lost(*rank, *loss);
+                    self.hosted.on_lost(*rank, *loss, self.now);
                 }
             }
         }
