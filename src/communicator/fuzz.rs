@@ -3,8 +3,8 @@
 use super::cores::Cores;
 use super::peer_info::{PeerInfo, RailOffer};
 use crate::fuzzing::{FuzzTarget, InputReader, block};
-use crate::transport::verbs::inventory::{GidKind, LinkLayer};
-use crate::transport::verbs::port_selection::{Rail, describe_mismatch, pair_rails};
+use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
+use crate::transport::verbs::port_selection::{Offer, Rail, describe_mismatch, pair_rails, rails_of_world};
 
 fn rail(device: &str, network: &str) -> Rail {
     Rail {
@@ -19,6 +19,8 @@ fn rail(device: &str, network: &str) -> Rail {
         network: network.to_owned(),
         rate_mbps: 100_000,
         numa: None,
+        position: 0,
+        distance: PciDistance::Node,
     }
 }
 
@@ -34,7 +36,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         process: 7,
         has_gpu: false,
         cores: Cores::of_this_process(),
-        rails: RailOffer { rails, why_not: None },
+        rails: RailOffer { ports: Offer { rails, most: 4, is_near_gpu: false }, why_not: None },
     };
     postcard::to_stdvec(&info).expect("short")
 }
@@ -55,8 +57,12 @@ fn peer_info_of_a_hostile_member() {
         }
         let cores = || infos.iter().map(|info| &info.cores);
         let _ = (Cores::are_crowded(cores()), Cores::ranks_per_core(cores()));
+        let offers: Vec<&Offer> = infos.iter().map(|info| &info.rails.ports).collect();
+        let nodes: Vec<&str> = infos.iter().map(|info| &*info.node).collect();
+        let used = rails_of_world(&offers, &nodes, true);
+        assert!(used.iter().all(|rails| rails.len() <= 8), "more rails than a rank has");
         for info in &infos {
-            let theirs = &info.rails.rails;
+            let theirs = &info.rails.ports.rails;
             let (one, other) = (pair_rails(&mine, theirs), pair_rails(theirs, &mine));
             assert_eq!(one.len(), other.len());
             for (at, partner) in one {

@@ -14,7 +14,7 @@ use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::PostedTransport;
 use crate::transport::tcp::{LinkOptions, Listener, Tcp};
-use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::port_selection::{Offer, Rail, describe_mismatch, pair_rails, rails_of_world};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,25 +46,21 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
     }
     if config.tls.0 {
         let error = Error::unsupported("FLEXRING_TLS=1 cannot encrypt what RDMA devices send");
-        return RailOffer { rails: Vec::new(), why_not: Some(error) };
+        return RailOffer { ports: Offer::default(), why_not: Some(error) };
     }
-    let rails = match select_rails(config) {
-        Ok(rails) => rails,
-        Err(error) => return RailOffer { rails: Vec::new(), why_not: Some(error) },
-    };
-    // Ports without a library are offered with the reason, so that falling back to TCP is a warning.
-    RailOffer { rails, why_not: open_library(config).err() }
+    match offer_ports(config) {
+        // Ports without a library are offered with the reason, so that falling back to TCP is a warning.
+        Ok(ports) => RailOffer { ports, why_not: open_library(config).err() },
+        Err(error) => RailOffer { ports: Offer::default(), why_not: Some(error) },
+    }
 }
 
 #[cfg(feature = "verbs")]
-fn select_rails(config: &Config) -> Result<Vec<Rail>> {
+fn offer_ports(config: &Config) -> Result<Offer> {
     use crate::transport::verbs::inventory::{Affinity, Inventory};
-    use crate::transport::verbs::port_selection::select;
-    let selection = select(&Inventory::local(), config, &Affinity::local(None))?;
-    for rail in &selection.rails {
-        log::debug!("verbs: {}:{} is a rail, as {}", rail.device, rail.port, rail.network);
-    }
-    Ok(selection.rails)
+    use crate::transport::verbs::port_selection::offer;
+    let gpu = super::gpu::address(config.gpu);
+    offer(&Inventory::local(), config, &Affinity::local(gpu.as_deref()))
 }
 
 /// Opens libibverbs.
@@ -81,7 +77,7 @@ fn open_library(_config: &Config) -> Result<()> {
 }
 
 #[cfg(not(feature = "verbs"))]
-fn select_rails(_config: &Config) -> Result<Vec<Rail>> {
+fn offer_ports(_config: &Config) -> Result<Offer> {
     Err(Error::unsupported(
         "this flexring was built without RDMA: build it with --features verbs, or use FLEXRING_TRANSPORT=tcp",
     ))
@@ -135,7 +131,7 @@ impl InterNodeSetup<'_> {
     /// Logs why RDMA is not used: as a warning on rank 0 if any rank has RDMA devices, else for debugging.
     fn log_fallback(&self, error: &Error) {
         let message = format!("links between nodes use tcp, not RDMA devices: {}", error.message());
-        let any = self.infos.iter().any(|info| !info.rails.rails.is_empty());
+        let any = self.infos.iter().any(|info| !info.rails.ports.rails.is_empty());
         if any && self.me == 0 { log::warn!("{message}") } else { log::debug!("{message}") }
     }
 
@@ -164,9 +160,15 @@ impl InterNodeSetup<'_> {
         self.connection.secret().derive("link", &[&ranks[0], &ranks[1], nonce(low), nonce(high)])
     }
 
-    /// Why some ranks cannot be linked over RDMA devices; `None` if all can. All ranks find the same obstacle.
-    fn rdma_obstacle(&self) -> Option<Error> {
-        use crate::transport::verbs::port_selection::{describe_mismatch, pair_rails};
+    /// By rank, the rails that it uses: the ranks of each node divide its ports. All ranks compute the same.
+    fn rails(&self) -> Vec<Vec<Rail>> {
+        let offers: Vec<&Offer> = self.infos.iter().map(|info| &info.rails.ports).collect();
+        let nodes: Vec<&str> = self.infos.iter().map(|info| &*info.node).collect();
+        rails_of_world(&offers, &nodes, self.config.transport == TransportChoice::Auto)
+    }
+
+    /// Why some ranks cannot be linked over RDMA devices with these rails; `None` if all can. All ranks find the same obstacle.
+    fn rdma_obstacle(&self, rails: &[Vec<Rail>]) -> Option<Error> {
         let infos = self.infos;
         if let Some((rank, error)) =
             (0..).zip(infos).find_map(|(rank, info)| Some((rank, info.rails.why_not.as_ref()?)))
@@ -176,7 +178,7 @@ impl InterNodeSetup<'_> {
         let shared = self.config.transport == TransportChoice::Auto;
         for one in 0..infos.len() {
             for other in one + 1..infos.len() {
-                let (mine, theirs) = (&infos[one].rails.rails, &infos[other].rails.rails);
+                let (mine, theirs) = (&rails[one], &rails[other]);
                 let linked = !(shared && infos[one].node == infos[other].node);
                 if linked && pair_rails(mine, theirs).is_empty() {
                     let message = describe_mismatch((one, mine), (other, theirs));
@@ -190,7 +192,7 @@ impl InterNodeSetup<'_> {
     #[cfg(not(feature = "verbs"))]
     fn verbs(&self, _pool: Piece) -> Result<InterNodeTransport> {
         let without = || Error::internal("a build without RDMA offers no rails");
-        Err(self.rdma_obstacle().unwrap_or_else(without))
+        Err(self.rdma_obstacle(&self.rails()).unwrap_or_else(without))
     }
 
     /// Makes the RDMA links. All ranks take each step together and exchange its outcome, so that all use RDMA or all fall
@@ -199,18 +201,25 @@ impl InterNodeSetup<'_> {
     fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
         use crate::transport::Transport;
         use crate::transport::verbs::{ConnectInfo, UnconnectedVerbs, VerbsOptions};
-        if let Some(error) = self.rdma_obstacle() {
+        let rails = self.rails();
+        if let Some(error) = self.rdma_obstacle(&rails) {
             return Err(error);
         }
+        let mine = &rails[self.me];
+        for Rail { device, port, network, distance, .. } in mine {
+            log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}", self.me);
+        }
+        let mut options = VerbsOptions::new(self.config);
+        if self.infos[self.me].rails.ports.is_near_gpu {
+            options = options.at_distance(mine, self.config.gdr_level);
+        }
         let unreported = || Error::internal("a failed step was not reported");
-        let rails: Vec<_> = self.infos.iter().map(|info| info.rails.rails.clone()).collect();
-        let peers: Vec<_> = self.peers.iter().map(|peer| (*peer, self.rail_pairs(*peer))).collect();
-        let opened = UnconnectedVerbs::open(self.me, &rails[self.me], &peers, VerbsOptions::new(self.config))
-            .and_then(|unconnected| {
-                unconnected.registrar().register(pool)?;
-                let infos = unconnected.connect_info()?;
-                Ok((unconnected, infos))
-            });
+        let peers: Vec<_> = self.peers.iter().map(|peer| (*peer, self.rail_pairs(*peer, &rails))).collect();
+        let opened = UnconnectedVerbs::open(self.me, mine, &peers, options).and_then(|unconnected| {
+            unconnected.registrar().register(pool)?;
+            let infos = unconnected.connect_info()?;
+            Ok((unconnected, infos))
+        });
         let (mine, unconnected) = match opened {
             Ok((unconnected, infos)) => (Ok(infos), Some(unconnected)),
             Err(error) => (Err(error), None),
@@ -233,10 +242,9 @@ impl InterNodeSetup<'_> {
 
     /// Which rails of this rank are connected with which of the peer's, as (this rank's, the peer's).
     #[cfg(feature = "verbs")]
-    fn rail_pairs(&self, peer: Rank) -> Vec<(usize, usize)> {
+    fn rail_pairs(&self, peer: Rank, rails: &[Vec<Rail>]) -> Vec<(usize, usize)> {
         let (low, high) = (self.me.min(peer), self.me.max(peer));
-        let rails = |rank: Rank| &self.infos[rank].rails.rails;
-        let pairs = crate::transport::verbs::port_selection::pair_rails(rails(low), rails(high));
+        let pairs = pair_rails(&rails[low], &rails[high]);
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
 

@@ -6,7 +6,7 @@ use super::cores::Cores;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
 use crate::transport::shm::ExchangeAddress;
-use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::port_selection::Offer;
 use std::net::SocketAddr;
 
 /// What a rank publishes about itself.
@@ -36,8 +36,8 @@ pub(super) struct PeerInfo {
 /// The RDMA ports that a rank can use for links.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(super) struct RailOffer {
-    /// The best one first.
-    pub rails: Vec<Rail>,
+    /// The ports that the ranks of this rank's node divide.
+    pub ports: Offer,
     /// Why RDMA cannot be used, if it is wanted.
     pub why_not: Option<Error>,
 }

@@ -45,7 +45,7 @@ macro_rules! choice {
     )*};
 }
 
-choice!(Algorithm, Lowering, TransportChoice, Family, Simd, LogLevel, Registration, GpuDirect);
+choice!(Algorithm, Lowering, TransportChoice, Family, Simd, LogLevel, Registration, GpuDirect, GdrLevel);
 
 /// The planner that makes the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
@@ -157,6 +157,22 @@ pub enum Registration {
     Subchunk,
     /// Each sub-chunk is copied through a registered slot.
     Stage,
+}
+
+/// The largest distance between an RDMA device and a GPU whose memory it accesses, in NCCL's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "UPPERCASE", ascii_case_insensitive)]
+pub enum GdrLevel {
+    /// No device accesses memory of GPUs.
+    Loc,
+    /// Below the same PCI switch.
+    Pix,
+    /// Below several PCI switches.
+    Pxb,
+    /// On the same NUMA node, across the root complex.
+    Phb,
+    /// Anywhere.
+    Sys,
 }
 
 /// How RDMA devices may reach the memory of a GPU.

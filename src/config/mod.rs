@@ -9,7 +9,9 @@ mod secret_text;
 mod tests;
 mod values;
 
-pub use choices::{Algorithm, Family, GpuDirect, LogLevel, Lowering, Registration, Simd, TransportChoice};
+pub use choices::{
+    Algorithm, Family, GdrLevel, GpuDirect, LogLevel, Lowering, Registration, Simd, TransportChoice,
+};
 pub use secret_text::SecretText;
 pub use values::{Dimensions, Servers, Size, Switch};
 
@@ -221,6 +223,8 @@ settings! {
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
         "How RDMA devices reach GPU memory. dmabuf: by DMA-BUF. peer: by peer memory. off: through pinned host memory. auto: the first of these that works.";
+    gdr_level: GdrLevel = "FLEXRING_GDR_LEVEL", GdrLevel::Pxb, AnyValue,
+        "Largest distance between an RDMA device and the rank's GPU at which the device accesses the GPU's memory; farther, data passes through pinned host memory. LOC: never. PIX: below one PCI switch. PXB: below several. PHB: across the root complex, on one NUMA node. SYS: always. Applies if FLEXRING_GPU_DIRECT is auto and the GPU is known when the communicator is created.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), AnyValue,
         "Time that a call waits for other ranks before it fails.";
     connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), AnyValue,

@@ -187,3 +187,103 @@ fn a_libibverbs_without_a_needed_function_or_version_is_refused() {
     let (_, out, _) = run("doctor", &[("FLEXRING_IBVERBS", "libnone.so.1")]);
     assert!(out.contains("\n           libnone.so.1 cannot be opened: libnone.so.1: cannot open"), "{out}");
 }
+
+/// The ports of each rank in the report on a machine of `tests/machines`.
+fn ranks_of(machine: &str, settings: &[(&str, &str)]) -> Vec<String> {
+    let machine = crate::programs::root().join("tests/machines").join(machine);
+    let path = machine.to_str().expect("a path in UTF-8");
+    let (code, out, err) = run(&format!("doctor --machine {path}"), settings);
+    assert_eq!((code, &*err), (Some(0), ""), "{out}");
+    let ranks = out.lines().skip_while(|line| !line.starts_with("ranks "));
+    ranks.map(|line| line[11..].split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+#[test]
+fn each_gpu_of_a_dgx_h100_has_the_port_below_its_switches() {
+    let expected = [
+        "rank of GPU 0000:1b:00.0 mlx5_0:1 (PXB)",
+        "rank of GPU 0000:43:00.0 mlx5_3:1 (PXB)",
+        "rank of GPU 0000:52:00.0 mlx5_4:1 (PXB)",
+        "rank of GPU 0000:61:00.0 mlx5_5:1 (PXB)",
+        "rank of GPU 0000:9d:00.0 mlx5_6:1 (PXB)",
+        "rank of GPU 0000:c3:00.0 mlx5_9:1 (PXB)",
+        "rank of GPU 0000:d1:00.0 mlx5_10:1 (PXB)",
+        "rank of GPU 0000:df:00.0 mlx5_11:1 (PXB)",
+    ];
+    assert_eq!(ranks_of("dgx-h100", &[]), expected, "and none has a storage port");
+    let level = [("FLEXRING_GDR_LEVEL", "pix")];
+    let far = "rank of GPU 0000:1b:00.0 mlx5_0:1 (PXB, farther than FLEXRING_GDR_LEVEL=PIX)";
+    assert_eq!(ranks_of("dgx-h100", &level)[0], far);
+}
+
+#[test]
+fn management_ports_beside_a_gpu_are_not_used() {
+    let expected = [
+        "rank of GPU 0000:19:00.0 mlx5_0:1 (PIX)",
+        "rank of GPU 0000:3b:00.0 mlx5_3:1 (PIX)",
+        "rank of GPU 0000:4c:00.0 mlx5_4:1 (PIX)",
+        "rank of GPU 0000:5d:00.0 mlx5_5:1 (PIX)",
+        "rank of GPU 0000:9b:00.0 mlx5_6:1 (PIX)",
+        "rank of GPU 0000:bb:00.0 mlx5_9:1 (PIX)",
+        "rank of GPU 0000:cb:00.0 mlx5_10:1 (PIX)",
+        "rank of GPU 0000:db:00.0 mlx5_11:1 (PIX)",
+    ];
+    assert_eq!(ranks_of("hgx-h100", &[]), expected);
+}
+
+#[test]
+fn gpus_share_the_only_port_of_their_node() {
+    let gpus = ["1a", "1c", "1d", "1e"];
+    let far =
+        |gpu| format!("rank of GPU 0000:{gpu}:00.0 mlx5_0:1 (NODE, farther than FLEXRING_GDR_LEVEL=PXB)");
+    assert_eq!(ranks_of("iris-gpu", &[]), gpus.map(far));
+    let direct = |gpu| format!("rank of GPU 0000:{gpu}:00.0 mlx5_0:1 (NODE)");
+    assert_eq!(ranks_of("iris-gpu", &[("FLEXRING_GDR_LEVEL", "PHB")]), gpus.map(direct));
+}
+
+#[test]
+fn ranks_without_gpus_use_the_ports_of_their_numa_node() {
+    let expected = [
+        "the only rank mlx5_0:1 (NODE), mlx5_1:1 (NODE)",
+        "rank on NUMA node 0 mlx5_0:1 (NODE)",
+        "rank on NUMA node 1 mlx5_1:1 (NODE)",
+    ];
+    assert_eq!(ranks_of("cpu-two-nics", &[]), expected);
+}
+
+#[test]
+fn a_container_uses_the_virtual_function_that_it_may_open() {
+    let expected = [
+        "the only rank mlx5_3:1 (NODE)",
+        "rank on NUMA node 0 mlx5_3:1 (NODE)",
+        "rank on NUMA node 1 mlx5_3:1 (SYS)",
+    ];
+    assert_eq!(ranks_of("sriov-container", &[]), expected);
+}
+
+#[test]
+fn the_tree_of_a_machine_has_gpus_and_ports_below_their_switches() {
+    let machine = crate::programs::root().join("tests/machines/iris-gpu");
+    let (_, out, _) = run(&format!("doctor --machine {}", machine.display()), &[]);
+    let tree = "
+topology   NUMA node 0
+             root complex 0000:17
+               bridge 0000:18:00.0
+                 0000:1a:00.0  GPU
+                 0000:1c:00.0  GPU
+                 0000:1d:00.0  GPU
+                 0000:1e:00.0  GPU
+             root complex 0000:5d
+               bridge 0000:5d:00.0
+                 0000:5e:00.0  mlx5_0, 100 Gbit/s
+                 0000:5e:00.1  mlx5_1, 100 Gbit/s
+";
+    assert!(out.contains(tree), "{tree}in\n{out}");
+    let (code, _, err) = run("doctor --machine /nowhere", &[]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("cannot read the machine /nowhere: No such file"), "{err}");
+    let (code, out, _) = run("doctor", &[("FLEXRING_GDR_LEVEL", "whatever")]);
+    assert_eq!(code, Some(1));
+    let refusal = "FLEXRING_GDR_LEVEL=\"whatever\" cannot be used: expected LOC, PIX, PXB, PHB or SYS";
+    assert!(out.contains(refusal), "{out}");
+}

@@ -6,6 +6,7 @@ use super::gpu::GpuReport;
 use super::process::{JobRank, MemoryReport, ProcessorReport, SettingsReport, Variables};
 use super::rdma::RdmaReport;
 use super::sockets::SocketReport;
+use super::topology::TopologyReport;
 use crate::env;
 use flexring::bootstrap;
 use flexring::config::TransportChoice;
@@ -28,6 +29,7 @@ pub struct Facts {
     pub sockets: SocketReport,
     pub rdma: RdmaReport,
     pub gpus: GpuReport,
+    pub topology: TopologyReport,
     pub settings: SettingsReport,
 }
 
@@ -54,6 +56,8 @@ impl Facts {
         let affinity = Affinity::read(root, None);
         let rdma = RdmaReport::read(root, &config, &affinity);
         let gpus = GpuReport::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rail_probes());
+        let addresses: Vec<String> = gpus.devices.iter().map(|gpu| gpu.address.clone()).collect();
+        let topology = TopologyReport::read(root, &config, &rdma.inventory, &affinity, &addresses);
         let world = rank.as_ref().map_or(1, |rank| rank.world);
         let name = rustix::system::uname();
         let parts = [name.sysname(), name.release(), name.machine()].map(|part| part.to_string_lossy());
@@ -67,6 +71,7 @@ impl Facts {
             rank,
             sockets: SocketReport::local(&config),
             gpus,
+            topology,
             rdma,
             settings: SettingsReport { launcher: launcher_failure, ..settings },
         }

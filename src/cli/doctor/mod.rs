@@ -11,6 +11,8 @@
 //! | `rdma` | RDMA devices and the selected ports |
 //! | `device_probe` | the answers of opened RDMA devices |
 //! | `gpu` | GPUs, their driver, and the GDR modes |
+//! | `topology` | where GPUs and RDMA devices are, and which ports the ranks of a job would use |
+//! | `machine` | descriptions of other machines |
 //! | `facts` | all of these in one tree |
 //! | `transports` | which transports can be used |
 //! | `findings` | what is wrong, how severe it is, and how to fix it |
@@ -23,6 +25,7 @@ mod device_probe;
 mod facts;
 mod findings;
 mod gpu;
+mod machine;
 mod process;
 mod rdma;
 mod report;
@@ -30,13 +33,15 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 mod text;
+mod topology;
 mod transports;
 
 use crate::error::CommandError;
 use crate::output;
 use clap::Args;
+use machine::Machine;
 use report::DoctorReport;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Report what this machine offers flexring, what is wrong and how to fix it
 ///
@@ -49,13 +54,26 @@ pub struct DoctorOptions {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Report on the machine of this description instead: a folder with its sys, proc and dev, or a file that lists them
+    #[arg(long, value_name = "PATH")]
+    machine: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub fn run(options: &DoctorOptions) -> Result<(), CommandError> {
     let variables = std::env::vars_os()
         .map(|(name, text)| (name.to_string_lossy().into_owned(), text.to_string_lossy().into_owned()));
-    let report = DoctorReport::gather(Path::new("/"), &variables.collect());
+    let variables = variables.collect();
+    if let Some(path) = &options.machine {
+        let machine = Machine::open(path)?;
+        let report = DoctorReport::gather(machine.root(), &variables);
+        return output::print(&if options.json {
+            output::json(&report)?
+        } else {
+            text::render_machine(&report, &path.display().to_string())
+        });
+    }
+    let report = DoctorReport::gather(Path::new("/"), &variables);
     output::print(&if options.json { output::json(&report)? } else { text::render(&report) })?;
     if report.runs() { Ok(()) } else { Err(CommandError::Reported) }
 }

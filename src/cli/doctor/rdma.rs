@@ -51,7 +51,7 @@ impl RdmaReport {
         let decided = port_selection::decide(&inventory, config, affinity);
         let failure = port_selection::select(&inventory, config, affinity).err();
         let selection = decided.unwrap_or_default();
-        let distance = |device: &inventory::RdmaDevice| affinity.distance(&device.pci).1;
+        let distance = |device: &inventory::RdmaDevice| affinity.distance(&device.pci).numa;
         let name = config.ibverbs.as_deref();
         let library = device_probe::library(root, name);
         let is_open = library.as_ref().is_some_and(|library| library.failure.is_none());

@@ -11,6 +11,7 @@ use super::process::{MemoryReport, ProcessorReport};
 use super::rdma::RdmaReport;
 use super::report::DoctorReport;
 use super::sockets::SocketReport;
+use super::topology::{TopologyReport, TreeNode};
 use crate::output::counted;
 use flexring::transport::verbs::inventory::{
     Gid, GidKind, Inventory, LinkLayer, PortState, RdmaDevice, RdmaPort,
@@ -39,6 +40,7 @@ pub fn render(report: &DoctorReport) -> String {
     text += &sockets(&facts.sockets);
     text += &rdma(&facts.rdma);
     text += &gpus(&facts.gpus);
+    text += &topology(&facts.topology);
     text += &settings(facts);
     text += "\n";
     for transport in &report.transports {
@@ -56,6 +58,16 @@ pub fn render(report: &DoctorReport) -> String {
     } else {
         "flexring runs here\n"
     };
+    text
+}
+
+/// The part about the devices of a described machine.
+pub fn render_machine(report: &DoctorReport, name: &str) -> String {
+    let facts = &report.facts;
+    let mut text = line("machine", name);
+    text += &rdma(&facts.rdma);
+    text += &gpus(&facts.gpus);
+    text += &topology(&facts.topology);
     text
 }
 
@@ -267,6 +279,39 @@ fn gpus(gpus: &GpuReport) -> String {
         text += &line("", &format!("RDMA by {:18}  {possible:3}  {}", mode.name, mode.why));
     }
     text
+}
+
+fn topology(topology: &TopologyReport) -> String {
+    let mut lines = Vec::new();
+    topology.tree.iter().for_each(|node| draw(node, 0, &mut lines));
+    let mut text = String::new();
+    for (index, place) in lines.iter().enumerate() {
+        text += &line(if index == 0 { "topology" } else { "" }, place);
+    }
+    let width = topology.ranks.iter().map(|rank| rank.rank.len()).max().unwrap_or(0);
+    for (index, rank) in topology.ranks.iter().enumerate() {
+        let ports: Vec<String> = rank
+            .ports
+            .iter()
+            .map(|port| {
+                let staged = match port.reaches_gpu {
+                    Some(false) => format!(", farther than FLEXRING_GDR_LEVEL={}", topology.gdr_level),
+                    _ => String::new(),
+                };
+                format!("{}:{} ({}{staged})", port.device, port.port, port.distance)
+            })
+            .collect();
+        let ports = if ports.is_empty() { "no port".to_owned() } else { ports.join(", ") };
+        let heading = if index == 0 { "ranks" } else { "" };
+        text += &line(heading, &format!("{:width$}  {ports}", rank.rank));
+    }
+    text
+}
+
+/// The lines of a place and of all below it.
+fn draw(node: &TreeNode, depth: usize, lines: &mut Vec<String>) {
+    lines.push(format!("{}{}", "  ".repeat(depth), node.label));
+    node.below.iter().for_each(|below| draw(below, depth + 1, lines));
 }
 
 fn settings(facts: &Facts) -> String {

@@ -22,6 +22,11 @@ pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u3
     None
 }
 
+#[cfg(feature = "verbs")]
+pub(in crate::communicator) fn address(_requested: Option<usize>) -> Option<String> {
+    None
+}
+
 /// There are no driver calls to forbid.
 pub(in crate::communicator) struct ForbidCalls;
 

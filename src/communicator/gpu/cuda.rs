@@ -27,6 +27,12 @@ pub(in crate::communicator) fn numa_node(requested: Option<usize>) -> Option<u32
     Gpu::node(known(requested)?)
 }
 
+/// The PCI address of the known GPU, if there is one and the driver reports it.
+#[cfg(feature = "verbs")]
+pub(in crate::communicator) fn address(requested: Option<usize>) -> Option<String> {
+    Gpu::address(known(requested)?)
+}
+
 /// The GPU that a communicator works with. It is opened at most once: when the communicator is created, or by the first
 /// thread that uses its memory.
 pub(in crate::communicator) struct GpuState {

@@ -9,7 +9,11 @@ mod absent;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+#[cfg(all(feature = "verbs", not(feature = "cuda")))]
+pub(super) use absent::address;
 #[cfg(not(feature = "cuda"))]
 pub(super) use absent::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, numa_node};
+#[cfg(all(feature = "verbs", feature = "cuda"))]
+pub(super) use cuda::address;
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, numa_node};

@@ -78,9 +78,14 @@ impl Gpu {
         u32::try_from(device).ok()
     }
 
+    /// The PCI address of the GPU with this index, such as `0000:1b:00.0`, if the driver reports it.
+    pub(crate) fn address(ordinal: u32) -> Option<String> {
+        Some(gpu_info(ordinal as usize).ok()?.address)
+    }
+
     /// The NUMA node nearest to the GPU with this index, if the driver and the kernel report it.
     pub(crate) fn node(ordinal: u32) -> Option<u32> {
-        let address = gpu_info(ordinal as usize).ok()?.address;
+        let address = Self::address(ordinal)?;
         let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
         node.trim().parse().ok()
     }

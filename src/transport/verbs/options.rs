@@ -4,8 +4,8 @@
 
 use super::inventory::LinkLayer;
 use super::objects::{PathAttributes, Shim};
-use super::port_selection::Rail;
-use crate::config::{Config, GpuDirect, Registration};
+use super::port_selection::{Rail, reaches_gpu};
+use crate::config::{Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 
 /// How queue pairs are connected and how memory is registered.
@@ -55,6 +55,24 @@ impl VerbsOptions {
             heartbeat: config.heartbeat,
             shim: Shim::none(),
         }
+    }
+
+    /// These options for a rank whose GPU is this far from its rails. Without direct access to GPU memory if that is farther than
+    /// `FLEXRING_GDR_LEVEL`, unless `FLEXRING_GPU_DIRECT` names a way.
+    pub(crate) fn at_distance(mut self, rails: &[Rail], level: GdrLevel) -> Self {
+        let far =
+            rails.iter().filter(|rail| !reaches_gpu(rail.distance, level)).max_by_key(|rail| rail.distance);
+        if let Some(Rail { device, distance, .. }) = far
+            && self.gpu_direct == GpuDirect::Auto
+        {
+            let level = level.name();
+            log::info!(
+                "verbs: GPU memory is copied through host memory, as {device} is {distance} from the GPU and \
+                 FLEXRING_GDR_LEVEL={level}"
+            );
+            self.gpu_direct = GpuDirect::Off;
+        }
+        self
     }
 
     /// Attributes of the path from a rail of this rank to one of the peer, with packets of `mtu`

@@ -172,7 +172,7 @@ impl FlushQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::inventory::{GidKind, LinkLayer};
+    use super::super::super::inventory::{GidKind, LinkLayer, PciDistance};
     use super::super::super::objects::{Context, Shim, Verb};
     use super::*;
     use crate::error::ErrorKind;
@@ -191,6 +191,8 @@ mod tests {
             network: String::new(),
             rate_mbps: 0,
             numa: None,
+            position: 0,
+            distance: PciDistance::Node,
         };
         let options = VerbsOptions::new(&crate::config::Config::default());
         Flusher::new(&pd, &rail, pd.context().port(1)?, &options)

@@ -3,7 +3,8 @@
 //! Owns the distance between a rank and a PCI device. Must not know what kind of device it is.
 
 use super::sysfs::{names, number, text};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::Path;
 
 /// The place of a PCI device in the machine.
@@ -36,6 +37,43 @@ pub struct Affinity {
     pub nodes: Vec<NumaNode>,
     /// The location of the rank's GPU, if it has one.
     pub gpu: Option<PciLocation>,
+}
+
+/// How far a device is from a rank's GPU or, without a GPU, from its processors; in NCCL's words, the nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum PciDistance {
+    /// Below one PCI switch, or functions of one device.
+    Pix,
+    /// Below several PCI switches, and not across the root complex.
+    Pxb,
+    /// Across the root complex.
+    Phb,
+    /// Across root complexes of one NUMA node, or unknown.
+    Node,
+    /// Across NUMA nodes.
+    Sys,
+}
+
+/// A sort key for distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Distance {
+    /// By the PCI tree.
+    pub pci: PciDistance,
+    /// Between the NUMA nodes, as the firmware reports it: 10 is local.
+    pub numa: u32,
+}
+
+impl fmt::Display for PciDistance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+        })
+    }
 }
 
 /// The distance of a NUMA node to itself.
@@ -97,19 +135,33 @@ impl Affinity {
         Self { nodes: names(&folder).iter().filter_map(node).collect(), gpu }
     }
 
-    /// A sort key for the distance to a device: first the number of PCI bridges that it does not share with the GPU (0
-    /// without a GPU), then the NUMA distance. A device without a location counts as local.
+    /// The location of the rank's GPU, if it has one and the kernel shows where it is.
     #[must_use]
-    pub fn distance(&self, location: &PciLocation) -> (usize, u32) {
-        let Some(gpu) = self.gpu.as_ref().filter(|gpu| !gpu.path.is_empty()) else {
+    pub fn located_gpu(&self) -> Option<&PciLocation> {
+        self.gpu.as_ref().filter(|gpu| !gpu.path.is_empty())
+    }
+
+    /// The distance to a device: from the GPU if it has a location, else from the processors that this process may run on. A
+    /// device without a location counts as one of the same NUMA node.
+    #[must_use]
+    pub fn distance(&self, location: &PciLocation) -> Distance {
+        let Some(gpu) = self.located_gpu() else {
             let local = self.nodes.iter().filter(|node| node.local).map(|node| Some(node.number));
-            return (
-                0,
-                local.map(|node| self.numa_distance(node, location.numa)).min().unwrap_or(LOCAL_DISTANCE),
-            );
+            let numa =
+                local.map(|node| self.numa_distance(node, location.numa)).min().unwrap_or(LOCAL_DISTANCE);
+            return Distance { pci: across_roots(numa), numa };
         };
+        let numa = self.numa_distance(gpu.numa, location.numa);
         let shared = gpu.path.iter().zip(&location.path).take_while(|(one, other)| one == other).count();
-        (gpu.path.len() - shared, self.numa_distance(gpu.numa, location.numa))
+        // The device itself, and the port of the switch that it is below.
+        let below = gpu.path.len().max(location.path.len()) - shared;
+        let pci = match (shared, below) {
+            (0, _) => across_roots(numa),
+            (1, _) => PciDistance::Phb,
+            (_, 0..=2) => PciDistance::Pix,
+            _ => PciDistance::Pxb,
+        };
+        Distance { pci, numa }
     }
 
     fn numa_distance(&self, one: Option<u32>, other: Option<u32>) -> u32 {
@@ -122,6 +174,11 @@ impl Affinity {
         let reported = from.zip(at).and_then(|(from, at)| from.distances.get(at).copied());
         reported.unwrap_or(if one == other { LOCAL_DISTANCE } else { 2 * LOCAL_DISTANCE })
     }
+}
+
+/// The distance between devices below different root complexes.
+fn across_roots(numa: u32) -> PciDistance {
+    if numa <= LOCAL_DISTANCE { PciDistance::Node } else { PciDistance::Sys }
 }
 
 /// Parses a list of ranges such as `0-3,8`.

@@ -20,7 +20,7 @@ mod sysfs;
 #[cfg(test)]
 mod tests;
 
-pub use affinity::{Affinity, NumaNode, PciLocation};
+pub use affinity::{Affinity, Distance, NumaNode, PciDistance, PciLocation};
 pub use device::{
     DeviceAccess, Gid, GidKind, InterfaceAddress, Inventory, LinkLayer, Netdev, PortState, RdmaDevice,
     RdmaPort,

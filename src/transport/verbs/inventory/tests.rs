@@ -157,7 +157,13 @@ fn devices_are_near_that_share_pci_bridges_or_the_numa_node() {
     assert_eq!(order(&gpu), "abrxe0c", "a is behind the same switch, c at the other socket");
     let unknown = Affinity::read(machine.root(), Some("0000:99:00.0"));
     assert_eq!(order(&unknown), "crxe0ab", "a GPU without a location is ignored");
-    assert_eq!(Affinity::default().distance(&inventory.devices[2].pci), (0, 10));
+    let pci = |index: usize| gpu.distance(&inventory.devices[index].pci).pci;
+    assert_eq!(
+        [0, 1, 2, 3].map(pci),
+        [PciDistance::Pix, PciDistance::Phb, PciDistance::Sys, PciDistance::Node]
+    );
+    let nowhere = Distance { pci: PciDistance::Node, numa: 10 };
+    assert_eq!(Affinity::default().distance(&inventory.devices[2].pci), nowhere);
 }
 
 #[test]

@@ -10,8 +10,10 @@
 //! | `port_check` | the requirements that a port must meet |
 //! | `gid` | which GID is a port's address |
 //! | `hca_filter` | `FLEXRING_IB_HCA` |
+//! | `division` | which ports each rank of a node uses |
 //! | `pairing` | which rails of two ranks are connected |
 
+mod division;
 mod gid;
 mod hca_filter;
 mod pairing;
@@ -21,6 +23,7 @@ mod rejection;
 #[cfg(test)]
 mod tests;
 
+pub use division::{Offer, divide, rails_of_world, reaches_gpu};
 pub use gid::GidChoice;
 pub use pairing::{describe_mismatch, pair_rails};
 pub use rail::{MAX_RAILS, Rail};
@@ -33,7 +36,7 @@ use hca_filter::HcaFilter;
 use serde::Serialize;
 use std::cmp::Reverse;
 
-/// The rails of a rank, and the decision for every port.
+/// The rails of a rank that is alone on its node, and the decision for every port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PortSelection {
     /// The rails, the nearest first.
@@ -65,7 +68,8 @@ pub enum PortUse {
     Rejected(Rejection),
 }
 
-/// Selects the rails of this rank, the nearest first, at most as many as `FLEXRING_IB_RAILS` allows.
+/// Selects the rails of this rank as if it were alone on its node, the nearest first, at most as many as `FLEXRING_IB_RAILS`
+/// allows.
 ///
 /// # Errors
 /// `InvalidSetting` if the settings exclude all ports or cannot be parsed; `System`, with cause and fix for each port,
@@ -75,11 +79,56 @@ pub fn select(inventory: &Inventory, config: &Config, from: &Affinity) -> Result
     if selection.rails.is_empty() { Err(no_rail_error(inventory, config, &selection)) } else { Ok(selection) }
 }
 
+/// The ports that this rank can use, from which the ranks of its node choose together.
+///
+/// # Errors
+/// As for [`select`].
+pub fn offer(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Offer> {
+    select(inventory, config, from)?;
+    Ok(survey(inventory, config, from)?.offer)
+}
+
 /// Decides for every port whether it becomes a rail. In contrast to [`select`], having no rail is not an error.
 ///
 /// # Errors
 /// `InvalidSetting` if `FLEXRING_IB_HCA` cannot be parsed.
 pub fn decide(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<PortSelection> {
+    let Survey { offer, mut decisions, ports } = survey(inventory, config, from)?;
+    let share = divide(&[&offer]).swap_remove(0);
+    let nearest = offer.rails.first();
+    for (port, (decision, rail)) in ports.into_iter().zip(&offer.rails).enumerate() {
+        decisions[decision].outcome = match (share.iter().position(|used| *used == port), nearest) {
+            (Some(number), _) => PortUse::Rail(number),
+            (None, Some(nearest)) if offer.is_near_gpu && rail.distance > nearest.distance => {
+                let (mine, near) = (rail.distance, nearest.distance);
+                let message =
+                    format!("is not needed: it is {mine} from the GPU, and {} is {near}", nearest.device);
+                PortUse::Rejected(Rejection::new(message).spare())
+            }
+            (None, _) => {
+                let most = share.len();
+                let message =
+                    format!("is not needed: FLEXRING_IB_RAILS={most} other ports are as near or nearer");
+                PortUse::Rejected(Rejection::new(message).by_setting().spare())
+            }
+        };
+    }
+    let rails = share.into_iter().map(|port| offer.rails[port].clone()).collect();
+    Ok(PortSelection { rails, decisions })
+}
+
+/// What is known of all ports before they are divided.
+struct Survey {
+    offer: Offer,
+    /// Of the offer's ports: the index of the decision.
+    ports: Vec<usize>,
+    /// The decisions for all ports; those of the offer's ports are provisional.
+    decisions: Vec<PortDecision>,
+}
+
+/// Checks all ports. Those that work and are not slow are offered: the nearest first, then the fastest, then in the order of
+/// the inventory.
+fn survey(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Survey> {
     let filter = config.ib_hca.as_deref().map(HcaFilter::parse).transpose()?;
     let mut decisions = Vec::new();
     let mut usable = Vec::new();
@@ -93,7 +142,8 @@ pub fn decide(inventory: &Inventory, config: &Config, from: &Affinity) -> Result
                 checked.as_ref().err().cloned().unwrap_or_else(|| Rejection::new("is not needed"));
             if let Ok(gid) = checked {
                 let distance = from.distance(&device.pci);
-                usable.push((decisions.len(), distance, Rail::new(device, port, gid, inventory, config)));
+                let rail = Rail::new((device, port), distance.pci, gid, inventory, config);
+                usable.push((decisions.len(), distance, rail));
             }
             decisions.push(PortDecision {
                 device: device.name.clone(),
@@ -103,25 +153,22 @@ pub fn decide(inventory: &Inventory, config: &Config, from: &Affinity) -> Result
             });
         }
     }
-    // Among equally near and fast ports, the order of the inventory decides.
-    usable.sort_by_key(|(index, distance, rail)| (*distance, Reverse(rail.rate_mbps), *index));
     let fastest = usable.iter().map(|(_, _, rail)| rail).max_by_key(|rail| rail.rate_mbps).cloned();
-    let mut rails: Vec<Rail> = Vec::new();
-    for (index, _, rail) in usable {
-        let named = filter.as_ref().is_some_and(|filter| filter.names(&rail.device, rail.port));
-        let slow = fastest.as_ref().filter(|fastest| !named && rail.rate_mbps < fastest.rate_mbps / 2);
-        decisions[index].outcome = if let Some(fastest) = slow {
-            PortUse::Rejected(slower(&rail, fastest))
-        } else if rails.len() == config.ib_rails {
-            let message =
-                format!("is not needed: FLEXRING_IB_RAILS={} other ports are as near or nearer", rails.len());
-            PortUse::Rejected(Rejection::new(message).by_setting().spare())
-        } else {
-            rails.push(rail);
-            PortUse::Rail(rails.len() - 1)
-        };
+    let named = |rail: &Rail| filter.as_ref().is_some_and(|filter| filter.names(&rail.device, rail.port));
+    usable.retain(|(index, _, rail)| {
+        let slow = fastest.as_ref().filter(|fastest| !named(rail) && rail.rate_mbps < fastest.rate_mbps / 2);
+        if let Some(fastest) = slow {
+            decisions[*index].outcome = PortUse::Rejected(slower(rail, fastest));
+        }
+        slow.is_none()
+    });
+    for (position, (_, _, rail)) in (0..).zip(&mut usable) {
+        rail.position = position;
     }
-    Ok(PortSelection { rails, decisions })
+    usable.sort_by_key(|(index, distance, rail)| (*distance, Reverse(rail.rate_mbps), *index));
+    let (ports, rails) = usable.into_iter().map(|(index, _, rail)| (index, rail)).unzip();
+    let offer = Offer { rails, most: config.ib_rails, is_near_gpu: from.located_gpu().is_some() };
+    Ok(Survey { offer, ports, decisions })
 }
 
 /// The rejection of a slow rail, which would delay the others or be idle.

@@ -10,7 +10,9 @@ use std::net::Ipv6Addr;
 
 /// The rails of two ranks that are connected, as positions in the two lists; each is used at most once.
 ///
-/// Rails of the same network are paired first, then others that routers may connect, both in the order of the lists.
+/// Rails of the same network and the same position on their node are paired first, as networks of several rails connect
+/// these by the fewest switches; then others of the same network, then those that routers may connect, each in the order of
+/// the lists.
 /// Exchanging the lists does not change the set of pairs. The pairs are in the order of `mine`, so both ranks pass the
 /// lower rank's list first.
 ///
@@ -19,10 +21,10 @@ use std::net::Ipv6Addr;
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
     let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
     let mut pairs: Vec<(usize, usize)> = Vec::new();
-    // Both relations are equivalences, and the first refines the second. So within a class, the first rail of one list
+    // The relations are equivalences, and each refines the next. So within a class, the first rail of one list
     // is paired with the first of the other, whichever list comes first.
-    let relations: [fn(&Rail, &Rail) -> bool; 2] =
-        [|one, other| reaches(one, other) && one.network == other.network, reaches];
+    let relations: [fn(&Rail, &Rail) -> bool; 3] =
+        [|one, other| is_near(one, other) && one.position == other.position, is_near, reaches];
     for related in relations {
         for (at, rail) in mine.iter().enumerate() {
             if pairs.iter().any(|(used, _)| *used == at) {
@@ -35,6 +37,11 @@ pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
     }
     pairs.sort_unstable();
     pairs
+}
+
+/// Whether the rails reach each other without a router.
+fn is_near(one: &Rail, other: &Rail) -> bool {
+    reaches(one, other) && one.network == other.network
 }
 
 /// Whether the rails have the same packet format, and routers may connect them.

@@ -3,7 +3,9 @@
 //! Owns what ranks exchange about their rails. Must not know why a port was selected.
 
 use crate::config::Config;
-use crate::transport::verbs::inventory::{Gid, GidKind, Inventory, LinkLayer, RdmaDevice, RdmaPort};
+use crate::transport::verbs::inventory::{
+    Gid, GidKind, Inventory, LinkLayer, PciDistance, RdmaDevice, RdmaPort,
+};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -36,13 +38,17 @@ pub struct Rail {
     pub rate_mbps: u64,
     /// The NUMA node of the device, if it has one.
     pub numa: Option<u32>,
+    /// The position of the port among those of its node that can be used, in the order of the devices' names.
+    pub position: u16,
+    /// How far the device is from the rank's GPU or processors.
+    pub distance: PciDistance,
 }
 
 impl Rail {
-    /// The rail over `port` of `device`, addressed by `gid`.
+    /// The rail over `port` of `device`, addressed by `gid`. It has no position yet.
     pub(super) fn new(
-        device: &RdmaDevice,
-        port: &RdmaPort,
+        (device, port): (&RdmaDevice, &RdmaPort),
+        distance: PciDistance,
         gid: &Gid,
         inventory: &Inventory,
         config: &Config,
@@ -65,6 +71,8 @@ impl Rail {
             network,
             rate_mbps: port.rate_mbps,
             numa: device.pci.numa,
+            position: 0,
+            distance,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Family;
 use crate::transport::verbs::inventory::fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
-use crate::transport::verbs::inventory::{GidKind, InterfaceAddress, LinkLayer};
+use crate::transport::verbs::inventory::{GidKind, InterfaceAddress, LinkLayer, PciDistance};
 use proptest::prelude::*;
 use std::net::IpAddr;
 
@@ -70,6 +70,8 @@ fn an_adapter_with_a_port_down_is_one_rail() {
         network: "fe80000000000000".to_owned(),
         rate_mbps: 400_000,
         numa: Some(1),
+        position: 0,
+        distance: PciDistance::Node,
     };
     assert_eq!(selection.rails.first(), Some(&rail));
     assert_eq!(selection.rails.len(), 1);
@@ -287,6 +289,8 @@ fn rails(text: &str) -> Vec<Rail> {
             network: network.to_owned(),
             rate_mbps: 1,
             numa: None,
+            position: 0,
+            distance: PciDistance::Node,
         }
     };
     text.split_whitespace().map(rail).collect()
@@ -316,6 +320,18 @@ fn rails_of_one_network_are_paired_first() {
     ] {
         assert_eq!(pair_rails(&rails(mine), &rails(theirs)), pairs, "{mine} with {theirs}");
     }
+}
+
+#[test]
+fn rails_of_one_position_are_paired_before_others_of_their_network() {
+    let at = |positions: &[u16]| {
+        let mut rails = rails(&"i1 ".repeat(positions.len()));
+        rails.iter_mut().zip(positions).for_each(|(rail, position)| rail.position = *position);
+        rails
+    };
+    assert_eq!(pair_rails(&at(&[0, 3]), &at(&[3, 0])), [(0, 1), (1, 0)], "each with its like, in any order");
+    assert_eq!(pair_rails(&at(&[0, 1]), &at(&[1, 2])), [(0, 1), (1, 0)], "then those that are left");
+    assert_eq!(pair_rails(&at(&[2]), &at(&[5])), [(0, 0)], "ranks with one port of different positions");
 }
 
 #[test]

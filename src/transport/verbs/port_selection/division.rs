@@ -1,0 +1,280 @@
+//! How the ranks of a node divide its ports.
+//!
+//! Owns which of the ports that a rank can use it does use, if all ranks of its node use some. Pure, so that every rank
+//! computes the same for all. Must not know settings, nor how ports are checked.
+
+use super::rail::{MAX_RAILS, Rail};
+use crate::config::GdrLevel;
+use crate::transport::verbs::inventory::PciDistance;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ports of one offer that count. What a peer publishes is not trusted.
+const MOST_PORTS: usize = 64;
+
+/// The ports that a rank can use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The best port first: by distance, rate, and position.
+    pub rails: Vec<Rail>,
+    /// Ports that the rank uses at most.
+    pub most: usize,
+    /// Whether distances are those from a GPU. A GPU uses the nearest ports only: its link to the PCI switch carries no more
+    /// than the ports at that switch, and farther ports are nearer to other GPUs.
+    pub is_near_gpu: bool,
+}
+
+impl Offer {
+    fn ports(&self) -> &[Rail] {
+        &self.rails[..self.rails.len().min(MOST_PORTS)]
+    }
+
+    fn most(&self) -> usize {
+        self.most.min(MAX_RAILS)
+    }
+
+    fn nearest(&self) -> Option<PciDistance> {
+        self.ports().iter().map(|rail| rail.distance).min()
+    }
+
+    /// The networks of all its ports.
+    fn networks(&self) -> BTreeSet<&str> {
+        self.ports().iter().map(|rail| &*rail.network).collect()
+    }
+
+    /// The ports that the rank uses if it does not share the ports of its node: the nearest; or, if there are more networks
+    /// than it may use ports, those of the first positions, which are the same for all ranks.
+    fn undivided(&self) -> Vec<Rail> {
+        let mut rails = self.ports().to_vec();
+        if self.networks().len() > self.most() {
+            rails.sort_by_key(|rail| rail.position);
+        }
+        rails.truncate(self.most());
+        rails
+    }
+}
+
+/// The ports that each rank of a node uses, as positions in its offer, ascending.
+///
+/// The rank with the fewest ports takes its best free port, until none is free: first among the nearest ports of each rank,
+/// then, for ranks without a GPU, among the others. A rank that has none then shares the nearest port that the fewest use.
+#[must_use]
+pub fn divide(offers: &[&Offer]) -> Vec<Vec<usize>> {
+    let mut shares: Vec<Vec<usize>> = vec![Vec::new(); offers.len()];
+    let mut users: BTreeMap<(&str, u8), usize> = BTreeMap::new();
+    for is_far in [false, true] {
+        loop {
+            let mut ranks: Vec<usize> = (0..offers.len()).collect();
+            ranks.sort_by_key(|rank| (shares[*rank].len(), *rank));
+            let free = |rank: usize| {
+                let offer = offers[rank];
+                if shares[rank].len() >= offer.most() || (is_far && offer.is_near_gpu) {
+                    return None;
+                }
+                let admitted = |rail: &Rail| is_far || Some(rail.distance) == offer.nearest();
+                let ports = offer.ports().iter().enumerate();
+                let mut free = ports.filter(|(_, rail)| admitted(rail) && !users.contains_key(&key(rail)));
+                free.next().map(|(port, _)| (rank, port))
+            };
+            let Some((rank, port)) = ranks.into_iter().find_map(free) else { break };
+            shares[rank].push(port);
+            users.insert(key(&offers[rank].rails[port]), 1);
+        }
+    }
+    for (offer, share) in
+        offers.iter().zip(&mut shares).filter(|(offer, share)| share.is_empty() && offer.most > 0)
+    {
+        let near =
+            offer.ports().iter().enumerate().filter(|(_, rail)| Some(rail.distance) == offer.nearest());
+        let fewest = near.min_by_key(|(port, rail)| (users.get(&key(rail)).copied().unwrap_or(0), *port));
+        if let Some((port, rail)) = fewest {
+            *users.entry(key(rail)).or_default() += 1;
+            share.push(port);
+        }
+    }
+    shares.iter_mut().for_each(|share| share.sort_unstable());
+    shares
+}
+
+/// Whether a device at this distance from a GPU may access its memory.
+#[must_use]
+pub fn reaches_gpu(distance: PciDistance, level: GdrLevel) -> bool {
+    let farthest = match level {
+        GdrLevel::Loc => return false,
+        GdrLevel::Pix => PciDistance::Pix,
+        GdrLevel::Pxb => PciDistance::Pxb,
+        // NCCL's PHB includes what it calls NODE elsewhere.
+        GdrLevel::Phb => PciDistance::Node,
+        GdrLevel::Sys => PciDistance::Sys,
+    };
+    distance <= farthest
+}
+
+/// What makes a port the same port for several ranks of a node.
+fn key(rail: &Rail) -> (&str, u8) {
+    (&rail.device, rail.port)
+}
+
+/// The rails of every rank of a world, the best first. `nodes` has the name of each rank's node; ranks of one node are not
+/// linked by RDMA if they share memory.
+///
+/// The ranks of each node divide its ports, unless that separates ranks that have ports in one network: ports of different
+/// networks reach each other only over routers, of which nothing is known here. Then every rank uses as many ports as it may.
+#[must_use]
+pub fn rails_of_world(offers: &[&Offer], nodes: &[&str], shares_memory: bool) -> Vec<Vec<Rail>> {
+    let mut divided: Vec<Vec<Rail>> = vec![Vec::new(); offers.len()];
+    let names: BTreeSet<&str> = nodes.iter().copied().collect();
+    for name in names {
+        let ranks: Vec<usize> = (0..offers.len()).filter(|rank| nodes[*rank] == name).collect();
+        let of_node: Vec<&Offer> = ranks.iter().map(|rank| offers[*rank]).collect();
+        for (rank, share) in ranks.iter().zip(divide(&of_node)) {
+            divided[*rank] = share.into_iter().map(|port| offers[*rank].rails[port].clone()).collect();
+        }
+    }
+    // Many ranks of a node are in the same networks, so there are few different entries.
+    type Networks<'a> = BTreeSet<&'a str>;
+    let mut places: BTreeSet<(&str, Networks<'_>, Networks<'_>)> = BTreeSet::new();
+    for (rank, offer) in offers.iter().enumerate() {
+        let used = divided[rank].iter().map(|rail| &*rail.network).collect();
+        places.insert((nodes[rank], used, offer.networks()));
+    }
+    let is_separated = |(one, used, all): &(&str, Networks<'_>, Networks<'_>)| {
+        places.iter().any(|(other, others, all_of_other)| {
+            let linked = !(shares_memory && one == other);
+            linked && used.is_disjoint(others) && !all.is_disjoint(all_of_other)
+        })
+    };
+    if places.iter().any(is_separated) {
+        offers.iter().map(|offer| offer.undivided()).collect()
+    } else {
+        divided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::verbs::inventory::{GidKind, LinkLayer};
+    use proptest::prelude::*;
+
+    /// `a-` is a port of the device `a` at the distance NODE, `b=` one at the distance PIX; a third character is the network,
+    /// which is `0` without it.
+    fn offer(text: &str, most: usize, is_near_gpu: bool) -> Offer {
+        let rail = |(position, word): (u16, &str)| Rail {
+            device: word[..1].to_owned(),
+            port: 1,
+            layer: LinkLayer::InfiniBand,
+            gid_index: 0,
+            gid: [0; 16],
+            gid_kind: GidKind::InfiniBand,
+            lid: 1,
+            pkey_index: 0,
+            network: word.get(2..).filter(|network| !network.is_empty()).unwrap_or("0").to_owned(),
+            rate_mbps: 1,
+            numa: None,
+            position,
+            distance: if word[1..].starts_with('=') { PciDistance::Pix } else { PciDistance::Node },
+        };
+        let mut rails: Vec<Rail> = (0..).zip(text.split_whitespace()).map(rail).collect();
+        rails.sort_by_key(|rail| (rail.distance, rail.position));
+        Offer { rails, most, is_near_gpu }
+    }
+
+    fn names(rails: &[Rail]) -> String {
+        rails.iter().map(|rail| &*rail.device).collect()
+    }
+
+    /// The devices of each rank, joined by spaces.
+    fn divided(offers: &[Offer]) -> String {
+        let shares = divide(&offers.iter().collect::<Vec<_>>());
+        let names = |(offer, share): (&Offer, Vec<usize>)| {
+            names(&share.into_iter().map(|port| offer.rails[port].clone()).collect::<Vec<_>>())
+        };
+        offers.iter().zip(shares).map(names).collect::<Vec<_>>().join(" ")
+    }
+
+    fn of_gpus(texts: &[&str]) -> String {
+        divided(&texts.iter().map(|text| offer(text, 4, true)).collect::<Vec<_>>())
+    }
+
+    fn of_processors(texts: &[&str]) -> String {
+        divided(&texts.iter().map(|text| offer(text, 4, false)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn gpus_use_their_nearest_ports_and_no_others() {
+        assert_eq!(of_gpus(&["a= b- c-", "a- b= c-"]), "a b", "one port at the switch of each");
+        assert_eq!(of_gpus(&["a= b= c-", "a= b= c-"]), "a b", "two ports at the switch of two");
+        assert_eq!(of_gpus(&["a= b= c= d= e="]), "abcd", "as many as FLEXRING_IB_RAILS");
+        assert_eq!(of_gpus(&["a-", "a-", "a-"]), "a a a", "the only port of a node");
+        assert_eq!(of_gpus(&["a= b-", "a= b-"]), "a a", "b is nearer to others");
+        assert_eq!(of_gpus(&["a- b-", "a- b-", "a- b-", "a- b-"]), "a b a b");
+        assert_eq!(of_gpus(&["", "a-"]), " a", "a rank without a port has none");
+    }
+
+    #[test]
+    fn ranks_without_gpus_use_all_ports_the_near_ones_first() {
+        assert_eq!(of_processors(&["a= b-"]), "ab", "a rank that is alone");
+        assert_eq!(of_processors(&["a= b-", "a- b="]), "a b", "a rank on each socket");
+        assert_eq!(of_processors(&["a= b-", "a= b-"]), "a b", "both on one socket");
+        assert_eq!(of_processors(&["a- b- c-", "a- b- c-"]), "ac b");
+        assert_eq!(of_processors(&["a= b-", "a= b-", "a- b=", "a- b="]), "a a b b");
+    }
+
+    /// The devices of each rank of a world of two nodes with two ranks each, which offer the same.
+    fn of_world(text: &str, most: usize, shares_memory: bool) -> String {
+        let offers: Vec<Offer> = (0..4).map(|_| offer(text, most, false)).collect();
+        let offers: Vec<&Offer> = offers.iter().collect();
+        let rails = rails_of_world(&offers, &["x", "x", "y", "y"], shares_memory);
+        rails.iter().map(|rails| names(rails)).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn ports_are_not_divided_if_that_separates_ranks_that_have_a_network_in_common() {
+        assert_eq!(of_world("a- b-", 4, true), "a b a b", "one network");
+        assert_eq!(
+            of_world("a-1 b-2", 4, true),
+            "ab ab ab ab",
+            "the first ranks would be in 1, the second in 2"
+        );
+        assert_eq!(of_world("a-1 b-2 c-3", 2, true), "ab ab ab ab", "the same networks for all");
+        let one = offer("a-1 b-2", 4, false);
+        let other = offer("a-3 b-4", 4, false);
+        let rails = rails_of_world(&[&one, &one, &other, &other], &["x", "x", "y", "y"], true);
+        assert_eq!(names(&rails[3]), "b", "routers are needed in any case");
+        let rails = rails_of_world(&[&one, &one], &["x", "x"], true);
+        assert_eq!([names(&rails[0]), names(&rails[1])], ["a", "b"], "they share memory");
+        let rails = rails_of_world(&[&one, &one], &["x", "x"], false);
+        assert_eq!([names(&rails[0]), names(&rails[1])], ["ab", "ab"], "they are linked by RDMA");
+    }
+
+    #[test]
+    fn the_level_limits_the_distance_of_direct_access() {
+        use PciDistance as D;
+        let all = [D::Pix, D::Pxb, D::Phb, D::Node, D::Sys];
+        let levels = [GdrLevel::Loc, GdrLevel::Pix, GdrLevel::Pxb, GdrLevel::Phb, GdrLevel::Sys];
+        let counts = levels.map(|level| all.iter().filter(|distance| reaches_gpu(**distance, level)).count());
+        assert_eq!(counts, [0, 1, 2, 4, 5]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_with_a_port_uses_one_and_no_near_port_is_idle(
+            texts in proptest::collection::vec(("([abcdef][-=] ){0,6}", 1..5_usize, any::<bool>()), 1..7)
+        ) {
+            let offers: Vec<Offer> = texts.iter().map(|(text, most, gpu)| offer(text, *most, *gpu)).collect();
+            let offers: Vec<&Offer> = offers.iter().collect();
+            let shares = divide(&offers);
+            let mut used = BTreeSet::new();
+            for (offer, share) in offers.iter().zip(&shares) {
+                prop_assert_eq!(share.is_empty(), offer.rails.is_empty());
+                prop_assert!(share.len() <= offer.most && share.is_sorted());
+                used.extend(share.iter().map(|port| key(&offer.rails[*port])));
+            }
+            for (offer, share) in offers.iter().zip(&shares).filter(|(offer, share)| share.len() < offer.most) {
+                let near = offer.rails.iter().filter(|rail| Some(rail.distance) == offer.nearest());
+                prop_assert!(near.clone().all(|rail| used.contains(&key(rail))), "{share:?} of {offers:?}");
+            }
+        }
+    }
+}
