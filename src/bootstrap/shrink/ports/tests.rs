@@ -8,6 +8,7 @@ use super::super::listener::ShrinkListener;
 use super::super::message::CallsMade;
 use super::super::service::{ShrinkService, ShrinkServiceParams};
 use super::super::session::{Session, SessionParams};
+use super::super::unrouted::OPENING_TIMEOUT;
 use crate::bootstrap::protocol::decode;
 use crate::config::Config;
 use crate::rank::Rank;
@@ -172,7 +173,8 @@ fn strangers_get_a_limited_number_of_connections_and_change_nothing() {
     let mut strangers: Vec<TcpStream> = Vec::new();
     for _ in 0..60 {
         let silent = TcpStream::connect(world.endpoints[0]).expect("a connection");
-        silent.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
+        // Less than a stranger has for its opening.
+        silent.set_read_timeout(Some(OPENING_TIMEOUT / 2)).expect("a socket");
         strangers.extend([silent, world.connect(0)]);
     }
     let closed = strangers[0].read(&mut [0]);
