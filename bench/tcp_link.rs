@@ -51,7 +51,7 @@ impl End {
             sockets_per_link: sockets,
             is_encrypted: std::env::args().any(|argument| argument == "--tls"),
         };
-        let tcp = Tcp::connect(listener, me, &peers, &|_| key.clone(), options, deadline, &Fault::new()?)?;
+        let tcp = Tcp::connect(listener, me, &peers, &|_| key.clone(), options, deadline, &Fault::new())?;
         let room = PLACES * MESSAGE;
         Ok(Self {
             tcp,

@@ -33,6 +33,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(2);
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 const MAX_PAUSE: Duration = Duration::from_millis(200);
+/// The longest sleep of a process without descriptors, which the fault does not end.
+const UNWATCHED_SLEEP: Duration = Duration::from_millis(100);
 
 /// A rank that wants to join.
 pub(super) struct Joiner<'a> {
@@ -308,12 +310,14 @@ impl Joiner<'_> {
 
     /// Sleeps until `polled` is ready, a [`check`](Self::check) is due, or `until`. Whether `polled` is ready.
     fn sleep(&self, polled: Option<PollFd<'_>>, until: Instant, former: &FormerCoordinator<'_>) -> bool {
-        let wake = self.fault.wake_fd();
-        let mut fds = vec![PollFd::new(&wake, PollFlags::IN)];
+        let watch = self.fault.watch().ok();
+        let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();
         fds.extend(former.poll_fd());
         let others = fds.len();
         fds.extend(polled);
-        let left = until.saturating_duration_since(Instant::now()).min(longest_sleep());
+        // Without a descriptor the fault does not end the sleep.
+        let longest = if watch.is_some() { longest_sleep() } else { longest_sleep().min(UNWATCHED_SLEEP) };
+        let left = until.saturating_duration_since(Instant::now()).min(longest);
         // An early wake-up is harmless: every caller checks the clock.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         fds[others..].iter().any(|fd| !fd.revents().is_empty())

@@ -351,7 +351,7 @@ fn coordinators_that_answer_anything() {
             return;
         }
         // After the rank has joined.
-        let fault = Arc::new(Fault::new().expect("an event descriptor"));
+        let fault = Arc::new(Fault::new());
         let shared = Arc::new(Shared::new(1, Arc::clone(&fault)).expect("an event descriptor"));
         let mut thread = ControlThread::new(shared, stream(), "rank 0".to_owned(), Duration::from_secs(1));
         for message in frames.map_while(|frame| decode(&frame)) {

@@ -115,12 +115,13 @@ fn cannot_listen(
 /// The fault, if it is raised meanwhile.
 fn retry<T>(fault: &Fault, mut bind: impl FnMut() -> io::Result<T>) -> Result<io::Result<T>> {
     let until = Instant::now() + BIND_TIMEOUT;
+    let watch = fault.watch()?;
     loop {
         match bind() {
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
                 let pause = Timespec::try_from(BIND_PAUSE.min(longest_sleep())).ok();
                 // An early wake-up is harmless.
-                let _ = poll(&mut [PollFd::new(&fault.wake_fd(), PollFlags::IN)], pause.as_ref());
+                let _ = poll(&mut [PollFd::new(&watch, PollFlags::IN)], pause.as_ref());
                 fault.check_waiting()?;
             }
             outcome => return Ok(outcome),

@@ -35,7 +35,7 @@ pub fn world_status(job: &RunningJob, config: &Config) -> Result<WorldStatus> {
         header: &header,
         params: &params,
         deadline: Instant::now() + timeout,
-        fault: &Fault::new()?,
+        fault: &Fault::new(),
     };
     joiner.status()
 }

@@ -29,7 +29,7 @@ impl WorldSpec {
     }
 }
 
-/// A rank that is a thread of this process, and whose worker thread is not started yet.
+/// A rank that is a thread of this process, and whose communicator is not made yet.
 pub(super) struct LocalRank {
     pub runner: CallRunner,
     pub blueprint: Blueprint,

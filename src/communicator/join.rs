@@ -11,10 +11,11 @@ use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
+use super::node_memories::{self, MemoryOffer};
 use super::peer_info::PeerInfo;
 use super::plans::Plans;
 use super::runner::CallRunner;
-use super::runner_builder::{CallRunnerBuilder, arena_layout};
+use super::runner_builder::{CallRunnerBuilder, region_layout};
 use crate::bootstrap::{
     self, ControlConnection, Identity, ShrinkListener, ShrinkService, ShrinkServiceParams,
 };
@@ -24,12 +25,13 @@ use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
-use crate::memory::Arena;
 use crate::plan::topology::Topology;
 use crate::process_number::process_number;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
-use crate::transport::shm::{DescriptorExchange, Mailbox, Neighbours, RemotePrefault, Shm};
+use crate::transport::shm::{
+    DescriptorExchange, Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm,
+};
 use crate::transport::tcp::Listener;
 use crate::transport::{AnyTransport, local};
 use std::sync::Arc;
@@ -43,7 +45,7 @@ impl Communicator {
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         crate::logging::init(config.log);
         descriptor_limit::raise();
-        Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()?))
+        Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()))
     }
 
     /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is raised meanwhile.
@@ -61,7 +63,9 @@ impl Communicator {
         let shrink_listener =
             (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
+        let offer = MemoryOffer::of_this_process();
         let info = PeerInfo {
+            memories: offer.places(),
             nonce: random_bytes()?,
             process: process_number()?,
             has_gpu: gpu::known(config.gpu).is_some(),
@@ -100,33 +104,51 @@ impl Communicator {
             )));
         }
 
-        let layout = arena_layout(config, intra_node.len(), world);
-        let arena = Arc::new(Arena::on_numa_node(layout.bytes(), gpu::numa_node(config.gpu))?);
-        arena.populate(0, layout.populated())?;
+        let offers: Vec<_> = infos.iter().map(|info| &info.memories).collect();
+        let common = offer.common(&intra_node, &offers);
+        let own = match &common {
+            Some((memory, _)) => Arc::clone(memory.own()),
+            None => OwnMemory::new(intra_node.len())?,
+        };
+        let layout = region_layout(config, intra_node.len(), world);
+        let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
+        let (memory, places) = match (common, descriptors) {
+            (Some(common), _) => common,
+            (None, descriptors) => {
+                let key = infos[intra_node[0]].nonce;
+                let memory = match descriptors.filter(|_| intra_node.len() > 1) {
+                    Some(descriptors) => {
+                        let address = |rank: &Rank| {
+                            let address = infos[*rank].descriptors.clone();
+                            address.map(|address| (*rank, address)).ok_or_else(|| not_shared(*rank))
+                        };
+                        let addresses = intra_node.iter().map(address).collect::<Result<Vec<_>>>()?;
+                        descriptors
+                            .run(me, &addresses, &own, key, deadline, &fault)
+                            .map_err(report_lost_link)?
+                    }
+                    None => NodeMemory::new(key, 0, own, vec![None])?,
+                };
+                let memory = Arc::new(memory);
+                node_memories::keep(&memory);
+                (memory, (0..intra_node.len()).collect())
+            }
+        };
+        let regions = exchange_regions(&connection, region.address())?;
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
-        let (mut mailbox, mut prefault, mut registrar) = (None, None, None);
-        if let Some(descriptors) = descriptors.filter(|_| intra_node.len() > 1) {
-            let address = |rank: &Rank| {
-                let address = infos[*rank].descriptors.clone();
-                address.map(|address| (*rank, address)).ok_or_else(|| not_shared(*rank))
-            };
-            let addresses = intra_node.iter().map(address).collect::<Result<Vec<_>>>()?;
-            let neighbours = descriptors
-                .run(me, &addresses, &arena, layout, deadline, &fault)
-                .map_err(report_lost_link)?;
-            transports.push(AnyTransport::InPlace(Box::new(Shm::new(
-                "shm",
-                world,
-                &arena,
-                layout,
-                &neighbours,
-            )?)));
+        let (mut mailbox, mut registrar) = (None, None);
+        if intra_node.len() > 1 {
+            let of_rank =
+                |(rank, place): (&Rank, usize)| RegionOfRank { rank: *rank, place, region: regions[*rank] };
+            let ranks: Vec<RegionOfRank> = intra_node.iter().zip(places).map(of_rank).collect();
+            let neighbours = memory.neighbours(&mut region, &ranks)?;
+            let shm = Shm::new("shm", world, region.arena(), &neighbours)?;
+            transports.push(AnyTransport::InPlace(Box::new(shm)));
             reach(FaultPoint::JoinSharesMemory);
-            prefault = RemotePrefault::new(&arena, &neighbours)?;
             if inter_node.is_empty() {
-                mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
+                mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
             }
         }
         if !inter_node.is_empty() {
@@ -142,7 +164,9 @@ impl Communicator {
                 deadline,
                 fault: &fault,
             };
-            let linked = setup.link(listener, layout.pool().piece(&arena)).map_err(report_lost_link)?;
+            let linked = setup
+                .link(listener, region.layout().pool().piece(region.arena()))
+                .map_err(report_lost_link)?;
             transports.push(AnyTransport::Posted(linked.transport));
             registrar = linked.registrar;
         }
@@ -154,12 +178,11 @@ impl Communicator {
             world,
             me,
             plans,
-            arena,
-            layout,
+            memory,
+            region,
             transports,
             routes,
             mailbox,
-            prefault,
             registrar,
             crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
@@ -197,7 +220,7 @@ impl Communicator {
         let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
         let topology = is_described.then_some(topology);
-        Self::start(runner, Blueprint { config, topology, service, ancestors, gathering: None })
+        Ok(Self::new(runner, Blueprint { config, topology, service, ancestors, gathering: None }))
     }
 
     /// A world of `world` ranks that are threads of this process, with the settings in `config`; one
@@ -208,7 +231,7 @@ impl Communicator {
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
         crate::logging::init(config.log);
         let ranks = Self::local_ranks(&WorldSpec::new(config), world)?;
-        ranks.into_iter().map(|rank| Self::start(rank.runner, rank.blueprint)).collect()
+        Ok(ranks.into_iter().map(|rank| Self::new(rank.runner, rank.blueprint)).collect())
     }
 
     /// The ranks of a world of threads, in their order.
@@ -218,39 +241,38 @@ impl Communicator {
             return Err(Error::invalid_argument("a world has at least one rank"));
         }
         descriptor_limit::raise();
-        let fault = Arc::new(Fault::new()?);
+        let fault = Arc::new(Fault::new());
         let group = LocalGroup::new(world, Arc::clone(&fault));
         let topology = match (&spec.topology, &config.topology) {
             (Some(topology), _) => topology.clone(),
             (None, Some(text)) => configured_topology(text, world, None)?,
             (None, None) => Topology::from_names(&vec!["here"; world]),
         };
-        let layout = arena_layout(config, world, world);
-        let arena = |_| {
-            let arena = Arena::new(layout.bytes())?;
-            arena.populate(0, layout.populated()).map(|()| Arc::new(arena))
-        };
-        let arenas = (0..world).map(arena).collect::<Result<Vec<_>>>()?;
+        let layout = region_layout(config, world, world);
         let cores = Cores::of_this_process();
         let crowded = Cores::are_crowded(std::iter::repeat_n(&cores, world));
         let launch_group = LaunchGroup::new((0..world).collect());
-        let neighbours: Vec<Neighbours> = local::share_arenas(&arenas, layout)?;
-        let rank = |(me, (arena, neighbours)): (Rank, (Arc<Arena>, Neighbours))| {
-            let shm = Shm::new("local", world, &arena, layout, &neighbours)?;
-            let mailbox = Some(Mailbox::new(&arena, layout, &neighbours, me)?);
-            let prefault = RemotePrefault::new(&arena, &neighbours)?;
+        let memories = local::share_memory(world, random_bytes()?)?;
+        let regions = memories.iter().map(|memory| memory.own().region(layout, None));
+        let regions = regions.collect::<Result<Vec<Region>>>()?;
+        let of_rank =
+            |(rank, region): (Rank, &Region)| RegionOfRank { rank, place: rank, region: region.address() };
+        let of_ranks: Vec<RegionOfRank> = regions.iter().enumerate().map(of_rank).collect();
+        let rank = |(me, (memory, mut region)): (Rank, (NodeMemory, Region))| {
+            let neighbours = memory.neighbours(&mut region, &of_ranks)?;
+            let shm = Shm::new("local", world, region.arena(), &neighbours)?;
+            let mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
             let builder = CallRunnerBuilder {
                 config,
                 nodes: topology.nodes(),
                 world,
                 me,
                 plans: plans(spec, &topology, me)?,
-                arena,
-                layout,
+                memory: Arc::new(memory),
+                region,
                 transports: vec![AnyTransport::InPlace(Box::new(shm))],
                 routes: vec![0; world],
                 mailbox,
-                prefault,
                 registrar: None,
                 crowded,
                 launch_group: Some(Arc::clone(&launch_group)),
@@ -262,7 +284,7 @@ impl Communicator {
             builder.build(ControlPlane::Threads(member))
         };
         let runners: Vec<CallRunner> =
-            arenas.into_iter().zip(neighbours).enumerate().map(rank).collect::<Result<_>>()?;
+            memories.into_iter().zip(regions).enumerate().map(rank).collect::<Result<_>>()?;
         // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
@@ -330,6 +352,14 @@ fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
             "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
         ))),
     }
+}
+
+/// Tells all ranks where this rank's region is. Returns the regions of all, by rank.
+fn exchange_regions(connection: &ControlConnection, mine: RegionAddress) -> Result<Vec<RegionAddress>> {
+    let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read a region: {cause}"));
+    let mine = postcard::to_stdvec(&mine).map_err(unreadable)?;
+    let all = connection.all_gather("regions", &mine)?;
+    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable)).collect()
 }
 
 fn not_shared(rank: Rank) -> Error {

@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn kernels_are_launched_together_when_all_ranks_have_called() {
         let steps = Arc::new(Mutex::new(Vec::new()));
-        let fault = Fault::new().expect("a descriptor");
+        let fault = Fault::new();
         let members = members(3);
         std::thread::scope(|scope| {
             let mut callers = Vec::new();
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_missing_rank_is_named_and_the_others_stop_waiting() {
-        let fault = Fault::new().expect("a descriptor");
+        let fault = Fault::new();
         let members = members(3);
         let launch = |member: &LaunchMember, limit| {
             member.launch(ready(|_| Ok(())), Collective::AllReduce, &fault, limit)
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_leaves_without_a_call_fails_those_that_wait_in_it() {
-        let fault = Fault::new().expect("a descriptor");
+        let fault = Fault::new();
         let mut members = members(3);
         members.iter().for_each(LaunchMember::pass);
         let leaver = members.remove(1);
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_rank_gets_the_error_of_its_own_launch() {
-        let fault = Fault::new().expect("a descriptor");
+        let fault = Fault::new();
         let members = members(2);
         members[1].pass();
         let failed = members[0].launch(

@@ -22,6 +22,7 @@ mod inter_node;
 mod join;
 mod launch_group;
 mod local_gathering;
+mod node_memories;
 mod peer_info;
 mod plans;
 mod registration_gate;
@@ -31,6 +32,8 @@ mod runner_builder;
 mod shrink;
 mod split;
 mod user_memory;
+mod worker;
+mod worker_pool;
 
 pub(crate) use checked_call::{CallValidator, CheckedCall};
 pub use groups::{Operation, OwnedOperation};
@@ -44,7 +47,7 @@ use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
-use crate::process::{self, CreatorProcess};
+use crate::process::CreatorProcess;
 use crate::rank::Rank;
 use blueprint::Blueprint;
 use call_queue::QueueTicket;
@@ -53,9 +56,8 @@ use registration_gate::RunningCall;
 use request::WaitCheck;
 use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use worker::Worker;
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order, apart from
 /// [sends and receives](Self::group).
@@ -68,9 +70,9 @@ use std::thread::JoinHandle;
 pub struct Communicator {
     creator: CreatorProcess,
     runner: Arc<CallRunner>,
-    /// Locked from taking a ticket to sending the call, so that the worker receives calls in ticket order.
-    submissions: Mutex<Option<Sender<QueuedCall>>>,
-    worker: Option<JoinHandle<()>>,
+    /// Locked from taking a ticket to submitting the call, so that the worker gets calls in ticket order.
+    submissions: Mutex<()>,
+    worker: Worker,
     blueprint: Blueprint,
 }
 
@@ -106,18 +108,12 @@ impl Communicator {
         Self::local_with(&Config::from_env()?, world)
     }
 
-    /// Starts the worker thread of a rank whose links are ready.
-    fn start(runner: CallRunner, blueprint: Blueprint) -> Result<Self> {
-        let runner = Arc::new(runner);
-        let (submissions, calls) = channel();
-        let worker = Arc::clone(&runner);
-        let builder = std::thread::Builder::new().name("flexring-worker".to_owned());
-        let worker = process::spawn(builder, move || worker.run_queued(&calls))
-            .map_err(|cause| Error::io("cannot start a thread for asynchronous calls", cause))?;
+    /// The communicator of a rank whose links are ready.
+    fn new(runner: CallRunner, blueprint: Blueprint) -> Self {
         log::info!("{}", runner.summary);
         let creator = CreatorProcess::current();
-        let submissions = Mutex::new(Some(submissions));
-        Ok(Self { creator, runner, submissions, worker: Some(worker), blueprint })
+        let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Worker::new());
+        Self { creator, runner, submissions, worker, blueprint }
     }
 
     /// This process's rank, from 0.
@@ -231,14 +227,14 @@ impl Communicator {
         }
     }
 
-    fn lock_submissions(&self) -> MutexGuard<'_, Option<Sender<QueuedCall>>> {
+    fn lock_submissions(&self) -> MutexGuard<'_, ()> {
         self.submissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a call to the worker, with its kernel if it is on a GPU.
+    /// Submits a call to the worker, with its kernel if it is on a GPU.
     fn enqueue(
         &self,
-        submissions: &Option<Sender<QueuedCall>>,
+        _submissions: &MutexGuard<'_, ()>,
         call: CheckedCall,
         kernel: Option<(ResidentCall, RunningCall)>,
     ) -> Result<Arc<CallOutcome>> {
@@ -248,18 +244,15 @@ impl Communicator {
         let ticket = QueueTicket::take(Arc::clone(&self.runner.queue));
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
-        let sent = submissions.as_ref().is_some_and(|submissions| submissions.send(queued).is_ok());
-        sent.then_some(outcome).ok_or_else(|| Error::internal("the worker thread has ended"))
+        self.worker.submit(&self.runner, queued)?;
+        Ok(outcome)
     }
 
     /// Leaves everything as it is, in a forked child: its threads do not exist here, and its links, its devices and its
     /// shared memory are those of the parent.
     fn leak(&mut self) {
         std::mem::forget(Arc::clone(&self.runner));
-        std::mem::forget(self.worker.take());
-        // The parent's threads may have held the lock of the mutex, or of the channel.
-        let submissions = self.submissions.get_mut().unwrap_or_else(PoisonError::into_inner);
-        std::mem::forget(submissions.take());
+        self.worker.leak();
     }
 
     /// This rank's part of a vector that consists of one equal part per rank.
@@ -285,14 +278,8 @@ impl Drop for Communicator {
         }
         reach(FaultPoint::LeaveBegins);
         self.runner.leaving.store(true, Ordering::Release);
-        // The worker ends when it has run all submitted calls.
-        *self.lock_submissions() = None;
-        if let Some(worker) = self.worker.take() {
-            self.runner.watch_gpu(|| worker.is_finished());
-            if worker.join().is_err() {
-                log::error!("the worker of rank {} panicked", self.runner.rank);
-            }
-        }
+        self.runner.watch_gpu(|| self.worker.is_idle());
+        self.worker.wait_idle();
         reach(FaultPoint::WorkerEnded);
         self.runner.end_gpu();
     }

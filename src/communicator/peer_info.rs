@@ -3,6 +3,7 @@
 //! Owns its contents and exchange. Must not know how links are made from it.
 
 use super::cores::Cores;
+use super::node_memories::OfferedPlaces;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
 use crate::transport::shm::ExchangeAddress;
@@ -19,6 +20,8 @@ pub(super) struct PeerInfo {
     pub topology_name: String,
     /// Where this rank exchanges descriptors with its neighbours; `None` if it does not share memory.
     pub descriptors: Option<ExchangeAddress>,
+    /// The memory that it has exchanged with processes of its node before.
+    pub memories: OfferedPlaces,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
     /// Where this rank answers ranks that shrink the communicator.

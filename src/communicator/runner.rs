@@ -20,15 +20,11 @@ use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
 use crate::rank::Rank;
-use std::num::NonZeroU64;
+use crate::transport::shm::Region;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// Nanoseconds by which the kernel may delay the worker's short sleeps.
-const TIMER_SLACK: u64 = 1000;
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
 pub(super) struct CallRunner {
@@ -57,6 +53,8 @@ pub(super) struct CallRunner {
     pub control: ControlPlane,
     /// Links, schedule and other choices, in one sentence.
     pub summary: String,
+    /// This rank's part of the process's memory. The last field: neighbours' regions are read until all others are dropped.
+    pub _region: Region,
 }
 
 /// What only the running call uses.
@@ -91,23 +89,17 @@ impl Drop for QueuedCall {
 }
 
 impl CallRunner {
-    /// The body of the worker thread: runs queued calls until the sender is dropped.
-    pub(super) fn run_queued(&self, calls: &Receiver<QueuedCall>) {
-        // Sleeps of microseconds, in which the worker waits for a GPU, would otherwise last 50 longer.
-        if let Err(cause) = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK)) {
-            log::debug!("cannot set the timer slack: {cause}");
-        }
-        for mut queued in calls {
-            reach(FaultPoint::WorkerTakesCall);
-            queued.ticket.wait_turn(None);
-            let resident = queued.resident.take();
-            let on_gpu = resident.is_some();
-            let outcome = self.guarded(|| self.run_in_turn(&queued.call, resident));
-            // The caller of a call in a stream does not get this outcome, so the next call reports it.
-            self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
-            drop(queued.running.take());
-            queued.outcome.end(outcome);
-        }
+    /// Runs a queued call, on a worker.
+    pub(super) fn run_queued(&self, mut queued: QueuedCall) {
+        reach(FaultPoint::WorkerTakesCall);
+        queued.ticket.wait_turn(None);
+        let resident = queued.resident.take();
+        let on_gpu = resident.is_some();
+        let outcome = self.guarded(|| self.run_in_turn(&queued.call, resident));
+        // The caller of a call in a stream does not get this outcome, so the next call reports it.
+        self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
+        drop(queued.running.take());
+        queued.outcome.end(outcome);
     }
 
     /// Runs a queued call whose turn it is, between the start and the end of its kernel if it has one.

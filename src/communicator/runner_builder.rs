@@ -1,6 +1,6 @@
 //! Builds the call runner of a rank once its links are ready.
 //!
-//! Owns the layout of a rank's arena, and the assembly of executor, plans and user memory. Must not know how
+//! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
 use super::control_plane::ControlPlane;
@@ -14,15 +14,15 @@ use crate::device::host::Host;
 use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
-use crate::memory::{Arena, Registrar};
+use crate::memory::Registrar;
 use crate::rank::Rank;
 use crate::transport::AnyTransport;
-use crate::transport::shm::{ArenaLayout, Mailbox, RemotePrefault};
+use crate::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// The layout of a rank's arena. `local_ranks` is the number of ranks that share memory, this rank included.
-pub(super) fn arena_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
+/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included.
+pub(super) fn region_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
     // The executor uses one more slot for itself.
     let slots = config.slots_for(local_ranks, world) + 1;
     ArenaLayout::new(local_ranks, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
@@ -37,15 +37,14 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub world: usize,
     pub me: Rank,
     pub plans: Plans,
-    pub arena: Arc<Arena>,
-    pub layout: ArenaLayout,
+    /// The process's memory, and the part of it that is for this communicator.
+    pub memory: Arc<NodeMemory>,
+    pub region: Region,
     pub transports: Vec<AnyTransport>,
     /// By rank, the index of the transport that reaches it.
     pub routes: Vec<usize>,
     /// The path for small messages, if all ranks share memory.
     pub mailbox: Option<Mailbox>,
-    /// Announces new buffers to the neighbours, if there are neighbours.
-    pub prefault: Option<RemotePrefault>,
     /// Registers memory with the RDMA devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
     /// Whether more ranks than cores share this node. Equal on all of them.
@@ -61,7 +60,8 @@ impl CallRunnerBuilder<'_> {
     pub(super) fn build(mut self, control: ControlPlane) -> Result<CallRunner> {
         let host = Host::new(self.config.simd)?;
         let summary = self.summary(&host);
-        let Self { config, me, world, arena, layout, registrar, fault, launch_group, .. } = self;
+        let Self { config, me, world, memory, region, registrar, fault, launch_group, .. } = self;
+        let (arena, layout) = (region.arena(), region.layout());
         let has_small_path = world > 1 && self.mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
             rank: me,
@@ -69,7 +69,7 @@ impl CallRunnerBuilder<'_> {
             transports: self.transports,
             routes: self.routes,
             device: Box::new(host),
-            slots: layout.pool().cut(layout.pool().piece(&arena)),
+            slots: layout.pool().cut(layout.pool().piece(arena)),
             mailbox: self.mailbox,
             fault: Arc::clone(&fault),
             spin: config.spin(),
@@ -80,7 +80,7 @@ impl CallRunnerBuilder<'_> {
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let staged = if has_small_path { config.small.0 } else { 0 };
         let gpu_state =
-            GpuState::new(config, staged, launch_member.is_some(), layout, &arena, registrar.clone());
+            GpuState::new(config, staged, launch_member.is_some(), layout, arena, registrar.clone());
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }
@@ -94,7 +94,7 @@ impl CallRunnerBuilder<'_> {
             gpu_state,
             launch_member,
             leaving: AtomicBool::new(false),
-            user_memory: UserMemory::new(arena, self.prefault, registrar),
+            user_memory: UserMemory::new(memory, registrar),
             state: Mutex::new(RunnerState {
                 executor,
                 plans: self.plans,
@@ -108,6 +108,7 @@ impl CallRunnerBuilder<'_> {
             error_reported: AtomicBool::new(false),
             control,
             summary,
+            _region: region,
         })
     }
 
@@ -124,7 +125,7 @@ impl CallRunnerBuilder<'_> {
             "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",
             if nodes == 1 { "node" } else { "nodes" },
             self.plans.summary(),
-            self.layout.pool().slots().0 - 1,
+            self.region.layout().pool().slots().0 - 1,
             config.subchunk,
             host.simd().name(),
             if config.reproducible.0 { ", reproducible" } else { "" },

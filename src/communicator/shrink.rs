@@ -86,7 +86,7 @@ impl Communicator {
     /// A communicator of one rank.
     pub(super) fn alone(blueprint: &Blueprint) -> Result<Self> {
         let spec = blueprint.for_members(&[0]);
-        Self::join(spec, &Identity::alone(), Arc::new(crate::fault::Fault::new()?))
+        Self::join(spec, &Identity::alone(), Arc::new(crate::fault::Fault::new()))
     }
 }
 
@@ -119,7 +119,7 @@ fn shrink_threads(
     let finish = |requests| shrink_for_all(blueprint, member, calls, &requests);
     let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
     let made = made.ok_or_else(|| Error::internal("a shrink gave this rank no communicator"))?;
-    Communicator::start(made.runner, made.blueprint)
+    Ok(Communicator::new(made.runner, made.blueprint))
 }
 
 /// Whether this request leaves `rank` out.

@@ -67,7 +67,7 @@ impl Communicator {
         let mut spec = self.blueprint.for_members(&members);
         // Nothing is left behind: the ranks keep this communicator.
         spec.ancestors.clear();
-        let joined = Self::join(spec, &identity, Arc::new(Fault::new()?));
+        let joined = Self::join(spec, &identity, Arc::new(Fault::new()));
         // The coordinator serves the new world without its handle.
         drop(created);
         joined.map(Some)
@@ -132,7 +132,7 @@ fn split_threads(
     let request = GatheringRequest::Split { color, key };
     let finish = |requests| split_for_all(blueprint, &requests);
     let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
-    made.map(|made| Communicator::start(made.runner, made.blueprint)).transpose()
+    Ok(made.map(|made| Communicator::new(made.runner, made.blueprint)))
 }
 
 /// Acts for all ranks.

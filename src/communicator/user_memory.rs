@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::process::CreatorProcess;
-use crate::transport::shm::RemotePrefault;
+use crate::transport::shm::NodeMemory;
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Allocates and registers the memory that users give to calls.
 pub(super) struct UserMemory {
-    arena: Arc<Arena>,
-    /// Announces new buffers to the neighbours, if there are neighbours.
-    prefault: Option<RemotePrefault>,
+    /// The process's memory, which other communicators may use, too.
+    node: Arc<NodeMemory>,
+    /// What users free by its address, as C does: offset and length in the arena, by address.
+    leases: Mutex<HashMap<usize, (usize, usize)>>,
     /// Registers memory with the RDMA devices, if there are devices.
     registrar: Option<Arc<dyn Registrar>>,
     /// How often users have registered each memory, by address and length. Kept without devices, too, so that
@@ -26,26 +27,30 @@ pub(super) struct UserMemory {
 }
 
 impl UserMemory {
-    pub(super) fn new(
-        arena: Arc<Arena>,
-        prefault: Option<RemotePrefault>,
-        registrar: Option<Arc<dyn Registrar>>,
-    ) -> Self {
-        Self { arena, prefault, registrar, registered: Mutex::default() }
+    pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>) -> Self {
+        Self { node, leases: Mutex::default(), registrar, registered: Mutex::default() }
+    }
+
+    fn arena(&self) -> &Arc<Arena> {
+        self.node.own().arena()
     }
 
     /// Allocates a vector of `len` zeros.
     pub(super) fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let buffer = Buffer::new(Arc::clone(&self.arena), len, self.registrar.clone())?;
+        let buffer = Buffer::new(Arc::clone(self.arena()), len, self.registrar.clone())?;
         self.announce(buffer.offset(), size_of_val(&buffer[..]));
         Ok(buffer)
     }
 
-    /// Allocates zeroed bytes that the caller frees by address.
+    /// Allocates zeroed bytes that the caller frees by address, at the latest when the communicator is freed.
     pub(super) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
-        let (offset, start) = self.arena.lease(bytes)?;
+        let offset = self.arena().alloc(bytes)?;
+        let piece = self.arena().piece(offset, bytes);
+        let piece = piece.ok_or_else(|| Error::internal("an allocation exceeds its arena"))?;
+        let start = NonNull::new(piece.as_ptr()).ok_or_else(|| Error::internal("an arena begins at zero"))?;
+        self.leases().insert(start.as_ptr() as usize, (offset, bytes));
         self.announce(offset, bytes);
-        if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.piece(offset, bytes)) {
+        if let Some(registrar) = &self.registrar {
             registrar.try_register(piece);
         }
         Ok(start)
@@ -53,23 +58,30 @@ impl UserMemory {
 
     /// Whether these bytes are part of the arena.
     pub(super) fn contains(&self, start: *const u8, len: usize) -> bool {
-        self.arena.contains(start, len)
+        self.arena().contains(start, len)
     }
 
     /// Frees leased bytes; `false` if nothing is leased at this address.
     pub(super) fn end_lease(&self, start: *const u8) -> bool {
-        if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena.leased(start)) {
+        let lease = self.leases().remove(&(start as usize));
+        lease.inspect(|(offset, bytes)| self.free(*offset, *bytes)).is_some()
+    }
+
+    fn free(&self, offset: usize, bytes: usize) {
+        if let (Some(registrar), Some(piece)) = (&self.registrar, self.arena().piece(offset, bytes)) {
             registrar.try_deregister(piece);
         }
-        self.arena.end_lease(start)
+        self.arena().free(offset, bytes);
+    }
+
+    fn leases(&self) -> MutexGuard<'_, HashMap<usize, (usize, usize)>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn announce(&self, offset: usize, bytes: usize) {
         reach(FaultPoint::MemoryAllocated);
-        if let Some(prefault) = &self.prefault {
-            prefault.announce(offset, bytes);
-            reach(FaultPoint::MemoryAnnounced);
-        }
+        self.node.announce(offset, bytes);
+        reach(FaultPoint::MemoryAnnounced);
     }
 
     /// Registers memory that is not in the arena with the devices, if there are any.
@@ -103,6 +115,15 @@ impl UserMemory {
 
     fn registered(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for UserMemory {
+    fn drop(&mut self) {
+        // The arena may live on, for other communicators.
+        for (offset, bytes) in std::mem::take(&mut *self.leases()).into_values() {
+            self.free(offset, bytes);
+        }
     }
 }
 

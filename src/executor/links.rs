@@ -8,7 +8,9 @@ use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Piece, Sharing};
 use crate::rank::Rank;
 use crate::transport::{AnyTransport, Events, InPlaceTransport};
+use crate::wake::WakeFd;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// The links of one rank. Transports are at most two: one within the node and one between nodes.
 pub(super) struct Links {
@@ -187,9 +189,19 @@ impl Links {
         self.transports.iter_mut().for_each(|transport| transport.common_mut().clear_need_wakeup());
     }
 
-    /// The wake-up descriptor of the transport with this index, if there is such a transport.
+    /// The wake-up descriptor of the transport with this index, if there is such a transport and it has one.
     pub(super) fn wake_fd(&self, index: usize) -> Option<BorrowedFd<'_>> {
-        self.transports.get(index).map(|transport| transport.common().wake_fd())
+        self.transports.get(index).and_then(|transport| transport.common().wake_fd())
+    }
+
+    /// The eventfd of a transport that others of this process may notify, too, if one has it.
+    pub(super) fn eventfd(&self) -> Option<&Arc<WakeFd>> {
+        self.transports.iter().find_map(|transport| transport.common().eventfd())
+    }
+
+    /// Whether every transport has a wake-up descriptor.
+    pub(super) fn can_wake(&self) -> bool {
+        self.transports.iter().all(|transport| transport.common().wake_fd().is_some())
     }
 
     /// Aborts the call on all links: afterwards no peer reads this rank's memory and no link holds a piece.

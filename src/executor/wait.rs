@@ -7,7 +7,10 @@ use crate::error::Result;
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::{InterruptTimer, longest_sleep};
+use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Polls without progress before the clock is read for the first time. Most waits are over by then.
@@ -18,6 +21,9 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// The longest sleep that the fault does not end.
 const LONGEST_DEAF_SLEEP: Duration = Duration::from_millis(50);
+
+/// The longest sleep that no neighbour ends, because more communicators of this process sleep than it has descriptors for.
+const LONGEST_UNWOKEN_SLEEP: Duration = Duration::from_millis(1);
 
 /// Yields before such a sleep. Ranks that share a core with many others wait less if they leave it to them.
 const YIELDS: u32 = 1;
@@ -43,6 +49,8 @@ pub(super) struct Wait {
     nap: Duration,
     /// When this call asks next whether the program wants its thread back.
     interrupt: InterruptTimer,
+    /// What the fault notifies, if no link has an eventfd for it.
+    eventfd: Option<Arc<WakeFd>>,
 }
 
 impl Wait {
@@ -55,6 +63,7 @@ impl Wait {
             since: None,
             nap: FIRST_NAP,
             interrupt: InterruptTimer::default(),
+            eventfd: None,
         }
     }
 
@@ -156,7 +165,7 @@ impl Wait {
         self.interrupt.check_at(now)?;
         if links.set_need_wakeup() && !is_ready() {
             reach(FaultPoint::SleepBegins);
-            sleep(fault, links, (self.timeout - waited).min(longest).min(longest_sleep()));
+            sleep(fault, &mut self.eventfd, links, (self.timeout - waited).min(longest).min(longest_sleep()));
             self.nap = (2 * self.nap).min(LONGEST_NAP);
         }
         links.clear_need_wakeup();
@@ -165,14 +174,28 @@ impl Wait {
 }
 
 /// Sleeps until the fault is raised or a link may have work, but no longer than `longest`.
-fn sleep(fault: &Fault, links: &Links, longest: Duration) {
-    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-    let fault = fault.wake_fd();
-    // The fault's descriptor comes first, and also stands in for transports that do not exist.
-    let mut descriptors: [_; 1 + Links::TRANSPORTS] = std::array::from_fn(|index| {
-        let wake_fd = index.checked_sub(1).and_then(|index| links.wake_fd(index)).unwrap_or(fault);
-        PollFd::from_borrowed_fd(wake_fd, PollFlags::IN)
+fn sleep(fault: &Fault, own: &mut Option<Arc<WakeFd>>, links: &Links, longest: Duration) {
+    // A link's eventfd serves for the fault, too. Otherwise this rank has one for it, from its first sleep on.
+    let eventfd = links.eventfd().or_else(|| {
+        *own = own.take().or_else(|| WakeFd::new().ok().map(Arc::new));
+        own.as_ref()
     });
+    let is_woken = links.can_wake() && eventfd.is_some();
+    let longest = if is_woken { longest } else { longest.min(LONGEST_UNWOKEN_SLEEP) };
+    if let Some(eventfd) = eventfd {
+        fault.notify(eventfd);
+    }
+    let mut wake_fds = [None; 1 + Links::TRANSPORTS];
+    wake_fds[0] = eventfd.map(|eventfd| eventfd.as_fd());
+    (1..).zip(0..Links::TRANSPORTS).for_each(|(at, index)| wake_fds[at] = links.wake_fd(index));
+    let Some(any) = wake_fds.into_iter().flatten().next() else {
+        std::thread::sleep(longest);
+        return;
+    };
+    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    // One descriptor also stands in for those that do not exist.
+    let mut descriptors =
+        wake_fds.map(|wake_fd| PollFd::from_borrowed_fd(wake_fd.unwrap_or(any), PollFlags::IN));
     // The result does not matter: the caller polls everything again.
     let _ = poll(&mut descriptors, Some(&longest));
 }

@@ -1,9 +1,9 @@
 //! The arena: all memory of a rank that its peers on the node may read.
 //!
-//! An arena is one anonymous file (memfd) per rank, sparse, mapped once by its owner for writing and in windows by each
-//! peer for reading (see `peer_arena`). It holds the control words of the shared-memory transport, the slots of the pools,
-//! and the buffers that users allocate. An offset means the same on every rank, so nothing is registered or announced
-//! later. Its length is sealed, so no access within it can fail because the file became shorter. The file has no name in any file
+//! An arena is one anonymous file (memfd) per process and set of peers, sparse, mapped once by its owner for writing and in windows
+//! by each peer for reading (see `peer_arena`). It holds a region for each communicator, with the control words of the
+//! shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find something in it by its
+//! offset. Its length is sealed, so no access within it can fail because the file became shorter. The file has no name in any file
 //! system, so nothing is left behind, however the ranks end. Must not know what is written where.
 
 use super::free_list::FreeList;
@@ -13,7 +13,6 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::Advice;
 use rustix::process::{Resource, getrlimit};
-use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -33,8 +32,6 @@ pub struct Arena {
     /// Bytes at the front that the communicator lays out; the rest is for users' buffers.
     fixed: usize,
     free: Mutex<FreeList>,
-    /// Allocations that are identified by their address, for the C ABI: offset and length.
-    leases: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Arena {
@@ -45,15 +42,6 @@ impl Arena {
     /// # Errors
     /// `System` if the memory cannot be allocated or mapped.
     pub fn new(fixed: usize) -> Result<Self> {
-        Self::on_numa_node(fixed, None)
-    }
-
-    /// An arena like that of [`new`](Self::new), whose first `fixed` bytes come from this NUMA node as far as it has free
-    /// memory.
-    ///
-    /// # Errors
-    /// As for [`new`](Self::new).
-    pub fn on_numa_node(fixed: usize, node: Option<u32>) -> Result<Self> {
         let failed = |cause| Error::io("cannot create shared memory", cause);
         let fixed = fixed.next_multiple_of(HUGE);
         let file =
@@ -70,27 +58,24 @@ impl Arena {
         };
         // Peers fault on pages beyond the end of a file that was shortened, so they refuse memory that can be.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
-        let arena =
-            Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)), leases: Mutex::default() };
-        if let Some(node) = node {
-            arena.prefer(node);
-        }
-        Ok(arena)
+        Ok(Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)) })
     }
 
-    /// Sets the NUMA node from which the pages of the fixed part, none of which exists yet, are allocated.
-    fn prefer(&self, node: u32) {
+    /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as it has free memory.
+    /// The range starts on a page.
+    pub fn prefer(&self, node: u32, offset: usize, len: usize) {
         const PREFERRED: libc::c_ulong = 1;
         const NODES: usize = 1024;
         let mut mask = [0u64; NODES / 64];
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word = 1 << (node % 64);
-        // SAFETY: the range is the front of this mapping, the mask has NODES bits, and a policy changes no contents.
+        let Some(range) = self.piece(offset, len) else { return };
+        // SAFETY: the range lies within this mapping, the mask has NODES bits, and a policy changes no contents.
         let status = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
-                self.map.as_mut_ptr(),
-                self.fixed,
+                range.as_ptr(),
+                len,
                 PREFERRED,
                 mask.as_ptr(),
                 NODES as libc::c_ulong,
@@ -199,10 +184,9 @@ impl Arena {
     /// # Errors
     /// `System` if there is not enough memory.
     pub fn alloc(&self, len: usize) -> Result<usize> {
-        let out_of_memory = || no_memory(len, rustix::io::Errno::NOMEM);
         let align = if len >= HUGE { HUGE } else { PAGE };
-        let len = len.max(1).checked_next_multiple_of(align).ok_or_else(out_of_memory)?;
-        let offset = self.free_list().alloc(len, align).ok_or_else(out_of_memory)?;
+        let len = len.max(1).checked_next_multiple_of(align).ok_or_else(|| out_of_memory(len))?;
+        let offset = self.free_list().alloc(len, align).ok_or_else(|| out_of_memory(len))?;
         if let Err(error) = self.populate(offset, len) {
             self.release(offset, len);
             return Err(error);
@@ -216,30 +200,19 @@ impl Arena {
         self.release(offset, len.max(1).next_multiple_of(align));
     }
 
-    /// Allocates for a caller that identifies memory by its address, as C does: offset and address.
+    /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they are touched. Returns
+    /// their offset.
     ///
     /// # Errors
-    /// `System` if there is not enough memory.
-    pub fn lease(&self, len: usize) -> Result<(usize, NonNull<u8>)> {
-        let offset = self.alloc(len)?;
-        let piece = self.piece(offset, len).expect("an allocation lies within its arena");
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert(offset, len);
-        Ok((offset, NonNull::new(piece.as_ptr()).expect("a mapping does not begin at zero")))
+    /// `System` if the arena has no such range left.
+    pub fn reserve(&self, len: usize) -> Result<usize> {
+        let len = len.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(len))?;
+        self.free_list().alloc(len, PAGE).ok_or_else(|| out_of_memory(len))
     }
 
-    /// The memory that was leased at this address, if any.
-    #[must_use]
-    pub fn leased(&self, start: *const u8) -> Option<Piece> {
-        let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);
-        let len = *self.leases.lock().unwrap_or_else(PoisonError::into_inner).get(&offset)?;
-        self.piece(offset, len)
-    }
-
-    /// Frees leased memory; `false` if nothing is leased at this address.
-    pub fn end_lease(&self, start: *const u8) -> bool {
-        let offset = (start as usize).wrapping_sub(self.map.as_ptr() as usize);
-        let lease = self.leases.lock().unwrap_or_else(PoisonError::into_inner).remove(&offset);
-        lease.inspect(|len| self.free(offset, *len)).is_some()
+    /// Frees the `len` bytes that [`reserve`](Self::reserve) returned as `offset`. Their pages return to the system.
+    pub fn end_reservation(&self, offset: usize, len: usize) {
+        self.release(offset, len.next_multiple_of(PAGE));
     }
 
     fn release(&self, offset: usize, len: usize) {
@@ -307,6 +280,10 @@ pub(super) fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece
     Some(unsafe { Piece::new(start.add(offset), len) })
 }
 
+fn out_of_memory(len: usize) -> Error {
+    no_memory(len, rustix::io::Errno::NOMEM)
+}
+
 fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
     Error::io(format_args!("cannot allocate {len} bytes of shared memory"), cause)
 }
@@ -361,8 +338,9 @@ mod tests {
     #[test]
     fn an_unavailable_numa_node_is_no_error() {
         for node in [0, 700, 100_000] {
-            let arena = Arena::on_numa_node(1, Some(node)).expect("memory");
-            assert_eq!(first(arena.piece(0, 1).expect("within")), 0);
+            let arena = Arena::new(1).expect("memory");
+            arena.prefer(node, HUGE, HUGE);
+            assert_eq!(first(arena.piece(HUGE, 1).expect("within")), 0);
         }
     }
 

@@ -24,8 +24,10 @@ pub use crate::rank::Rank;
 use crate::call::Call;
 use crate::error::Result;
 use crate::memory::{Piece, Sharing};
+use crate::wake::WakeFd;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// What a transport reports. On each link, events of one kind come in the order of the messages.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +108,14 @@ pub trait Transport: Send {
     fn poll(&mut self, events: &mut Events) -> Result<bool>;
 
     /// A descriptor that becomes readable when [`poll`](Self::poll) may have something to do, provided that
-    /// [`set_need_wakeup`](Self::set_need_wakeup) returned `true`.
-    fn wake_fd(&self) -> BorrowedFd<'_>;
+    /// [`set_need_wakeup`](Self::set_need_wakeup) returned `true`. `None` if there is none at the moment: the caller sleeps
+    /// briefly and checks again.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What [`wake_fd`](Self::wake_fd) belongs to, if others of this process may notify it, too.
+    fn eventfd(&self) -> Option<&Arc<WakeFd>> {
+        None
+    }
 
     /// Asks peers to notify [`wake_fd`](Self::wake_fd) from now on. `false` if there is work already, so that the
     /// caller must not sleep.

@@ -47,6 +47,7 @@ mod cuda_perf;
 #[cfg(feature = "cli")]
 mod doctor;
 #[cfg(feature = "cli")]
+mod many_communicators;
 mod many_ranks;
 #[cfg(feature = "cli")]
 mod perf;

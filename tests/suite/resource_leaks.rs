@@ -87,9 +87,9 @@ fn all_threads_of_communicators_block_signals() {
     for &world in World::enabled() {
         spawn(&Setup::new(world, 2), |comm| {
             comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("a sum");
-            while !library_threads().iter().any(|(name, _)| name == "flexring-worker") {
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            let request = comm.all_reduce_async(vec![1f32; 8], ReduceOp::Sum).expect("a request");
+            request.wait().expect("a sum");
+            assert!(library_threads().iter().any(|(name, _)| name == "flexring-worker"));
             for (name, blocked) in library_threads() {
                 assert!(HANDLED.iter().all(|signal| blocked >> (signal - 1) & 1 == 1), "{name}: {blocked:x}");
             }

@@ -282,7 +282,7 @@ impl ServedRank {
 
     fn agreed(&mut self, world: NewWorld) -> Result<AgreedWorld> {
         let id = UniqueId::reveal(&world.id, &self.params.session.key)?;
-        let fault = Arc::new(Fault::new()?);
+        let fault = Arc::new(Fault::new());
         self.fault = Some(Arc::clone(&fault));
         Ok(AgreedWorld { members: world.members, id, fault })
     }

@@ -196,7 +196,7 @@ mod tests {
 
     fn world() -> AgreedWorld {
         let id = UniqueId::new(1, &["127.0.0.1:1".parse().expect("an address")]);
-        AgreedWorld { members: vec![0, 2], id, fault: Arc::new(Fault::new().expect("an event descriptor")) }
+        AgreedWorld { members: vec![0, 2], id, fault: Arc::new(Fault::new()) }
     }
 
     #[test]

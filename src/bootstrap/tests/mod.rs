@@ -86,7 +86,7 @@ fn short_timeout() -> Config {
 }
 
 fn fault() -> Arc<Fault> {
-    Arc::new(Fault::new().expect("an event descriptor"))
+    Arc::new(Fault::new())
 }
 
 fn join(

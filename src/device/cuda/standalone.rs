@@ -49,7 +49,7 @@ impl StandaloneDevice {
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX).max(1);
         let engine = GpuEngine::new(&gpu, EngineParts { ctas, small: 0, alone: true })?;
         let device = Cuda::new(&engine, &host)?;
-        Ok(Self { device, launcher: Launcher::new(&engine)?, fault: Fault::new()? })
+        Ok(Self { device, launcher: Launcher::new(&engine)?, fault: Fault::new() })
     }
 
     /// Sums `vectors` into `into`, in jobs of `grain` elements, and waits for the result.

@@ -1,4 +1,4 @@
-//! The control page: what a rank publishes to its neighbours besides messages, at the start of its arena.
+//! The control page: what a rank publishes to its neighbours besides messages, at the start of a communicator's region.
 //!
 //! Owns the layout of these records and the memory ordering of their fields. Must not know when they are written, or
 //! what a reader does with them.
@@ -7,10 +7,6 @@ use super::need_wakeup::NeedWakeup;
 use crate::memory::Export;
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// Ranges that [`Prefault`] remembers. A reader that is further behind misses the older ones, which costs page faults
-/// only.
-const RANGES: usize = 16;
 
 /// The largest number of ranks on a node that share GPU memory with each other.
 pub(super) const GPU_NEIGHBOURS: usize = 256;
@@ -29,41 +25,7 @@ pub(super) struct ControlPage {
     pub left: CachePadded<AtomicU32>,
     /// The leader of small calls: the local rank whose post it sleeps for, or 0, its own, if it does not sleep.
     pub awaited: CachePadded<AtomicU32>,
-    pub prefault: CachePadded<Prefault>,
     pub gpu: CachePadded<GpuNotice>,
-}
-
-/// The ranges of its arena that a rank has allocated last, for neighbours to map their pages.
-#[derive(Debug)]
-#[repr(C)]
-pub(super) struct Prefault {
-    /// Ranges published so far.
-    count: AtomicU64,
-    /// Offset and length; range `n` is at index `n % RANGES`.
-    ranges: [[AtomicU64; 2]; RANGES],
-}
-
-impl Prefault {
-    /// Publishes a range. Called by the owning rank only, from one thread at a time.
-    pub(super) fn publish(&self, offset: usize, len: usize) {
-        let count = self.count.load(Ordering::Relaxed);
-        let [at, size] = &self.ranges[count as usize % RANGES];
-        at.store(offset as u64, Ordering::Relaxed);
-        size.store(len as u64, Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Release);
-    }
-
-    /// The ranges published since `seen`, a count that this call updates. A range that is overwritten while it is read
-    /// is wrong; the arena checks its bounds, so this is harmless.
-    pub(super) fn since(&self, seen: &mut u64) -> impl Iterator<Item = (usize, usize)> {
-        let count = self.count.load(Ordering::Acquire);
-        let from = (*seen).clamp(count.saturating_sub(RANGES as u64), count);
-        *seen = count;
-        (from..count).map(|number| {
-            let [at, size] = &self.ranges[number as usize % RANGES];
-            (at.load(Ordering::Relaxed) as usize, size.load(Ordering::Relaxed) as usize)
-        })
-    }
 }
 
 /// The GPU memory that a rank shares with its neighbours, and whose memory it has opened.

@@ -4,10 +4,11 @@ use super::control_page::ControlPage;
 use super::layout::ArenaLayout;
 use super::mailbox::Mailbox;
 use super::neighbours::{Neighbour, Neighbours};
+use super::node_page::NodePage;
 use super::spsc_queue::{ENTRIES, SpscQueue};
-use super::{Shm, WINDOW};
+use super::{Shm, WINDOW, WakeLanes};
 use crate::fuzzing::{FuzzTarget, InputReader, block};
-use crate::memory::{Arena, Piece};
+use crate::memory::{Arena, PeerArena, Piece};
 use crate::transport::fixtures::call;
 use crate::transport::{Event, Events, InPlaceTransport, Transport};
 use crate::wake::WakeFd;
@@ -18,13 +19,8 @@ const SMALL: usize = 256;
 /// Offsets in a queue: the count of written entries, that of consumed ones, and the entries, each with padding of 128 bytes.
 const LINE: usize = 128;
 
-fn wake() -> WakeFd {
-    WakeFd::new().expect("an event descriptor")
-}
-
 /// Two ranks of a node: this one, and a neighbour whose memory the fuzzer writes.
 struct Node {
-    layout: ArenaLayout,
     mine: Arc<Arena>,
     theirs: Arena,
     neighbours: Neighbours,
@@ -32,21 +28,26 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let layout = ArenaLayout::new(2, SMALL, 2, 4096, 4096);
-        let (mine, theirs) = (
-            Arc::new(Arena::new(layout.bytes()).expect("memory")),
-            Arena::new(layout.bytes()).expect("memory"),
-        );
+        let layout = ArenaLayout::new(2, SMALL, 2, 4096, 4096).at(size_of::<NodePage>());
+        let bytes = layout.start() + layout.bytes();
+        let (mine, theirs) =
+            (Arc::new(Arena::new(bytes).expect("memory")), Arena::new(bytes).expect("memory"));
         let file = theirs.read_only_file().expect("a descriptor");
-        let other = Neighbour::new(1, 1, file, wake(), Some(wake()), layout).expect("an arena");
-        let neighbours =
-            Neighbours { local_rank: 0, wake: Arc::new(wake()), prefault: None, others: vec![other] };
-        Self { layout, mine, theirs, neighbours }
+        let arena = Arc::new(PeerArena::new(file, 2, bytes).expect("an arena"));
+        let wakes = [WakeFd::new().expect("an event descriptor")].into();
+        let other = Neighbour { rank: 1, local_rank: 1, arena, layout, wakes };
+        let lanes = Arc::new(WakeLanes::new(true).expect("an event descriptor"));
+        let neighbours = Neighbours { local_rank: 0, layout, lanes, others: vec![other] };
+        Self { mine, theirs, neighbours }
     }
 
-    /// Bytes of the neighbour's arena that this rank reads as words, from its start.
+    fn layout(&self) -> ArenaLayout {
+        self.neighbours.layout
+    }
+
+    /// Bytes of the neighbour's arena that this rank reads as words, from its start: the node page and the front of a region.
     fn words(&self) -> usize {
-        self.layout.pool().offset()
+        self.layout().pool().offset()
     }
 
     /// Writes a word of the neighbour's memory.
@@ -99,18 +100,19 @@ fn memory_of_a_hostile_neighbour() {
     target.run(&seeds, |input| {
         node.clear();
         let mut reader = InputReader::new(input);
-        let mut shm =
-            Shm::new("shm", 2, &node.mine, node.layout, &node.neighbours).expect("a layout that fits");
-        let mut mailbox =
-            Mailbox::new(&node.mine, node.layout, &node.neighbours, 0).expect("a layout that fits");
-        let page = node.neighbours.others[0]
-            .arena
-            .piece(0, size_of::<ControlPage>())
-            .expect("mapped")
-            .expect("within");
+        let mut shm = Shm::new("shm", 2, &node.mine, &node.neighbours).expect("a layout that fits");
+        let mut mailbox = Mailbox::new(&node.mine, &node.neighbours, 0).expect("a layout that fits");
+        let page = |offset, len| {
+            let page = node.neighbours.others[0].arena.piece(offset, len).expect("mapped").expect("within");
+            page.as_ptr()
+        };
+        let node_page = page(0, size_of::<NodePage>()).cast::<NodePage>();
         // SAFETY: the page lies at the start of the neighbour's mapped arena and consists of atomics.
-        let page = unsafe { page.as_ptr().cast::<ControlPage>().as_ref().expect("not null") };
-        let queue = node.layout.queue(0);
+        let node_page = unsafe { node_page.as_ref().expect("not null") };
+        let control = page(node.layout().start(), size_of::<ControlPage>()).cast::<ControlPage>();
+        // SAFETY: as above, at the start of the neighbour's region.
+        let control = unsafe { control.as_ref().expect("not null") };
+        let queue = node.layout().queue(0);
         let (mut sequence, mut seen, mut written, mut unreleased, mut in_flight) =
             (0, 0, 0u64, 0usize, 0usize);
         let mut failed = false;
@@ -121,8 +123,8 @@ fn memory_of_a_hostile_neighbour() {
                     let place = usize::from(reader.byte());
                     let offset = match place % 4 {
                         0 => queue + place / 4 % 2 * LINE,
-                        1 => place / 4 * 8,
-                        2 => node.layout.mailbox(place / 4 % 2) + place / 8 % 8 * 8,
+                        1 => place % 8 / 4 * node.layout().start() + place / 4 * 8,
+                        2 => node.layout().mailbox(place / 4 % 2) + place / 8 % 8 * 8,
                         _ => queue + 2 * LINE + place / 4 * 8,
                     };
                     node.write(offset % node.words(), reader.word());
@@ -159,7 +161,8 @@ fn memory_of_a_hostile_neighbour() {
                     }
                 }
                 4 if sequence > 0 && in_flight < WINDOW => {
-                    let source = node.mine.piece(node.layout.pool().offset(), 100).expect("within the arena");
+                    let source =
+                        node.mine.piece(node.layout().pool().offset(), 100).expect("within the arena");
                     shm.send(1, source).expect("from the arena");
                     in_flight += 1;
                 }
@@ -181,7 +184,7 @@ fn memory_of_a_hostile_neighbour() {
                     mailbox.await_post(1, Duration::ZERO);
                 }
                 8 => {
-                    let ranges: Vec<(usize, usize)> = page.prefault.since(&mut seen).collect();
+                    let ranges: Vec<(usize, usize)> = node_page.prefault.since(&mut seen).collect();
                     assert!(ranges.len() <= 16, "{} ranges", ranges.len());
                     // Not filled: hostile ranges may be as long as the machine's memory.
                     for (offset, len) in ranges {
@@ -189,7 +192,8 @@ fn memory_of_a_hostile_neighbour() {
                             touch(view);
                         }
                     }
-                    let _ = (page.gpu.read(), page.gpu.has_open(reader.byte().into()));
+                    let _ = (control.gpu.read(), control.gpu.has_open(reader.byte().into()));
+                    let _ = node_page.is_region_closed(reader.byte().into(), reader.word());
                 }
                 _ => {}
             }

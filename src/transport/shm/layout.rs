@@ -1,4 +1,5 @@
-//! The layout of an arena: the offsets of the control page, the queues, the mailboxes and the pools.
+//! The layout of a region of an arena, which one communicator uses: the offsets of the control page, the queues, the
+//! mailboxes and the pools.
 //!
 //! Owns every offset. Must not know what is written there.
 
@@ -14,10 +15,11 @@ pub(super) const PREFAULTED_RANKS: usize = 16;
 /// Bytes of the header of a mailbox slot: one cache line.
 pub(super) const MAILBOX_HEADER: usize = 64;
 
-/// The offset of each part of an arena, computed from the number of ranks on the node and the sizes of small messages
-/// and slots.
+/// The offset in the arena of each part of a region, computed from the region's start, the number of ranks on the node and the
+/// sizes of small messages and slots.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaLayout {
+    start: usize,
     neighbours: usize,
     small: usize,
     slots: usize,
@@ -71,22 +73,29 @@ impl PoolLayout {
 
 impl ArenaLayout {
     /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
-    /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. Equal on all ranks of
-    /// the node, except for the pools, which come last.
+    /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. It starts at 0. Equal on all
+    /// ranks of the node, except for the start and the pools, which come last.
     #[must_use]
-    pub fn new(
+    pub const fn new(
         neighbours: usize,
         small: usize,
         slots: usize,
         slot_bytes: usize,
         gpu_slot_bytes: usize,
     ) -> Self {
-        Self { neighbours, small, slots, slot_bytes, gpu_slot_bytes }
+        Self { start: 0, neighbours, small, slots, slot_bytes, gpu_slot_bytes }
     }
 
-    /// The number of ranks on the node.
-    pub(super) fn neighbours(self) -> usize {
-        self.neighbours
+    /// The same layout for a region that starts at this offset, the start of a page.
+    #[must_use]
+    pub fn at(self, start: usize) -> Self {
+        Self { start, ..self }
+    }
+
+    /// The offset of the region, and of the control page.
+    #[must_use]
+    pub fn start(self) -> usize {
+        self.start
     }
 
     /// Bytes of the longest message that goes through a mailbox.
@@ -96,7 +105,7 @@ impl ArenaLayout {
 
     /// The offset of the queue to the neighbour with this index on the node.
     pub(super) fn queue(self, neighbour: usize) -> usize {
-        size_of::<ControlPage>() + neighbour * size_of::<SpscQueue>()
+        self.start + size_of::<ControlPage>() + neighbour * size_of::<SpscQueue>()
     }
 
     /// The offset of the mailbox slot with this index, 0 or 1.
@@ -124,10 +133,16 @@ impl ArenaLayout {
         }
     }
 
-    /// Bytes at the start of an arena whose pages exist before the first call.
+    /// Bytes at the start of the region that are needed in any case: all but the pools.
+    #[must_use]
+    pub fn front(self) -> usize {
+        self.pool().offset - self.start
+    }
+
+    /// Bytes at the start of the region whose pages exist before the first call, if the region is the first of its arena.
     #[must_use]
     pub fn populated(self) -> usize {
-        if self.is_prefaulted() { self.gpu_pool().offset } else { self.pool().offset }
+        if self.is_prefaulted() { self.gpu_pool().offset - self.start } else { self.front() }
     }
 
     /// Whether all that calls use is made ready for neighbours in advance.
@@ -136,10 +151,10 @@ impl ArenaLayout {
         self.neighbours <= PREFAULTED_RANKS
     }
 
-    /// Bytes at the start of an arena that this layout takes.
+    /// Bytes of the region.
     #[must_use]
     pub fn bytes(self) -> usize {
         let last = self.gpu_pool();
-        last.offset + last.bytes()
+        last.offset + last.bytes() - self.start
     }
 }

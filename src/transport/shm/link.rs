@@ -4,6 +4,8 @@
 
 use super::arena_ref::ArenaRef;
 use super::control_page::ControlPage;
+use super::layout::PoolLayout;
+use super::neighbours::Neighbour;
 use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, Result};
@@ -36,11 +38,13 @@ pub(super) struct Link {
     /// Its index among the ranks of the node.
     pub local_rank: usize,
     pub control: ArenaRef<ControlPage>,
-    pub arena: Arc<PeerArena>,
+    arena: Arc<PeerArena>,
+    /// The part of its arena that GPUs read.
+    gpu_pool: PoolLayout,
     /// The neighbour's GPU memory, if this rank has it open.
     pub gpu: Option<Piece>,
     duplex: Duplex<ArenaRef<SpscQueue>>,
-    wake: Arc<WakeFd>,
+    wakes: Arc<[WakeFd]>,
     /// This rank's entries that are not acknowledged yet, oldest first: whether each is a message.
     unacknowledged: VecDeque<bool>,
     acknowledged: u64,
@@ -53,27 +57,33 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(
-        rank: Rank,
-        local_rank: usize,
+        neighbour: &Neighbour,
         duplex: Duplex<ArenaRef<SpscQueue>>,
         control: ArenaRef<ControlPage>,
-        arena: Arc<PeerArena>,
-        wake: Arc<WakeFd>,
     ) -> Self {
         Self {
-            rank,
-            local_rank,
+            rank: neighbour.rank,
+            local_rank: neighbour.local_rank,
             control,
-            arena,
+            arena: Arc::clone(&neighbour.arena),
+            gpu_pool: neighbour.layout.gpu_pool(),
             gpu: None,
             duplex,
-            wake,
+            wakes: Arc::clone(&neighbour.wakes),
             unacknowledged: VecDeque::with_capacity(ENTRIES),
             acknowledged: 0,
             peer_entered: true,
             sequence: 0,
             announced: false,
         }
+    }
+
+    /// The neighbour's pool that GPUs read, mapped for them; `None` if it exceeds the neighbour's arena.
+    ///
+    /// # Errors
+    /// `System` if it cannot be mapped.
+    pub(super) fn view_of_gpu_pool(&self) -> Result<Option<Piece>> {
+        self.arena.piece_for_device(self.gpu_pool.offset(), self.gpu_pool.bytes())
     }
 
     /// Begins call `sequence`: the peer's entry into it may be reported from now on.
@@ -111,9 +121,7 @@ impl Link {
 
     /// Wakes the peer if it sleeps.
     pub(super) fn wake(&self) {
-        if self.control.need_wakeup.is_set() {
-            self.wake.notify();
-        }
+        self.control.need_wakeup.wake(&self.wakes);
     }
 
     /// Whether the peer's call must wait until this rank begins it too. Not so if this rank's call uses the link and the

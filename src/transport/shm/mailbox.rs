@@ -63,7 +63,7 @@ impl MailboxSlots {
 struct PeerMailbox {
     slots: MailboxSlots,
     control: ArenaRef<ControlPage>,
-    wake: Arc<WakeFd>,
+    wakes: Arc<[WakeFd]>,
 }
 
 /// The mailboxes of a node, as one of its ranks sees them.
@@ -78,23 +78,26 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Connects the mailbox in `arena`, laid out by `layout`, with those of the neighbours.
+    /// Connects the mailbox in this rank's region of `arena` with those of the neighbours.
     ///
     /// # Errors
     /// `Internal` if the layout does not fit; `System` if a neighbour's arena cannot be mapped.
-    pub fn new(arena: &Arc<Arena>, layout: ArenaLayout, neighbours: &Neighbours, me: Rank) -> Result<Self> {
+    pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours, me: Rank) -> Result<Self> {
         let owner: ArenaOwner = Arc::clone(arena) as _;
+        let layout = neighbours.layout;
         let mine = MailboxSlots::new(layout, |offset, len| Ok(arena.piece(offset, len)), &owner)?;
-        let control = ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(&owner))?;
+        let control =
+            ArenaRef::new(arena.piece(layout.start(), size_of::<ControlPage>()), Arc::clone(&owner))?;
         let mut others: Vec<Option<PeerMailbox>> = (0..=neighbours.others.len()).map(|_| None).collect();
         let mut ranks = vec![me; others.len()];
         for other in &neighbours.others {
             let owner: ArenaOwner = Arc::clone(&other.arena) as _;
+            let page = other.arena.piece(other.layout.start(), size_of::<ControlPage>())?;
             ranks[other.local_rank] = other.rank;
             others[other.local_rank] = Some(PeerMailbox {
-                slots: MailboxSlots::new(layout, |offset, len| other.arena.piece(offset, len), &owner)?,
-                control: ArenaRef::new(other.arena.piece(0, size_of::<ControlPage>())?, owner)?,
-                wake: Arc::clone(&other.wake),
+                slots: MailboxSlots::new(other.layout, |offset, len| other.arena.piece(offset, len), &owner)?,
+                control: ArenaRef::new(page, owner)?,
+                wakes: Arc::clone(&other.wakes),
             });
         }
         Ok(Self { mine, local_rank: neighbours.local_rank, others, ranks, control, number: 0 })
@@ -129,9 +132,7 @@ impl Mailbox {
     pub fn post(&self, call: &Call) {
         self.publish(call);
         for other in self.others.iter().flatten() {
-            if other.control.need_wakeup.is_set() {
-                other.wake.notify();
-            }
+            other.control.need_wakeup.wake(&other.wakes);
         }
     }
 

@@ -9,8 +9,10 @@
 //! | file | owns |
 //! |---|---|
 //! | `exchange` | the exchange of descriptors between the ranks of a node, and who may take part |
-//! | `neighbours` | what a rank has of each other rank of its node |
-//! | `layout`, `arena_ref` | the offset of each part of an arena, and typed references to them |
+//! | `node_memory`, `node_page` | the memory of the processes of a node, which all their communicators share |
+//! | `neighbours` | what a rank of a communicator has of each other rank of its node |
+//! | `wake_lanes` | the eventfds that a process sleeps on |
+//! | `layout`, `arena_ref` | the offset of each part of a communicator's region, and typed references to them |
 //! | `control_page` | what a rank publishes besides messages |
 //! | `spsc_queue`, `need_wakeup` | the memory ordering of messages and of wake-ups, checked by loom |
 //! | `link` | one neighbour: the format of queue entries, and their events |
@@ -29,14 +31,18 @@ mod link;
 mod mailbox;
 mod need_wakeup;
 mod neighbours;
+mod node_memory;
+mod node_page;
 mod prefault;
 mod spsc_queue;
+mod wake_lanes;
 
 pub use exchange::{DescriptorExchange, ExchangeAddress};
 pub use layout::{ArenaLayout, PoolLayout};
 pub use mailbox::Mailbox;
 pub use neighbours::{Neighbour, Neighbours};
-pub use prefault::RemotePrefault;
+pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionAddress, RegionOfRank};
+pub use wake_lanes::WakeLanes;
 
 use super::{Events, InPlaceTransport, Rank, Transport};
 use crate::call::Call;
@@ -52,6 +58,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
+use wake_lanes::WakeLane;
 
 /// How long a rank that aborts waits for peers that are reading its memory. They read one sub-chunk at a time, so this
 /// expires only if one of them was stopped; such a peer detects the abort in its own check after the read.
@@ -62,19 +69,19 @@ pub struct Shm {
     name: &'static str,
     arena: Arc<Arena>,
     control: ArenaRef<ControlPage>,
-    wake: Arc<WakeFd>,
+    lanes: Arc<WakeLanes>,
+    /// The eventfd that neighbours notify, while this rank sleeps or is about to.
+    lane: Option<WakeLane>,
     links: Vec<Link>,
     /// By rank, the index of its link.
     link_of_rank: Vec<Option<usize>>,
-    /// The part of each arena that GPUs read.
-    gpu_pool: PoolLayout,
     /// This rank's index on the node.
     local_rank: usize,
     gpu: GpuSharing,
 }
 
 impl Shm {
-    /// Connects the queues in `arena`, laid out by `layout`, with those of the neighbours.
+    /// Connects the queues in this rank's region of `arena` with those of the neighbours.
     ///
     /// # Errors
     /// `Internal` if the layout does not fit; `System` if a neighbour's arena cannot be mapped.
@@ -82,35 +89,36 @@ impl Shm {
         name: &'static str,
         world: usize,
         arena: &Arc<Arena>,
-        layout: ArenaLayout,
         neighbours: &Neighbours,
     ) -> Result<Self> {
         let owner: ArenaOwner = Arc::clone(arena) as _;
-        let control = ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(&owner))?;
+        let layout = neighbours.layout;
+        let control =
+            ArenaRef::new(arena.piece(layout.start(), size_of::<ControlPage>()), Arc::clone(&owner))?;
         let mut links = Vec::new();
         let mut link_of_rank = vec![None; world];
         for neighbour in &neighbours.others {
             let peer_owner: ArenaOwner = Arc::clone(&neighbour.arena) as _;
             let queue_bytes = size_of::<SpscQueue>();
             let mine = arena.piece(layout.queue(neighbour.local_rank), queue_bytes);
-            let theirs = neighbour.arena.piece(layout.queue(neighbours.local_rank), queue_bytes)?;
+            let theirs = neighbour.arena.piece(neighbour.layout.queue(neighbours.local_rank), queue_bytes)?;
             let duplex = Duplex::new(
                 ArenaRef::new(mine, Arc::clone(&owner))?,
                 ArenaRef::new(theirs, Arc::clone(&peer_owner))?,
             );
-            let control = ArenaRef::new(neighbour.arena.piece(0, size_of::<ControlPage>())?, peer_owner)?;
+            let page = neighbour.arena.piece(neighbour.layout.start(), size_of::<ControlPage>())?;
+            let control = ArenaRef::new(page, peer_owner)?;
             link_of_rank[neighbour.rank] = Some(links.len());
-            let (arena, wake) = (Arc::clone(&neighbour.arena), Arc::clone(&neighbour.wake));
-            links.push(Link::new(neighbour.rank, neighbour.local_rank, duplex, control, arena, wake));
+            links.push(Link::new(neighbour, duplex, control));
         }
         Ok(Self {
             name,
             arena: Arc::clone(arena),
             control,
-            wake: Arc::clone(&neighbours.wake),
+            lanes: Arc::clone(&neighbours.lanes),
+            lane: None,
             links,
             link_of_rank,
-            gpu_pool: layout.gpu_pool(),
             local_rank: neighbours.local_rank,
             gpu: GpuSharing::default(),
         })
@@ -179,18 +187,27 @@ impl Transport for Shm {
         Ok(any)
     }
 
-    fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.eventfd().map(|eventfd| eventfd.as_fd())
+    }
+
+    fn eventfd(&self) -> Option<&Arc<WakeFd>> {
+        self.lane.as_ref().map(WakeLane::eventfd)
     }
 
     fn set_need_wakeup(&mut self) -> bool {
-        self.control.need_wakeup.set();
+        if self.lane.is_none() {
+            self.lane = self.lanes.take();
+        }
+        if let Some(lane) = &self.lane {
+            self.control.need_wakeup.set(lane.index());
+        }
         !self.links.iter().any(Link::has_news)
     }
 
     fn clear_need_wakeup(&mut self) {
         self.control.need_wakeup.clear();
-        self.wake.drain();
+        self.lane = None;
     }
 
     fn abort(&mut self) {
@@ -248,8 +265,7 @@ impl InPlaceTransport for Shm {
     }
 
     fn view_pools(&self) -> Vec<Piece> {
-        let pool = self.gpu_pool;
-        let view = |link: &Link| match link.arena.piece_for_device(pool.offset(), pool.bytes()) {
+        let view = |link: &Link| match link.view_of_gpu_pool() {
             Ok(view) => view,
             Err(error) => {
                 log::info!("the GPU does not read the memory of rank {}: {}", link.rank, error.message());

@@ -1,4 +1,4 @@
-//! The flag that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is set.
+//! The word that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is set.
 //!
 //! Owns the memory ordering between the sleeper and its wakers. Must not know how a rank is woken, or what it waits for.
 
@@ -7,8 +7,9 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Whether a rank must be woken. The sleeper sets the flag and then polls its queues once more; a waker publishes and
-/// then reads the flag. The two fences ensure that at least one of them sees the other's store.
+/// Whether a rank must be woken, and by which of its process's eventfds: 0, or the index of the eventfd plus 1. The sleeper
+/// sets the word and then polls its queues once more; a waker publishes and then reads the word. The two fences ensure that
+/// at least one of them sees the other's store.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct NeedWakeup(AtomicU32);
@@ -19,9 +20,10 @@ impl NeedWakeup {
         Self(AtomicU32::new(0))
     }
 
-    /// Called by the owner before it sleeps. It must poll its queues once more between this and the sleep.
-    pub(super) fn set(&self) {
-        self.0.store(1, Ordering::Relaxed);
+    /// Called by the owner before it sleeps on the eventfd with this index. It must poll its queues once more between this
+    /// and the sleep.
+    pub(super) fn set(&self, eventfd: usize) {
+        self.0.store(eventfd as u32 + 1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
@@ -30,10 +32,19 @@ impl NeedWakeup {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the caller must wake the owner for what the caller has published before.
-    pub(super) fn is_set(&self) -> bool {
+    /// The index of the eventfd by which the caller must wake the owner for what the caller has published before; `None` if
+    /// the owner is awake.
+    pub(super) fn eventfd(&self) -> Option<usize> {
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) != 0
+        (self.0.load(Ordering::Relaxed) as usize).checked_sub(1)
+    }
+
+    /// Wakes the owner, whose eventfds these are, for what the caller has published before, unless it is awake.
+    #[cfg(not(loom))]
+    pub(super) fn wake(&self, eventfds: &[crate::wake::WakeFd]) {
+        if let Some(eventfd) = self.eventfd().and_then(|index| eventfds.get(index)) {
+            eventfd.notify();
+        }
     }
 }
 
@@ -52,12 +63,12 @@ mod tests {
             let sleeper = Arc::clone(&need_wakeup);
             let thread = thread::spawn(move || {
                 producer.write([1; 8]);
-                need_wakeup.is_set()
+                need_wakeup.eventfd()
             });
-            sleeper.set();
+            sleeper.set(2);
             let seen = consumer.peek().unwrap().is_some();
             let woken = thread.join().unwrap();
-            assert!(seen || woken, "the sleeper would sleep forever");
+            assert!(seen || woken == Some(2), "the sleeper would sleep forever");
         });
     }
 }

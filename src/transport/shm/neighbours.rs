@@ -1,13 +1,12 @@
-//! The ranks of one node, as one of them sees them.
+//! The ranks of one node in a communicator, as one of them sees them.
 //!
-//! Owns what a rank has of each neighbour: its arena, and how it is woken. Must not know how descriptors reach this process.
+//! Owns what a rank has of each neighbour: its region, and how it is woken. Must not know how descriptors reach this process.
 
 use super::layout::ArenaLayout;
-use crate::error::Result;
+use super::wake_lanes::WakeLanes;
 use crate::memory::PeerArena;
 use crate::transport::Rank;
 use crate::wake::WakeFd;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Another rank of the node.
@@ -19,44 +18,21 @@ pub struct Neighbour {
     pub local_rank: usize,
     /// Its arena, mapped for reading.
     pub arena: Arc<PeerArena>,
-    /// Wakes its executor. The only descriptor that neighbours write to: a forged notification costs its owner one look at
+    /// The layout of its region there.
+    pub layout: ArenaLayout,
+    /// Wake its executor. The only descriptors that neighbours write to: a forged notification costs its owner one look at
     /// its queues.
-    pub wake: Arc<WakeFd>,
-    /// Wakes the thread that prefaults neighbours' buffers for it, if there is one.
-    pub prefault: Option<Arc<WakeFd>>,
+    pub wakes: Arc<[WakeFd]>,
 }
 
 /// All ranks of a node, as one of them sees them.
 pub struct Neighbours {
     /// This rank's index among them.
     pub local_rank: usize,
-    /// Wakes this rank's executor.
-    pub wake: Arc<WakeFd>,
-    /// Wakes the thread that prefaults neighbours' buffers for this rank, if there is one.
-    pub prefault: Option<Arc<WakeFd>>,
+    /// The layout of its region.
+    pub layout: ArenaLayout,
+    /// What this rank's executor sleeps on.
+    pub lanes: Arc<WakeLanes>,
     /// All ranks of the node but this one, by index.
     pub others: Vec<Neighbour>,
-}
-
-impl Neighbour {
-    /// The rank `rank` of the world, number `local_rank` on the node, with its descriptors. Its arena is laid out by `layout`.
-    ///
-    /// # Errors
-    /// As for [`PeerArena::new`].
-    pub fn new(
-        rank: Rank,
-        local_rank: usize,
-        arena: OwnedFd,
-        wake: WakeFd,
-        prefault: Option<WakeFd>,
-        layout: ArenaLayout,
-    ) -> Result<Self> {
-        let arena = PeerArena::new(arena, layout.neighbours(), layout.bytes())
-            .map_err(|error| error.context(format_args!("rank {rank}")))?;
-        if layout.is_prefaulted() {
-            arena.prefault(0, layout.populated());
-        }
-        let (wake, prefault) = (Arc::new(wake), prefault.map(Arc::new));
-        Ok(Self { rank, local_rank, arena: Arc::new(arena), wake, prefault })
-    }
 }

@@ -5,10 +5,9 @@
 //! that is not mapped yet is faulted in when it is read.
 
 use super::arena_ref::ArenaRef;
-use super::control_page::ControlPage;
-use super::neighbours::Neighbours;
+use super::node_page::NodePage;
 use crate::error::{Error, Result};
-use crate::memory::{Arena, PeerArena};
+use crate::memory::PeerArena;
 use crate::process;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,49 +18,49 @@ use std::thread::JoinHandle;
 /// Smaller buffers are faulted in about as fast as they are announced.
 const MIN_BYTES: usize = 256 << 10;
 
-/// A rank's side of prefaulting: it announces its own allocations, and its thread prefaults the neighbours'.
-pub struct RemotePrefault {
-    control: ArenaRef<ControlPage>,
+/// A process's side of prefaulting: it announces its own allocations, and its thread prefaults the neighbours'.
+pub(super) struct RemotePrefault {
+    page: Arc<ArenaRef<NodePage>>,
     neighbours: Vec<Arc<WakeFd>>,
     wake: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// A neighbour whose buffers are prefaulted.
+pub(super) struct Prefaulted {
+    pub page: Arc<ArenaRef<NodePage>>,
+    pub arena: Arc<PeerArena>,
+    /// Wakes its thread, if it has one.
+    pub wake: Option<Arc<WakeFd>>,
+}
+
 impl RemotePrefault {
-    /// Starts the thread that prefaults what the neighbours announce. `None` on nodes of so many ranks that their page tables
-    /// would take more memory than their buffers.
+    /// Starts the thread that prefaults what the neighbours announce. It sleeps on `wake`; this process announces on `page`.
     ///
     /// # Errors
     /// `System` if no thread can be started.
-    pub fn new(arena: &Arc<Arena>, neighbours: &Neighbours) -> Result<Option<Self>> {
-        let Some(wake) = &neighbours.prefault else { return Ok(None) };
+    pub(super) fn new(
+        page: Arc<ArenaRef<NodePage>>,
+        wake: Arc<WakeFd>,
+        neighbours: Vec<Prefaulted>,
+    ) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut followed = Vec::new();
-        for other in &neighbours.others {
-            let page = other.arena.piece(0, size_of::<ControlPage>())?;
-            let control = ArenaRef::new(page, Arc::clone(&other.arena) as _)?;
-            followed.push((control, Arc::clone(&other.arena), 0));
-        }
-        let worker = PrefaultThread { wake: Arc::clone(wake), stop: Arc::clone(&stop), followed };
+        let wakes = neighbours.iter().filter_map(|other| other.wake.clone()).collect();
+        let followed = neighbours.into_iter().map(|other| (other.page, other.arena, 0)).collect();
+        let worker = PrefaultThread { wake: Arc::clone(&wake), stop: Arc::clone(&stop), followed };
         let builder = std::thread::Builder::new().name("flexring-prefault".to_owned());
         let thread = process::spawn(builder, move || worker.run())
             .map_err(|cause| Error::io("cannot start a thread", cause))?;
-        Ok(Some(Self {
-            control: ArenaRef::new(arena.piece(0, size_of::<ControlPage>()), Arc::clone(arena) as _)?,
-            neighbours: neighbours.others.iter().filter_map(|other| other.prefault.clone()).collect(),
-            wake: Arc::clone(wake),
-            stop,
-            thread: Some(thread),
-        }))
+        Ok(Self { page, neighbours: wakes, wake, stop, thread: Some(thread) })
     }
 
     /// Announces an allocation to the neighbours: `len` bytes at `offset` in this rank's arena.
-    pub fn announce(&self, offset: usize, len: usize) {
+    pub(super) fn announce(&self, offset: usize, len: usize) {
         if len < MIN_BYTES {
             return;
         }
-        self.control.prefault.publish(offset, len);
+        self.page.prefault.publish(offset, len);
         self.neighbours.iter().for_each(|neighbour| neighbour.notify());
     }
 }
@@ -80,15 +79,15 @@ impl Drop for RemotePrefault {
 struct PrefaultThread {
     wake: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
-    /// Each neighbour's control page and arena, and how many of its announcements were handled.
-    followed: Vec<(ArenaRef<ControlPage>, Arc<PeerArena>, u64)>,
+    /// Each neighbour's node page and arena, and how many of its announcements were handled.
+    followed: Vec<(Arc<ArenaRef<NodePage>>, Arc<PeerArena>, u64)>,
 }
 
 impl PrefaultThread {
     fn run(mut self) {
         while !self.stop.load(Ordering::Acquire) {
-            for (control, arena, seen) in &mut self.followed {
-                for (offset, len) in control.prefault.since(seen) {
+            for (page, arena, seen) in &mut self.followed {
+                for (offset, len) in page.prefault.since(seen) {
                     arena.prefault(offset, len);
                 }
             }

@@ -179,8 +179,8 @@ impl Connector {
     /// Sleeps until a descriptor is ready or a timeout is due. What is ready, in ascending order.
     fn wait(&self, fault: &Fault, now: Instant) -> Result<Vec<Polled>> {
         let mut polled = vec![Polled::Fault];
-        let wake = fault.wake_fd();
-        let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
+        let watch = fault.watch()?;
+        let mut fds = vec![PollFd::new(&watch, PollFlags::IN)];
         let mut until = self.deadline;
         let listening = if self.accept_resumes.is_none() { self.listener.sockets.as_slice() } else { &[] };
         until = self.accept_resumes.map_or(until, |at| until.min(at));

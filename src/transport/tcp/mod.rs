@@ -256,8 +256,8 @@ impl Transport for Tcp {
         Ok(moved)
     }
 
-    fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
     }
 
     fn set_need_wakeup(&mut self) -> bool {

@@ -53,7 +53,7 @@ fn linked_at(address: IpAddr, ranks: usize, options: LinkOptions) -> Vec<Tcp> {
             let peers: Vec<_> =
                 endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
-                let fault = Fault::new().expect("an event descriptor");
+                let fault = Fault::new();
                 Tcp::connect(listener, me, &peers, &key(99), options, deadline(), &fault).expect("all links")
             })
         })
@@ -80,7 +80,7 @@ fn pair(sockets: usize) -> (Tcp, Tcp) {
 fn wait(tcp: &mut Tcp, events: &mut Events) -> Result<()> {
     while events.is_empty() {
         if !tcp.poll(events)? && tcp.set_need_wakeup() {
-            let wake = tcp.wake_fd();
+            let wake = tcp.wake_fd().expect("a descriptor");
             rustix::event::poll(&mut [PollFd::from_borrowed_fd(wake, PollFlags::IN)], None)
                 .expect("can sleep");
             tcp.clear_need_wakeup();

@@ -11,7 +11,7 @@ use super::registry::MemoryRegistry;
 use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultWatch};
 use crate::memory::Piece;
 use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
@@ -66,6 +66,8 @@ pub(crate) struct Verbs {
     last_probe: Instant,
     aborted: bool,
     fault: Arc<Fault>,
+    /// Wakes this rank when the fault is raised.
+    fault_watch: FaultWatch,
 }
 
 impl Verbs {
@@ -98,6 +100,7 @@ impl Verbs {
             options,
             last_probe: Instant::now(),
             aborted: false,
+            fault_watch: fault.watch()?,
             fault,
         })
     }
@@ -254,8 +257,8 @@ impl Verbs {
     fn sleep(&self, longest: Duration) {
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
         let mut fds = [
-            PollFd::from_borrowed_fd(self.wake_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.fault.wake_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.epoll.as_fd(), PollFlags::IN),
+            PollFd::new(&self.fault_watch, PollFlags::IN),
         ];
         let _ = rustix::event::poll(&mut fds, Some(&longest));
     }
@@ -383,8 +386,8 @@ impl Transport for Verbs {
         Ok(moved || events.len() > before)
     }
 
-    fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
     }
 
     /// Armed queues wake the sleeper only for later completions, so the first call arms them and returns `false`: the

@@ -5,17 +5,14 @@
 use super::channel::SocketName;
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultWatch};
 use crate::interrupt::longest_sleep;
-use crate::memory::Arena;
 use crate::rank::RankList;
 use crate::secret::SecretKey;
 use crate::transport::Rank;
-use crate::transport::shm::layout::ArenaLayout;
-use crate::wake::WakeFd;
+use crate::transport::shm::node_memory::OwnMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The longest sleep, so that a missed wake-up costs no more than that.
@@ -37,27 +34,24 @@ impl ExchangeAddress {
     }
 }
 
-/// The descriptors that a rank gives to its neighbours.
-pub(super) struct OwnDescriptors {
+/// The descriptors that a process gives to its neighbours.
+pub(super) struct OwnDescriptors<'a> {
     /// Its arena, for reading only.
     file: OwnedFd,
-    /// Neighbours write to these two: notifying is writing.
-    pub(super) wake: Arc<WakeFd>,
-    pub(super) prefault: Option<Arc<WakeFd>>,
+    memory: &'a OwnMemory,
 }
 
-impl OwnDescriptors {
-    pub(super) fn new(arena: &Arena, layout: ArenaLayout) -> Result<Self> {
-        Ok(Self {
-            file: arena.read_only_file()?,
-            wake: Arc::new(WakeFd::new()?),
-            prefault: layout.is_prefaulted().then(WakeFd::new).transpose()?.map(Arc::new),
-        })
+impl<'a> OwnDescriptors<'a> {
+    pub(super) fn new(memory: &'a OwnMemory) -> Result<Self> {
+        Ok(Self { file: memory.arena().read_only_file()?, memory })
     }
 
+    /// The arena's, and those that neighbours write to, because notifying is writing: those of the executors, and that of the
+    /// thread that prefaults.
     pub(super) fn list(&self) -> Vec<BorrowedFd<'_>> {
-        let mut list = vec![self.file.as_fd(), self.wake.as_fd()];
-        list.extend(self.prefault.as_ref().map(|prefault| prefault.as_fd()));
+        let mut list = vec![self.file.as_fd()];
+        list.extend(self.memory.lanes().eventfds().iter().map(|eventfd| eventfd.as_fd()));
+        list.extend(self.memory.prefault().map(|prefault| prefault.as_fd()));
         list
     }
 }
@@ -72,6 +66,8 @@ pub(super) struct Gathering<'a> {
     pub(super) per_rank: usize,
     pub(super) deadline: Instant,
     pub(super) fault: &'a Fault,
+    /// Wakes this rank when the fault is raised.
+    pub(super) watch: FaultWatch,
 }
 
 impl Gathering<'_> {
@@ -85,7 +81,7 @@ impl Gathering<'_> {
     pub(super) fn wait<'a>(&'a self, sockets: impl Iterator<Item = BorrowedFd<'a>>, longest: Duration) {
         let longest = longest.min(LONGEST_SLEEP).min(longest_sleep());
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-        let fault = [self.fault.wake_fd()].into_iter();
+        let fault = [self.watch.as_fd()].into_iter();
         let mut descriptors: Vec<PollFd<'_>> =
             fault.chain(sockets).map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
         let _ = poll(&mut descriptors, Some(&longest));

@@ -26,7 +26,7 @@ pub(super) fn lead(
     gathering: &Gathering<'_>,
     listener: ChannelListener,
     key: &SecretKey,
-    own: &OwnDescriptors,
+    own: &OwnDescriptors<'_>,
 ) -> Result<Vec<(usize, Vec<OwnedFd>)>> {
     let mut leader = ExchangeLeader {
         gathering,
@@ -124,7 +124,7 @@ impl ExchangeLeader<'_> {
     }
 
     /// Sends every member the descriptors of all others.
-    fn hand_over(&self, own: &OwnDescriptors) -> Result<()> {
+    fn hand_over(&self, own: &OwnDescriptors<'_>) -> Result<()> {
         let own = own.list();
         let of = |place: usize| match &self.members[place] {
             Some(member) => member.descriptors.iter().map(AsFd::as_fd).collect(),

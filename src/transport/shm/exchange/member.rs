@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) fn follow(
     gathering: &Gathering<'_>,
     address: &ExchangeAddress,
-    own: &OwnDescriptors,
+    own: &OwnDescriptors<'_>,
 ) -> Result<Vec<(usize, Vec<OwnedFd>)>> {
     let key = address.key();
     let leader = gathering.ranks[0];

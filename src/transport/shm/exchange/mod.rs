@@ -25,17 +25,15 @@ mod tests;
 
 pub use gathering::ExchangeAddress;
 
-use super::layout::ArenaLayout;
-use super::neighbours::{Neighbour, Neighbours};
+use super::node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::memory::Arena;
 use crate::secret::random_bytes;
 use crate::transport::Rank;
 use crate::wake::WakeFd;
 use channel::ChannelListener;
 use gathering::{Gathering, OwnDescriptors};
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A rank's socket. Created before the ranks exchange its address at the rendezvous.
@@ -60,8 +58,8 @@ impl DescriptorExchange {
         self.address.clone()
     }
 
-    /// Exchanges the descriptors of this rank's arena and wake-ups for those of all neighbours. `node` lists the ranks of the node
-    /// with their addresses, in the same order on all of them; all arenas are laid out by `layout`.
+    /// Exchanges the descriptors of this process's memory for those of all neighbours. `node` lists the ranks of the node
+    /// with their addresses, in the same order on all of them, and `key` identifies them.
     ///
     /// # Errors
     /// `Rendezvous`, naming the missing ranks, if some have not sent theirs by `deadline`; `System` if the leader cannot be
@@ -70,30 +68,33 @@ impl DescriptorExchange {
         self,
         me: Rank,
         node: &[(Rank, ExchangeAddress)],
-        arena: &Arena,
-        layout: ArenaLayout,
+        memory: &Arc<OwnMemory>,
+        key: NodeKey,
         deadline: Instant,
         fault: &Fault,
-    ) -> Result<Neighbours> {
+    ) -> Result<NodeMemory> {
         let place = node.iter().position(|(rank, _)| *rank == me).expect("this rank is on its node");
-        let own = OwnDescriptors::new(arena, layout)?;
+        let own = OwnDescriptors::new(memory)?;
         let ranks: Vec<Rank> = node.iter().map(|(rank, _)| *rank).collect();
-        let gathering = Gathering { ranks: &ranks, place, per_rank: own.list().len(), deadline, fault };
+        let (per_rank, watch) = (own.list().len(), fault.watch()?);
+        let gathering = Gathering { ranks: &ranks, place, per_rank, deadline, fault, watch };
         let received = if place == 0 {
             leader::lead(&gathering, self.listener, &self.address.key(), &own)?
         } else {
             member::follow(&gathering, &node[0].1, &own)?
         };
-        let neighbour = |(place, descriptors): (usize, Vec<OwnedFd>)| {
+        let wakes = memory.lanes().eventfds().len();
+        let mut peers: Vec<Option<PeerMemory>> = ranks.iter().map(|_| None).collect();
+        for (place, descriptors) in received {
             let mut descriptors = descriptors.into_iter();
-            let (Some(file), Some(wake)) = (descriptors.next(), descriptors.next()) else {
-                return Err(Error::internal("a neighbour's descriptors are incomplete"));
-            };
+            let file = descriptors
+                .next()
+                .ok_or_else(|| Error::internal("a neighbour's descriptors are incomplete"))?;
+            let wakes = descriptors.by_ref().take(wakes).map(WakeFd::from).collect();
             let prefault = descriptors.next().map(WakeFd::from);
-            Neighbour::new(ranks[place], place, file, wake.into(), prefault, layout)
-        };
-        let mut others = received.into_iter().map(neighbour).collect::<Result<Vec<_>>>()?;
-        others.sort_by_key(|other| other.local_rank);
-        Ok(Neighbours { local_rank: place, wake: own.wake, prefault: own.prefault, others })
+            let peer = PeerMemory::new(file, wakes, prefault, ranks.len());
+            peers[place] = Some(peer.map_err(|error| error.context(format_args!("rank {}", ranks[place])))?);
+        }
+        NodeMemory::new(key, place, Arc::clone(memory), peers)
     }
 }

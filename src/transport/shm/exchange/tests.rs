@@ -5,16 +5,20 @@ use super::message::ExchangeHello;
 use super::*;
 use crate::error::ErrorKind;
 use crate::secret::SecretKey;
+use crate::transport::shm::layout::ArenaLayout;
+use crate::transport::shm::node_memory::RegionOfRank;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// What a rank got, with its own arena.
-type Exchanged = Result<(Neighbours, Arc<Arena>)>;
+/// What a rank got.
+type Exchanged = Result<NodeMemory>;
+
+/// Where each rank writes its number, behind the node page.
+const MARK: usize = 1 << 20;
 
 const WATCHDOG: Duration = Duration::from_secs(30);
 
@@ -26,7 +30,6 @@ fn exchange(
     timeout: Duration,
     before: impl FnOnce(&[(Rank, ExchangeAddress)]),
 ) -> Vec<Option<Exchanged>> {
-    let layout = ArenaLayout::new(world, 64, 2, 4096, 4096);
     let sockets: Vec<_> = (0..world).map(|_| DescriptorExchange::new().expect("a socket")).collect();
     let node: Vec<_> = sockets.iter().map(DescriptorExchange::address).enumerate().collect();
     before(&node);
@@ -34,13 +37,13 @@ fn exchange(
     for (rank, socket) in sockets.into_iter().enumerate().filter(|(rank, _)| !absent.contains(rank)) {
         let (node, done) = (node.clone(), done.clone());
         std::thread::spawn(move || {
-            let arena = Arc::new(Arena::new(layout.bytes()).expect("memory"));
-            let piece = arena.piece(0, 1).expect("within");
+            let own = OwnMemory::new(world).expect("memory");
+            let piece = own.arena().piece(MARK, 1).expect("within");
             // SAFETY: no other thread accesses the arena before the exchange.
             unsafe { piece.as_ptr().write(rank as u8 + 1) };
-            let fault = Fault::new().expect("a descriptor");
-            let got = socket.run(rank, &node, &arena, layout, Instant::now() + timeout, &fault);
-            let _ = done.send((rank, got.map(|neighbours| (neighbours, arena))));
+            let fault = Fault::new();
+            let got = socket.run(rank, &node, &own, [5; 16], Instant::now() + timeout, &fault);
+            let _ = done.send((rank, got));
         });
     }
     drop(done);
@@ -55,26 +58,33 @@ fn exchange(
 /// Checks that every rank has the memory of all others, and nothing else.
 fn assert_complete(all: Vec<Option<Exchanged>>) {
     let world = all.len();
+    const LAYOUT: ArenaLayout = ArenaLayout::new(2, 64, 2, 4096, 4096);
     let all: Vec<_> = all.into_iter().map(|got| got.expect("a result").expect("an exchange")).collect();
-    for (rank, (neighbours, _)) in all.iter().enumerate() {
-        assert_eq!(neighbours.local_rank, rank);
+    for (rank, memory) in all.iter().enumerate() {
+        assert_eq!((memory.place(), memory.processes()), (rank, world));
+        let mut region = memory.own().region(LAYOUT, None).expect("memory");
+        let address = region.address();
+        let one = |place| RegionOfRank { rank: place, place, region: address };
+        let neighbours = memory.neighbours(&mut region, &(0..world).map(one).collect::<Vec<_>>());
+        let neighbours = neighbours.expect("neighbours");
         let others: Vec<Rank> = neighbours.others.iter().map(|other| other.rank).collect();
         assert_eq!(others, (0..world).filter(|other| *other != rank).collect::<Vec<_>>());
         for other in &neighbours.others {
-            let first = other.arena.piece(0, 1).expect("a mapping").expect("within");
-            // SAFETY: nothing writes to the arenas any more.
-            assert_eq!(usize::from(unsafe { first.as_ptr().read() }), other.rank + 1);
-            other.wake.notify();
+            let mark = other.arena.piece(MARK, 1).expect("a mapping").expect("within");
+            // SAFETY: nothing writes to it any more.
+            assert_eq!(usize::from(unsafe { mark.as_ptr().read() }), other.rank + 1);
+            other.wakes.iter().for_each(WakeFd::notify);
         }
     }
-    assert!(all.iter().all(|(neighbours, _)| world == 1 || neighbours.wake.drain()));
+    let woken = |memory: &NodeMemory| memory.own().lanes().eventfds().iter().all(|eventfd| eventfd.drain());
+    assert!(world == 1 || all.iter().all(woken));
 }
 
 /// A packet of a connection to the leader, with as many descriptors as a rank has.
 fn intrude(leader: &ExchangeAddress, packet: &[u8]) -> DescriptorChannel {
     let channel = DescriptorChannel::connect(&leader.name).expect("a connection");
     let forged = eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor");
-    channel.send(packet, &[forged.as_fd(), forged.as_fd(), forged.as_fd()]).expect("room");
+    channel.send(packet, &[forged.as_fd(); 6]).expect("room");
     channel
 }
 
@@ -164,20 +174,19 @@ fn a_lack_of_descriptors_is_reported_as_that() {
     let socket = DescriptorExchange::new().expect("a socket");
     let address = socket.address();
     let node: Vec<_> = (0..3).map(|rank| (rank, address.clone())).collect();
-    let layout = ArenaLayout::new(3, 64, 2, 4096, 4096);
-    let arena = Arena::new(layout.bytes()).expect("memory");
-    let fault = Fault::new().expect("a descriptor");
+    let own = OwnMemory::new(3).expect("memory");
+    let fault = Fault::new();
     let _open: Vec<_> = (1..3)
         .map(|place| intrude(&address, &ExchangeHello { place, nonce: [0; 16] }.encode(&address.key())))
         .collect();
     // Room for this rank's own descriptors, both connections, and not all that come with them.
     let used = std::fs::read_dir("/proc/self/fd").expect("descriptors").count() as u64 - 1;
-    let limit = Rlimit { current: Some(used + 3 + 2 + 4), ..getrlimit(Resource::Nofile) };
+    let limit = Rlimit { current: Some(used + 1 + 2 + 6 + 3), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit).expect("a lower limit");
-    let got = socket.run(0, &node, &arena, layout, Instant::now() + WATCHDOG, &fault);
+    let got = socket.run(0, &node, &own, [5; 16], Instant::now() + WATCHDOG, &fault);
     let error = got.err().expect("descriptors run out");
     assert_eq!(error.kind(), ErrorKind::System);
-    for part in ["no descriptors left", "it needs 12 for them", "`ulimit -n`"] {
+    for part in ["no descriptors left", "it needs 21 for them", "`ulimit -n`"] {
         assert!(error.message().contains(part), "{error}");
     }
 }

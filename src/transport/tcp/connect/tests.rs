@@ -25,7 +25,7 @@ fn connecting(
     deadline: Instant,
 ) -> JoinHandle<Result<Tcp>> {
     thread::spawn(move || {
-        let fault = Fault::new()?;
+        let fault = Fault::new();
         Tcp::connect(listener, me, &[peer], &key(number), plain(sockets), deadline, &fault)
     })
 }
@@ -164,7 +164,7 @@ fn a_raised_fault_ends_connecting() {
     with_timeout(|| {
         let (zero, _) = listen();
         let (_, closed) = listen();
-        let fault = std::sync::Arc::new(Fault::new().expect("an event descriptor"));
+        let fault = std::sync::Arc::new(Fault::new());
         let raising = std::sync::Arc::clone(&fault);
         let raiser = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));

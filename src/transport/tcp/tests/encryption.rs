@@ -53,7 +53,7 @@ fn a_recorded_link_shows_no_message_if_it_is_encrypted() {
             let tapped = tap.local_addr().expect("an address");
             let [zero, one] = [(zero, 0, (1, one_at)), (one, 1, (0, tapped))].map(|(listener, me, peer)| {
                 thread::spawn(move || {
-                    let fault = Fault::new().expect("an event descriptor");
+                    let fault = Fault::new();
                     Tcp::connect(listener, me, &[peer], &key(99), options, deadline(), &fault)
                         .expect("a link")
                 })
@@ -105,7 +105,7 @@ fn strangers_delay_no_ranks_that_encrypt() {
         }
         let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, zero_at))].map(|(listener, me, peer)| {
             thread::spawn(move || {
-                Tcp::connect(listener, me, &[peer], &key(7), encrypted(2), deadline(), &Fault::new()?)
+                Tcp::connect(listener, me, &[peer], &key(7), encrypted(2), deadline(), &Fault::new())
             })
         });
         for rank in ranks {
@@ -144,7 +144,7 @@ fn linked_through(
     let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, attacker_at))].map(|(listener, me, peer)| {
         thread::spawn(move || {
             let until = Instant::now() + Duration::from_secs(2);
-            Tcp::connect(listener, me, &[peer], &key(7), encrypted(1), until, &Fault::new()?)
+            Tcp::connect(listener, me, &[peer], &key(7), encrypted(1), until, &Fault::new())
         })
     });
     let (mut to_one, _) = attacker.accept().expect("rank 1");

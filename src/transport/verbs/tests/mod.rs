@@ -24,6 +24,7 @@ use crate::transport::fixtures::{call, piece};
 use crate::transport::{Event, Events, PostedTransport, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -95,7 +96,7 @@ impl LinkSetup {
 
     /// Connects all ranks, without the handshake.
     fn link(&self) -> Result<Vec<ConnectedRank>> {
-        let faults: Vec<_> = (0..self.ranks).map(|_| Fault::new().map(Arc::new)).collect::<Result<_>>()?;
+        let faults: Vec<_> = (0..self.ranks).map(|_| Arc::new(Fault::new())).collect();
         let open = |me: Rank| {
             let peers = (0..self.ranks).filter(|peer| *peer != me);
             let peers: Vec<_> = peers.map(|peer| (peer, pair_rails(&self.rails, &self.rails))).collect();
@@ -167,7 +168,9 @@ impl ConnectedRank {
         while events.is_empty() {
             self.faults[self.me].check()?;
             if !self.verbs.poll(events)? && self.verbs.set_need_wakeup() {
-                let fds = [self.verbs.wake_fd(), self.faults[self.me].wake_fd()];
+                let wake = self.verbs.wake_fd().expect("a descriptor");
+                let watch = self.faults[self.me].watch()?;
+                let fds = [wake, watch.as_fd()];
                 let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
                 let longest = Timespec { tv_sec: 1, tv_nsec: 0 };
                 rustix::event::poll(&mut fds, Some(&longest)).expect("poll works");

@@ -1,0 +1,144 @@
+//! Many communicators of one process: each further one among the same processes takes little memory.
+
+use crate::harness::{free_port, test_name, with_watchdog};
+use crate::programs::program;
+use flexring::{Communicator, ReduceOp};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// The variable by which a process knows that it is a rank.
+const RANK: &str = "FLEXRING_RANK";
+const RANKS: usize = 4;
+/// Communicators that are measured.
+const MANY: usize = 100;
+
+/// Resources of this process.
+#[derive(Clone, Copy, Debug)]
+struct Resources {
+    descriptors: usize,
+    threads: usize,
+    /// Kilobytes of memory, of which shared pages count in parts.
+    memory: usize,
+}
+
+impl Resources {
+    fn now() -> Self {
+        let entries = |folder: &str| std::fs::read_dir(folder).expect("the kernel lists them").count();
+        let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").expect("the kernel sums it up");
+        let pss = smaps.lines().find_map(|line| line.strip_prefix("Pss:")).expect("a sum");
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            memory: pss.trim().trim_end_matches(" kB").parse().expect("a number"),
+        }
+    }
+}
+
+/// Runs `body` in `RANKS` processes, and checks that all of them succeed. `test` is the name of the calling test.
+fn in_processes(test: &str, body: impl FnOnce(Communicator)) {
+    if std::env::var_os(RANK).is_some() {
+        return body(Communicator::from_env().expect("a communicator"));
+    }
+    with_watchdog(Duration::from_secs(100), || {
+        let port = free_port().to_string();
+        let rank = |rank: usize| {
+            let mut rank_program = program(std::env::current_exe().expect("this binary"));
+            rank_program.args([test, "--exact", "--nocapture"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+            rank_program.envs([(RANK, rank.to_string()), ("FLEXRING_WORLD_SIZE", RANKS.to_string())]);
+            rank_program.envs([("FLEXRING_MASTER_ADDR", "127.0.0.1"), ("FLEXRING_MASTER_PORT", &port)]);
+            rank_program.env("FLEXRING_TIMEOUT_MS", "20000").spawn().expect("it starts")
+        };
+        let ranks: Vec<_> = (0..RANKS).map(rank).collect();
+        for rank in ranks {
+            let output = rank.wait_with_output().expect("it ends");
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            eprint!("{}", text.lines().filter(|line| line.starts_with('#')).collect::<Vec<_>>().join("\n"));
+        }
+    });
+}
+
+/// Sums vectors that go through mailboxes and through the pool, and one in the background.
+fn check_sums(comm: &Communicator) {
+    let world = comm.world_size() as u32;
+    for len in [3, 3000] {
+        let mut vector = vec![comm.rank() as u32 + 1; len];
+        comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+        assert!(vector.iter().all(|element| *element == world * (world + 1) / 2));
+    }
+    let request = comm.all_reduce_async(vec![1u32; 3000], ReduceOp::Sum).expect("a request");
+    assert!(request.wait().expect("a sum").iter().all(|element| *element == world));
+}
+
+#[test]
+fn a_further_communicator_takes_little_memory() {
+    let test = test_name(module_path!(), "a_further_communicator_takes_little_memory");
+    in_processes(&test, |base| {
+        check_sums(&base);
+        let split = || base.split(0, 0).expect("all ranks split").expect("a color");
+        let first = split();
+        check_sums(&first);
+        let before = Resources::now();
+        let started = Instant::now();
+        let many: Vec<Communicator> = (0..MANY).map(|_| split()).collect();
+        let each = started.elapsed() / MANY as u32;
+        let unused = Resources::now();
+        many.iter().for_each(check_sums);
+        let used = Resources::now();
+        println!("# each of {MANY} took {each:?}; before {before:?}, made {unused:?}, used {used:?}");
+        // The control connection: at the coordinator, too.
+        assert!(used.descriptors <= before.descriptors + 10 * MANY, "{before:?} {used:?}");
+        assert!(used.threads <= before.threads + 2 * MANY, "{before:?} {used:?}");
+        assert!(unused.memory <= before.memory + MANY * 2048, "{before:?} {unused:?}");
+        drop(many);
+        check_sums(&first);
+        check_sums(&base);
+    });
+}
+
+#[test]
+fn parts_of_a_world_work_while_others_are_made_and_dropped() {
+    let test = test_name(module_path!(), "parts_of_a_world_work_while_others_are_made_and_dropped");
+    in_processes(&test, |base| {
+        let half = (base.rank() / 2) as i32;
+        let kept = base.split(half, 0).expect("all ranks split").expect("a color");
+        for round in 0..12 {
+            let color = if round % 3 == 0 { half } else { (base.rank() % 2) as i32 };
+            let part = base.split(color, -round).expect("all ranks split").expect("a color");
+            check_sums(&part);
+            let again = part.split(0, 0).expect("all ranks split").expect("a color");
+            drop(part);
+            check_sums(&again);
+            check_sums(&kept);
+        }
+        // The first communicator goes before those that use its memory.
+        drop(base);
+        check_sums(&kept);
+        let last = kept.split(0, 0).expect("all ranks split").expect("a color");
+        drop(kept);
+        check_sums(&last);
+    });
+}
+
+#[test]
+fn threads_use_communicators_in_different_orders() {
+    let test = test_name(module_path!(), "threads_use_communicators_in_different_orders");
+    in_processes(&test, |base| {
+        let parts: Vec<Communicator> =
+            (0..6).map(|_| base.split(0, 0).expect("all ranks split").expect("a color")).collect();
+        // More threads than a process has eventfds to sleep on.
+        std::thread::scope(|scope| {
+            for part in &parts {
+                scope.spawn(|| (0..40).for_each(|_| check_sums(part)));
+            }
+        });
+        // One thread: calls in the background, which each rank begins and waits for in another order.
+        let order: Vec<usize> = (0..parts.len()).map(|at| (at * 5 + base.rank() * 2) % parts.len()).collect();
+        let begin = |at: &usize| parts[*at].all_reduce_async(vec![*at as u32; 5000], ReduceOp::Sum);
+        let requests: Vec<_> = order.iter().map(begin).collect();
+        for (at, request) in order.iter().zip(requests).rev() {
+            let sum = request.expect("a request").wait().expect("a sum");
+            assert!(sum.iter().all(|element| *element == *at as u32 * RANKS as u32));
+        }
+    });
+}
