@@ -4,7 +4,8 @@
     torchrun --nproc_per_node 4 bench/torch_training.py [--out FILE]
 
 Both backends have a process group in the same processes, and rounds of steps over one alternate with rounds over the other, so
-that whatever else the machine does meets both. The ratio is the median of the rounds' ratios. Needs torch 2.8 or later.
+that whatever else the machine does meets both. The ratio is the median of the rounds' ratios. The processor's time of all ranks
+is reported, too: with more ranks than cores it limits the rate, and other programs change it less. Needs torch 2.8 or later.
 """
 
 import argparse
@@ -35,25 +36,33 @@ def alternated(rounds, measure):
     return found
 
 
-def summary(what, seconds):
+def summary(what, found):
     """A row of the report: seconds by backend, with the ratio of each round, which is above 1 where flexring is faster."""
-    ratios = [gloo / ours for ours, gloo in zip(seconds["flexring"], seconds["gloo"])]
-    medians = {name: statistics.median(seconds[name]) for name in BACKENDS}
-    return {
-        **what,
-        "ranks": dist.get_world_size(),
-        "seconds": medians,
-        "fastest": {name: min(seconds[name]) for name in BACKENDS},
-        "ratio": statistics.median(ratios),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-    }
+
+    def compared(place):
+        seconds = {name: [values[place] for values in found[name]] for name in BACKENDS}
+        ratios = [gloo / ours for ours, gloo in zip(seconds["flexring"], seconds["gloo"])]
+        return {
+            "seconds": {name: statistics.median(seconds[name]) for name in BACKENDS},
+            "least": {name: min(seconds[name]) for name in BACKENDS},
+            "ratio": statistics.median(ratios),
+            "ratios": [round(ratio, 3) for ratio in ratios],
+        }
+
+    return {**what, "ranks": dist.get_world_size(), **compared(0), "processor": compared(1)}
 
 
-def slowest(seconds):
-    """The largest of all ranks' times, through the group that is not measured."""
-    value = torch.tensor(seconds)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value.item()
+def timed(count, function):
+    """Calls a function. Returns seconds per call: the largest of all ranks' times, and the sum of their processors' times."""
+    dist.barrier()
+    start, processor = time.monotonic(), time.process_time()
+    for number in range(count):
+        function(number)
+    values = torch.tensor([time.monotonic() - start, time.process_time() - processor], dtype=torch.float64) / count
+    largest = values.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(values)
+    return largest[0].item(), values[1].item()
 
 
 def steps(backends, strategy, options, text):
@@ -66,14 +75,14 @@ def steps(backends, strategy, options, text):
 
     def measure(name, count=options.steps):
         model, optimizer = trained[name]
-        dist.barrier()
-        start = time.monotonic()
-        for step in range(count):
+
+        def train(step):
             inputs, targets = train_gpt.batch_of(text, step, options.sequences, options.length)
             optimizer.zero_grad()
             functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
             optimizer.step()
-        return slowest((time.monotonic() - start) / count)
+
+        return timed(count, train)
 
     alternated(1, lambda name: measure(name, 1))
     batch = {"sequences": options.sequences, "bytes in a sequence": options.length}
@@ -86,11 +95,7 @@ def all_reduces(backends, size, calls, rounds):
 
     def measure(name):
         group = backends[name].group
-        dist.barrier()
-        start = time.monotonic()
-        for _ in range(calls):
-            dist.all_reduce(vector, group=group)
-        return slowest((time.monotonic() - start) / calls)
+        return timed(calls, lambda _: dist.all_reduce(vector, group=group))
 
     alternated(1, measure)
     return summary({"what": f"all_reduce of {size} bytes"}, alternated(rounds, measure))
@@ -114,7 +119,8 @@ def main():
         results.append(row)
         if dist.get_rank() == 0:
             ours, gloo = (row["seconds"][name] * 1e6 for name in BACKENDS)
-            print(f"{row['what']:28} {row['ranks']} ranks  flexring {ours:12,.0f} us  Gloo {gloo:12,.0f} us  {row['ratio']:.2f}x", flush=True)
+            times = f"flexring {ours:12,.0f} us  Gloo {gloo:12,.0f} us  {row['ratio']:.2f}x  (processor {row['processor']['ratio']:.2f}x)"
+            print(f"{row['what']:28} {row['ranks']} ranks  {times}", flush=True)
 
     chosen = options.only.split(",")
     if "all_reduce" in chosen:

@@ -3,13 +3,13 @@
 #
 #   examples/two_nodes.sh examples/train_gpt.py --backend flexring
 #
-# Needs root. PYTHON is the interpreter, by default python3.
+# Paths are relative to the repository. Needs root. PYTHON is the interpreter, by default python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ -z "${LAB_NODES-}" ]; then
     [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//;2,6p' "$0"; exit 2; }
-    exec bench/lab.sh 1gbit 1gbit -- "$0" "$@"
+    exec bench/lab.sh 1gbit 1gbit -- examples/two_nodes.sh "$@"
 fi
 
 read -ra nodes <<<"$LAB_NODES"
