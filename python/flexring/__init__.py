@@ -8,6 +8,7 @@
 ``flexring.torch`` averages the gradients of DistributedDataParallel.
 """
 
+from ._group import group
 from ._handle import Request, unique_id
 from ._library import FlexringError, library_path, version
 from ._vector import premul_sum
@@ -17,6 +18,7 @@ __all__ = [
     "Communicator",
     "FlexringError",
     "Request",
+    "group",
     "library_path",
     "premul_sum",
     "unique_id",

@@ -12,6 +12,7 @@ import weakref
 from typing import Any, Generic, TypeVar
 
 from ._gpu import stream_for
+from ._group import keep
 from ._library import FlexringError, UniqueId, check, library
 from ._vector import writable
 
@@ -71,23 +72,11 @@ def create(function):
     return None if pointer.value is None else Handle(pointer.value)
 
 
-class Exchange:
-    """The arguments of a call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use
-    it."""
+class _Prepared:
+    """A call with its arguments. ``used`` are its vectors."""
 
-    def __init__(self, handle, send, receive, counts, *root):
-        used = [vector for vector in (send, receive) if vector is not None]
-        if len({vector.dtype for vector in used}) > 1:
-            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
-        if receive is not None:
-            writable(receive)
-        self._handle, self._used = handle, used
-        places = [None if vector is None else vector.address for vector in (send, receive)]
-        code = used[0].code
-        if isinstance(counts, tuple):
-            self._arguments = (places[0], counts[0], places[1], counts[1], code)
-        else:
-            self._arguments = (*places, counts, code, *root)
+    def __init__(self, handle, used, *arguments):
+        self._handle, self._used, self._arguments = handle, used, arguments
 
     def __call__(self, function, stream):
         check(function(*self._arguments, self._handle.pointer, stream_for(stream, *self._used)))
@@ -101,6 +90,34 @@ class Exchange:
         pointer = ctypes.c_void_p()
         check(function(*self._arguments, self._handle.pointer, ctypes.byref(pointer)))
         return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
+
+
+class Exchange(_Prepared):
+    """A call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use it."""
+
+    def __init__(self, handle, send, receive, counts, *root):
+        used = [vector for vector in (send, receive) if vector is not None]
+        if len({vector.dtype for vector in used}) > 1:
+            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
+        if receive is not None:
+            writable(receive)
+        places = [None if vector is None else vector.address for vector in (send, receive)]
+        code = used[0].code
+        if isinstance(counts, tuple):
+            super().__init__(handle, used, places[0], counts[0], places[1], counts[1], code)
+        else:
+            super().__init__(handle, used, *places, counts, code, *root)
+
+
+class Message(_Prepared):
+    """A send of a vector, or a receive into it. In a group it takes effect at the group's end."""
+
+    def __init__(self, handle, vector, peer):
+        super().__init__(handle, [vector], vector.address, vector.count, vector.code, peer)
+
+    def __call__(self, function, stream):
+        super().__call__(function, stream)
+        keep(self._handle, self._used[0].owner)
 
 
 class Request(Generic[V]):

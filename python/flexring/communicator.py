@@ -13,7 +13,7 @@ from typing import Any
 from . import _interrupt
 from ._array import array_in, in_place
 from ._gpu import stream_for
-from ._handle import Exchange, Request, V, create
+from ._handle import Exchange, Message, Request, V, create
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._vector import SIZES, Op, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
@@ -278,6 +278,28 @@ class Communicator:
 
     def _exchange(self, send, receive, counts, *root):
         return Exchange(self._open_handle(), send, receive, counts, *root)
+
+    def send(self, vector: object, peer: int, stream: object = None) -> None:
+        """Sends the vector to rank ``peer``, which calls :meth:`recv`. The n-th send from one rank to another matches the n-th
+        receive there. It may return before the other rank's call, or wait for it; see :func:`flexring.group`."""
+        self._message(vector_of(vector), peer)(library.flexring_send, stream)
+
+    def recv(self, out: V, peer: int, stream: object = None) -> V:
+        """Receives the vector that rank ``peer`` sends, with as many elements of the same type. Returns ``out``."""
+        self._message(writable(vector_of(out)), peer)(library.flexring_recv, stream)
+        return out
+
+    def send_async(self, vector: object, peer: int) -> Request[None]:
+        """Starts :meth:`send` and returns a :class:`Request`. The calls of a communicator run one after the other: to send and
+        receive at the same time, use :func:`flexring.group`."""
+        return self._message(vector_of(vector), peer).start(library.flexring_send_async, None)
+
+    def recv_async(self, out: V, peer: int) -> Request[V]:
+        """Starts :meth:`recv` and returns a :class:`Request`, as :meth:`send_async` does."""
+        return self._message(writable(vector_of(out)), peer).start(library.flexring_recv_async, out)
+
+    def _message(self, vector, peer):
+        return Message(self._open_handle(), vector, self._check_root(peer))
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
