@@ -41,8 +41,8 @@ class Backend:
                 if list(layer.parameters()):
                     fully_shard(layer, mesh=mesh)
             return fully_shard(model, mesh=mesh)
-        # Buckets small enough that several travel while the backward pass still computes.
-        model = DistributedDataParallel(model, process_group=self.group, bucket_cap_mb=4)
+        # Buckets small enough that several travel while the backward pass still computes, and without copies of gradients.
+        model = DistributedDataParallel(model, process_group=self.group, bucket_cap_mb=4, gradient_as_bucket_view=True)
         if self.name == "flexring" and not IS_BACKEND:
             flexring.torch.register(model)
         return model

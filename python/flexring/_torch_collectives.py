@@ -10,16 +10,14 @@ import threading
 import torch
 import torch.distributed as dist
 
-from ._handle import unique_id
 from ._library import FlexringError
+from ._torch_join import Meeting
+from ._torch_messages import Channels
 from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
 from ._torch_work import CallLine, CoalescedWork, Work, WorkOnGpu
-from .communicator import Communicator
 
 NAME = "flexring"
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-# The beginning of the keys of communicators' ids in the store of the group.
-_ID = "flexring_unique_id"
 
 
 def _unsupported(call):
@@ -40,10 +38,11 @@ class Collectives:
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
-        self._store = store
         self._number = rank
         self._count = size
         self._limit = timeout
+        self._meeting = Meeting(store, rank, timeout)
+        self._channels = Channels(self._meeting, rank)
         self._comm = None
         # The error that ended the attempt to create the communicator, or the use of it.
         self._ended = None
@@ -64,7 +63,7 @@ class Collectives:
                     raise self._ended
                 if self._comm is None:
                     try:
-                        comm = self._join()
+                        comm = self._meeting.join("", self._number, self._count, 0)
                     except Exception as error:
                         # The ranks that have read the id cannot use it a second time.
                         self._ended = error
@@ -76,34 +75,6 @@ class Collectives:
                     self._comm = comm
                 comm = self._comm
         return comm
-
-    def _join(self):
-        """Creates the communicator. Rank 0 creates its id and passes it through the store; the others wait for it."""
-        # The store may have the id of an earlier group: each rank counts its groups.
-        key = f"{_ID}/{self._store.add(f'{_ID}/rank{self._number}', 1)}"
-        if self._number == 0:
-            try:
-                id = unique_id()
-            except Exception as error:
-                self._store.set(key, b"-" + str(error).encode())
-                raise
-            self._store.set(key, b"+" + id)
-        else:
-            try:
-                self._store.wait([key], self._limit)
-            except RuntimeError as error:
-                raise FlexringError(
-                    FlexringError.RENDEZVOUS_FAILED,
-                    f"rank 0 of the process group published no flexring id within {self._limit.total_seconds()} s: it made no "
-                    f"call in this group, or has ended ({error}): fix: look for the first error of rank 0",
-                ) from error
-            message = bytes(self._store.get(key))
-            if message[:1] != b"+":
-                raise FlexringError(
-                    FlexringError.RENDEZVOUS_FAILED, f"rank 0 could not create a flexring id: {message[1:].decode()}"
-                )
-            id = message[1:]
-        return Communicator.from_unique_id(id, self._number, self._count, timeout=self._limit.total_seconds())
 
     def _call(self, opts, results, function, inputs=()):
         """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle. ``results`` and ``inputs`` are the
@@ -149,7 +120,9 @@ class Collectives:
                 function(comm, stream)
 
         self._line.run(call)
-        return WorkOnGpu(results, stream)
+        event = torch.cuda.Event()
+        event.record(stream)
+        return WorkOnGpu(results, stream, event)
 
     def allreduce(self, tensors, opts=None):
         pairs = [self._reduced(tensor, opts) for tensor in tensors]
@@ -329,8 +302,34 @@ class Collectives:
 
         return self._call(opts, outputs, call, inputs)
 
-    send = _unsupported("send")
-    recv = _unsupported("recv")
+    def send(self, tensors, peer, tag=0):
+        channel = self._channels.to(peer, tag)
+        return self._message(tensors, channel, channel.send)
+
+    def recv(self, tensors, peer, tag=0):
+        channel = self._channels.of(peer, tag)
+        return self._message(tensors, channel, channel.recv)
+
+    def _message(self, tensors, channel, function):
+        """Starts a message, beside other calls and messages in other channels."""
+        if self._ended is not None:
+            raise self._ended
+        (tensor,) = tensors
+        vector = bytes_of(tensor)
+        if not tensor.is_cuda:
+            return Work(tensors, channel.line.submit(function, vector, None), channel.abort)
+        stream = torch.cuda.Stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        tensor.record_stream(stream)
+        event = torch.cuda.Event()
+
+        def call():
+            with torch.cuda.stream(stream):
+                function(vector, stream)
+            event.record(stream)
+
+        return WorkOnGpu(tensors, stream, event, channel.line.submit(call))
+
     recv_anysource = _unsupported("recv from any rank")
     allreduce_sparse = _unsupported("all_reduce of sparse tensors")
     monitored_barrier = _unsupported("monitored_barrier")
@@ -355,7 +354,7 @@ class Collectives:
 
     @property
     def supports_coalescing(self):
-        """Asked by torch.distributed.batch_isend_irecv only, which needs send and recv."""
+        """Asked by torch.distributed.batch_isend_irecv only, whose messages wait for no others anyway."""
         return False
 
     @property
@@ -370,23 +369,24 @@ class Collectives:
 
     def shutdown(self):
         """Leaves the group."""
-        self._end("was destroyed")
+        self._end("was destroyed", abort=False)
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
 
     def abort(self):
         """Ends running calls on all ranks with an error, and the group."""
-        self._end("was aborted")
+        self._end("was aborted", abort=True)
         # Calls that run keep the communicator until they have failed.
         comm, self._comm = self._comm, None
         if comm is not None:
             with contextlib.suppress(FlexringError):
                 comm.abort()
 
-    def _end(self, how):
+    def _end(self, how, abort):
         if self._ended is None:
             self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+        self._channels.end(self._ended, abort)
 
 
 def _copies(function):

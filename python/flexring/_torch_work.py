@@ -161,35 +161,41 @@ class Work(dist.Work):
 
 
 class WorkOnGpu(dist.Work):
-    """A call on GPU memory, which takes effect in a stream."""
+    """A call on GPU memory, which takes effect in a stream; ``event`` is recorded after it. ``future`` is there if the call is
+    made in another thread."""
 
-    def __init__(self, tensors, stream):
+    def __init__(self, tensors, stream, event, future=None):
         super().__init__()
         self._tensors = tensors
         self._stream = stream
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
+        self._event = event
+        self._future = future
 
     def wait(self, timeout=None):
-        """Lets the current stream wait for the call. Does not wait itself."""
+        """Lets the current stream wait for the call. Waits itself only until the call is made."""
+        if self._future is not None:
+            self._future.result((timeout.total_seconds() if timeout else 0) or None)
         self._event.wait(torch.cuda.current_stream(self._stream.device))
         return True
 
     synchronize = wait
 
     def is_completed(self):
-        return self._event.query()
+        return (self._future is None or self._future.done()) and self._event.query()
 
-    is_success = is_completed
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
 
     def exception(self):
-        return None
+        return self._future.exception() if self._future is not None and self._future.done() else None
 
     def result(self):
         return self._tensors
 
     def get_future(self):
         """A future of torch whose readers' streams wait for the call."""
+        if self._future is not None:
+            self._future.result()
         future = torch.futures.Future(devices=[self._stream.device])
         with torch.cuda.stream(self._stream):
             future.set_result(self._tensors)

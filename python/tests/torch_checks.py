@@ -48,7 +48,9 @@ MOVED_BY = {
     "functional": ("all_reduce", "all_gather", "reduce_scatter"),
     "gather_and_scatter": ("gather", "scatter"),
     "hsdp": ("all_gather", "reduce_scatter", "all_reduce"),
+    "pipeline": ("send", "recv"),
     "reduce": ("reduce",),
+    "send_and_recv": ("send", "recv"),
     "tensor_parallel": ("all_reduce",),
     "zero_optimizer": ("broadcast", "all_reduce"),
 }
@@ -350,6 +352,61 @@ def send_and_recv(rank):
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     rank.equal(received, rank.data(before))
+    # Long vectors in both directions, one after the other, with other calls in between.
+    out, back = torch.full((1 << 20,), float(rank.number)), torch.zeros(1 << 20)
+    sent = dist.isend(out, after)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.irecv(back, before).wait()
+    sent.wait()
+    assert total.item() == rank.size
+    rank.equal(back, torch.full_like(back, before))
+    # Tags match messages in any order.
+    works = [dist.isend(torch.full((3,), float(tag)), after, tag=tag) for tag in (5, 6)]
+    for tag in (6, 5):
+        received = torch.zeros(3)
+        dist.recv(received, before, tag=tag)
+        rank.equal(received, torch.full((3,), float(tag)), f"tag {tag}")
+    for work in works:
+        work.wait()
+    objects = [{"rank": rank.number}]
+    if rank.number == 0:
+        dist.send_object_list(objects, dst=1)
+    elif rank.number == 1:
+        dist.recv_object_list(objects, src=0)
+        assert objects == [{"rank": 0}], objects
+    # Lengths that differ are an error on both ranks, which names them.
+    if rank.number < 2:
+        vector = torch.zeros(10 + rank.number)
+        try:
+            dist.send(vector, 1) if rank.number == 0 else dist.recv(vector, 0)
+        except RuntimeError as error:
+            assert "rank 0 to rank 1" in str(error), error
+        else:
+            raise AssertionError("no error for different lengths")
+
+
+@check
+def pipeline(rank):
+    """The stages of torch.distributed.pipelining, by a schedule of one forward and one backward pass in turn."""
+    torch = rank.torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(16, 16) for _ in range(rank.size)]
+    inputs, targets = torch.randn(8, 16), torch.randn(8, 16)
+    stage = PipelineStage(copy.deepcopy(layers[rank.number]), rank.number, rank.size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    if rank.number == 0:
+        schedule.step(inputs)
+    else:
+        schedule.step(target=targets) if rank.number == rank.size - 1 else schedule.step()
+    states = inputs
+    for layer in layers:
+        states = layer(states)
+    torch.nn.functional.mse_loss(states, targets).backward()
+    found = stage.submod.weight.grad
+    torch.testing.assert_close(found, layers[rank.number].weight.grad, rtol=1e-3, atol=1e-6)
 
 
 @check

@@ -1,0 +1,51 @@
+"""How the ranks of a process group meet: communicators whose ids pass through the group's store.
+
+Owns the keys in the store. Must not know which calls the communicators are for.
+"""
+
+from ._handle import unique_id
+from ._library import FlexringError
+from .communicator import Communicator
+
+# The beginning of the keys of communicators' ids in the store of the group.
+_ID = "flexring_unique_id"
+
+
+class Meeting:
+    """The place in a group's store where its ranks find each other. ``limit`` is the group's timeout."""
+
+    def __init__(self, store, rank, limit):
+        self._store, self._rank, self._limit = store, rank, limit
+        # The store may have the ids of an earlier group: each rank counts its groups.
+        self._life = 0 if store is None else store.add(f"{_ID}/rank{rank}", 1)
+
+    def join(self, name, rank, size, first):
+        """Creates the communicator ``name`` as its rank ``rank`` of ``size``. Its rank 0, which is rank ``first`` of the group,
+        creates the id and passes it through the store; the others wait for it."""
+        key = f"{_ID}/{self._life}{name}"
+        if rank == 0:
+            try:
+                id = unique_id()
+            except Exception as error:
+                self._store.set(key, b"-" + str(error).encode())
+                raise
+            self._store.set(key, b"+" + id)
+        else:
+            id = self._wait_for(key, first)
+        return Communicator.from_unique_id(id, rank, size, timeout=self._limit.total_seconds())
+
+    def _wait_for(self, key, first):
+        try:
+            self._store.wait([key], self._limit)
+        except RuntimeError as error:
+            raise FlexringError(
+                FlexringError.RENDEZVOUS_FAILED,
+                f"rank {first} of the process group published no flexring id within {self._limit.total_seconds()} s: it did not make "
+                f"the call in this group, or has ended ({error}): fix: look for the first error of rank {first}",
+            ) from error
+        message = bytes(self._store.get(key))
+        if message[:1] != b"+":
+            raise FlexringError(
+                FlexringError.RENDEZVOUS_FAILED, f"rank {first} could not create a flexring id: {message[1:].decode()}"
+            )
+        return message[1:]

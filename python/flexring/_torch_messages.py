@@ -1,0 +1,94 @@
+"""send and recv of c10d: messages between two ranks, which need not be made in one order with other calls.
+
+A rank may start a send, then other calls, and the receive of the answer last, and the other rank does the same. So each direction
+between two ranks, and each tag, has a communicator of its own: a channel. Owns the channels of a group.
+"""
+
+import contextlib
+import threading
+
+from ._library import FlexringError
+from ._torch_work import CallLine
+
+# The ranks of a channel.
+_SENDER, _RECEIVER = 0, 1
+
+
+class Channel:
+    """Messages of one direction and tag. The first one creates its communicator, in the thread that waits for it."""
+
+    def __init__(self, meeting, sender, receiver, tag, rank):
+        self._meeting = meeting
+        self._name = f"/{sender}>{receiver}/{tag}"
+        self._sender, self._receiver = sender, receiver
+        self._rank = _SENDER if rank == sender else _RECEIVER
+        self.line = CallLine()
+        self._comm = None
+        self._error = None
+
+    def send(self, vector, stream):
+        self._named(lambda comm: comm.send(vector, _RECEIVER, stream=stream))
+
+    def recv(self, vector, stream):
+        self._named(lambda comm: comm.recv(vector, _SENDER, stream=stream))
+
+    def _named(self, function):
+        """Makes a call. Its error names the ranks of the group, because those of the channel are others."""
+        if self._error is not None:
+            raise self._error
+        try:
+            if self._comm is None:
+                self._comm = self._meeting.join(self._name, self._rank, 2, self._sender)
+            function(self._comm)
+        except FlexringError as error:
+            self._error = FlexringError(
+                error.code,
+                f"a message from rank {self._sender} to rank {self._receiver} failed: {error} (rank 0 of the message's communicator is "
+                f"rank {self._sender} of the process group, rank 1 is rank {self._receiver})",
+            )
+            raise self._error from error
+
+    def abort(self):
+        """Ends a running call on both ranks."""
+        comm = self._comm
+        if comm is not None:
+            with contextlib.suppress(FlexringError):
+                comm.abort()
+
+    def close(self):
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
+
+
+class Channels:
+    """The channels of one rank of a group."""
+
+    def __init__(self, meeting, rank):
+        self._meeting, self._rank = meeting, rank
+        self._lock = threading.Lock()
+        self._channels = {}
+
+    def to(self, peer, tag):
+        return self._channel(self._rank, peer, tag)
+
+    def of(self, peer, tag):
+        return self._channel(peer, self._rank, tag)
+
+    def _channel(self, sender, receiver, tag):
+        with self._lock:
+            key = sender, receiver, tag
+            if key not in self._channels:
+                if sender == receiver:
+                    raise ValueError(f"rank {sender} cannot send to itself: fix: copy the tensor")
+                self._channels[key] = Channel(self._meeting, *key, self._rank)
+            return self._channels[key]
+
+    def end(self, error, abort):
+        """Ends all channels: later messages raise ``error``."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel._error = channel._error or error
+                if abort:
+                    channel.abort()
+                channel.close()
