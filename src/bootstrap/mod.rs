@@ -5,8 +5,9 @@
 //! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
 //! sees of the work.
 //!
-//! `rendezvous`, `handshake` and `failure_detector` decide and do no I/O; `server`, `control_thread`, `listen` and
-//! `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure agree on a new world.
+//! `rendezvous`, `handshake`, `failure_detector`, `worlds` and `hosted_worlds` decide and do no I/O; `server`,
+//! `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure
+//! agree on a new world.
 
 mod attempts;
 mod call_state;

@@ -179,8 +179,12 @@ impl WorldStatus {
         Self { ranks, root_cause, further: Vec::new(), hidden: 0 }
     }
 
-    /// Adds the worlds that were opened over the connections of this one, as many as a status has room for.
+    /// Adds the worlds that were opened over the connections of this one, as many as a status has room for: first those that have
+    /// failed, then those in which ranks wait for others.
     pub(crate) fn with_further(mut self, further: impl Iterator<Item = Self>) -> Self {
+        let mut further: Vec<Self> = further.collect();
+        let waits = |world: &Self| world.ranks.iter().any(|row| !row.waits_for.is_empty());
+        further.sort_by_key(|world| (world.root_cause.is_none(), !waits(world)));
         let mut rows = self.ranks.len();
         for Self { ranks, root_cause, .. } in further {
             rows += ranks.len();
@@ -332,6 +336,23 @@ rank  host   process  last call                           state    for     waits
         assert!(text.starts_with("this world has failed: aborted: rank 0: enough\n"), "{text}");
         assert!(text.contains("0     node1  100      none       joining  -    rank 1\n"), "{text}");
         assert!(text.contains("1     -      -        none       absent   -    -\n"), "{text}");
+    }
+
+    #[test]
+    fn a_status_shows_failed_worlds_first_and_has_a_limit() {
+        let status = |count: usize, root_cause| {
+            let rows = (0..count).map(|rank| row(rank, RankActivity::Idle, &CallState::Idle { finished: 3 }));
+            WorldStatus::new(rows.collect(), root_cause)
+        };
+        let worlds = (0..1000).map(|at| status(8, (at == 999).then(|| Error::aborted("rank 0: enough"))));
+        let status = status(8, None).with_further(worlds);
+        assert_eq!(status.further.len() + status.hidden, 1000);
+        let shown: usize = status.further.iter().map(|world| world.ranks.len()).sum();
+        assert!(shown <= ROWS_IN_STATUS && shown > ROWS_IN_STATUS / 2, "{shown}");
+        let text = status.to_string();
+        let first = "\ncommunicator 1 of 1000 that ranks of this one have created:\nthis world has failed: aborted: rank 0: enough";
+        assert!(text.contains(first), "{text}");
+        assert!(text.ends_with(&format!("and {} more such communicators\n", status.hidden)), "{text}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod encryption;
 mod failures;
 mod further_worlds;
 mod rendezvous;
+mod shared_connections;
 mod status;
 mod strangers;
 mod unique_ids;
