@@ -145,7 +145,7 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
     let note = |failure: &Mutex<Option<Failure>>, error: Failure| {
         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     };
-    let mut in_background = false;
+    let (mut in_background, mut is_failed) = (false, false);
     let comms: Vec<Arc<Comm>> = creations.iter().map(|begun| Arc::clone(&begun.comm)).collect();
     let mut threads = Vec::new();
     for Begun { out, handle, comm, make, parent } in creations {
@@ -170,6 +170,7 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
                 comm.end();
                 forget(out, handle);
                 note(&failure, error);
+                is_failed = true;
             }
         }
     }
@@ -180,9 +181,11 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
         });
         if !is_made {
             forget(out, handle);
+            is_failed = true;
         }
     }
-    let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // A failure in the background is the state of its communicator.
+    let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| is_failed);
     match failure {
         Some(failure) => Err(failure),
         None if in_background => Ok(ncclResult_t::ncclInProgress),

@@ -48,6 +48,14 @@ static void making(void) {
     config.magic = 1;
     RETURNS(ARGUMENT, "NCCL_CONFIG_INITIALIZER", ncclCommInitRankConfig(&other, 1, id, 0, &config));
 
+    /* What goes wrong in the background is the communicator's state. */
+    config = (ncclConfig_t)NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    RETURNS(ncclInProgress, "", ncclCommInitRankConfig(&other, 1, garbage, 0, &config));
+    CHECK(settled(other) == ARGUMENT && strstr(ncclGetLastError(other), "unique id"));
+    RETURNS(ARGUMENT, "unique id", reduce(vector, vector, COUNT, ncclFloat, ncclSum, other));
+    NCCL(ncclCommDestroy(other));
+
     /* One rank of a group that cannot be made ends the others at once, which would wait for it. */
     ncclComm_t group[2] = {comm, comm};
     NCCL(ncclGroupStart());

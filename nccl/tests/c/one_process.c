@@ -214,6 +214,25 @@ static void split_and_shrink(void) {
     for (int r = 0; r < 3; r++) NCCL(ncclCommDestroy(made[r]));
 }
 
+/* Two ranks of a group are made in the background. */
+static void without_waiting(void) {
+    ncclUniqueId id;
+    ncclComm_t made[2];
+    int gpus[2] = {2, 3};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    NCCL(ncclGetUniqueId(&id));
+    NCCL(ncclGroupStart());
+    for (int at = 0; at < 2; at++) {
+        use_gpu(gpus[at]);
+        NCCL(ncclCommInitRankConfig(&made[at], 2, id, at, &config));
+    }
+    RETURNS(ncclInProgress, "", ncclGroupEnd());
+    for (int at = 0; at < 2; at++) CHECK(settled(made[at]) == ncclSuccess);
+    sums_ones(made, gpus, 2, 2);
+    for (int at = 0; at < 2; at++) NCCL(ncclCommDestroy(made[at]));
+}
+
 static void memory(void) {
     use_gpu(0);
     void *buffer, *handle;
@@ -247,6 +266,7 @@ int main(void) {
     messages();
     factors();
     split_and_shrink();
+    without_waiting();
     memory();
     for (int rank = 0; rank < WORLD; rank++) NCCL(ncclCommFinalize(comms[rank]));
     for (int rank = 0; rank < WORLD; rank++) CHECK(settled(comms[rank]) == ncclSuccess);
