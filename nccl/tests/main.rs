@@ -81,6 +81,11 @@ fn processes_make_communicators_without_waiting_and_abort_them() {
 }
 
 #[test]
+fn processes_with_two_gpus_each_send_and_reduce_in_groups() {
+    passes_on_gpus("two_by_two", "4");
+}
+
+#[test]
 fn bad_arguments_are_refused_with_a_code_and_a_sentence() {
     passes_on_gpus("errors", "1");
     with_program("errors", |program| {
