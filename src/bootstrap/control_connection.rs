@@ -62,10 +62,21 @@ pub struct ControlConnection {
 #[derive(Debug)]
 pub(super) struct ControlService {
     pub(super) creator: CreatorProcess,
+    /// This rank in the world that the connection was made for, the secret of that world, and its ranks whose process runs the
+    /// coordinator.
+    pub(super) first: FirstWorld,
     thread: Option<JoinHandle<()>>,
     /// The coordinator, if this is rank 0 of a rendezvous at an address, or has taken the world over from the process that
     /// created the unique id. Dropped last, because the other ranks may still need it.
     _coordinator: Option<Coordinator>,
+}
+
+/// The world that a connection was made for.
+#[derive(Debug)]
+pub(super) struct FirstWorld {
+    pub(super) rank: Rank,
+    pub(super) secret: JobSecret,
+    pub(super) host_ranks: Vec<Rank>,
 }
 
 impl Drop for ControlService {
@@ -133,13 +144,14 @@ impl ControlConnection {
             rank: identity.rank,
             world: identity.world,
             timeout: config.connect_timeout,
-            secret,
+            secret: secret.clone(),
             shared,
             exchanges: Mutex::new(0),
-            host_ranks,
+            host_ranks: host_ranks.clone(),
             first_ranks: (0..identity.world).collect(),
             service: Arc::new(ControlService {
                 creator: CreatorProcess::current(),
+                first: FirstWorld { rank: identity.rank, secret, host_ranks },
                 thread: Some(thread),
                 _coordinator: coordinator,
             }),

@@ -51,6 +51,52 @@ impl ControlConnection {
             )));
         }
         let first_ranks: Vec<Rank> = members.iter().map(|member| self.first_ranks[*member]).collect();
+        self.open(id, rank, first_ranks, config, fault)
+    }
+
+    /// The rank of this process in the world that the connection was made for.
+    #[must_use]
+    pub fn rank_of_connection(&self) -> Rank {
+        self.service.first.rank
+    }
+
+    /// Whether [`open_world_over_connection`](Self::open_world_over_connection) is possible with these members.
+    #[must_use]
+    pub fn can_open_over_connection(&self, members: &[Rank]) -> bool {
+        members.first().is_some_and(|first| self.service.first.host_ranks.contains(first))
+    }
+
+    /// [`open_world`](Self::open_world), but `members` are ranks of the world that the connection was made for, whichever of
+    /// its worlds this one is.
+    ///
+    /// # Errors
+    /// As for [`open_world`](Self::open_world).
+    pub fn open_world_over_connection(
+        &self,
+        id: u128,
+        members: &[Rank],
+        config: &Config,
+        fault: Arc<Fault>,
+    ) -> Result<ControlConnection> {
+        self.service.creator.check("this control connection")?;
+        let own = self.rank_of_connection();
+        let rank = members.iter().position(|member| *member == own);
+        let rank = rank.filter(|_| self.can_open_over_connection(members)).ok_or_else(|| {
+            Error::unsupported("these ranks cannot open a communicator over this connection")
+        })?;
+        self.open(id, rank, members.to_vec(), config, fault)
+    }
+
+    /// Opens a world of these ranks of the world that the connection was made for, as `rank` of the new one.
+    fn open(
+        &self,
+        id: u128,
+        rank: Rank,
+        first_ranks: Vec<Rank>,
+        config: &Config,
+        fault: Arc<Fault>,
+    ) -> Result<ControlConnection> {
+        let members = first_ranks.len();
         let shared = Arc::new(self.shared.further(id, rank, fault));
         let timeout = config.connect_timeout;
         let message = ToCoordinator::Open { world: id, members: first_ranks.clone(), timeout };
@@ -58,9 +104,9 @@ impl ControlConnection {
         // Dropping it withdraws from the attempt.
         let mut world = Self {
             rank,
-            world: members.len(),
+            world: members,
             timeout,
-            secret: self.secret.of_world(id),
+            secret: self.service.first.secret.of_world(id),
             shared: Arc::clone(&shared),
             exchanges: Mutex::new(0),
             host_ranks: Vec::new(),
@@ -84,7 +130,7 @@ impl ControlConnection {
         Err(Error::timeout(format!(
             "the coordinator did not answer within {} when a communicator of {} ranks was opened",
             seconds(timeout),
-            members.len()
+            members
         )))
     }
 

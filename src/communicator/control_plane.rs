@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Reports this rank's calls and failures to the other ranks.
 pub(super) enum ControlPlane {
     /// Ranks are processes.
-    Processes(ControlConnection),
+    Processes(Arc<ControlConnection>),
     /// Ranks are threads of this process.
     Threads(LocalMember),
 }

@@ -5,6 +5,7 @@
 
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank, WorldSpec};
+use super::carriers::{self, CarrierKey, CarrierOffer};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::cores::Cores;
 use super::gpu;
@@ -51,9 +52,21 @@ impl Communicator {
     /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is raised meanwhile.
     pub(super) fn join(spec: WorldSpec, identity: &Identity, fault: Arc<Fault>) -> Result<Self> {
         let config = &spec.config;
-        let (me, world) = (identity.rank, identity.world);
         inter_node::check_encryption(config)?;
         let connection = ControlConnection::join(identity, config, Arc::clone(&fault))?;
+        Self::join_over(spec, connection, None, fault)
+    }
+
+    /// Joins the world of `connection`. `carrier` is the key of the rendezvous that the connection was made in, if that was not for
+    /// this world.
+    pub(super) fn join_over(
+        spec: WorldSpec,
+        mut connection: ControlConnection,
+        mut carrier: Option<CarrierKey>,
+        fault: Arc<Fault>,
+    ) -> Result<Self> {
+        let config = &spec.config;
+        let (me, world) = (connection.rank(), connection.world());
         let deadline = Instant::now() + config.connect_timeout;
 
         let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
@@ -64,8 +77,10 @@ impl Communicator {
             (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
         let offer = MemoryOffer::of_this_process();
+        let carriers = CarrierOffer::of_this_process();
         let info = PeerInfo {
             memories: offer.places(),
+            carriers: carriers.ranks(),
             nonce: random_bytes()?,
             process: process_number()?,
             has_gpu: gpu::known(config.gpu).is_some(),
@@ -80,6 +95,19 @@ impl Communicator {
         };
         let infos = info.exchange(&connection)?;
         reach(FaultPoint::JoinKnowsPeers);
+        let offers: Vec<_> = infos.iter().map(|info| &info.carriers).collect();
+        if carrier.is_none()
+            && let Some((key, common, members)) = carriers.common(&offers)
+        {
+            // A random number that only these ranks have.
+            let id = infos.iter().fold(0, |id, info| id ^ u128::from_le_bytes(info.nonce));
+            connection = common.open_world_over_connection(id, &members, config, Arc::clone(&fault))?;
+            carrier = Some(key);
+        }
+        drop(carriers);
+        let connection = Arc::new(connection);
+        let carrier = carrier.unwrap_or(infos[0].nonce);
+        carriers::keep(carrier, &connection);
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // Report a topology or a plan that cannot be used, so that all ranks return the same error.
         let report = |error: Error| connection.report(error, None);
@@ -220,7 +248,10 @@ impl Communicator {
         let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
         let topology = is_described.then_some(topology);
-        Ok(Self::new(runner, Blueprint { config, topology, service, ancestors, gathering: None }))
+        Ok(Self::new(
+            runner,
+            Blueprint { config, carrier: Some(carrier), topology, service, ancestors, gathering: None },
+        ))
     }
 
     /// A world of `world` ranks that are threads of this process, with the settings in `config`; one
@@ -292,6 +323,7 @@ impl Communicator {
         let gathering = Arc::new(LocalGathering::new());
         let blueprint = || Blueprint {
             config: config.clone(),
+            carrier: None,
             topology: is_described.then(|| topology.clone()),
             service: None,
             ancestors: Vec::new(),

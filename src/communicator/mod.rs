@@ -6,6 +6,7 @@
 mod blueprint;
 mod buffers;
 mod call_queue;
+mod carriers;
 mod checked_call;
 mod checked_wait;
 mod collectives;

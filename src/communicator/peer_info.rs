@@ -2,6 +2,7 @@
 //!
 //! Owns its contents and exchange. Must not know how links are made from it.
 
+use super::carriers::OfferedRanks;
 use super::cores::Cores;
 use super::node_memories::OfferedPlaces;
 use crate::bootstrap::ControlConnection;
@@ -22,6 +23,8 @@ pub(super) struct PeerInfo {
     pub descriptors: Option<ExchangeAddress>,
     /// The memory that it has exchanged with processes of its node before.
     pub memories: OfferedPlaces,
+    /// The control connections that it can open a world over.
+    pub carriers: OfferedRanks,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
     /// Where this rank answers ranks that shrink the communicator.

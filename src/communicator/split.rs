@@ -11,6 +11,7 @@ use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::rank::{Rank, RankList};
+use crate::secret::random_bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,35 +43,78 @@ impl Communicator {
     }
 
     fn split_processes(&self, connection: &ControlConnection, color: i32, key: i32) -> Result<Option<Self>> {
-        let choices = connection.all_gather("colors and keys", &ColorChoice { color, key }.to_bytes())?;
-        let choices: Vec<ColorChoice> =
-            choices.iter().map(|bytes| ColorChoice::from_bytes(bytes)).collect::<Result<_>>()?;
-        let members = members_of(color, choices.into_iter().enumerate());
-        // The first member of each color creates the id for all of them. A failure is exchanged, too.
+        let mine = SplitOffer { choice: ColorChoice { color, key }, id: random_bytes()? };
+        let offers = connection.all_gather("colors and keys", &mine.to_bytes())?;
+        let offers: Vec<SplitOffer> =
+            offers.iter().map(|bytes| SplitOffer::from_bytes(bytes)).collect::<Result<_>>()?;
+        let choices = || offers.iter().map(|offer| offer.choice).enumerate();
+        let members = members_of(color, choices());
         let leader = members.first().copied().filter(|_| color >= 0);
+        // Worlds that the control connections of this one cannot carry need a unique id. All ranks find the same colors.
+        let needs_id = |color: i32| color >= 0 && !connection.can_open(&members_of(color, choices()));
+        let mut unique_id = None;
+        if choices().any(|(_, choice)| needs_id(choice.color)) {
+            unique_id = self.exchange_ids(connection, leader.filter(|_| needs_id(color)))?;
+        }
+        let Some(leader) = leader else { return Ok(None) };
+        let mut spec = self.blueprint.for_members(&members);
+        // Nothing is left behind: the ranks keep this communicator.
+        spec.ancestors.clear();
+        let fault = Arc::new(Fault::new());
+        let Some((id, _created)) = unique_id else {
+            let id = u128::from_le_bytes(offers[leader].id);
+            let opened = connection.open_world(id, &members, &spec.config, Arc::clone(&fault))?;
+            return Self::join_over(spec, opened, self.blueprint.carrier, fault).map(Some);
+        };
+        let position = members.iter().position(|member| *member == self.rank());
+        let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
+        let identity = Identity::from_unique_id(members.len(), &id, rank)?;
+        // The coordinator serves the new world without its handle.
+        Self::join(spec, &identity, fault).map(Some)
+    }
+
+    /// Takes part in the exchange of unique ids, which the first rank of each color creates that needs one. Returns that of `leader`,
+    /// the first rank of this rank's color, with its coordinator if this is the leader. A failure is exchanged, too.
+    fn exchange_ids(
+        &self,
+        connection: &ControlConnection,
+        leader: Option<Rank>,
+    ) -> Result<Option<(UniqueId, Option<Coordinator>)>> {
+        let unreadable =
+            |cause: postcard::Error| Error::internal(format!("cannot read a unique id: {cause}"));
         let key = connection.secret().derive("split", &[]);
         let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.blueprint.config));
         let mine: Option<Result<Vec<u8>>> = created.as_ref().map(|created| match created {
             Ok((_, id)) => id.hide(&key),
             Err(error) => Err(error.clone()),
         });
-        let unreadable =
-            |cause: postcard::Error| Error::internal(format!("cannot read a unique id: {cause}"));
         let ids = connection.all_gather("unique ids", &postcard::to_stdvec(&mine).map_err(unreadable)?)?;
         let Some(leader) = leader else { return Ok(None) };
         let id: Option<Result<Vec<u8>>> = postcard::from_bytes(&ids[leader]).map_err(unreadable)?;
         let id = id.ok_or_else(|| Error::internal(format!("rank {leader} sent no unique id")))?;
         let id = UniqueId::reveal(&id.map_err(|error| error.context(format_args!("rank {leader}")))?, &key)?;
-        let position = members.iter().position(|member| *member == self.rank());
-        let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
-        let identity = Identity::from_unique_id(members.len(), &id, rank)?;
-        let mut spec = self.blueprint.for_members(&members);
-        // Nothing is left behind: the ranks keep this communicator.
-        spec.ancestors.clear();
-        let joined = Self::join(spec, &identity, Arc::new(Fault::new()));
-        // The coordinator serves the new world without its handle.
-        drop(created);
-        joined.map(Some)
+        Ok(Some((id, created.and_then(Result::ok).map(|(coordinator, _)| coordinator))))
+    }
+}
+
+/// What a rank sends to all others in a split: its choice, and a random number for the world that it may be the first rank of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SplitOffer {
+    choice: ColorChoice,
+    id: [u8; 16],
+}
+
+impl SplitOffer {
+    fn to_bytes(self) -> Vec<u8> {
+        [self.choice.to_bytes().as_slice(), &self.id].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let parts = bytes.split_first_chunk().map(|(choice, id)| (*choice, id.try_into()));
+        let Some((choice, Ok(id))) = parts else {
+            return Err(Error::internal("a color, a key and a number have 24 bytes"));
+        };
+        Ok(Self { choice: ColorChoice::from_bytes(choice), id })
     }
 }
 
@@ -86,10 +130,9 @@ impl ColorChoice {
         (u64::from(self.color as u32) << 32 | u64::from(self.key as u32)).to_le_bytes()
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bytes = bytes.try_into().map_err(|_| Error::internal("a color and a key have 8 bytes"))?;
+    fn from_bytes(bytes: [u8; 8]) -> Self {
         let both = u64::from_le_bytes(bytes);
-        Ok(Self { color: (both >> 32) as u32 as i32, key: both as u32 as i32 })
+        Self { color: (both >> 32) as u32 as i32, key: both as u32 as i32 }
     }
 }
 
@@ -169,10 +212,10 @@ mod tests {
     #[test]
     fn colors_and_keys_survive_the_exchange() {
         for choice in [(0, 0), (7, -3), (i32::MAX, i32::MIN), (-1, i32::MAX)] {
-            let choice = ColorChoice { color: choice.0, key: choice.1 };
-            assert_eq!(ColorChoice::from_bytes(&choice.to_bytes()), Ok(choice));
+            let offer = SplitOffer { choice: ColorChoice { color: choice.0, key: choice.1 }, id: [7; 16] };
+            assert_eq!(SplitOffer::from_bytes(&offer.to_bytes()), Ok(offer));
         }
-        assert!(ColorChoice::from_bytes(&[0; 7]).is_err());
+        assert!(SplitOffer::from_bytes(&[0; 23]).is_err() && SplitOffer::from_bytes(&[0; 25]).is_err());
     }
 
     #[test]

@@ -1,7 +1,10 @@
-//! Many communicators of one process: each further one among the same processes takes little memory.
+//! Many communicators of one process: each further one among the same processes takes little memory, and no thread or
+//! descriptor.
 
 use crate::harness::{free_port, test_name, with_watchdog};
 use crate::programs::program;
+use flexring::bootstrap::{UniqueId, create_unique_id};
+use flexring::config::Config;
 use flexring::{Communicator, ReduceOp};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -31,6 +34,19 @@ impl Resources {
             threads: entries("/proc/self/task"),
             memory: pss.trim().trim_end_matches(" kB").parse().expect("a number"),
         }
+    }
+}
+
+/// The resources of this process, once they are not more than `before`, or after a while.
+fn settled(before: Resources) -> Resources {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let now = Resources::now();
+        let is_more = now.descriptors > before.descriptors || now.threads > before.threads;
+        if !is_more || Instant::now() > deadline {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -71,8 +87,9 @@ fn check_sums(comm: &Communicator) {
 }
 
 #[test]
-fn a_further_communicator_takes_little_memory() {
-    let test = test_name(module_path!(), "a_further_communicator_takes_little_memory");
+fn a_further_communicator_takes_little_memory_and_no_thread_or_descriptor() {
+    let test =
+        test_name(module_path!(), "a_further_communicator_takes_little_memory_and_no_thread_or_descriptor");
     in_processes(&test, |base| {
         check_sums(&base);
         let split = || base.split(0, 0).expect("all ranks split").expect("a color");
@@ -86,13 +103,43 @@ fn a_further_communicator_takes_little_memory() {
         many.iter().for_each(check_sums);
         let used = Resources::now();
         println!("# each of {MANY} took {each:?}; before {before:?}, made {unused:?}, used {used:?}");
-        // The control connection: at the coordinator, too.
-        assert!(used.descriptors <= before.descriptors + 10 * MANY, "{before:?} {used:?}");
-        assert!(used.threads <= before.threads + 2 * MANY, "{before:?} {used:?}");
+        for after in [unused, used] {
+            assert!(after.descriptors <= before.descriptors, "{before:?} {after:?}");
+            assert!(after.threads <= before.threads, "{before:?} {after:?}");
+        }
         assert!(unused.memory <= before.memory + MANY * 2048, "{before:?} {unused:?}");
         drop(many);
         check_sums(&first);
         check_sums(&base);
+    });
+}
+
+#[test]
+fn communicators_of_unique_ids_and_of_parts_share_what_their_ranks_have() {
+    let test =
+        test_name(module_path!(), "communicators_of_unique_ids_and_of_parts_share_what_their_ranks_have");
+    in_processes(&test, |base| {
+        // Ranks 2 and 3 have no coordinator among them until their first communicator.
+        let half = base.split((base.rank() / 2) as i32, 0).expect("all ranks split").expect("a color");
+        check_sums(&half);
+        let by_id = || {
+            let mut id = [0; UniqueId::SIZE];
+            if half.rank() == 0 {
+                id = *create_unique_id(&Config::default()).expect("an id").as_bytes();
+            }
+            half.broadcast(&mut id, 0).expect("the id");
+            let id = UniqueId::from_bytes(&id).expect("an id");
+            Communicator::from_unique_id(half.world_size(), &id, half.rank()).expect("both ranks join")
+        };
+        let first = by_id();
+        check_sums(&first);
+        let before = Resources::now();
+        let many: Vec<Communicator> = (0..20).map(|_| by_id()).collect();
+        many.iter().for_each(check_sums);
+        let after = settled(before);
+        assert!(after.descriptors <= before.descriptors, "{before:?} {after:?}");
+        assert!(after.threads <= before.threads, "{before:?} {after:?}");
+        println!("# before {before:?}, after {after:?}");
     });
 }
 
