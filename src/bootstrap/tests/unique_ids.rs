@@ -33,7 +33,8 @@ fn unused_ids_share_one_thread() {
     watched(|| {
         let before = threads_named("flexring-coord");
         let ids: Vec<UniqueId> = (0..100).map(|_| create_unique_id(&config()).expect("an id")).collect();
-        assert_eq!(threads_named("flexring-ids"), 1);
+        // A new thread has its name once it runs.
+        eventually(|| threads_named("flexring-ids") == 1);
         // Other tests of this process may start a few.
         assert!(threads_named("flexring-coord") < before + 50);
         // Each id still works.
