@@ -21,6 +21,7 @@ fn rail(device: &str, network: &str) -> Rail {
         numa: None,
         position: 0,
         distance: PciDistance::Node,
+        is_software: false,
     }
 }
 

@@ -19,8 +19,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How long a rank tries to reach its peers by RDMA. Several times what a device needs to declare a peer
-/// unreachable.
+/// How long a rank tries to reach its peers by RDMA. Less than devices need to declare a peer unreachable, which is half a
+/// minute: a peer that answers does so at once.
 #[cfg(feature = "verbs")]
 const HANDSHAKE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(15);
 

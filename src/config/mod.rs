@@ -207,10 +207,10 @@ settings! {
         "InfiniBand service level. On RoCE its lower three bits are the priority of VLAN frames.";
     ib_tc: usize = "FLEXRING_IB_TC", 0, 0..=255,
         "Traffic class of RoCE packets: the DSCP times four, plus the two ECN bits.";
-    ib_timeout: usize = "FLEXRING_IB_TIMEOUT", 14, 1..=31,
-        "Time that an RDMA device waits for an acknowledgement before it retransmits: 4.096 microseconds times two to this power. 14 is 67 ms.";
-    ib_retries: usize = "FLEXRING_IB_RETRIES", 6, 0..=7,
-        "Number of retransmissions before an RDMA device reports the link as broken. 7 means unlimited to some drivers; flexring uses 6 there.";
+    ib_timeout: Option<usize> = "FLEXRING_IB_TIMEOUT", None, 1..=31,
+        "Time that an RDMA device waits for an acknowledgement before it retransmits: 4.096 microseconds times two to this power. Unset: 20, which is 4.3 s; for software devices 14, which is 67 ms.";
+    ib_retries: usize = "FLEXRING_IB_RETRIES", 7, 0..=7,
+        "Number of retransmissions before an RDMA device reports the link as broken. Software devices take 7 as unlimited; flexring uses 6 there.";
     ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
         "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,

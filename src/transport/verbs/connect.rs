@@ -176,7 +176,7 @@ impl UnconnectedVerbs {
                 let rail = rails[peer].get(*theirs_at).ok_or_else(|| missing("matching rail"))?;
                 let mtu = theirs.mtus.get(*theirs_at).ok_or_else(|| missing("MTU of its rail"))?;
                 let mtu = ports[*mine_at].mtu.min(*mtu);
-                fresh.push((qp, options.path_attributes(&mine[*mine_at], rail, mtu)));
+                fresh.push((qp, options.path_attributes((&mine[*mine_at], &ports[*mine_at]), rail, mtu)));
             }
             let state = Link::new(peer, link.control, &link.rails).with_key(me, &key(peer));
             peers.push(Peer::connect(index, state, link.control, &controls, fresh, link_info)?);

@@ -3,10 +3,20 @@
 //! Owns the translation of [`Config`] into what verbs take. Must not know links, peers or registered memory.
 
 use super::inventory::LinkLayer;
-use super::objects::{PathAttributes, Shim};
+use super::objects::{PathAttributes, PortAttributes, Shim};
 use super::port_selection::{Rail, reaches_gpu};
 use crate::config::{Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
+
+/// The acknowledgement timeout that NCCL and others use: 4.3 s. Adapters lose no packets to speak of, and a shorter one fails
+/// jobs when a switch routes anew.
+const TIMEOUT: u8 = 20;
+
+/// The timeout of software devices, 67 ms. They lose packets when a queue of the kernel is full, and repeat only then.
+const SOFTWARE_TIMEOUT: u8 = 14;
+
+/// The most retransmissions of software devices: Soft-RoCE takes 7 as "without end", which would hide the loss of a peer.
+const SOFTWARE_RETRIES: u8 = 6;
 
 /// How queue pairs are connected and how memory is registered.
 #[derive(Clone, Debug)]
@@ -17,9 +27,9 @@ pub(crate) struct VerbsOptions {
     pub service_level: u8,
     /// Traffic class byte of the global route header.
     pub traffic_class: u8,
-    /// Acknowledgement timeout as verbs encode it: 4.096 us times 2 to this power.
-    pub timeout: u8,
-    /// Retransmissions before a queue pair breaks, 0 to 6.
+    /// Acknowledgement timeout as verbs encode it: 4.096 us times 2 to this power. `None` for the usual one of the device.
+    pub timeout: Option<u8>,
+    /// Retransmissions before a queue pair breaks, 0 to 7.
     pub retries: u8,
     /// Queue pairs for each connected pair of rails.
     pub qps_per_rail: usize,
@@ -44,9 +54,8 @@ impl VerbsOptions {
             library: config.ibverbs.clone(),
             service_level: config.ib_sl as u8,
             traffic_class: config.ib_tc as u8,
-            timeout: config.ib_timeout as u8,
-            // Some drivers take 7 as "retry without end", which would hide the loss of a peer.
-            retries: config.ib_retries.min(6) as u8,
+            timeout: config.ib_timeout.map(|timeout| timeout as u8),
+            retries: config.ib_retries as u8,
             qps_per_rail: config.ib_qps_per_rail,
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
@@ -75,20 +84,100 @@ impl VerbsOptions {
         self
     }
 
-    /// Attributes of the path from a rail of this rank to one of the peer, with packets of `mtu`
-    /// (as verbs number MTUs: 1 is 256 bytes, 5 is 4096).
-    pub(super) fn path_attributes(&self, mine: &Rail, theirs: &Rail, mtu: u32) -> PathAttributes {
+    /// Attributes of the path from a rail of this rank, whose port has these attributes, to one of the peer, with packets of
+    /// `mtu` (as verbs number MTUs: 1 is 256 bytes, 5 is 4096).
+    pub(super) fn path_attributes(
+        &self,
+        (mine, port): (&Rail, &PortAttributes),
+        theirs: &Rail,
+        mtu: u32,
+    ) -> PathAttributes {
+        let is_ethernet = mine.layer == LinkLayer::Ethernet;
+        let usual = if mine.is_software { SOFTWARE_TIMEOUT } else { TIMEOUT };
         PathAttributes {
             port: mine.port,
             gid_index: mine.gid_index,
             gid: theirs.gid,
             lid: theirs.lid,
-            global: mine.layer == LinkLayer::Ethernet || mine.network != theirs.network,
+            global: is_ethernet || mine.network != theirs.network || port.needs_global,
             mtu,
             service_level: self.service_level,
             traffic_class: self.traffic_class,
-            timeout: self.timeout,
-            retries: self.retries,
+            timeout: self.timeout.unwrap_or(usual),
+            retries: if mine.is_software { self.retries.min(SOFTWARE_RETRIES) } else { self.retries },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::verbs::inventory::fake::{
+        ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND,
+    };
+    use crate::transport::verbs::inventory::{Affinity, Inventory};
+    use crate::transport::verbs::port_selection::select;
+
+    const PORT: PortAttributes = PortAttributes { active: true, lid: 1, mtu: 5, needs_global: false };
+
+    /// The rails of a machine with an InfiniBand adapter, or with Soft-RoCE.
+    fn rail(is_software: bool) -> Rail {
+        let machine = FakeMachine::new();
+        if is_software {
+            machine.device("rxe0", &[FakePort { gids: GIDS_OF_ETH0, ..ETHERNET }]);
+        } else {
+            machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 0, &[INFINIBAND]);
+        }
+        let inventory = Inventory::read(machine.root(), Vec::new());
+        let mut selection = select(&inventory, &Config::default(), &Affinity::default()).expect("a port");
+        selection.rails.swap_remove(0)
+    }
+
+    fn path(config: &Config, mine: &Rail, port: PortAttributes, theirs: &Rail) -> PathAttributes {
+        VerbsOptions::new(config).path_attributes((mine, &port), theirs, 5)
+    }
+
+    #[test]
+    fn timeouts_are_those_of_the_field_and_shorter_for_software_devices() {
+        let usual = Config::default();
+        let set = Config { ib_timeout: Some(18), ib_retries: 3, ..Config::default() };
+        for (is_software, config, expected) in
+            [(false, &usual, (20, 7)), (true, &usual, (14, 6)), (false, &set, (18, 3)), (true, &set, (18, 3))]
+        {
+            let rail = rail(is_software);
+            let path = path(config, &rail, PORT, &rail);
+            assert_eq!((path.timeout, path.retries), expected, "{is_software}");
+        }
+    }
+
+    #[test]
+    fn packets_are_routed_globally_on_ethernet_between_subnets_and_where_the_port_needs_it() {
+        let config = Config::default();
+        let [adapter, software] = [rail(false), rail(true)];
+        let elsewhere = Rail { network: "fec0000000000001".to_owned(), ..adapter.clone() };
+        let needy = PortAttributes { needs_global: true, ..PORT };
+        assert!(!path(&config, &adapter, PORT, &adapter).global);
+        assert!(path(&config, &adapter, needy, &adapter).global);
+        assert!(path(&config, &adapter, PORT, &elsewhere).global);
+        assert!(path(&config, &software, PORT, &software).global);
+    }
+
+    #[test]
+    fn memory_of_a_gpu_that_is_far_from_a_rail_is_staged_unless_a_way_is_named() {
+        let near = Rail { distance: crate::transport::verbs::inventory::PciDistance::Pix, ..rail(false) };
+        let far = rail(false);
+        let with = |gpu_direct, rails: &[Rail], level| {
+            let config = Config { gpu_direct, ..Config::default() };
+            VerbsOptions::new(&config).at_distance(rails, level).gpu_direct
+        };
+        let both = [near.clone(), far];
+        assert_eq!(with(GpuDirect::Auto, &[near], GdrLevel::Pxb), GpuDirect::Auto);
+        assert_eq!(
+            with(GpuDirect::Auto, &both, GdrLevel::Pxb),
+            GpuDirect::Off,
+            "a message may take any rail"
+        );
+        assert_eq!(with(GpuDirect::Auto, &both, GdrLevel::Phb), GpuDirect::Auto);
+        assert_eq!(with(GpuDirect::Dmabuf, &both, GdrLevel::Loc), GpuDirect::Dmabuf);
     }
 }

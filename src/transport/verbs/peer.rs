@@ -7,9 +7,7 @@ mod tests;
 
 use super::control_buffer::ControlBuffer;
 use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
-use super::objects::{
-    Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WcStatus, WriteRequest,
-};
+use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
 use crate::error::{Error, Result};
@@ -155,14 +153,15 @@ impl Peer {
             }
             Ok(None) => self.link.write_completed(qp, serial),
             Err(status) => {
-                let message = format!("a {} ended with: {status}", if receive { "receive" } else { "write" });
+                let request = if receive { "receive" } else { "write" };
+                let message = format!("a {request} ended with: {status}; {}", self.qps[qp].ends());
                 let error = Error::peer_lost(message);
                 self.break_qp(qp, &error);
                 if !receive {
                     self.link.write_failed(qp, serial);
                 } else {
                     self.link.recv_completed(qp);
-                    if status != WcStatus::FLUSHED {
+                    if !status.is_flushed() {
                         // A write arrived whose immediate data is lost, and the peer may count it as delivered. No
                         // recovery state can report it, so the link is lost.
                         self.break_all(&error);

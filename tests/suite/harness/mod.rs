@@ -126,7 +126,7 @@ impl Setup {
                 _ => TransportChoice::Auto,
             },
             // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
-            ib_timeout: 18,
+            ib_timeout: Some(18),
             gpu_ipc: Switch(world != World::GpuPinned),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
             ib_qps_per_rail: if world == World::VerbsMixed { 2 } else { 1 },
@@ -257,7 +257,8 @@ pub fn spawn_processes_with(
     with_watchdog(Duration::from_secs(60), || {
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         let (id, transport) = (id.to_hex(), setup.config.transport.name());
-        let (rails, timeout) = (setup.config.ib_rails.to_string(), setup.config.ib_timeout.to_string());
+        let (rails, timeout) =
+            (setup.config.ib_rails.to_string(), setup.config.ib_timeout.unwrap_or(18).to_string());
         let own = [
             ("FLEXRING_UNIQUE_ID", &*id),
             ("FLEXRING_TRANSPORT", transport),

@@ -59,7 +59,7 @@ impl Flusher {
         let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
         let qp = QueuePair::loopback(pd, &queue, depth, (rail.port, rail.pkey_index))?;
         let endpoint = qp.endpoint();
-        let qp = qp.connect(0, endpoint, &options.path_attributes(rail, rail, port.mtu))?;
+        let qp = qp.connect(0, endpoint, &options.path_attributes((rail, &port), rail, port.mtu))?;
         let device = rail.device.clone();
         Ok(Self { qp, queue, sink, byte, device, started: 0, completed: 0 })
     }
@@ -193,6 +193,7 @@ mod tests {
             numa: None,
             position: 0,
             distance: PciDistance::Node,
+            is_software: false,
         };
         let options = VerbsOptions::new(&crate::config::Config::default());
         Flusher::new(&pd, &rail, pd.context().port(1)?, &options)

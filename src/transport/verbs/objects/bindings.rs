@@ -416,6 +416,9 @@ const _: () = {
     assert!(offset_of!(verbs_context, context) == offset_of!(rdma_sys::verbs_context, context));
 };
 
+/// A flag of a port: packets need a global routing header even within the subnet. It has no name in rdma-sys.
+pub(crate) const IBV_QPF_GRH_REQUIRED: u8 = 1;
+
 numbers! {
     ibv_port_state {
         IBV_PORT_ACTIVE = 4,

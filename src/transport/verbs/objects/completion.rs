@@ -24,19 +24,43 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Completions that one call of `ibv_poll_cq` returns at most.
 const POLL_BATCH: usize = 16;
 
-/// The status of a failed work request, numbered as `ibv_wc_status`.
+/// The status of a failed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WcStatus(pub u32);
+pub(crate) struct WcStatus {
+    /// Numbered as `ibv_wc_status`.
+    pub code: u32,
+    /// The cause in the numbering of the device's driver; 0 if it reports none.
+    pub vendor_err: u32,
+}
 
 impl WcStatus {
     /// The request was not executed, because its queue pair was in the error state.
-    pub(crate) const FLUSHED: Self = Self(IBV_WC_WR_FLUSH_ERR);
+    #[cfg(test)]
+    pub(crate) const FLUSHED: Self = Self { code: IBV_WC_WR_FLUSH_ERR, vendor_err: 0 };
+
+    /// Whether the request was flushed, whatever the driver says besides.
+    pub(crate) fn is_flushed(self) -> bool {
+        self.code == IBV_WC_WR_FLUSH_ERR
+    }
+
+    /// Whose fault it is, if it is not the network's or the device's.
+    fn fault(self) -> Option<&'static str> {
+        match self.code {
+            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR => {
+                Some("this rank's request was wrong, which is a bug of flexring: the peer is not lost")
+            }
+            IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR => Some(
+                "the peer's device refused the request, which is a bug of flexring unless the peer is ending",
+            ),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // As libibverbs names them.
-        let text = match self.0 {
+        let text = match self.code {
             IBV_WC_SUCCESS => "success",
             IBV_WC_LOC_LEN_ERR => "local length error",
             IBV_WC_LOC_QP_OP_ERR => "local QP operation error",
@@ -55,11 +79,16 @@ impl fmt::Display for WcStatus {
             IBV_WC_GENERAL_ERR => "general error",
             _ => "unknown",
         };
-        write!(f, "{text} (status {})", self.0)
+        write!(f, "{text} (status {}", self.code)?;
+        if self.vendor_err != 0 {
+            write!(f, ", vendor error {:#x}", self.vendor_err)?;
+        }
+        f.write_str(")")?;
+        self.fault().map_or(Ok(()), |fault| write!(f, ": {fault}"))
     }
 }
 
-/// The completion of a work request. It has no other fields of `ibv_wc`, as those are not valid after a failure.
+/// The completion of a work request. It has no other fields of `ibv_wc`: only these are valid after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
     /// The id of the work request.
@@ -209,7 +238,10 @@ impl CompletionQueue {
 fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
     let id = completion.wr_id;
     if completion.status != IBV_WC_SUCCESS {
-        return Ok(Completion { id, outcome: Err(WcStatus(completion.status)) });
+        return Ok(Completion {
+            id,
+            outcome: Err(WcStatus { code: completion.status, vendor_err: completion.vendor_err }),
+        });
     }
     let outcome = match completion.opcode {
         IBV_WC_RDMA_WRITE | IBV_WC_RDMA_READ => None,
@@ -244,5 +276,27 @@ impl Drop for CompletionQueue {
             // SAFETY: the only queue that used it is destroyed.
             warn("channel", unsafe { (library.ibv_destroy_comp_channel)(raw) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_tells_lost_peers_from_bugs() {
+        let text = |code, vendor_err| WcStatus { code, vendor_err }.to_string();
+        assert_eq!(
+            text(IBV_WC_RETRY_EXC_ERR, 0x81),
+            "transport retry counter exceeded (status 12, vendor error 0x81)"
+        );
+        let local =
+            "local protection error (status 4): this rank's request was wrong, which is a bug of flexring";
+        assert!(text(IBV_WC_LOC_PROT_ERR, 0).starts_with(local), "{}", text(IBV_WC_LOC_PROT_ERR, 0));
+        let remote =
+            "remote access error (status 10, vendor error 0x88): the peer's device refused the request";
+        assert!(text(IBV_WC_REM_ACCESS_ERR, 0x88).starts_with(remote));
+        assert_eq!(text(77, 0), "unknown (status 77)");
+        assert!(WcStatus { code: IBV_WC_WR_FLUSH_ERR, vendor_err: 0xf9 }.is_flushed());
     }
 }

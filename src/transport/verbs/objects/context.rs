@@ -5,7 +5,8 @@
 use super::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
     IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
-    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_PORT_ACTIVE, ibv_async_event, ibv_context, ibv_port_attr,
+    IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED, ibv_async_event,
+    ibv_context, ibv_port_attr,
 };
 use super::handle::VerbsHandle;
 use super::library::Library;
@@ -32,6 +33,8 @@ pub(crate) struct PortAttributes {
     pub lid: u16,
     /// The active MTU, numbered as `ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
+    /// Whether packets need a global routing header even within the subnet.
+    pub needs_global: bool,
 }
 
 /// An asynchronous event of a device (`ibv_async_event`).
@@ -117,7 +120,7 @@ impl Context {
             return Err(failed(Verb::QueryPort, &site, errno));
         }
         let Some((raw, library)) = self.raw() else {
-            return Ok(PortAttributes { active: true, lid: 1, mtu: 3 });
+            return Ok(PortAttributes { active: true, lid: 1, mtu: 3, needs_global: false });
         };
         // SAFETY: all zeros are a valid ibv_port_attr: it consists of integers.
         let mut attributes: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -127,7 +130,8 @@ impl Context {
             return Err(failed(Verb::QueryPort, &site, code));
         }
         let active = attributes.state == IBV_PORT_ACTIVE;
-        Ok(PortAttributes { active, lid: attributes.lid, mtu: attributes.active_mtu })
+        let needs_global = attributes.flags & IBV_QPF_GRH_REQUIRED != 0;
+        Ok(PortAttributes { active, lid: attributes.lid, mtu: attributes.active_mtu, needs_global })
     }
 
     /// A descriptor that is readable while there is an asynchronous event; `None` without a device.

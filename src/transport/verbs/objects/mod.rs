@@ -30,7 +30,9 @@ mod shim;
 mod verb;
 mod work_request;
 
-pub(super) use completion::{Completion, CompletionQueue, WcStatus};
+#[cfg(test)]
+pub(super) use completion::WcStatus;
+pub(super) use completion::{Completion, CompletionQueue};
 pub(super) use context::{AsyncEvent, Context, PortAttributes};
 pub(super) use library::Library;
 pub(super) use memory_region::{AccessFlags, MemoryRegion};

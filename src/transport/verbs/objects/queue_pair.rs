@@ -56,7 +56,7 @@ pub(crate) struct PathAttributes {
     pub gid: [u8; 16],
     /// The LID of the peer's port; 0 on Ethernet.
     pub lid: u16,
-    /// Whether packets have a global routing header: always on Ethernet, and between InfiniBand subnets.
+    /// Whether packets have a global routing header: always on Ethernet, between InfiniBand subnets, and where the port needs it.
     pub global: bool,
     /// Numbered as `ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
@@ -67,6 +67,10 @@ pub(crate) struct PathAttributes {
     pub retries: u8,
 }
 
+/// How often a device repeats a request for which the peer has no receive: without end. A slow peer is not a lost one, and
+/// credits make this rare.
+const FOREVER: u8 = 7;
+
 /// The state of a queue pair that accepts receives and is not connected.
 pub(crate) struct Fresh;
 
@@ -75,6 +79,8 @@ pub(crate) struct Connected {
     /// Bytes that a request can carry inline.
     inline: u32,
     chain: Chain,
+    /// The number of the peer's queue pair on its device.
+    peer_qpn: u32,
 }
 
 /// A queue pair. Once it is destroyed, the device no longer accesses memory on its behalf.
@@ -322,7 +328,7 @@ impl QueuePair<Fresh> {
         attributes.qp_state = IBV_QPS_RTS;
         attributes.timeout = path.timeout;
         attributes.retry_cnt = path.retries;
-        attributes.rnr_retry = path.retries;
+        attributes.rnr_retry = FOREVER;
         attributes.sq_psn = self.inner.endpoint.psn;
         attributes.max_rd_atomic = 1;
         let mask = IBV_QP_STATE
@@ -333,12 +339,18 @@ impl QueuePair<Fresh> {
             | IBV_QP_MAX_QP_RD_ATOMIC;
         self.inner.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
         let Depth { sends, inline, .. } = self.inner.depth;
-        let state = Connected { inline, chain: Chain::with_capacity(sends as usize) };
+        let state = Connected { inline, chain: Chain::with_capacity(sends as usize), peer_qpn: peer.qpn };
         Ok(QueuePair { inner: self.inner, state })
     }
 }
 
 impl QueuePair<Connected> {
+    /// Both ends, for error messages: `on rxe0 port 1 for rank 3, queue pair 17 to 23`.
+    pub(crate) fn ends(&self) -> String {
+        let Endpoint { qpn, .. } = self.inner.endpoint;
+        format!("{}, queue pair {qpn} to {}", self.inner.site, self.state.peer_qpn)
+    }
+
     /// Posts writes as one chain, at most as many as the send queue has room for.
     ///
     /// # Errors

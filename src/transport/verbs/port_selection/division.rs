@@ -174,6 +174,7 @@ mod tests {
             numa: None,
             position,
             distance: if word[1..].starts_with('=') { PciDistance::Pix } else { PciDistance::Node },
+            is_software: false,
         };
         let mut rails: Vec<Rail> = (0..).zip(text.split_whitespace()).map(rail).collect();
         rails.sort_by_key(|rail| (rail.distance, rail.position));

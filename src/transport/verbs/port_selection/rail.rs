@@ -42,6 +42,8 @@ pub struct Rail {
     pub position: u16,
     /// How far the device is from the rank's GPU or processors.
     pub distance: PciDistance,
+    /// Whether it is a software device, such as Soft-RoCE.
+    pub is_software: bool,
 }
 
 impl Rail {
@@ -73,6 +75,7 @@ impl Rail {
             numa: device.pci.numa,
             position: 0,
             distance,
+            is_software: device.driver.is_none(),
         }
     }
 }

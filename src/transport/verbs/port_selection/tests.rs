@@ -72,6 +72,7 @@ fn an_adapter_with_a_port_down_is_one_rail() {
         numa: Some(1),
         position: 0,
         distance: PciDistance::Node,
+        is_software: false,
     };
     assert_eq!(selection.rails.first(), Some(&rail));
     assert_eq!(selection.rails.len(), 1);
@@ -291,6 +292,7 @@ fn rails(text: &str) -> Vec<Rail> {
             numa: None,
             position: 0,
             distance: PciDistance::Node,
+            is_software: false,
         }
     };
     text.split_whitespace().map(rail).collect()

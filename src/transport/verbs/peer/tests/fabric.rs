@@ -16,7 +16,7 @@ use std::ops::Range;
 const FLUSHED: WcStatus = WcStatus::FLUSHED;
 
 /// `IBV_WC_RETRY_EXC_ERR`: the peer did not acknowledge a request.
-pub(super) const RETRY_EXCEEDED: WcStatus = WcStatus(12);
+pub(super) const RETRY_EXCEEDED: WcStatus = WcStatus { code: 12, vendor_err: 0 };
 
 /// A write that is posted and not acknowledged.
 struct InFlightWrite {

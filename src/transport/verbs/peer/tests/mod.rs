@@ -174,10 +174,16 @@ fn a_receive_that_could_not_be_posted_does_not_delay_the_recovery() {
 fn a_failed_receive_that_is_not_flushed_fails_the_link() {
     let mut simulation = after_hellos(Shim::none());
     let peer = simulation.peer(0);
-    received(peer, Err(WcStatus(4)));
+    received(peer, Err(WcStatus { code: 4, vendor_err: 0x51 }));
     let error = peer.link.check().expect_err("what arrived is unknown");
     assert_eq!(error.kind(), ErrorKind::PeerLost);
-    assert!(error.message().contains("a receive ended with: local protection error (status 4)"), "{error}");
+    assert!(
+        error
+            .message()
+            .contains("a receive ended with: local protection error (status 4, vendor error 0x51)"),
+        "{error}"
+    );
+    assert!(error.message().contains("; on inert0 port 1 for rank 1, queue pair "), "{error}");
     assert!((0..2).all(|qp| peer.qps[qp].recorded_calls().in_error), "so the peer notices");
 }
 
