@@ -59,7 +59,7 @@ macro_rules! numbers {
         #[cfg(feature = "rdma-sys-check")]
         const _: () = {
             // SAFETY: rdma-sys has each as an integer, as a wrapper of one, or as an enumeration: four bytes without padding.
-            #[allow(unsafe_code, reason = "it runs in the compiler")]
+            #[allow(unsafe_code, clippy::useless_transmute, reason = "it runs in the compiler; some have the type")]
             let theirs: u32 = unsafe { std::mem::transmute(rdma_sys::$group::$name) };
             assert!(theirs == $value);
         };
