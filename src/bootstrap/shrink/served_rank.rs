@@ -143,7 +143,7 @@ impl ServedRank {
     /// ranks do not delay each other.
     pub(super) fn advance(&mut self, was_woken: bool, now: Instant) {
         let leaving = was_woken && self.take_requests(now);
-        if !self.has_events && !self.due.is_some_and(|at| now >= at) {
+        if !self.has_events && self.due.is_none_or(|at| now < at) {
             self.has_left = leaving;
             return;
         }

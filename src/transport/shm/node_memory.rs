@@ -392,11 +392,9 @@ mod tests {
         }
         for (value, [_, theirs]) in [(1, &first), (2, &second)] {
             let seen = &theirs.1.others[0];
+            let first = byte(seen.arena.piece(seen.layout.start(), 1).expect("mapped"));
             // SAFETY: as above.
-            assert_eq!(
-                unsafe { byte(seen.arena.piece(seen.layout.start(), 1).expect("mapped")).read() },
-                value
-            );
+            assert_eq!(unsafe { first.read() }, value);
         }
     }
 
