@@ -89,7 +89,8 @@ fn kernels(simd: Simd) {
     println!("{}, in the cache", simd.name());
     println!("{:>10} {:>6} {:>9} {:>9} {:>9} {:>9}", "type", "op", "two", "five", "factor", "divide");
     for dtype in DType::ALL {
-        for arithmetic in [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min] {
+        let defined = |arithmetic: &Arithmetic| arithmetic.is_defined_for(dtype);
+        for arithmetic in Arithmetic::ALL.into_iter().filter(defined) {
             let measured = |k, factor, finish| {
                 Shape { simd, dtype, arithmetic, k, into: 0, streaming: false, factor, finish }
                     .rate(1, CACHED)

@@ -73,7 +73,7 @@ typedef struct {
 // How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
 typedef uint64_t flexring_op;
 
-// The type of one element: FLEXRING_INT8 and so on. The numbers are those of ncclDataType_t.
+// The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
 typedef int flexring_dtype;
 
 // Signed 8-bit integers.
@@ -112,6 +112,16 @@ typedef int flexring_dtype;
 // OCP 8-bit floats with five bits of exponent.
 #define FLEXRING_FLOAT8E5M2 11
 
+// Signed 16-bit integers.
+#define FLEXRING_INT16 12
+
+// Unsigned 16-bit integers.
+#define FLEXRING_UINT16 13
+
+// Bytes that are true if they are not 0. A sum, a maximum and FLEXRING_BOR are true if any element is, a product, a minimum and
+// FLEXRING_BAND if all are; results are 0 or 1.
+#define FLEXRING_BOOL 14
+
 // The sum over all ranks.
 #define FLEXRING_SUM 0
 
@@ -126,6 +136,15 @@ typedef int flexring_dtype;
 
 // The sum divided by the number of ranks; integers truncate toward zero.
 #define FLEXRING_AVG 4
+
+// The bits that all elements have; for integers and FLEXRING_BOOL, as the following two.
+#define FLEXRING_BAND 6
+
+// The bits that any element has.
+#define FLEXRING_BOR 7
+
+// The bits that an odd number of elements have.
+#define FLEXRING_BXOR 8
 
 #ifdef __cplusplus
 extern "C" {

@@ -288,7 +288,8 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
 #define FLEXRING_TYPES(with)                                                        \
     with(int8, Int8) with(uint8, Uint8) with(int32, Int32) with(uint32, Uint32)     \
     with(int64, Int64) with(uint64, Uint64) with(half, Half) with(float, Single)    \
-    with(double, Double) with(bfloat16, Bfloat) with(float8e4m3, E4m3) with(float8e5m2, E5m2)
+    with(double, Double) with(bfloat16, Bfloat) with(float8e4m3, E4m3) with(float8e5m2, E5m2) \
+    with(int16, Int16) with(uint16, Uint16) with(bool, Boolean)
 
 #define FLEXRING_KERNEL(name, Type)                                                                  \
     extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads, 1)                           \

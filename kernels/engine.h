@@ -28,7 +28,7 @@ constexpr unsigned long long kScaled = 1ull << 63;
 constexpr int kTileBits = 24;
 
 // How two elements are combined. The numbers of Arithmetic in src/device/mod.rs.
-enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
+enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAnd = 4, kOr = 5, kXor = 6 };
 
 // One job: the reduction of `operands` vectors into `into`, or the copy of one.
 struct alignas(128) Descriptor {

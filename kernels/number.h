@@ -43,6 +43,7 @@ __device__ __forceinline__ F minimum(F a, F b) {
 // Integers are accumulated in their own type and wrap around, which only unsigned arithmetic may do.
 template <class T, class Unsigned>
 struct Integer {
+    static constexpr bool kBitwise = true;
     using Stored = Unsigned;
     using Acc = T;
     static constexpr bool kSigned = static_cast<T>(-1) < static_cast<T>(1);
@@ -59,10 +60,14 @@ struct Integer {
         return static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b)));
     }
     static __device__ __forceinline__ T product(T a, T b) {
-        return static_cast<T>(static_cast<Unsigned>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b)));
+        // Not in `int`, to which shorter types are promoted: it may overflow.
+        return static_cast<T>(static_cast<Unsigned>(1u * static_cast<Unsigned>(a) * static_cast<Unsigned>(b)));
     }
     static __device__ __forceinline__ T maximum(T a, T b) { return a > b ? a : b; }
     static __device__ __forceinline__ T minimum(T a, T b) { return a < b ? a : b; }
+    static __device__ __forceinline__ T bits_and(T a, T b) { return static_cast<T>(a & b); }
+    static __device__ __forceinline__ T bits_or(T a, T b) { return static_cast<T>(a | b); }
+    static __device__ __forceinline__ T bits_xor(T a, T b) { return static_cast<T>(a ^ b); }
 
     // The factor is an integer in the range of the type.
     static __device__ __forceinline__ T factor(double factor) { return static_cast<T>(factor); }
@@ -80,7 +85,8 @@ struct Integer {
             bool negative = false;
             if constexpr (kSigned) negative = value < 0;
             const Unsigned bits = static_cast<Unsigned>(value);
-            const Unsigned magnitude = (negative ? 0 - bits : bits) / divisor.ranks;
+            const Unsigned absolute = static_cast<Unsigned>(negative ? 0 - bits : bits);
+            const Unsigned magnitude = static_cast<Unsigned>(absolute / divisor.ranks);
             return static_cast<T>(negative ? 0 - magnitude : magnitude);
         }
     }
@@ -88,14 +94,39 @@ struct Integer {
 
 using Int8 = Integer<signed char, u8>;
 using Uint8 = Integer<u8, u8>;
+using Int16 = Integer<short, u16>;
+using Uint16 = Integer<u16, u16>;
 using Int32 = Integer<int, u32>;
 using Uint32 = Integer<u32, u32>;
 using Int64 = Integer<long long, u64>;
 using Uint64 = Integer<u64, u64>;
 
+// A byte that is true if it is not 0. Sums and maxima are true if either is, products and minima if both are.
+struct Boolean {
+    static constexpr bool kBitwise = true;
+    using Stored = u8;
+    using Acc = u8;
+    using Divisor = u32;
+
+    static __device__ __forceinline__ u8 widen(u8 stored) { return stored != 0; }
+    static __device__ __forceinline__ u8 narrow(u8 value) { return value; }
+    static __device__ __forceinline__ u8 bits_and(u8 a, u8 b) { return a & b; }
+    static __device__ __forceinline__ u8 bits_or(u8 a, u8 b) { return a | b; }
+    static __device__ __forceinline__ u8 bits_xor(u8 a, u8 b) { return a ^ b; }
+    static __device__ __forceinline__ u8 sum(u8 a, u8 b) { return bits_or(a, b); }
+    static __device__ __forceinline__ u8 product(u8 a, u8 b) { return bits_and(a, b); }
+    static __device__ __forceinline__ u8 maximum(u8 a, u8 b) { return bits_or(a, b); }
+    static __device__ __forceinline__ u8 minimum(u8 a, u8 b) { return bits_and(a, b); }
+    // There are no factors and averages of truth values.
+    static __device__ __forceinline__ u8 factor(double factor) { return factor != 0; }
+    static __device__ __forceinline__ u32 divisor(u32 ranks) { return ranks; }
+    static __device__ __forceinline__ u8 quotient(u8 value, u32) { return value; }
+};
+
 // The arithmetic that all floats share.
 template <class F>
 struct Float {
+    static constexpr bool kBitwise = false;
     using Acc = F;
     using Divisor = F;
 

@@ -19,9 +19,13 @@ struct alignas(16) Granule {
 template <class E>
 constexpr int kElements = 16 / static_cast<int>(sizeof(typename E::Stored));
 
-// Granules of each operand that a thread reads at a time. Each takes four registers or more for its accumulators.
+// Granules of each operand that a thread reads at a time. Each takes four registers or more for its accumulators, and for
+// integers with bitwise operations more: an element of 16 bits takes a whole register, one of 64 bits two and a long division.
 template <class E>
-constexpr int kAtOnce = sizeof(typename E::Stored) == 1 ? 2 : 4;
+constexpr int kAtOnce = sizeof(typename E::Stored) == 1                  ? 2
+                        : !E::kBitwise || sizeof(typename E::Stored) == 4 ? 4
+                        : sizeof(typename E::Stored) == 2                 ? 1
+                                                                          : 2;
 
 template <class E>
 __device__ __forceinline__ void widen(const Granule& granule, typename E::Acc* values) {
@@ -37,6 +41,9 @@ __device__ __forceinline__ void widen(const Granule& granule, typename E::Acc* v
         } else if constexpr (sizeof(typename E::Stored) == 1) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) values[4 * i + j] = E::widen(static_cast<u8>(word >> 8 * j));
+        } else if constexpr (sizeof(typename E::Stored) == 2) {
+            values[2 * i] = E::widen(static_cast<u16>(word));
+            values[2 * i + 1] = E::widen(static_cast<u16>(word >> 16));
         } else if constexpr (sizeof(typename E::Stored) == 4) {
             values[i] = E::widen(word);
         } else if (i % 2 == 0) {
@@ -60,6 +67,8 @@ __device__ __forceinline__ Granule narrow(const typename E::Acc* values) {
         } else if constexpr (sizeof(typename E::Stored) == 1) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) word |= static_cast<u32>(E::narrow(values[4 * i + j])) << 8 * j;
+        } else if constexpr (sizeof(typename E::Stored) == 2) {
+            word = E::narrow(values[2 * i]) | static_cast<u32>(E::narrow(values[2 * i + 1])) << 16;
         } else if constexpr (sizeof(typename E::Stored) == 4) {
             word = E::narrow(values[i]);
         } else {
@@ -85,6 +94,18 @@ struct Max {
 struct Min {
     template <class E, class A>
     static __device__ __forceinline__ A of(A a, A b) { return E::minimum(a, b); }
+};
+struct And {
+    template <class E, class A>
+    static __device__ __forceinline__ A of(A a, A b) { return E::bits_and(a, b); }
+};
+struct Or {
+    template <class E, class A>
+    static __device__ __forceinline__ A of(A a, A b) { return E::bits_or(a, b); }
+};
+struct Xor {
+    template <class E, class A>
+    static __device__ __forceinline__ A of(A a, A b) { return E::bits_xor(a, b); }
 };
 
 // Part of a descriptor.
@@ -199,6 +220,14 @@ __device__ __forceinline__ void add(const Arithmetic<E>& job, bool scaled, const
                                     typename E::Acc (&sums)[kGranules][kElements<E>]) {
     typename E::Acc values[kGranules][kElements<E>];
     take<E, kGranules>(scaled, job.factor, read, values);
+    if constexpr (E::kBitwise) {
+        switch (job.operation) {
+            case kAnd: return combine_each<E, And, kGranules>(values, sums);
+            case kOr: return combine_each<E, Or, kGranules>(values, sums);
+            case kXor: return combine_each<E, Xor, kGranules>(values, sums);
+            default: break;
+        }
+    }
     switch (job.operation) {
         case kSum: return combine_each<E, Sum, kGranules>(values, sums);
         case kProd: return combine_each<E, Prod, kGranules>(values, sums);

@@ -58,11 +58,20 @@ pub enum DType {
     /// OCP 8-bit float with five exponent bits: [`F8E5M2`].
     #[strum(to_string = "float8e5m2")]
     F8E5M2 = 11,
+    /// Signed 16-bit integer. NCCL has no number for this and the following types.
+    #[strum(to_string = "int16")]
+    I16 = 12,
+    /// Unsigned 16-bit integer.
+    #[strum(to_string = "uint16")]
+    U16 = 13,
+    /// A byte that is true if it is not 0: [`Boolean`].
+    #[strum(to_string = "bool")]
+    Bool = 14,
 }
 
 impl DType {
     /// Every element type, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::I8,
         Self::U8,
         Self::I32,
@@ -75,6 +84,9 @@ impl DType {
         Self::BF16,
         Self::F8E4M3,
         Self::F8E5M2,
+        Self::I16,
+        Self::U16,
+        Self::Bool,
     ];
 
     /// The type with this number, if there is one.
@@ -87,8 +99,8 @@ impl DType {
     #[must_use]
     pub fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::BF16 => 2,
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 | Self::Bool => 1,
+            Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
@@ -109,7 +121,8 @@ impl DType {
 
 /// A reduction operation.
 ///
-/// Integer arithmetic wraps. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
+/// Integer arithmetic wraps. Of booleans, a sum, a maximum and an `Or` are true if any element is, a product, a minimum and an
+/// `And` if all are. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
 /// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats accumulate in f32 within a pass and
 /// are rounded once per pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,11 +135,17 @@ pub enum ReduceOp {
     Max,
     /// The smallest element.
     Min,
-    /// The sum divided by the number of ranks. Integers truncate toward zero.
+    /// The sum divided by the number of ranks. Integers truncate toward zero. Not for booleans.
     Avg,
     /// The sum of each rank's elements times that rank's factor, which may differ between ranks. For integer
-    /// types the factor must be an integer that the type can represent.
+    /// types the factor must be an integer that the type can represent. Not for booleans.
     PreMulSum(f64),
+    /// The bits that all elements have. For integers and booleans, as the following two.
+    BitAnd,
+    /// The bits that any element has.
+    BitOr,
+    /// The bits that an odd number of elements have.
+    BitXor,
 }
 
 impl ReduceOp {
@@ -140,6 +159,9 @@ impl ReduceOp {
             Self::Min => 3,
             Self::Avg => 4,
             Self::PreMulSum(_) => 5,
+            Self::BitAnd => 6,
+            Self::BitOr => 7,
+            Self::BitXor => 8,
         }
     }
 
@@ -152,7 +174,8 @@ impl ReduceOp {
     /// The name of the operation with this number; `unknown` if there is none.
     #[must_use]
     pub fn name_of(code: u8) -> &'static str {
-        ["sum", "prod", "max", "min", "avg", "premulsum"].get(usize::from(code)).copied().unwrap_or("unknown")
+        const NAMES: [&str; 9] = ["sum", "prod", "max", "min", "avg", "premulsum", "band", "bor", "bxor"];
+        NAMES.get(usize::from(code)).copied().unwrap_or("unknown")
     }
 
     /// The factor that this rank's own elements are multiplied by; 1 for all operations but `PreMulSum`.
@@ -164,20 +187,38 @@ impl ReduceOp {
     /// Checks that this operation is defined for `dtype`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a factor that an integer type cannot represent exactly.
+    /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, and for an average or
+    /// a pre-multiplied sum of booleans.
     pub fn check(self, dtype: DType) -> Result<()> {
+        let is_defined = match self {
+            Self::BitAnd | Self::BitOr | Self::BitXor => !dtype.is_float(),
+            Self::Avg | Self::PreMulSum(_) => dtype != DType::Bool,
+            Self::Sum | Self::Prod | Self::Max | Self::Min => true,
+        };
+        if !is_defined {
+            let (name, dtype) = (self.name(), dtype.name());
+            return Err(Error::invalid_argument(format!("there is no {name} of elements of type {dtype}")));
+        }
         let Self::PreMulSum(factor) = self else {
             return Ok(());
         };
         let (low, high) = match dtype {
             DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
             DType::U8 => (0.0, f64::from(u8::MAX)),
+            DType::I16 => (f64::from(i16::MIN), f64::from(i16::MAX)),
+            DType::U16 => (0.0, f64::from(u16::MAX)),
             DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
             DType::U32 => (0.0, f64::from(u32::MAX)),
             // Integers are exact in f64 up to 2^53 only, so larger factors are rejected.
             DType::I64 => (-9_007_199_254_740_992.0, 9_007_199_254_740_992.0),
             DType::U64 => (0.0, 9_007_199_254_740_992.0),
-            DType::F16 | DType::F32 | DType::F64 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+            DType::F16
+            | DType::F32
+            | DType::F64
+            | DType::BF16
+            | DType::F8E4M3
+            | DType::F8E5M2
+            | DType::Bool => {
                 return Ok(());
             }
         };
@@ -195,7 +236,53 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that flexring can reduce. Sealed: the kernels exist for these twelve types only.
+/// A byte that stands for a truth value, as C and PyTorch store them: false if it is 0, else true. Unlike `bool`, every byte is
+/// valid, so ranks need not trust each other's.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(transparent)]
+pub struct Boolean(u8);
+
+impl Boolean {
+    /// The truth value with this byte.
+    #[must_use]
+    pub fn from_byte(byte: u8) -> Self {
+        Self(byte)
+    }
+
+    /// Whether it is true.
+    #[must_use]
+    pub fn is_true(self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl From<bool> for Boolean {
+    fn from(value: bool) -> Self {
+        Self(value.into())
+    }
+}
+
+impl PartialEq for Boolean {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_true() == other.is_true()
+    }
+}
+
+impl Eq for Boolean {}
+
+impl PartialOrd for Boolean {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.is_true().partial_cmp(&other.is_true())
+    }
+}
+
+impl std::fmt::Display for Boolean {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.is_true().fmt(f)
+    }
+}
+
+/// A Rust type that flexring can reduce. Sealed: the kernels exist for these fifteen types only.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The element type's number and name.
     const DTYPE: DType;
@@ -213,6 +300,7 @@ macro_rules! elements {
 elements! {
     i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
     f16 => F16, f32 => F32, f64 => F64, bf16 => BF16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
+    i16 => I16, u16 => U16, Boolean => Bool,
 }
 
 #[cfg(test)]
@@ -225,7 +313,20 @@ mod tests {
             assert_eq!(dtype as u8, code);
             assert_eq!(DType::from_code(code), Some(dtype));
         }
-        assert_eq!(DType::from_code(12), None);
+        assert_eq!(DType::from_code(15), None);
+    }
+
+    #[test]
+    fn operations_are_defined_for_types_that_have_them() {
+        use ReduceOp::{Avg, BitAnd, BitOr, BitXor, Max, PreMulSum, Sum};
+        for op in [BitAnd, BitOr, BitXor] {
+            assert!(op.check(DType::Bool).is_ok() && op.check(DType::U64).is_ok());
+            let error = op.check(DType::BF16).expect_err("floats have no such operation");
+            assert!(error.message().contains("of elements of type bfloat16"), "{error}");
+        }
+        assert!([Sum, Max].iter().all(|op| op.check(DType::Bool).is_ok()));
+        assert!([Avg, PreMulSum(1.0)].iter().all(|op| op.check(DType::Bool).is_err()));
+        assert!(Boolean::from_byte(2) == true.into() && Boolean::default() < Boolean::from_byte(7));
     }
 
     #[test]

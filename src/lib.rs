@@ -50,5 +50,5 @@ pub mod transport;
 pub mod wake;
 
 pub use communicator::Communicator;
-pub use dtype::{DType, Element, ReduceOp};
+pub use dtype::{Boolean, DType, Element, ReduceOp};
 pub use error::{Error, ErrorKind, Result};

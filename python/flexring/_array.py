@@ -16,6 +16,9 @@ from ._vector import SIZES, dtype_name
 _CTYPES = {
     "int8": ctypes.c_int8,
     "uint8": ctypes.c_uint8,
+    "int16": ctypes.c_int16,
+    "uint16": ctypes.c_uint16,
+    "bool": ctypes.c_bool,
     "int32": ctypes.c_int32,
     "uint32": ctypes.c_uint32,
     "int64": ctypes.c_int64,

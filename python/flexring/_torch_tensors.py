@@ -16,9 +16,12 @@ _OPERATIONS = {
     "MIN": "min",
     "MAX": "max",
     "AVG": "avg",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
 }
 # Operations on bool, by those on the bytes 0 and 1.
-_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
+_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min", "BXOR": "bxor"}
 
 
 @functools.lru_cache(maxsize=None)

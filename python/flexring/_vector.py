@@ -28,6 +28,9 @@ _CODES = {
     "bfloat16": 9,
     "float8_e4m3fn": 10,
     "float8_e5m2": 11,
+    "int16": 12,
+    "uint16": 13,
+    "bool": 14,
 }
 
 SIZES = {
@@ -43,15 +46,18 @@ SIZES = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
+    "int16": 2,
+    "uint16": 2,
+    "bool": 1,
 }
 
 # The formats of the buffer protocol, by kind. The buffer has the width of each.
-_KINDS = {**dict.fromkeys("bhilq", "int"), **dict.fromkeys("BHILQ", "uint"), **dict.fromkeys("efd", "float")}
+_KINDS = {**dict.fromkeys("bhilq", "int"), **dict.fromkeys("BHILQ", "uint"), **dict.fromkeys("efd", "float"), "?": "bool"}
 
 # ctypes names the native byte order in its formats; other modules omit it.
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 
-_OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
+_OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4, "band": 6, "bor": 7, "bxor": 8}
 
 
 class _Operation(int):
@@ -59,7 +65,7 @@ class _Operation(int):
 
 
 # The operations that callers pass.
-Op = Union[Literal["sum", "prod", "max", "min", "avg"], _Operation]
+Op = Union[Literal["sum", "prod", "max", "min", "avg", "band", "bor", "bxor"], _Operation]
 
 
 def premul_sum(factor: float) -> _Operation:
@@ -185,7 +191,8 @@ def _of_buffer(thing):
     if view.nbytes:
         owner = ctypes.c_char.from_buffer(exported)
         address = ctypes.addressof(owner)
-    return Vector(address, view.nbytes // view.itemsize, f"{kind}{view.itemsize * 8}", owner, read_only)
+    name = kind if kind == "bool" else f"{kind}{view.itemsize * 8}"
+    return Vector(address, view.nbytes // view.itemsize, name, owner, read_only)
 
 
 def source_and_target(send, out):

@@ -36,7 +36,7 @@ class Arrays(WorldTest):
                 (ValueError, "not contiguous", matrix[:, 0]),
                 (ValueError, "read-only", frozen),
                 (TypeError, "complex64", numpy.zeros(4, "complex64")),
-                (TypeError, "bool", numpy.zeros(4, bool)),
+                (TypeError, "datetime64", numpy.zeros(4, "datetime64[s]")),
                 (TypeError, "byte order", numpy.zeros(4, ">f4")),
             ]:
                 with self.assertRaisesRegex(error, message):

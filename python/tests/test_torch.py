@@ -39,7 +39,6 @@ class Tensors(WorldTest):
             for error, message, tensor in [
                 (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
                 (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64)),
-                (TypeError, "bool", torch.zeros(4, dtype=torch.bool)),
                 (TypeError, "dense", torch.zeros(4, 4).to_sparse()),
                 (flexring.FlexringError, "on meta, but flexring reduces tensors on", torch.zeros(4, device="meta")),
             ]:

@@ -667,7 +667,7 @@ def bad_input(rank):
     for error, message, tensor in [
         ((TypeError, RuntimeError, NotImplementedError), "", torch.eye(4).to_sparse()),
         (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
-        (TypeError, "int16", torch.zeros(4, dtype=torch.int16)),
+        (TypeError, "float8_e4m3fnuz", torch.zeros(4, dtype=torch.float8_e4m3fnuz)),
     ]:
         try:
             dist.all_reduce(tensor)

@@ -5,7 +5,7 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 
-/// The type of one element: FLEXRING_INT8 and so on. The numbers are those of ncclDataType_t.
+/// The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_dtype = c_int;
 /// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
@@ -36,6 +36,13 @@ pub const FLEXRING_BFLOAT16: flexring_dtype = 9;
 pub const FLEXRING_FLOAT8E4M3: flexring_dtype = 10;
 /// OCP 8-bit floats with five bits of exponent.
 pub const FLEXRING_FLOAT8E5M2: flexring_dtype = 11;
+/// Signed 16-bit integers.
+pub const FLEXRING_INT16: flexring_dtype = 12;
+/// Unsigned 16-bit integers.
+pub const FLEXRING_UINT16: flexring_dtype = 13;
+/// Bytes that are true if they are not 0. A sum, a maximum and FLEXRING_BOR are true if any element is, a product, a minimum and
+/// FLEXRING_BAND if all are; results are 0 or 1.
+pub const FLEXRING_BOOL: flexring_dtype = 14;
 
 /// The sum over all ranks.
 pub const FLEXRING_SUM: flexring_op = 0;
@@ -47,11 +54,17 @@ pub const FLEXRING_MAX: flexring_op = 2;
 pub const FLEXRING_MIN: flexring_op = 3;
 /// The sum divided by the number of ranks; integers truncate toward zero.
 pub const FLEXRING_AVG: flexring_op = 4;
+/// The bits that all elements have; for integers and FLEXRING_BOOL, as the following two.
+pub const FLEXRING_BAND: flexring_op = 6;
+/// The bits that any element has.
+pub const FLEXRING_BOR: flexring_op = 7;
+/// The bits that an odd number of elements have.
+pub const FLEXRING_BXOR: flexring_op = 8;
 
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
     dtype.ok_or_else(|| {
-        Error::invalid_argument(format!("{code} is no flexring_dtype: expected 0 (int8) to 11 (float8e5m2)"))
+        Error::invalid_argument(format!("{code} is no flexring_dtype: expected 0 (int8) to 14 (bool)"))
     })
 }
 
@@ -62,8 +75,11 @@ pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
         FLEXRING_MAX => ReduceOp::Max,
         FLEXRING_MIN => ReduceOp::Min,
         FLEXRING_AVG => ReduceOp::Avg,
+        FLEXRING_BAND => ReduceOp::BitAnd,
+        FLEXRING_BOR => ReduceOp::BitOr,
+        FLEXRING_BXOR => ReduceOp::BitXor,
         _ => ReduceOp::PreMulSum(factor_of(code).ok_or_else(|| {
-            Error::invalid_argument(format!("{code} is no flexring_op: expected 0 (sum) to 4 (avg), or an operation of flexring_op_create_premul_sum"))
+            Error::invalid_argument(format!("{code} is no flexring_op: expected 0 (sum) to 4 (avg), 6 (band) to 8 (bxor), or an operation of flexring_op_create_premul_sum"))
         })?),
     })
 }
@@ -110,6 +126,6 @@ mod tests {
             assert!(op_of(unknown).is_err());
         }
         assert_eq!(op_of(FLEXRING_AVG), Ok(ReduceOp::Avg));
-        assert!(dtype_of(-1).is_err() && dtype_of(12).is_err());
+        assert!(dtype_of(-1).is_err() && dtype_of(15).is_err());
     }
 }

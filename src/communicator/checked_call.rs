@@ -54,6 +54,9 @@ impl CheckedCall {
             ReduceOp::Prod => Arithmetic::Prod,
             ReduceOp::Max => Arithmetic::Max,
             ReduceOp::Min => Arithmetic::Min,
+            ReduceOp::BitAnd => Arithmetic::BitAnd,
+            ReduceOp::BitOr => Arithmetic::BitOr,
+            ReduceOp::BitXor => Arithmetic::BitXor,
         }
     }
 
@@ -73,6 +76,11 @@ impl CheckedCall {
     /// Whether all ranks make this call.
     pub(super) fn is_collective(&self) -> bool {
         self.messages.is_none()
+    }
+
+    /// The peers of a group, each as often as it has messages.
+    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.messages.iter().flat_map(|messages| messages.iter()).map(|message| message.peer)
     }
 
     /// The caller's memory that the call uses.

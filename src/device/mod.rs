@@ -28,11 +28,25 @@ pub enum Arithmetic {
     Max = 2,
     /// IEEE 754-2019 `minimum` for floats.
     Min = 3,
+    /// `a & b`, for integers and booleans, as the following two.
+    BitAnd = 4,
+    /// `a | b`.
+    BitOr = 5,
+    /// `a ^ b`.
+    BitXor = 6,
 }
 
 impl Arithmetic {
-    /// All four operations.
-    pub const ALL: [Self; 4] = [Self::Sum, Self::Prod, Self::Max, Self::Min];
+    /// All operations.
+    pub const ALL: [Self; 7] =
+        [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::BitAnd, Self::BitOr, Self::BitXor];
+
+    /// Whether the operation exists for elements of this type.
+    #[must_use]
+    pub fn is_defined_for(self, dtype: DType) -> bool {
+        let is_bitwise = matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor);
+        !(is_bitwise && dtype.is_float())
+    }
 }
 
 /// One input of a job.

@@ -3,18 +3,28 @@
 use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
 use flexring::config::Lowering;
 use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::{DType, ReduceOp};
+use flexring::{Boolean, DType, ErrorKind, ReduceOp};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-const OPS: [ReduceOp; 6] =
-    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(2.0)];
+const OPS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Avg,
+    ReduceOp::PreMulSum(2.0),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
 
 /// The contribution of `rank` at element `at`. Products stay small because most factors are 1. Floats of
 /// eight bits represent whole numbers exactly up to 8, so their results are at most 8.
 fn contribution(dtype: DType, op: ReduceOp, world: usize, rank: usize, at: usize) -> i64 {
     let narrow = dtype.is_float() && dtype.size() == 1;
     match op {
+        _ if dtype == DType::Bool => ((at * 7 + rank * 3) % 11 % 2) as i64,
         ReduceOp::Avg if narrow => (at % 2) as i64,
         ReduceOp::Max | ReduceOp::Min if narrow => ((at * 7 + rank * 3) % 9) as i64,
         // One rank per element contributes.
@@ -35,6 +45,9 @@ fn expected(dtype: DType, op: ReduceOp, world: usize, at: usize) -> i64 {
         ReduceOp::Max => all.max().unwrap_or(0),
         ReduceOp::Min => all.min().unwrap_or(0),
         ReduceOp::Avg => all.sum::<i64>() / world as i64,
+        ReduceOp::BitAnd => all.reduce(|left, right| left & right).unwrap_or(0),
+        ReduceOp::BitOr => all.fold(0, |left, right| left | right),
+        ReduceOp::BitXor => all.fold(0, |left, right| left ^ right),
         ReduceOp::PreMulSum(_) => all.enumerate().map(|(rank, value)| value * (1 + rank as i64 % 3)).sum(),
     }
 }
@@ -90,6 +103,9 @@ fn check_type(comm: &Rank, dtype: DType, count: usize, op: ReduceOp, in_place: b
         DType::BF16 => check::<bf16>(comm, count, op, in_place, pool),
         DType::F8E4M3 => check::<F8E4M3>(comm, count, op, in_place, pool),
         DType::F8E5M2 => check::<F8E5M2>(comm, count, op, in_place, pool),
+        DType::I16 => check::<i16>(comm, count, op, in_place, pool),
+        DType::U16 => check::<u16>(comm, count, op, in_place, pool),
+        DType::Bool => check::<Boolean>(comm, count, op, in_place, pool),
     }
 }
 
@@ -104,14 +120,35 @@ fn check_all(world: World, lowering: Lowering) {
         spawn(&Setup::new(world, ranks).lowering(lowering), |comm| {
             let mut turn = 0;
             for dtype in DType::ALL {
-                for op in OPS {
-                    for count in [0, 1, ranks - 1, ranks + 1, 63, 64, 65, 1000, 4099, 20_011] {
+                for op in OPS.into_iter().filter(|op| op.check(dtype).is_ok()) {
+                    // Lengths matter to no operation, so bits need few.
+                    let bits = matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor);
+                    let counts = [1, 65, 4099, 0, ranks - 1, ranks + 1, 63, 64, 1000, 20_011];
+                    for count in counts.into_iter().take(if bits { 3 } else { 10 }) {
                         // Alternate between the four ways to hold the vectors.
                         turn += 1;
                         check_type(&comm, dtype, count, op, turn % 2 == 0, turn % 4 < 2);
                     }
                 }
             }
+        });
+    }
+}
+
+#[test]
+fn operations_that_a_type_does_not_have_are_refused() {
+    for &world in World::enabled() {
+        spawn(&Setup::new(world, 2), |comm| {
+            for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
+                let error = comm.all_reduce(&mut [1f32; 3], op).expect_err("floats have no such operation");
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+                assert!(error.message().contains("of elements of type float"), "{error}");
+            }
+            for op in [ReduceOp::Avg, ReduceOp::PreMulSum(1.0)] {
+                let error = comm.all_reduce(&mut [Boolean::from(true); 3], op).expect_err("not for booleans");
+                assert!(error.message().contains("of elements of type bool"), "{error}");
+            }
+            check::<Boolean>(&comm, 70, ReduceOp::BitXor, true, false);
         });
     }
 }

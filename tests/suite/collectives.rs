@@ -50,6 +50,7 @@ fn contribution<T: TestElement>(op: ReduceOp, rank: usize, world: usize, at: usi
         ReduceOp::Avg => T::of(digit * world as i64),
         ReduceOp::Prod => T::power(base::<T>(), digit as u32),
         ReduceOp::Max | ReduceOp::Min => T::of(digit + at as i64 % 7),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => T::of(digit),
     }
 }
 
@@ -62,6 +63,9 @@ fn reduction<T: TestElement>(op: ReduceOp, world: usize, at: usize) -> T {
         ReduceOp::Prod => T::power(base::<T>(), digits.sum::<i64>() as u32),
         ReduceOp::Max => T::of(digits.max().unwrap_or(0) + at as i64 % 7),
         ReduceOp::Min => T::of(digits.min().unwrap_or(0) + at as i64 % 7),
+        ReduceOp::BitAnd => T::of(digits.reduce(|left, right| left & right).unwrap_or(0)),
+        ReduceOp::BitOr => T::of(digits.fold(0, |left, right| left | right)),
+        ReduceOp::BitXor => T::of(digits.fold(0, |left, right| left ^ right)),
     }
 }
 

@@ -8,13 +8,22 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::config::{Algorithm, Lowering, Size};
 use flexring::device::cuda::{GpuBuffer, gpu_count, gpu_info};
 use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::{Communicator, DType, Element, ErrorKind, ReduceOp};
+use flexring::{Boolean, Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const OPS: [ReduceOp; 6] =
-    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(0.75)];
+const OPS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Avg,
+    ReduceOp::PreMulSum(0.75),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
 
 /// Whether the GPU is a simulated one, which is slow.
 fn is_simulated() -> bool {
@@ -54,7 +63,16 @@ macro_rules! floats {
     )*};
 }
 
-integers! { i8, u8, i32, u32, i64, u64 }
+impl Bits for Boolean {
+    fn of(bits: u64) -> Self {
+        Self::from_byte([0, 0, 1, (bits >> 8) as u8][bits as usize % 4])
+    }
+    fn same(self, other: Self) -> bool {
+        self == other
+    }
+}
+
+integers! { i8, u8, i16, u16, i32, u32, i64, u64 }
 floats! {
     f16: u16, f16::is_nan;
     bf16: u16, bf16::is_nan;
@@ -128,6 +146,9 @@ fn reductions<T: Bits>(comm: &Rank, simulated: bool) {
         // Integers accept integral factors only.
         let whole = matches!(op, ReduceOp::PreMulSum(_)) && !T::DTYPE.is_float();
         let op = if whole { ReduceOp::PreMulSum(3.0) } else { op };
+        if op.check(T::DTYPE).is_err() {
+            continue;
+        }
         for &count in &counts {
             let places: Vec<(usize, usize)> = if simulated || count * size > 4096 {
                 turn += 1;
@@ -168,6 +189,9 @@ fn kernels(ranks: usize) {
                 DType::BF16 => reductions::<bf16>(&comm, simulated),
                 DType::F8E4M3 => reductions::<F8E4M3>(&comm, simulated),
                 DType::F8E5M2 => reductions::<F8E5M2>(&comm, simulated),
+                DType::I16 => reductions::<i16>(&comm, simulated),
+                DType::U16 => reductions::<u16>(&comm, simulated),
+                DType::Bool => reductions::<Boolean>(&comm, simulated),
             }
         }
     });

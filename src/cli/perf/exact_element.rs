@@ -3,8 +3,8 @@
 //! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked. Must
 //! not know which numbers are combined or how many.
 
-use flexring::Element;
 use flexring::float8::{F8E4M3, F8E5M2};
+use flexring::{Boolean, Element};
 use half::{bf16, f16};
 use std::fmt::Display;
 
@@ -41,6 +41,24 @@ pub trait ExactElement: Element + PartialEq + PartialOrd + Display {
     fn times(self, other: Self) -> Self;
     /// Quotient by a number of ranks; integers truncate toward zero.
     fn over(self, ranks: usize) -> Self;
+    /// The number of bits that bitwise operations distinguish; 0 for types without such operations.
+    const BITS: usize = 0;
+    /// The element with one bit, less than [`BITS`](Self::BITS).
+    fn bit(_index: usize) -> Self {
+        Self::default()
+    }
+    /// The bits that `self` does not have.
+    fn complement(self) -> Self {
+        self
+    }
+    /// The bits that both elements have.
+    fn common_bits(self, _other: Self) -> Self {
+        self
+    }
+    /// The bits that one of the two elements has, but not the other.
+    fn different_bits(self, _other: Self) -> Self {
+        self
+    }
     /// Whether two numbers differ by one rounding error at most; integers must be equal.
     fn is_near(self, other: Self) -> bool;
 }
@@ -92,6 +110,24 @@ macro_rules! integers {
                 (i128::from(self) / ranks as i128) as Self
             }
 
+            const BITS: usize = $ty::BITS as usize;
+
+            fn bit(index: usize) -> Self {
+                1 << index
+            }
+
+            fn complement(self) -> Self {
+                !self
+            }
+
+            fn common_bits(self, other: Self) -> Self {
+                self & other
+            }
+
+            fn different_bits(self, other: Self) -> Self {
+                self ^ other
+            }
+
             fn is_near(self, other: Self) -> bool {
                 self == other
             }
@@ -102,6 +138,8 @@ macro_rules! integers {
 integers! {
     i8: 3, 3;
     u8: 4, 3;
+    i16: 7, 7;
+    u16: 8, 7;
     i32: 15, 15;
     u32: 16, 15;
     i64: 31, 31;
@@ -221,6 +259,72 @@ macro_rules! eight_bits {
 
 eight_bits!(F8E4M3, F8E5M2);
 
+/// Sums of truth values are true if any of them is, products if all are.
+impl ExactElement for Boolean {
+    const SUM_DIGITS: usize = 1;
+    const PRODUCT_DIGITS: usize = 1;
+    const BASE: i64 = 1;
+    const SIGNED: bool = false;
+    const BITS: usize = 1;
+
+    fn average_digits(_world: usize) -> usize {
+        1
+    }
+
+    fn of(value: i64) -> Self {
+        (value != 0).into()
+    }
+
+    fn distinct(index: i64) -> Self {
+        // Odd numbers are true, so that the elements of a copy differ.
+        (index % 2 != 0).into()
+    }
+
+    fn factor(rank: usize) -> f64 {
+        (1 + rank % 2) as f64
+    }
+
+    fn inverse(_factor: f64) -> Self {
+        true.into()
+    }
+
+    fn of_factor(factor: f64) -> Self {
+        (factor != 0.0).into()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        (self.is_true() | other.is_true()).into()
+    }
+
+    fn times(self, other: Self) -> Self {
+        (self.is_true() & other.is_true()).into()
+    }
+
+    fn over(self, _ranks: usize) -> Self {
+        self
+    }
+
+    fn bit(_index: usize) -> Self {
+        true.into()
+    }
+
+    fn complement(self) -> Self {
+        (!self.is_true()).into()
+    }
+
+    fn common_bits(self, other: Self) -> Self {
+        (self.is_true() & other.is_true()).into()
+    }
+
+    fn different_bits(self, other: Self) -> Self {
+        (self.is_true() != other.is_true()).into()
+    }
+
+    fn is_near(self, other: Self) -> bool {
+        self == other
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,6 +342,8 @@ mod tests {
     fn every_factor_has_an_exact_inverse() {
         factors_have_inverses::<i8>();
         factors_have_inverses::<u8>();
+        factors_have_inverses::<i16>();
+        factors_have_inverses::<u16>();
         factors_have_inverses::<i32>();
         factors_have_inverses::<u32>();
         factors_have_inverses::<i64>();

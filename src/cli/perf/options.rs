@@ -74,11 +74,12 @@ pub struct PerfOptions {
     pub check: usize,
 
     /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16,
-    /// float8e4m3, float8e5m2 or all
+    /// float8e4m3, float8e5m2, int16, uint16, bool or all
     #[arg(short = 'd', long, value_name = "TYPE", default_value = "float", value_parser = dtypes)]
     pub datatype: Selection<DType>,
 
-    /// Operation: sum, prod, min, max, avg, mulsum (a sum with a factor for each rank) or all
+    /// Operation: sum, prod, min, max, avg, mulsum (a sum with a factor for each rank), band, bor, bxor or
+    /// all. Operations that a type does not have are left out of all
     #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = redops)]
     pub op: Selection<RedOp>,
 
@@ -164,6 +165,12 @@ impl PerfOptions {
     /// The operations to measure. A collective that does not reduce is measured once, whatever the operation.
     pub fn ops(&self) -> &[RedOp] {
         if self.collective.reduces() { &self.op.0 } else { &self.op.0[..1] }
+    }
+
+    /// The operations to measure with elements of this type: a single one in any case, of several those that it has.
+    pub fn ops_of(&self, dtype: DType) -> impl Iterator<Item = RedOp> + '_ {
+        let single = self.ops().len() == 1 || !self.collective.reduces();
+        self.ops().iter().copied().filter(move |op| single || op.is_defined_for(dtype))
     }
 
     /// An error message if these flags cannot be used together.
@@ -282,8 +289,8 @@ mod tests {
     fn values_that_cannot_be_parsed_are_quoted() {
         for (flags, message) in [
             ("-b 1.5M", "1.5M"),
-            ("-d flaot", "float8e5m2 or all"),
-            ("-o sub", "mulsum or all"),
+            ("-d flaot", "bool or all"),
+            ("-o sub", "bxor or all"),
             ("--algo rign", "expected auto, ring, rabenseifner, "),
             ("--ranks 0", "0"),
             ("-i 4 -f 2", "cannot be used with"),

@@ -7,7 +7,8 @@
 //! of addition. Where a type has fewer digits than there are ranks, the ranks are divided into groups: at each position one
 //! group contributes digits and the other ranks contribute zeros. Averages use a unit that survives the division. Products
 //! use the digits of the exponent. In a pre-multiplied sum each rank has a different factor and contributes its digit
-//! divided by that factor. For minima and maxima, the ranks contribute consecutive values in an order that rotates by one
+//! divided by that factor. In bitwise operations each rank of a group has a bit of its own, which no other rank changes; truth values
+//! are numbers of one bit. For minima and maxima, the ranks contribute consecutive values in an order that rotates by one
 //! rank per position, so that each rank is the winner at some position.
 //!
 //! The group, the digit of each rank, the unused digit and the sign change from position to position with a prime period, so
@@ -15,6 +16,7 @@
 
 use super::exact_element::ExactElement;
 use super::redop::RedOp;
+use flexring::DType;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -75,6 +77,10 @@ impl<T: ExactElement> CheckPattern<T> {
             std::iter::successors(Some(unit), |weight| Some(weight.times(T::of(4)))).take(digits).collect()
         };
         let weights = match op {
+            _ if op.is_bitwise() || T::DTYPE == DType::Bool => {
+                // The element that changes nothing stands for the unused digit.
+                (0..T::BITS).map(T::bit).chain((T::BITS == 1).then(T::default)).collect()
+            }
             RedOp::Sum | RedOp::PreMulSum => digits(T::of(1), T::SUM_DIGITS),
             RedOp::Prod => powers(T::of(T::BASE), T::PRODUCT_DIGITS),
             RedOp::Avg if T::DTYPE.is_float() => digits(T::of(T::AVERAGE_UNIT), T::average_digits(world)),
@@ -82,7 +88,7 @@ impl<T: ExactElement> CheckPattern<T> {
                 0 => vec![distinguishing_unit(world)],
                 fitting => digits(T::of(world as i64), fitting),
             },
-            RedOp::Min | RedOp::Max => Vec::new(),
+            RedOp::Min | RedOp::Max | RedOp::BitAnd | RedOp::BitOr | RedOp::BitXor => Vec::new(),
         };
         if weights.is_empty() {
             let encoding = Encoding::Ranking(PhantomData);
@@ -164,6 +170,9 @@ impl<T: ExactElement> CheckPattern<T> {
                     return self.neutral();
                 }
                 let weight = weights[(rank % group + round) % weights.len()];
+                if self.is_bitwise() {
+                    return if self.is_and() { weight.complement() } else { weight };
+                }
                 let negative = T::SIGNED && self.op != RedOp::Prod && round / weights.len() % 2 == 1;
                 if negative { weight.times(T::of(-1)) } else { weight }
             }
@@ -181,9 +190,33 @@ impl<T: ExactElement> CheckPattern<T> {
         (rank + position) % self.world
     }
 
-    /// The neutral element of sums and products.
+    /// Whether elements are combined bit by bit.
+    fn is_bitwise(&self) -> bool {
+        self.op.is_bitwise() || T::DTYPE == DType::Bool
+    }
+
+    /// Whether a bit of the result is set only if it is in all elements.
+    fn is_and(&self) -> bool {
+        let is_bool = T::DTYPE == DType::Bool;
+        self.op == RedOp::BitAnd || (is_bool && matches!(self.op, RedOp::Prod | RedOp::Min))
+    }
+
+    /// The neutral element of sums, products and bitwise operations.
     fn neutral(&self) -> T {
+        if self.is_bitwise() {
+            return if self.is_and() { T::default().complement() } else { T::default() };
+        }
         T::of(i64::from(self.op == RedOp::Prod))
+    }
+
+    /// The combination of two elements bit by bit.
+    fn combine_bits(&self, left: T, right: T) -> T {
+        let common = left.common_bits(right);
+        match self.op {
+            RedOp::BitXor => left.different_bits(right),
+            _ if self.is_and() => common,
+            _ => left.different_bits(right).different_bits(common),
+        }
     }
 
     fn expected(&self, position: usize) -> T {
@@ -196,12 +229,16 @@ impl<T: ExactElement> CheckPattern<T> {
             .effective_ranks(position)
             .flat_map(|rank| std::iter::repeat_n(rank, times(rank)))
             .map(|rank| self.share(rank, position));
+        if self.is_bitwise() {
+            return shares.fold(self.neutral(), |left, right| self.combine_bits(left, right));
+        }
         match self.op {
             RedOp::Sum | RedOp::PreMulSum => shares.fold(self.neutral(), T::plus),
             RedOp::Avg => shares.fold(self.neutral(), T::plus).over(self.world),
             RedOp::Prod => shares.fold(self.neutral(), T::times),
             RedOp::Min => shares.reduce(|a, b| if b < a { b } else { a }).unwrap_or_default(),
             RedOp::Max => shares.reduce(|a, b| if b > a { b } else { a }).unwrap_or_default(),
+            RedOp::BitAnd | RedOp::BitOr | RedOp::BitXor => self.neutral(),
         }
     }
 

@@ -51,7 +51,8 @@ impl ProgressOutput {
             file.save(&report)?;
         }
         let calls = options.warmup_iters + options.iters.get();
-        let rows = options.datatype.0.len() * options.ops().len() * options.sizes().count();
+        let rows: usize = options.datatype.0.iter().map(|dtype| options.ops_of(*dtype).count()).sum();
+        let rows = rows * options.sizes().count();
         let lender = options.rank_of.filter(|_| options.borrow_terminal);
         let progress = if options.rank_of.is_some() && lender.is_none() {
             Progress::hidden()

@@ -13,7 +13,7 @@ use super::report::{RankGpu, RankInfo};
 use flexring::bootstrap::{Identity, host_name, identity};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::{Communicator, DType, Error, ReduceOp, Result};
+use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
@@ -73,6 +73,9 @@ fn measure(
             DType::BF16 => measurement.rows::<bf16>(),
             DType::F8E4M3 => measurement.rows::<F8E4M3>(),
             DType::F8E5M2 => measurement.rows::<F8E5M2>(),
+            DType::I16 => measurement.rows::<i16>(),
+            DType::U16 => measurement.rows::<u16>(),
+            DType::Bool => measurement.rows::<Boolean>(),
         }?;
     }
     Ok(measurement.wrong)
@@ -96,9 +99,9 @@ impl Measurement<'_> {
             return Ok(());
         };
         let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, largest / size_of::<T>())?;
-        for op in self.options.ops() {
+        for op in self.options.ops_of(T::DTYPE) {
             for bytes in self.options.sizes() {
-                self.row(&mut bench, *op, bytes)?;
+                self.row(&mut bench, op, bytes)?;
             }
         }
         Ok(())

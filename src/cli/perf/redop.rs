@@ -2,7 +2,7 @@
 //!
 //! Owns their nccl-tests names. Must not know which element types or collectives they are used with.
 
-use flexring::ReduceOp;
+use flexring::{DType, ReduceOp};
 
 /// A reduction operation, without the factor of a pre-multiplied sum, which depends on rank and element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +19,27 @@ pub enum RedOp {
     Avg,
     /// Sum of the elements, each multiplied by a factor of its rank.
     PreMulSum,
+    /// Bits that all elements have.
+    BitAnd,
+    /// Bits that any element has.
+    BitOr,
+    /// Bits that an odd number of elements have.
+    BitXor,
 }
 
 impl RedOp {
     /// All operations, in the order in which `-o all` measures them.
-    pub const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum];
+    pub const ALL: [Self; 9] = [
+        Self::Sum,
+        Self::Prod,
+        Self::Min,
+        Self::Max,
+        Self::Avg,
+        Self::PreMulSum,
+        Self::BitAnd,
+        Self::BitOr,
+        Self::BitXor,
+    ];
 
     /// The operation's name in nccl-tests.
     pub fn name(self) -> &'static str {
@@ -34,7 +50,20 @@ impl RedOp {
             Self::Max => "max",
             Self::Avg => "avg",
             Self::PreMulSum => "mulsum",
+            Self::BitAnd => "band",
+            Self::BitOr => "bor",
+            Self::BitXor => "bxor",
         }
+    }
+
+    /// Whether elements of this type can be reduced by the operation.
+    pub fn is_defined_for(self, dtype: DType) -> bool {
+        self.with_factor(1.0).check(dtype).is_ok()
+    }
+
+    /// Whether it is an operation on bits, or on truth values.
+    pub fn is_bitwise(self) -> bool {
+        matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 
     /// The library's operation; `factor` is used by `PreMulSum` only.
@@ -46,6 +75,9 @@ impl RedOp {
             Self::Max => ReduceOp::Max,
             Self::Avg => ReduceOp::Avg,
             Self::PreMulSum => ReduceOp::PreMulSum(factor),
+            Self::BitAnd => ReduceOp::BitAnd,
+            Self::BitOr => ReduceOp::BitOr,
+            Self::BitXor => ReduceOp::BitXor,
         }
     }
 }

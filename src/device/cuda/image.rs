@@ -89,6 +89,9 @@ pub fn symbol(dtype: DType) -> &'static CStr {
         DType::BF16 => c"flexring_bfloat16",
         DType::F8E4M3 => c"flexring_float8e4m3",
         DType::F8E5M2 => c"flexring_float8e5m2",
+        DType::I16 => c"flexring_int16",
+        DType::U16 => c"flexring_uint16",
+        DType::Bool => c"flexring_bool",
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) trait Compiled: Instructions {
     ///
     /// # Safety
     /// As for [`kernel::reduce`].
-    unsafe fn reduce<L: Lane, C: Combine>(job: &Job<'_>);
+    unsafe fn reduce<L: Lane, C: Combine<L::Acc>>(job: &Job<'_>);
 
     /// [`kernel::copy_non_temporal`], compiled for this instruction set.
     ///
@@ -27,9 +27,9 @@ pub(super) trait Compiled: Instructions {
 macro_rules! compile {
     ($(#[$features:meta])? for $set:ty) => {
         impl Compiled for $set {
-            unsafe fn reduce<L: Lane, C: Combine>(job: &Job<'_>) {
+            unsafe fn reduce<L: Lane, C: Combine<L::Acc>>(job: &Job<'_>) {
                 $(#[$features])?
-                unsafe fn inner<L: Lane, C: Combine>(job: &Job<'_>) {
+                unsafe fn inner<L: Lane, C: Combine<L::Acc>>(job: &Job<'_>) {
                     // SAFETY: the caller has the obligations of `kernel::reduce`.
                     unsafe { kernel::reduce::<$set, L, C>(job) }
                 }

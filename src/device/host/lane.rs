@@ -4,7 +4,8 @@
 
 use super::conversion::{GROUP, f16_to_f32, f32_to_f16, narrow_pairs, widen_pairs};
 use super::instructions::Instructions;
-use super::number::Number;
+use super::number::{Number, Truth};
+use crate::dtype::Boolean;
 use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -57,7 +58,21 @@ macro_rules! exact_accumulator {
     )*};
 }
 
-exact_accumulator!(i8, u8, i32, u32, i64, u64, f32, f64);
+exact_accumulator!(i8, u8, i16, u16, i32, u32, i64, u64, f32, f64);
+
+impl Lane for Boolean {
+    type Acc = Truth;
+
+    #[inline(always)]
+    fn widen(self) -> Truth {
+        Truth::of(self.is_true())
+    }
+
+    #[inline(always)]
+    fn narrow(value: Truth) -> Self {
+        value.is_true().into()
+    }
+}
 
 impl Lane for bf16 {
     type Acc = f32;

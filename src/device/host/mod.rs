@@ -21,13 +21,14 @@ mod number;
 
 use super::{Arithmetic, Device, Finish, Job, Submitted};
 use crate::config::Simd;
-use crate::dtype::DType;
+use crate::dtype::{Boolean, DType};
 use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
 use crate::memory::Piece;
 use compiled::Compiled;
 use half::{bf16, f16};
 use lane::Lane;
+use number::BitNumber;
 
 /// A kernel for one type, operation and instruction set.
 type Reduce = unsafe fn(&Job<'_>);
@@ -71,12 +72,15 @@ impl Kernels {
 
 fn by_dtype<I: Compiled>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
     let of = match dtype {
-        DType::I8 => by_arithmetic::<I, i8>,
-        DType::U8 => by_arithmetic::<I, u8>,
-        DType::I32 => by_arithmetic::<I, i32>,
-        DType::U32 => by_arithmetic::<I, u32>,
-        DType::I64 => by_arithmetic::<I, i64>,
-        DType::U64 => by_arithmetic::<I, u64>,
+        DType::I8 => by_operation::<I, i8>,
+        DType::U8 => by_operation::<I, u8>,
+        DType::I16 => by_operation::<I, i16>,
+        DType::U16 => by_operation::<I, u16>,
+        DType::I32 => by_operation::<I, i32>,
+        DType::U32 => by_operation::<I, u32>,
+        DType::I64 => by_operation::<I, i64>,
+        DType::U64 => by_operation::<I, u64>,
+        DType::Bool => by_operation::<I, Boolean>,
         DType::F16 => by_arithmetic::<I, f16>,
         DType::F32 => by_arithmetic::<I, f32>,
         DType::F64 => by_arithmetic::<I, f64>,
@@ -87,12 +91,23 @@ fn by_dtype<I: Compiled>(dtype: DType, arithmetic: Arithmetic) -> Reduce {
     of(arithmetic)
 }
 
+/// The kernels of a type that has all operations.
+fn by_operation<I: Compiled, L: Lane<Acc: BitNumber>>(arithmetic: Arithmetic) -> Reduce {
+    match arithmetic {
+        Arithmetic::BitAnd => I::reduce::<L, number::BitAnd>,
+        Arithmetic::BitOr => I::reduce::<L, number::BitOr>,
+        Arithmetic::BitXor => I::reduce::<L, number::BitXor>,
+        _ => by_arithmetic::<I, L>(arithmetic),
+    }
+}
+
+/// The kernels of a type without bitwise operations, of which `check` refuses jobs.
 fn by_arithmetic<I: Compiled, L: Lane>(arithmetic: Arithmetic) -> Reduce {
     match arithmetic {
-        Arithmetic::Sum => I::reduce::<L, number::Sum>,
         Arithmetic::Prod => I::reduce::<L, number::Prod>,
         Arithmetic::Max => I::reduce::<L, number::Max>,
         Arithmetic::Min => I::reduce::<L, number::Min>,
+        _ => I::reduce::<L, number::Sum>,
     }
 }
 
@@ -180,6 +195,9 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     let (into, len, size) = (job.into, job.into.len(), job.dtype.size());
     if job.operands.is_empty() {
         return refuse("has no operand".to_owned());
+    }
+    if !only_copied && !job.arithmetic.is_defined_for(job.dtype) {
+        return refuse(format!("has no operation {:?}", job.arithmetic));
     }
     if job.finish == Finish::Divide(0) {
         return refuse("divides by 0 ranks".to_owned());

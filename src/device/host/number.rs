@@ -21,24 +21,39 @@ pub(super) trait Number: Copy {
     fn quotient(self, divisor: Self::Divisor) -> Self;
 }
 
-/// One of the four operations as a type, so that the compiler generates a loop for each.
-pub(super) trait Combine {
-    fn combine<N: Number>(left: N, right: N) -> N;
+/// An accumulator type with bitwise operations.
+pub(super) trait BitNumber: Number {
+    fn and(self, other: Self) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn xor(self, other: Self) -> Self;
+}
+
+/// An operation on numbers `N` as a type, so that the compiler generates a loop for each.
+pub(super) trait Combine<N> {
+    fn combine(left: N, right: N) -> N;
 }
 
 macro_rules! combine {
-    ($($name:ident = $method:ident),*) => {$(
+    ($($name:ident = $trait:ident::$method:ident),*) => {$(
         pub(super) struct $name;
-        impl Combine for $name {
+        impl<N: $trait> Combine<N> for $name {
             #[inline(always)]
-            fn combine<N: Number>(left: N, right: N) -> N {
+            fn combine(left: N, right: N) -> N {
                 left.$method(right)
             }
         }
     )*};
 }
 
-combine!(Sum = sum, Prod = product, Max = maximum, Min = minimum);
+combine!(
+    Sum = Number::sum,
+    Prod = Number::product,
+    Max = Number::maximum,
+    Min = Number::minimum,
+    BitAnd = BitNumber::and,
+    BitOr = BitNumber::or,
+    BitXor = BitNumber::xor
+);
 
 macro_rules! float {
     ($($ty:ident),*) => {$(
@@ -134,6 +149,23 @@ macro_rules! integer {
                 $divide(self, divisor)
             }
         }
+
+        impl BitNumber for $ty {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+        }
     )*};
 }
 
@@ -145,6 +177,15 @@ integer! {
         (((a * n) >> 16) - (a >> 31)) as i8
     };
     u8: i32, reciprocal_8, |a: u8, n: i32| ((i32::from(a) * n) >> 16) as u8;
+    // As for 32-bit numbers below, with the precision of an f32.
+    i16: f32, |ranks: u32| ranks as f32, |a: i16, n: f32| {
+        // SAFETY: n >= 2, so the quotient is finite and fits.
+        unsafe { (f32::from(a) / n).to_int_unchecked::<i32>() as i16 }
+    };
+    u16: f32, |ranks: u32| ranks as f32, |a: u16, n: f32| {
+        // SAFETY: n >= 2, so the quotient is finite and fits.
+        unsafe { (f32::from(a) / n).to_int_unchecked::<i32>() as u16 }
+    };
     // A quotient a / n of 32-bit numbers that is not an integer differs from every integer by at least 1/n, which is more
     // than the rounding error of an f64. So truncating the float gives the truncated quotient.
     i32: f64, f64::from, |a: i32, n: f64| {
@@ -160,6 +201,77 @@ integer! {
         if a < 0 { -magnitude } else { magnitude }
     };
     u64: Reciprocal, Reciprocal::of, |a, n: Reciprocal| n.times(a);
+}
+
+/// A truth value: 0 or 1. Sums and maxima are true if either is, products and minima if both are.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Truth(u8);
+
+impl Truth {
+    #[inline(always)]
+    pub(super) fn of(value: bool) -> Self {
+        Self(value.into())
+    }
+
+    #[inline(always)]
+    pub(super) fn is_true(self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl Number for Truth {
+    type Divisor = ();
+
+    #[inline(always)]
+    fn sum(self, other: Self) -> Self {
+        self.or(other)
+    }
+
+    #[inline(always)]
+    fn product(self, other: Self) -> Self {
+        self.and(other)
+    }
+
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        self.or(other)
+    }
+
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        self.and(other)
+    }
+
+    #[inline(always)]
+    fn factor(factor: f64) -> Self {
+        Self::of(factor != 0.0)
+    }
+
+    #[inline(always)]
+    fn divisor(_ranks: u32) {}
+
+    #[inline(always)]
+    fn quotient(self, _divisor: ()) -> Self {
+        self
+    }
+}
+
+impl BitNumber for Truth {
+    #[inline(always)]
+    fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    fn xor(self, other: Self) -> Self {
+        Self(self.0 ^ other.0)
+    }
 }
 
 /// The least integer above 2^16 / n. It is precise enough for 8-bit numbers; [`Reciprocal`] explains why.

@@ -8,7 +8,10 @@ use fastrand::Rng;
 use std::fmt::Debug;
 use std::ptr::NonNull;
 
-const ARITHMETICS: [Arithmetic; 4] = [Arithmetic::Sum, Arithmetic::Prod, Arithmetic::Max, Arithmetic::Min];
+/// The operations that elements of this type have.
+fn arithmetics(dtype: DType) -> impl Iterator<Item = Arithmetic> {
+    Arithmetic::ALL.into_iter().filter(move |arithmetic| arithmetic.is_defined_for(dtype))
+}
 
 /// The bytes around a destination, which must not change.
 const CANARY: u8 = 0xa5;
@@ -57,6 +60,9 @@ macro_rules! integer_reference {
                     Arithmetic::Prod => left.wrapping_mul(right),
                     Arithmetic::Max => left.max(right),
                     Arithmetic::Min => left.min(right),
+                    Arithmetic::BitAnd => left & right,
+                    Arithmetic::BitOr => left | right,
+                    Arithmetic::BitXor => left ^ right,
                 }
             }
             fn divided(wide: Self, ranks: u32) -> Self { (i128::from(wide) / i128::from(ranks)) as Self }
@@ -65,7 +71,37 @@ macro_rules! integer_reference {
     )*};
 }
 
-integer_reference!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
+impl Reference for Boolean {
+    const DTYPE: DType = DType::Bool;
+    type Wide = bool;
+    fn from_random(bits: u64) -> Self {
+        Self::from_byte([0, 0, 1, (bits >> 8) as u8][bits as usize % 4])
+    }
+    fn wide(self) -> bool {
+        self.is_true()
+    }
+    fn rounded(wide: bool) -> Self {
+        wide.into()
+    }
+    fn scaled(wide: bool, factor: f64) -> bool {
+        wide && factor != 0.0
+    }
+    fn combined(arithmetic: Arithmetic, left: bool, right: bool) -> bool {
+        match arithmetic {
+            Arithmetic::Sum | Arithmetic::Max | Arithmetic::BitOr => left || right,
+            Arithmetic::Prod | Arithmetic::Min | Arithmetic::BitAnd => left && right,
+            Arithmetic::BitXor => left != right,
+        }
+    }
+    fn divided(wide: bool, _ranks: u32) -> bool {
+        wide
+    }
+    fn same(self, other: Self) -> bool {
+        self == other
+    }
+}
+
+integer_reference!(i8 => I8, u8 => U8, i16 => I16, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
 
 macro_rules! float_reference {
     ($($ty:ident as $wide:ident => $dtype:ident, $widen:expr, $round:expr, $special:expr;)*) => {$(
@@ -93,6 +129,7 @@ macro_rules! float_reference {
                     _ if left.is_nan() || right.is_nan() => $wide::NAN,
                     Arithmetic::Max => if less(left, right) { right } else { left },
                     Arithmetic::Min => if less(left, right) { left } else { right },
+                    _ => unreachable!("floats have no bitwise operations"),
                 }
             }
             fn divided(wide: $wide, ranks: u32) -> $wide { wide / ranks as $wide }
@@ -254,7 +291,7 @@ fn check_all_cases<T: Reference>() {
         4099,
     ];
     let (mut hosts, mut random) = (hosts(), Rng::with_seed(u64::from(T::DTYPE as u8)));
-    for arithmetic in ARITHMETICS {
+    for arithmetic in arithmetics(T::DTYPE) {
         for k in [1, 2, 3, 4, 5, 8, 9] {
             for finish in [Finish::Keep, Finish::Divide(1), Finish::Divide(3), Finish::Divide(k as u32 + 1)] {
                 for into in [Destination::Separate, Destination::Operand(0), Destination::Operand(k - 1)] {
@@ -305,6 +342,9 @@ macro_rules! agree_with_the_reference {
 agree_with_the_reference! {
     int8_agrees_with_the_reference: i8,
     uint8_agrees_with_the_reference: u8,
+    int16_agrees_with_the_reference: i16,
+    uint16_agrees_with_the_reference: u16,
+    bool_agrees_with_the_reference: Boolean,
     int32_agrees_with_the_reference: i32,
     uint32_agrees_with_the_reference: u32,
     int64_agrees_with_the_reference: i64,
@@ -352,7 +392,7 @@ fn every_pattern<T: Reference>(from_bits: fn(u16) -> T) {
         }
         for other in (0..=u16::MAX).step_by(1021).map(from_bits) {
             let others = vec![other; all.len()];
-            for arithmetic in ARITHMETICS {
+            for arithmetic in arithmetics(T::DTYPE) {
                 let found = run(&mut host, arithmetic, &[(&all, None), (&others, None)], Finish::Keep);
                 for (input, found) in all.iter().zip(found) {
                     let expected = T::rounded(T::combined(arithmetic, input.wide(), other.wide()));
@@ -425,6 +465,8 @@ fn integers_divide_like_the_processor() {
     check::<u32>();
     check::<i64>();
     check::<u64>();
+    check::<i16>();
+    check::<u16>();
 }
 
 #[test]

@@ -1,13 +1,19 @@
 use super::*;
+use flexring::Boolean;
 use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-const OPS: [RedOp; 6] = [RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Avg, RedOp::PreMulSum];
+/// The operations that elements of this type have.
+fn ops<T: ExactElement>() -> impl Iterator<Item = RedOp> {
+    RedOp::ALL.into_iter().filter(|op| op.is_defined_for(T::DTYPE))
+}
 
 macro_rules! every_type {
     ($body:ident) => {
         $body::<i8>();
         $body::<u8>();
+        $body::<i16>();
+        $body::<u16>();
         $body::<i32>();
         $body::<u32>();
         $body::<i64>();
@@ -23,6 +29,9 @@ macro_rules! every_type {
 
 fn combine<T: ExactElement>(op: RedOp, a: T, b: T) -> T {
     match op {
+        RedOp::BitAnd => a.common_bits(b),
+        RedOp::BitOr => a.complement().common_bits(b.complement()).complement(),
+        RedOp::BitXor => a.different_bits(b),
         RedOp::Sum | RedOp::PreMulSum | RedOp::Avg => a.plus(b),
         RedOp::Prod => a.times(b),
         RedOp::Min => {
@@ -105,7 +114,7 @@ fn vectors<T: ExactElement>(pattern: &CheckPattern<T>, count: usize, round: usiz
 }
 
 fn check_correct_results<T: ExactElement>() {
-    for op in OPS {
+    for op in ops::<T>() {
         for world in (1..=70).chain([300]) {
             let pattern = CheckPattern::<T>::new(op, world);
             let vectors = vectors(&pattern, 280, 0);
@@ -118,11 +127,12 @@ fn check_correct_results<T: ExactElement>() {
 #[test]
 fn correct_results_pass_in_every_world() {
     every_type!(check_correct_results);
+    check_correct_results::<Boolean>();
 }
 
 fn check_miscounted_ranks<T: ExactElement>() {
-    for op in OPS {
-        let idempotent = matches!(op, RedOp::Min | RedOp::Max);
+    for op in ops::<T>() {
+        let idempotent = matches!(op, RedOp::Min | RedOp::Max | RedOp::BitAnd | RedOp::BitOr);
         for world in 1..=70 {
             let pattern = CheckPattern::<T>::new(op, world);
             let vectors = vectors(&pattern, pattern.groups, 0);
@@ -140,7 +150,8 @@ fn check_miscounted_ranks<T: ExactElement>() {
                     }
                 } else {
                     named(lost, "is missing");
-                    named(twice, "is counted twice");
+                    // Twice the same bits are none.
+                    named(twice, if op == RedOp::BitXor { "is missing" } else { "is counted twice" });
                 }
             }
         }
@@ -153,7 +164,7 @@ fn a_missing_or_doubly_counted_rank_is_named_in_every_world() {
 }
 
 fn check_short_vectors<T: ExactElement>() {
-    for op in OPS {
+    for op in ops::<T>() {
         for (world, count) in [(5, 1), (70, 1), (70, 3), (33, 8)] {
             let pattern = CheckPattern::<T>::new(op, world);
             let mut detected = vec![false; world];
@@ -175,10 +186,11 @@ fn check_short_vectors<T: ExactElement>() {
 #[test]
 fn rounds_of_short_vectors_detect_every_missing_rank() {
     every_type!(check_short_vectors);
+    check_short_vectors::<Boolean>();
 }
 
 fn check_misplaced_results<T: ExactElement>() {
-    for op in OPS {
+    for op in ops::<T>() {
         for world in [2, 4, 7] {
             let pattern = CheckPattern::<T>::new(op, world);
             let mut whole = vec![T::default(); 1 << 14];
