@@ -19,6 +19,7 @@ use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::memory::Piece;
+use crate::rank::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,17 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.check_usable()?;
+        let shares_process = |peer: Rank| {
+            peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
+        };
+        // Its kernel and that of the peer wait for each other, and only the calls of all ranks are launched together.
+        if let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) {
+            let message = format!(
+                "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in \
+                 a process of its own, or use all_to_all_v"
+            );
+            return Err(Error::unsupported(message));
+        }
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         if checked.scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
@@ -111,7 +123,7 @@ impl CallRunner {
         collective: Collective,
         permit: LaunchPermit,
     ) -> Result<()> {
-        // The other ranks of this process need not make the call of a group.
+        // The other ranks of this process do not make the call of a group.
         let member = self.launch_member.as_ref().filter(|_| collective != Collective::SendRecv);
         let Some(member) = member else {
             permit.begin();

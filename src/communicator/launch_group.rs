@@ -157,6 +157,11 @@ impl LaunchMember {
         (group.ranks.len() > 1).then(|| Self { group: Arc::clone(group), index })
     }
 
+    /// Whether this rank is a member of the group.
+    pub(super) fn has_rank(&self, rank: Rank) -> bool {
+        self.group.ranks.contains(&rank)
+    }
+
     /// Counts a call without a kernel.
     pub(super) fn pass(&self) {
         self.group.lock().arrive(self.index, None);

@@ -178,31 +178,33 @@ fn every_message_arrives_on_two_nodes_over_rdma() {
     check_all(World::VerbsMixed);
 }
 
-/// Each rank sends to the next one, from a GPU to a GPU. The ranks are threads of one process, where no call to the driver may
-/// come between the launches of kernels that wait for each other.
+/// Vectors on GPUs are sent between processes, and from a rank to itself. These ranks are threads of one process, whose kernels
+/// would wait for each other without being launched together.
 #[cfg(feature = "cuda")]
 #[test]
-fn every_message_arrives_on_gpus() {
+fn messages_on_gpus_between_threads_are_refused() {
     use flexring::device::cuda::{GpuBuffer, gpu_count};
 
     for &world in World::enabled().iter().filter(|world| world.is_gpu()) {
-        let together = Barrier::new(3);
         spawn(&Setup::new(world, 3), |comm| {
             let (rank, gpu) = (comm.rank(), comm.rank() % gpu_count().expect("a driver"));
-            let (to, from) = ((rank + 1) % 3, (rank + 2) % 3);
             for number in 0..COUNTS.len() {
-                let (given, wanted) = (content::<i32>(rank, to, number), content::<i32>(from, rank, number));
+                let given = content::<i32>(rank, rank, number);
                 let mut send = GpuBuffer::new(gpu, given.len()).expect("memory");
-                let mut receive = GpuBuffer::new(gpu, wanted.len()).expect("memory");
+                let mut receive = GpuBuffer::new(gpu, given.len()).expect("memory");
                 send.write(&given).expect("a copy");
-                receive.write(&elements(wanted.len(), noise::<i32>)).expect("a copy");
-                together.wait();
-                comm.send_recv_on_gpu(&send, to, &mut receive, from).expect("all ranks call it");
-                together.wait();
+                receive.write(&elements(given.len(), noise::<i32>)).expect("a copy");
+                comm.send_recv_on_gpu(&send, rank, &mut receive, rank).expect("a rank may send to itself");
                 comm.synchronize().expect("the call succeeds");
-                let mut received = vec![0; wanted.len()];
+                let mut received = vec![0; given.len()];
                 receive.read(&mut received).expect("a copy");
-                assert!(received == wanted, "{world:?}: message {number} from {from} to {rank}");
+                assert!(received == given, "{world:?}: message {number} to itself");
+                if !given.is_empty() {
+                    let to = (rank + 1) % 3;
+                    let error = comm.send_on_gpu(&send, to).expect_err("the peer is a thread");
+                    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                    assert!(error.message().contains("a process of its own"), "{error}");
+                }
             }
         });
     }
