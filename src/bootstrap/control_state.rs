@@ -61,6 +61,11 @@ impl SharedConnection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the connection has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state().ended
+    }
+
     /// Passes a request to the thread. Does not block.
     fn request(&self, request: ConnectionRequest) {
         let mut state = self.state();

@@ -60,6 +60,22 @@ impl ControlConnection {
         self.service.first.rank
     }
 
+    /// Whether the ranks that meet in `other` may open their world over this connection instead: it works, is encrypted if that one
+    /// is, and only members of the job can be at its ends if that is so there.
+    #[must_use]
+    pub fn can_replace(&self, other: &ControlConnection) -> bool {
+        let (own, other) = (&self.service.first.secret, &other.secret);
+        let is_as_safe = own.is_encrypted() == other.is_encrypted() && own.is_secret() >= other.is_secret();
+        is_as_safe && !self.shared.connection.has_ended()
+    }
+
+    /// This connection with the secret of `other`, in which the same ranks have met.
+    #[must_use]
+    pub fn with_secret_of(mut self, other: &ControlConnection) -> Self {
+        self.secret = other.secret.clone();
+        self
+    }
+
     /// Whether [`open_world_over_connection`](Self::open_world_over_connection) is possible with these members.
     #[must_use]
     pub fn can_open_over_connection(&self, members: &[Rank]) -> bool {

@@ -99,6 +99,11 @@ unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<Cal
         let stream = call.stream;
         // SAFETY: the caller guarantees the handles.
         let (communicator, call) = unsafe { call.check(function)? };
+        if call.is_on_host() && !call.is_empty() && !stream.is_null() {
+            return Err(Error::invalid_argument(format!(
+                "{function}: a stream was given, but the buffers are the host's memory: give NULL, or memory of the stream's GPU"
+            )));
+        }
         checked.push((communicator, call, stream));
     }
     let start = |(communicator, call, stream): (&Communicator, CheckedCall, *mut c_void)| {
@@ -108,7 +113,18 @@ unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<Cal
         // SAFETY: the caller guarantees the stream.
         communicator.submit_in_stream(call, unsafe { CallerStream::new(stream) }, None)
     };
-    checked.into_iter().map(start).collect()
+    let mut outcomes: Vec<Arc<CallOutcome>> = Vec::with_capacity(checked.len());
+    for call in checked {
+        match start(call) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(error) => {
+                // The buffers of those that are started are the caller's as soon as this returns. Those on a GPU are its streams'.
+                outcomes.iter().for_each(|outcome| drop(outcome.wait()));
+                return Err(error);
+            }
+        }
+    }
+    Ok(outcomes)
 }
 
 /// A send or a receive, as the caller passed it.

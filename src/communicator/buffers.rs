@@ -40,12 +40,16 @@ impl Communicator {
             return self.runner.user_memory.register(piece);
         }
         self.runner.open_gpu(piece)?;
+        if !self.runner.user_memory.has_devices() {
+            // There is nothing to wait for.
+            return self.runner.user_memory.register(piece);
+        }
         GATE.register(self.runner.timeout, || self.runner.user_memory.register(piece))
     }
 
     /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
-        if piece.is_host() {
+        if piece.is_host() || !self.runner.user_memory.has_devices() {
             return self.runner.user_memory.deregister(piece);
         }
         GATE.register(self.runner.timeout, || self.runner.user_memory.deregister(piece))

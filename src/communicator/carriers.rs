@@ -41,9 +41,9 @@ pub(super) type OfferedRanks = Vec<(CarrierKey, Rank)>;
 pub(super) struct CarrierOffer(Vec<(CarrierKey, Arc<ControlConnection>)>);
 
 impl CarrierOffer {
-    /// All connections of this process, one world of each, but for rendezvous in which it has several ranks: a new rank could not
-    /// tell which is its own.
-    pub(super) fn of_this_process() -> Self {
+    /// The connections of this process that ranks who meet in `meeting` can use, one world of each, but for rendezvous in which this
+    /// process has several ranks: a new rank could not tell which is its own.
+    pub(super) fn of_this_process(meeting: &ControlConnection) -> Self {
         let carriers = CARRIERS.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = |carrier: &Carrier| {
             let connection = carrier.connection.upgrade().filter(|_| carrier.creator.is_current())?;
@@ -57,8 +57,8 @@ impl CarrierOffer {
             let is_other = |other: &(CarrierKey, Arc<ControlConnection>)| {
                 other.0 == *key && other.1.rank_of_connection() != connection.rank_of_connection()
             };
-            let is_known = offered.iter().any(|(known, _)| known == key);
-            if offered.len() < MOST && !is_known && !all.iter().any(is_other) {
+            let is_usable = connection.can_replace(meeting) && !offered.iter().any(|(known, _)| known == key);
+            if offered.len() < MOST && is_usable && !all.iter().any(is_other) {
                 offered.push((*key, Arc::clone(connection)));
             }
         }

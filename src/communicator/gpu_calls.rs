@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::memory::Piece;
 use crate::rank::Rank;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 impl Communicator {
@@ -192,6 +192,8 @@ impl CallRunner {
     pub(super) fn end_gpu(&self) {
         if !self.gpu_state.end() {
             self.lock_state().executor.leak();
+            // A kernel may still access this region and, through it, those of neighbours, so none of them is used again.
+            std::mem::forget(self.region.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }

@@ -18,7 +18,7 @@ use super::plans::Plans;
 use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, region_layout};
 use crate::bootstrap::{
-    self, ControlConnection, Identity, ShrinkListener, ShrinkService, ShrinkServiceParams,
+    self, ControlConnection, Identity, RendezvousPoint, ShrinkListener, ShrinkService, ShrinkServiceParams,
 };
 use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
@@ -38,6 +38,17 @@ use crate::transport::{AnyTransport, local};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Where the control connection of a new communicator comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ConnectionOrigin {
+    /// A rendezvous at an address. It is kept, because `flexring status` asks its coordinator.
+    Address,
+    /// A rendezvous by a unique id. It is given up for an earlier one of the same ranks, if there is one.
+    UniqueId,
+    /// It was opened over that of an earlier rendezvous.
+    Opened(CarrierKey),
+}
+
 impl Communicator {
     /// Joins the world that `identity` names, with the settings in `config`.
     ///
@@ -54,15 +65,18 @@ impl Communicator {
         let config = &spec.config;
         inter_node::check_encryption(config)?;
         let connection = ControlConnection::join(identity, config, Arc::clone(&fault))?;
-        Self::join_over(spec, connection, None, fault)
+        let origin = match identity.rendezvous {
+            RendezvousPoint::Id(_) => ConnectionOrigin::UniqueId,
+            RendezvousPoint::Address { .. } => ConnectionOrigin::Address,
+        };
+        Self::join_over(spec, connection, origin, fault)
     }
 
-    /// Joins the world of `connection`. `carrier` is the key of the rendezvous that the connection was made in, if that was not for
-    /// this world.
+    /// Joins the world of `connection`.
     pub(super) fn join_over(
         spec: WorldSpec,
         mut connection: ControlConnection,
-        mut carrier: Option<CarrierKey>,
+        origin: ConnectionOrigin,
         fault: Arc<Fault>,
     ) -> Result<Self> {
         let config = &spec.config;
@@ -77,7 +91,7 @@ impl Communicator {
             (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
         let offer = MemoryOffer::of_this_process();
-        let carriers = CarrierOffer::of_this_process();
+        let carriers = CarrierOffer::of_this_process(&connection);
         let info = PeerInfo {
             memories: offer.places(),
             carriers: carriers.ranks(),
@@ -95,18 +109,21 @@ impl Communicator {
         };
         let infos = info.exchange(&connection)?;
         reach(FaultPoint::JoinKnowsPeers);
+        let mut carrier = infos[0].nonce;
         let offers: Vec<_> = infos.iter().map(|info| &info.carriers).collect();
-        if carrier.is_none()
-            && let Some((key, common, members)) = carriers.common(&offers)
-        {
-            // A random number that only these ranks have.
-            let id = infos.iter().fold(0, |id, info| id ^ u128::from_le_bytes(info.nonce));
-            connection = common.open_world_over_connection(id, &members, config, Arc::clone(&fault))?;
-            carrier = Some(key);
+        match (origin, carriers.common(&offers)) {
+            (ConnectionOrigin::Opened(key), _) => carrier = key,
+            (ConnectionOrigin::UniqueId, Some((key, common, members))) => {
+                // A random number that only these ranks have.
+                let id = infos.iter().fold(0, |id, info| id ^ u128::from_le_bytes(info.nonce));
+                let opened = common.open_world_over_connection(id, &members, config, Arc::clone(&fault))?;
+                connection = opened.with_secret_of(&connection);
+                carrier = key;
+            }
+            (ConnectionOrigin::UniqueId | ConnectionOrigin::Address, _) => {}
         }
         drop(carriers);
         let connection = Arc::new(connection);
-        let carrier = carrier.unwrap_or(infos[0].nonce);
         carriers::keep(carrier, &connection);
         let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
         // Report a topology or a plan that cannot be used, so that all ranks return the same error.
@@ -136,10 +153,10 @@ impl Communicator {
         let common = offer.common(&intra_node, &offers);
         let own = match &common {
             Some((memory, _)) => Arc::clone(memory.own()),
-            None => OwnMemory::new(intra_node.len())?,
+            None => OwnMemory::new(intra_node.len()).map_err(report)?,
         };
         let layout = region_layout(config, intra_node.len(), world);
-        let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
+        let mut region = own.region(layout, gpu::numa_node(config.gpu)).map_err(report)?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match (common, descriptors) {
             (Some(common), _) => common,
@@ -156,7 +173,7 @@ impl Communicator {
                             .run(me, &addresses, &own, key, deadline, &fault)
                             .map_err(report_lost_link)?
                     }
-                    None => NodeMemory::new(key, 0, own, vec![None])?,
+                    None => NodeMemory::new(key, 0, own, vec![None]).map_err(report)?,
                 };
                 let memory = Arc::new(memory);
                 node_memories::keep(&memory);
@@ -171,12 +188,12 @@ impl Communicator {
             let of_rank =
                 |(rank, place): (&Rank, usize)| RegionOfRank { rank: *rank, place, region: regions[*rank] };
             let ranks: Vec<RegionOfRank> = intra_node.iter().zip(places).map(of_rank).collect();
-            let neighbours = memory.neighbours(&mut region, &ranks)?;
-            let shm = Shm::new("shm", world, region.arena(), &neighbours)?;
+            let neighbours = memory.neighbours(&mut region, &ranks).map_err(report)?;
+            let shm = Shm::new("shm", world, region.arena(), &neighbours).map_err(report)?;
             transports.push(AnyTransport::InPlace(Box::new(shm)));
             reach(FaultPoint::JoinSharesMemory);
             if inter_node.is_empty() {
-                mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
+                mailbox = Some(Mailbox::new(region.arena(), &neighbours, me).map_err(report)?);
             }
         }
         if !inter_node.is_empty() {

@@ -34,7 +34,7 @@ impl MemoryOffer {
     pub(super) fn of_this_process() -> Self {
         let memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = |(creator, memory): &(CreatorProcess, Weak<NodeMemory>)| {
-            memory.upgrade().filter(|_| creator.is_current())
+            memory.upgrade().filter(|memory| creator.is_current() && !memory.is_retired())
         };
         let all: Vec<Arc<NodeMemory>> = memories.iter().rev().filter_map(alive).collect();
         drop(memories);

@@ -54,7 +54,7 @@ pub(super) struct CallRunner {
     /// Links, schedule and other choices, in one sentence.
     pub summary: String,
     /// This rank's part of the process's memory. The last field: neighbours' regions are read until all others are dropped.
-    pub _region: Region,
+    pub region: Mutex<Option<Region>>,
 }
 
 /// What only the running call uses.
@@ -169,10 +169,14 @@ impl CallRunner {
             // There is no other cause to wait for.
             self.abort(failure.message());
         }
-        match self.fault.get() {
+        let error = match self.fault.get() {
             Some(error) => error.clone(),
             None => self.fault.raise(self.control.report_failure(failure)),
+        };
+        if error.kind() == ErrorKind::PeerLost {
+            self.user_memory.retire();
         }
+        error
     }
 
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {

@@ -37,9 +37,6 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub world: usize,
     pub me: Rank,
     pub plans: Plans,
-    /// The process's memory, and the part of it that is for this communicator.
-    pub memory: Arc<NodeMemory>,
-    pub region: Region,
     pub transports: Vec<AnyTransport>,
     /// By rank, the index of the transport that reaches it.
     pub routes: Vec<usize>,
@@ -54,6 +51,10 @@ pub(super) struct CallRunnerBuilder<'a> {
     /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU is.
     pub opens_gpu: bool,
     pub fault: Arc<Fault>,
+    /// The process's memory, and the part of it that is for this communicator. The last fields: transports use it until they are
+    /// dropped.
+    pub memory: Arc<NodeMemory>,
+    pub region: Region,
 }
 
 impl CallRunnerBuilder<'_> {
@@ -108,7 +109,7 @@ impl CallRunnerBuilder<'_> {
             error_reported: AtomicBool::new(false),
             control,
             summary,
-            _region: region,
+            region: Mutex::new(Some(region)),
         })
     }
 

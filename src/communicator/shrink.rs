@@ -37,6 +37,9 @@ impl Communicator {
         let watch = InterruptWatch::start();
         let _ = self.synchronize();
         watch.check()?;
+        if self.runner.fault.get().is_some() || !exclude.is_empty() {
+            self.runner.user_memory.retire();
+        }
         let deadline = Instant::now() + self.blueprint.config.connect_timeout;
         match (&self.runner.control, &self.blueprint.gathering, &self.blueprint.service) {
             (ControlPlane::Threads(member), Some(gathering), _) => {

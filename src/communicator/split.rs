@@ -5,6 +5,7 @@
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
+use super::join::ConnectionOrigin;
 use super::local_gathering::{GatheringRequest, LocalGathering};
 use super::shrink::distribute;
 use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
@@ -64,7 +65,8 @@ impl Communicator {
         let Some((id, _created)) = unique_id else {
             let id = u128::from_le_bytes(offers[leader].id);
             let opened = connection.open_world(id, &members, &spec.config, Arc::clone(&fault))?;
-            return Self::join_over(spec, opened, self.blueprint.carrier, fault).map(Some);
+            let origin = self.blueprint.carrier.map_or(ConnectionOrigin::Address, ConnectionOrigin::Opened);
+            return Self::join_over(spec, opened, origin, fault).map(Some);
         };
         let position = members.iter().position(|member| *member == self.rank());
         let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;

@@ -84,6 +84,16 @@ impl UserMemory {
         reach(FaultPoint::MemoryAnnounced);
     }
 
+    /// Lets no further communicator use this memory: a process that has it may be gone, and what it had would stay.
+    pub(super) fn retire(&self) {
+        self.node.retire();
+    }
+
+    /// Whether there are devices that memory is registered with.
+    pub(super) fn has_devices(&self) -> bool {
+        self.registrar.is_some()
+    }
+
     /// Registers memory that is not in the arena with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece) -> Result<()> {
         if let Some(registrar) = &self.registrar {

@@ -12,9 +12,10 @@ pub(super) fn describe_absent(members: &[Member], call: &Call) -> String {
     // Ranks in equal states share one clause.
     let mut absent: Vec<(&Member, Vec<Rank>)> = Vec::new();
     for (rank, member) in members.iter().enumerate() {
-        if member.status == RankStatus::Active
-            && member.state.call().map(|c| c.sequence) == Some(call.sequence)
-        {
+        // Ranks that exchange messages with some others are in no collective, whatever its number.
+        let is_in =
+            |other: &Call| other.sequence == call.sequence && other.is_collective() == call.is_collective();
+        if member.status == RankStatus::Active && member.state.call().is_some_and(is_in) {
             continue;
         }
         match absent

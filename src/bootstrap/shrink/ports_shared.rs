@@ -63,6 +63,8 @@ impl PortsShared {
     /// From now on others may look for one more rank that is not served yet.
     pub(super) fn begin_join(&self) {
         self.lock().joining += 1;
+        // Before anybody can know of the rank.
+        self.wake.notify();
     }
 
     /// That rank is served, or will not be.

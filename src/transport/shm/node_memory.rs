@@ -17,6 +17,7 @@ use crate::memory::{Arena, PeerArena};
 use crate::transport::Rank;
 use crate::wake::WakeFd;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Identifies processes that have exchanged their memory: equal on all of them. Random.
@@ -110,13 +111,14 @@ impl OwnMemory {
     pub fn region(self: &Arc<Self>, layout: ArenaLayout, numa_node: Option<u32>) -> Result<Region> {
         let mut table = self.table();
         table.reclaim(&self.arena);
-        let slot = table.free_slots.pop().unwrap_or(table.slots);
+        let slot = table.free_slots.last().copied().unwrap_or(table.slots);
         if slot >= REGIONS {
             return Err(Error::unsupported(format!(
                 "this process has {REGIONS} communicators that share memory: drop some of them before you make more"
             )));
         }
         let start = self.arena.reserve(layout.bytes())?;
+        table.free_slots.pop();
         table.slots = table.slots.max(slot + 1);
         table.number += 1;
         let address = RegionAddress { start, slot, number: table.number };
@@ -252,6 +254,8 @@ pub struct NodeMemory {
     /// By place; `None` for this process.
     peers: Vec<Option<PeerMemory>>,
     prefault: Option<RemotePrefault>,
+    /// Whether no further communicator may use it.
+    retired: AtomicBool,
 }
 
 /// A rank of a communicator on this node.
@@ -283,7 +287,7 @@ impl NodeMemory {
             }
             _ => None,
         };
-        Ok(Self { key, place, own, peers, prefault })
+        Ok(Self { key, place, own, peers, prefault, retired: AtomicBool::new(false) })
     }
 
     /// What identifies the processes.
@@ -302,6 +306,17 @@ impl NodeMemory {
     #[must_use]
     pub fn processes(&self) -> usize {
         self.peers.len()
+    }
+
+    /// Lets no further communicator use it. Those that do go on.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether no further communicator may use it.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
     }
 
     /// This process's memory.

@@ -11,8 +11,8 @@ use crate::memory::PeerArena;
 use crate::process;
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Smaller buffers are faulted in about as fast as they are announced.
@@ -21,6 +21,7 @@ const MIN_BYTES: usize = 256 << 10;
 /// A process's side of prefaulting: it announces its own allocations, and its thread prefaults the neighbours'.
 pub(super) struct RemotePrefault {
     page: Arc<ArenaRef<NodePage>>,
+    announcing: Mutex<()>,
     neighbours: Vec<Arc<WakeFd>>,
     wake: Arc<WakeFd>,
     stop: Arc<AtomicBool>,
@@ -52,7 +53,7 @@ impl RemotePrefault {
         let builder = std::thread::Builder::new().name("flexring-prefault".to_owned());
         let thread = process::spawn(builder, move || worker.run())
             .map_err(|cause| Error::io("cannot start a thread", cause))?;
-        Ok(Self { page, neighbours: wakes, wake, stop, thread: Some(thread) })
+        Ok(Self { page, announcing: Mutex::new(()), neighbours: wakes, wake, stop, thread: Some(thread) })
     }
 
     /// Announces an allocation to the neighbours: `len` bytes at `offset` in this rank's arena.
@@ -60,7 +61,10 @@ impl RemotePrefault {
         if len < MIN_BYTES {
             return;
         }
+        // The page has one writer at a time.
+        let announcing = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
         self.page.prefault.publish(offset, len);
+        drop(announcing);
         self.neighbours.iter().for_each(|neighbour| neighbour.notify());
     }
 }
