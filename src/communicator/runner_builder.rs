@@ -76,7 +76,7 @@ impl CallRunnerBuilder<'_> {
             spin: config.spin(),
             timeout: config.timeout,
             crowded: self.crowded,
-        });
+        })?;
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let staged = if has_small_path { config.small.0 } else { 0 };

@@ -199,6 +199,12 @@ impl Links {
         self.transports.iter().find_map(|transport| transport.common().eventfd())
     }
 
+    /// Whether no transport ever lends an eventfd, but some sleep on other descriptors.
+    pub(super) fn needs_eventfd(&self) -> bool {
+        let is_posted = |transport: &AnyTransport| matches!(transport, AnyTransport::Posted(_));
+        !self.transports.is_empty() && self.transports.iter().all(is_posted)
+    }
+
     /// Whether every transport has a wake-up descriptor.
     pub(super) fn can_wake(&self) -> bool {
         self.transports.iter().all(|transport| transport.common().wake_fd().is_some())

@@ -40,6 +40,7 @@ use crate::plan::program::Program;
 use crate::rank::Rank;
 use crate::transport::AnyTransport;
 use crate::transport::shm::Mailbox;
+use crate::wake::WakeFd;
 use devices::Devices;
 use group_path::GroupPath;
 use links::Links;
@@ -113,9 +114,13 @@ impl Drop for CallGuard<'_> {
 
 impl Executor {
     /// An executor without programs.
-    pub fn new(parts: ExecutorParts) -> Self {
+    ///
+    /// # Errors
+    /// `System` if the process has no descriptor left.
+    pub fn new(parts: ExecutorParts) -> Result<Self> {
         let links = Links::new(parts.transports, parts.routes);
-        Self {
+        let eventfd = links.needs_eventfd().then(WakeFd::new).transpose()?.map(Arc::new);
+        Ok(Self {
             programs: ProgramPath::new(&links, parts.world),
             groups: GroupPath::new(&links, parts.world),
             resources: Resources {
@@ -125,13 +130,13 @@ impl Executor {
                 links,
                 slots: Slots::new(parts.slots),
                 fault: parts.fault,
-                wait: Wait::new(parts.spin, parts.timeout, parts.crowded),
+                wait: Wait::new(parts.spin, parts.timeout, parts.crowded, eventfd),
                 // A step adds at most one operand of each rank.
                 operands: Vec::with_capacity(parts.world),
             },
             small: parts.mailbox.map(|mailbox| SmallPath::new(mailbox, parts.crowded)),
             failed: false,
-        }
+        })
     }
 
     /// Adds a GPU: vectors may be in its memory from now on.

@@ -49,12 +49,18 @@ pub(super) struct Wait {
     nap: Duration,
     /// When this call asks next whether the program wants its thread back.
     interrupt: InterruptTimer,
-    /// What the fault notifies, if no link has an eventfd for it.
+    /// What the fault notifies, if no link lends an eventfd for it.
     eventfd: Option<Arc<WakeFd>>,
 }
 
 impl Wait {
-    pub(super) fn new(spin: Duration, timeout: Duration, crowded: bool) -> Self {
+    /// Waits like this; the fault notifies `eventfd`, if no link lends one for it.
+    pub(super) fn new(
+        spin: Duration,
+        timeout: Duration,
+        crowded: bool,
+        eventfd: Option<Arc<WakeFd>>,
+    ) -> Self {
         Self {
             spin,
             timeout,
@@ -63,7 +69,7 @@ impl Wait {
             since: None,
             nap: FIRST_NAP,
             interrupt: InterruptTimer::default(),
-            eventfd: None,
+            eventfd,
         }
     }
 
@@ -165,7 +171,12 @@ impl Wait {
         self.interrupt.check_at(now)?;
         if links.set_need_wakeup() && !is_ready() {
             reach(FaultPoint::SleepBegins);
-            sleep(fault, &mut self.eventfd, links, (self.timeout - waited).min(longest).min(longest_sleep()));
+            sleep(
+                fault,
+                self.eventfd.as_ref(),
+                links,
+                (self.timeout - waited).min(longest).min(longest_sleep()),
+            );
             self.nap = (2 * self.nap).min(LONGEST_NAP);
         }
         links.clear_need_wakeup();
@@ -174,12 +185,8 @@ impl Wait {
 }
 
 /// Sleeps until the fault is raised or a link may have work, but no longer than `longest`.
-fn sleep(fault: &Fault, own: &mut Option<Arc<WakeFd>>, links: &Links, longest: Duration) {
-    // A link's eventfd serves for the fault, too. Otherwise this rank has one for it, from its first sleep on.
-    let eventfd = links.eventfd().or_else(|| {
-        *own = own.take().or_else(|| WakeFd::new().ok().map(Arc::new));
-        own.as_ref()
-    });
+fn sleep(fault: &Fault, own: Option<&Arc<WakeFd>>, links: &Links, longest: Duration) {
+    let eventfd = links.eventfd().or(own);
     let is_woken = links.can_wake() && eventfd.is_some();
     let longest = if is_woken { longest } else { longest.min(LONGEST_UNWOKEN_SLEEP) };
     if let Some(eventfd) = eventfd {

@@ -127,7 +127,7 @@ static void collectives_are_checked(void) {
     EXPECT(INVALID, "overlap", flexring_broadcast(send, send + 7, 8, f32, 0, comm, NULL));
     EXPECT(INVALID, "overlap", flexring_reduce(send + 7, send, 8, f32, sum, 0, comm, NULL));
     EXPECT(INVALID, "more than any memory", flexring_all_gather(send, recv, SIZE_MAX, f32, comm, NULL));
-    EXPECT(INVALID, "flexring_dtype", flexring_broadcast(send, recv, 8, 12, 0, comm, NULL));
+    EXPECT(INVALID, "flexring_dtype", flexring_broadcast(send, recv, 8, 15, 0, comm, NULL));
     EXPECT(INVALID, "flexring_op", flexring_reduce(send, recv, 8, f32, 5, 0, comm, NULL));
     EXPECT(INVALID, "host's memory", flexring_broadcast(send, recv, 8, f32, 0, comm, SENTINEL));
 }
