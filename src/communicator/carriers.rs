@@ -3,7 +3,7 @@
 //! Owns the list of them, and which of them a new communicator uses. Must not know how a world is opened over one.
 
 use crate::bootstrap::ControlConnection;
-use crate::process::CreatorProcess;
+use crate::process::PerProcess;
 use crate::rank::Rank;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -16,21 +16,19 @@ pub(super) type CarrierKey = [u8; 16];
 
 /// A control connection that a world of this process uses.
 struct Carrier {
-    creator: CreatorProcess,
     key: CarrierKey,
     connection: Weak<ControlConnection>,
 }
 
-/// Those of this process, or of its parent, oldest first.
-static CARRIERS: Mutex<Vec<Carrier>> = Mutex::new(Vec::new());
+/// Oldest first.
+static CARRIERS: PerProcess<Mutex<Vec<Carrier>>> = PerProcess::new();
 
 /// Lets later communicators of this process use the connection of this world, as long as the world lives. `key` is that of the
 /// rendezvous that the connection was made in.
 pub(super) fn keep(key: CarrierKey, connection: &Arc<ControlConnection>) {
-    let mut carriers = CARRIERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut carriers = CARRIERS.get().lock().unwrap_or_else(PoisonError::into_inner);
     carriers.retain(|carrier| carrier.connection.strong_count() > 0);
-    let (creator, connection) = (CreatorProcess::current(), Arc::downgrade(connection));
-    carriers.push(Carrier { creator, key, connection });
+    carriers.push(Carrier { key, connection: Arc::downgrade(connection) });
 }
 
 /// What a rank offers to use together with the other ranks of a new communicator: the key of each connection, and its rank in the
@@ -44,11 +42,8 @@ impl CarrierOffer {
     /// The connections of this process that ranks who meet in `meeting` can use, one world of each, but for rendezvous in which this
     /// process has several ranks: a new rank could not tell which is its own.
     pub(super) fn of_this_process(meeting: &ControlConnection) -> Self {
-        let carriers = CARRIERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive = |carrier: &Carrier| {
-            let connection = carrier.connection.upgrade().filter(|_| carrier.creator.is_current())?;
-            Some((carrier.key, connection))
-        };
+        let carriers = CARRIERS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = |carrier: &Carrier| Some((carrier.key, carrier.connection.upgrade()?));
         let all: Vec<(CarrierKey, Arc<ControlConnection>)> =
             carriers.iter().rev().filter_map(alive).collect();
         drop(carriers);

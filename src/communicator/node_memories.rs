@@ -3,7 +3,7 @@
 //! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses. Must not
 //! know how memory is exchanged, nor how it is used.
 
-use crate::process::CreatorProcess;
+use crate::process::PerProcess;
 use crate::rank::Rank;
 use crate::transport::shm::{NodeKey, NodeMemory};
 use std::collections::BTreeSet;
@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// How many memories a rank offers: the newest ones.
 const MOST: usize = 32;
 
-/// What this process, or its parent, has exchanged, oldest first.
-static MEMORIES: Mutex<Vec<(CreatorProcess, Weak<NodeMemory>)>> = Mutex::new(Vec::new());
+/// What this process has exchanged, oldest first.
+static MEMORIES: PerProcess<Mutex<Vec<Weak<NodeMemory>>>> = PerProcess::new();
 
 /// Lets later communicators of this process use `memory`, as long as one uses it.
 pub(super) fn keep(memory: &Arc<NodeMemory>) {
-    let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
-    memories.retain(|(_, known)| known.strong_count() > 0);
-    memories.push((CreatorProcess::current(), Arc::downgrade(memory)));
+    let mut memories = MEMORIES.get().lock().unwrap_or_else(PoisonError::into_inner);
+    memories.retain(|known| known.strong_count() > 0);
+    memories.push(Arc::downgrade(memory));
 }
 
 /// What a rank offers to share with the other ranks of a new communicator: the key of each memory, and its place there.
@@ -32,10 +32,8 @@ impl MemoryOffer {
     /// All memories of this process, but for those in which it has several places, because it has several ranks: a new rank could
     /// not tell which is its own.
     pub(super) fn of_this_process() -> Self {
-        let memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive = |(creator, memory): &(CreatorProcess, Weak<NodeMemory>)| {
-            memory.upgrade().filter(|memory| creator.is_current() && !memory.is_retired())
-        };
+        let memories = MEMORIES.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = |memory: &Weak<NodeMemory>| memory.upgrade().filter(|memory| !memory.is_retired());
         let all: Vec<Arc<NodeMemory>> = memories.iter().rev().filter_map(alive).collect();
         drop(memories);
         let is_single =

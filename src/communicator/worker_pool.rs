@@ -5,7 +5,7 @@
 //! Owns the threads. Must not know what a call is.
 
 use crate::error::{Error, Result};
-use crate::process::{self, CreatorProcess};
+use crate::process::{self, PerProcess};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,8 @@ const TIMER_SLACK: u64 = 1000;
 /// What a thread runs.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool of this process, or of its parent.
-static POOL: Mutex<Option<(CreatorProcess, Weak<WorkerPool>)>> = Mutex::new(None);
+/// The pool of this process.
+static POOL: PerProcess<Mutex<Weak<WorkerPool>>> = PerProcess::new();
 
 /// A handle to the threads. They end when the last one is dropped.
 #[derive(Debug)]
@@ -45,15 +45,12 @@ struct PoolState {
 impl WorkerPool {
     /// The pool of this process.
     pub(super) fn of_this_process() -> Arc<Self> {
-        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-        // The parent's threads do not exist in a forked child.
-        let known = pool.as_ref().filter(|(creator, _)| creator.is_current());
-        if let Some(known) = known.and_then(|(_, known)| known.upgrade()) {
-            return known;
-        }
-        let new = Arc::new(Self { shared: Arc::default(), threads: Mutex::default() });
-        *pool = Some((CreatorProcess::current(), Arc::downgrade(&new)));
-        new
+        let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+        pool.upgrade().unwrap_or_else(|| {
+            let new = Arc::new(Self { shared: Arc::default(), threads: Mutex::default() });
+            *pool = Arc::downgrade(&new);
+            new
+        })
     }
 
     /// Runs `job` on a thread that does nothing else meanwhile.

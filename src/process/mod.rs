@@ -4,7 +4,9 @@
 //! started. Must not know what the threads and sockets are for.
 
 mod fork;
+mod per_process;
 mod thread;
 
 pub(crate) use fork::{ClosedInChild, CreatorProcess};
+pub(crate) use per_process::PerProcess;
 pub(crate) use thread::spawn;

@@ -8,7 +8,7 @@ use super::served_rank::ServedRank;
 use super::thread::ShrinkThread;
 use crate::bootstrap::listen::listen_at;
 use crate::error::{Error, Result};
-use crate::process::{self, CreatorProcess};
+use crate::process::{self, CreatorProcess, PerProcess};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -24,8 +24,8 @@ pub(super) struct ShrinkPorts {
     creator: CreatorProcess,
 }
 
-/// All of them. A forked child inherits the table but not the threads.
-static OPEN: Mutex<Vec<Weak<ShrinkPorts>>> = Mutex::new(Vec::new());
+/// Those of this process.
+static OPEN: PerProcess<Mutex<Vec<Weak<ShrinkPorts>>>> = PerProcess::new();
 
 impl ShrinkPorts {
     /// The ports at these addresses, which are opened if there are none.
@@ -33,11 +33,9 @@ impl ShrinkPorts {
     /// # Errors
     /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
     pub(super) fn at(addresses: &[IpAddr]) -> Result<Arc<Self>> {
-        let mut table = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         table.retain(|ports| ports.strong_count() > 0);
-        let is_usable = |ports: &Arc<Self>| {
-            ports.creator.is_current() && ports.addresses == addresses && !ports.shared.has_ended()
-        };
+        let is_usable = |ports: &Arc<Self>| ports.addresses == addresses && !ports.shared.has_ended();
         if let Some(ports) = table.iter().filter_map(Weak::upgrade).find(is_usable) {
             return Ok(ports);
         }
