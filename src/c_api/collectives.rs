@@ -2,6 +2,7 @@
 //! in NCCL.
 
 use super::buffer::piece_in;
+use super::checks;
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
@@ -42,6 +43,9 @@ impl RawCall {
         guarded(|| {
             // SAFETY: the caller guarantees the handle.
             let (communicator, checked) = unsafe { self.check(validate)? };
+            if checks::is_on() {
+                return checks::check(communicator, &checked, stream);
+            }
             if stream.is_null() && checked.is_on_host() {
                 return communicator.run(&checked);
             }

@@ -1,6 +1,7 @@
 //! Sends and receives, alone and in groups, which are per thread as in NCCL. Streams and memory are as for
 //! [`flexring_all_reduce`](super::collectives::flexring_all_reduce).
 
+use super::checks;
 use super::collectives::{RawCall, flexring_request};
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
@@ -233,6 +234,14 @@ pub extern "C" fn flexring_group_start() -> flexring_result {
 pub unsafe extern "C" fn flexring_group_end() -> flexring_result {
     guarded(|| {
         let Some(mut calls) = end_level("flexring_group_end")? else { return Ok(()) };
+        if checks::is_on() {
+            return calls.into_iter().try_for_each(|call| {
+                let stream = call.stream;
+                // SAFETY: the caller guarantees the handles.
+                let (communicator, call) = unsafe { call.check("flexring_group_end")? };
+                checks::check(communicator, &call, stream)
+            });
+        }
         if calls.len() == 1 && calls[0].stream.is_null() {
             let call = calls.remove(0);
             // SAFETY: the caller guarantees the handle.

@@ -6,6 +6,7 @@
 //! message.
 
 pub mod buffer;
+pub mod checks;
 pub mod collectives;
 pub mod comm;
 pub mod exchanges;

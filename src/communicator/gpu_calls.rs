@@ -24,6 +24,33 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 impl Communicator {
+    /// Checks that a call whose arguments are valid can be made in a stream, as far as that is known without the GPU.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the host's memory, `Unsupported` for a peer in this process; the failure of an earlier call.
+    pub(crate) fn check_for_stream(&self, checked: &CheckedCall) -> Result<()> {
+        self.check_process()?;
+        if checked.is_empty() {
+            return Ok(());
+        }
+        if checked.is_on_host() {
+            let message = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
+            return Err(Error::invalid_argument(message));
+        }
+        let runner = &self.runner;
+        runner.check_usable()?;
+        let shares_process = |peer: Rank| {
+            peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
+        };
+        // Its kernel and that of the peer wait for each other, and only the calls of all ranks are launched together.
+        let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) else { return Ok(()) };
+        let message = format!(
+            "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in a \
+             process of its own, or use all_to_all_v"
+        );
+        Err(Error::unsupported(message))
+    }
+
     /// Starts a checked call that takes effect in a stream: after the work that is in it already, and before
     /// work that is added later. If the call fails, the communicator fails and the next call returns the
     /// error; the stream continues in any case.
@@ -46,28 +73,12 @@ impl Communicator {
         stream: CallerStream,
         other: Option<CallerStream>,
     ) -> Result<Arc<CallOutcome>> {
-        self.check_process()?;
+        self.check_for_stream(&checked)?;
         if checked.is_empty() {
             // An empty call has no memory, so it needs no stream.
             return self.submit(checked);
         }
-        if checked.is_on_host() {
-            let message = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
-            return Err(Error::invalid_argument(message));
-        }
         let runner = &self.runner;
-        runner.check_usable()?;
-        let shares_process = |peer: Rank| {
-            peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
-        };
-        // Its kernel and that of the peer wait for each other, and only the calls of all ranks are launched together.
-        if let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) {
-            let message = format!(
-                "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in \
-                 a process of its own, or use all_to_all_v"
-            );
-            return Err(Error::unsupported(message));
-        }
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         if checked.scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
