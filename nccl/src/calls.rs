@@ -26,6 +26,7 @@ pub(crate) enum CallKind {
 }
 
 /// A call. The count is what NCCL's function of that name takes.
+#[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub kind: CallKind,
     /// Its name in NCCL, for errors at the end of a group.
@@ -63,8 +64,8 @@ impl Call {
     ///
     /// # Safety
     /// The buffers and the stream are valid until the stream has passed the call.
-    pub(crate) unsafe fn run(self, live: &Live) -> Outcome {
-        let Self { kind, send, recv, count, dtype, op, root, stream, .. } = self;
+    pub(crate) unsafe fn run(&self, live: &Live) -> Outcome {
+        let Self { kind, send, recv, count, dtype, op, root, stream, .. } = *self;
         let comm = live.handle();
         // SAFETY: the handle is live; the caller guarantees the rest.
         let result = unsafe {

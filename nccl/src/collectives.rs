@@ -55,7 +55,7 @@ pub(crate) fn checked_type(datatype: ncclDataType_t) -> Outcome<c_int> {
     Err(Failure::argument(format!("{datatype} is no ncclDataType_t: expected 0 to {}", NCCL_NUM_TYPES - 1)))
 }
 
-nccl_functions! {
+nccl_functions! { guarded_in_group:
     /// Reduces vectors of all ranks onto all ranks.
     fn ncclAllReduce / pncclAllReduce(
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,

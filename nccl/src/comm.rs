@@ -1,6 +1,7 @@
 //! A communicator as NCCL's interface sees it: it may still be on its way, it can be finalized, and it has a GPU.
 
 use crate::cuda::{self, Device};
+use crate::memory::Registrations;
 use crate::red_op::RedOps;
 use crate::status::{Failure, Outcome, check, record};
 use crate::types::ncclResult_t;
@@ -9,11 +10,11 @@ use flexring::c_api::comm::{
 };
 use flexring::c_api::interrupt::flexring_set_interrupt_check;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// flexring's communicator. Freed with its last owner, so that no call uses it afterwards.
@@ -58,6 +59,8 @@ impl Drop for Live {
 }
 
 enum CommState {
+    /// It is made at the end of a group.
+    Deferred,
     /// A thread makes it.
     Joining,
     Ready(Arc<Live>),
@@ -85,8 +88,23 @@ pub(crate) struct Comm {
     pub blocking: bool,
     pub device: Option<Device>,
     pub ops: Mutex<RedOps>,
-    /// Registered memory, as address and length, by handle.
-    pub registered: Mutex<BTreeMap<usize, (usize, usize)>>,
+    pub registered: Mutex<Registrations>,
+    pub world: WorldKey,
+    /// How many communicators were made of it.
+    children: AtomicUsize,
+}
+
+/// Tells communicators of this process that are ranks of the same world from others. Only for the order of calls: ranks that
+/// differ in the number of their splits may get different keys for one world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WorldKey(u64);
+
+impl WorldKey {
+    pub(crate) fn new(identity: impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        identity.hash(&mut hasher);
+        Self(hasher.finish())
+    }
 }
 
 /// Makes flexring's communicator; `None` for a split without a color.
@@ -94,7 +112,7 @@ pub(crate) type Make = Box<dyn FnOnce() -> Outcome<Option<Live>> + Send>;
 
 impl Comm {
     /// A communicator that is being made.
-    pub(crate) fn joining(blocking: bool, device: Option<Device>) -> Arc<Self> {
+    pub(crate) fn joining(blocking: bool, device: Option<Device>, world: WorldKey) -> Arc<Self> {
         Arc::new(Self {
             progress: Mutex::new(Progress { state: CommState::Joining, busy: 0 }),
             changed: Condvar::new(),
@@ -103,7 +121,30 @@ impl Comm {
             device,
             ops: Mutex::default(),
             registered: Mutex::default(),
+            world,
+            children: AtomicUsize::new(0),
         })
+    }
+
+    /// The next communicator that is made of this one, with the ranks of this `color`.
+    pub(crate) fn child(&self, blocking: Option<bool>, color: c_int) -> Arc<Self> {
+        let number = self.children.fetch_add(1, Ordering::Relaxed);
+        let world = WorldKey::new((self.world.0, number, color));
+        Self::joining(blocking.unwrap_or(self.blocking), self.device, world)
+    }
+
+    /// Notes that it is made at the end of a group.
+    pub(crate) fn defer(&self) {
+        self.lock().state = CommState::Deferred;
+    }
+
+    /// Notes that a thread is about to make it. `false` if it was destroyed or aborted meanwhile.
+    pub(crate) fn begin(&self) -> bool {
+        let mut progress = self.lock();
+        if matches!(progress.state, CommState::Deferred) {
+            progress.state = CommState::Joining;
+        }
+        matches!(progress.state, CommState::Joining)
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
@@ -116,6 +157,9 @@ impl Comm {
         // flexring's communicator works with the current GPU, which may be another one than that of the communicator it is
         // made of.
         let make = || {
+            if self.is_cancelled() {
+                return Err(cancelled());
+            }
             let _device = self.device.map(cuda::use_device).transpose()?;
             make()
         };
@@ -129,8 +173,12 @@ impl Comm {
                 (CommState::Failed(failure.clone()), Err(failure))
             }
         };
-        self.lock().state = state;
+        let mut progress = self.lock();
+        // It is dropped after the lock: freeing a communicator takes time.
+        let is_wanted = matches!(progress.state, CommState::Joining);
+        let _unused = if is_wanted { std::mem::replace(&mut progress.state, state) } else { state };
         self.changed.notify_all();
+        drop(progress);
         outcome
     }
 
@@ -148,17 +196,28 @@ impl Comm {
         match &self.lock().state {
             CommState::Ready(live) => Ok(Arc::clone(live)),
             CommState::Finalized(_) => Err(Failure::argument("the communicator was finalized")),
-            CommState::Joining => Err(still_joining()),
+            CommState::Deferred | CommState::Joining => Err(still_joining()),
             CommState::Failed(failure) => Err(failure.clone()),
             CommState::Ended => Err(ended()),
         }
+    }
+
+    /// The communicator, to make another one of it.
+    pub(crate) fn idle(&self) -> Outcome<Arc<Live>> {
+        if self.lock().busy > 0 {
+            return Err(Failure::argument(
+                "the communicator is still being split, shrunk or finalized: wait until ncclCommGetAsyncError reports \
+                 ncclSuccess",
+            ));
+        }
+        self.ready()
     }
 
     /// The communicator for questions, also after it was finalized.
     pub(crate) fn made(&self) -> Outcome<Arc<Live>> {
         match &self.lock().state {
             CommState::Ready(live) | CommState::Finalized(live) => Ok(Arc::clone(live)),
-            CommState::Joining => Err(still_joining()),
+            CommState::Deferred | CommState::Joining => Err(still_joining()),
             CommState::Failed(failure) => Err(failure.clone()),
             CommState::Ended => Err(ended()),
         }
@@ -174,7 +233,7 @@ impl Comm {
             return Ok(ncclResult_t::ncclInProgress);
         }
         let live = match &progress.state {
-            CommState::Joining => return Ok(ncclResult_t::ncclInProgress),
+            CommState::Deferred | CommState::Joining => return Ok(ncclResult_t::ncclInProgress),
             CommState::Failed(failure) => return Err(failure.clone()),
             CommState::Ended => return Err(ended()),
             CommState::Ready(live) | CommState::Finalized(live) => Arc::clone(live),
@@ -190,23 +249,10 @@ impl Comm {
         self.progress().err()
     }
 
-    /// Waits until no thread makes it.
-    pub(crate) fn wait_made(&self) {
-        let joining = |progress: &mut Progress| matches!(progress.state, CommState::Joining);
-        drop(self.changed.wait_while(self.lock(), joining));
-    }
-
     /// Counts a step in the background until the returned value is dropped.
     pub(crate) fn busy(self: &Arc<Self>) -> Busy {
         self.lock().busy += 1;
         Busy(Arc::clone(self))
-    }
-
-    /// Waits until no thread makes it, or works on it in the background.
-    pub(crate) fn settle(&self) {
-        let unsettled =
-            |progress: &mut Progress| progress.busy > 0 || matches!(progress.state, CommState::Joining);
-        drop(self.changed.wait_while(self.lock(), unsettled));
     }
 
     /// Notes that it was finalized, or why it could not be.
@@ -220,11 +266,31 @@ impl Comm {
         }
     }
 
-    /// Ends it, and returns flexring's communicator if it was made.
+    /// Ends it at once, and returns flexring's communicator if it was made.
     pub(crate) fn end(&self) -> Option<Arc<Live>> {
-        match std::mem::replace(&mut self.lock().state, CommState::Ended) {
+        self.end_after(|_| false)
+    }
+
+    /// [`end`](Self::end), when no thread makes it.
+    pub(crate) fn end_made(&self) -> Option<Arc<Live>> {
+        self.end_after(|progress| matches!(progress.state, CommState::Joining))
+    }
+
+    /// [`end`](Self::end), when no thread makes it, or works on it in the background.
+    pub(crate) fn end_settled(&self) -> Option<Arc<Live>> {
+        self.end_after(|progress| progress.busy > 0 || matches!(progress.state, CommState::Joining))
+    }
+
+    /// [`end`](Self::end), when `must_wait` no longer holds.
+    fn end_after(&self, must_wait: impl Fn(&Progress) -> bool) -> Option<Arc<Live>> {
+        let waited = self.changed.wait_while(self.lock(), |progress| must_wait(progress));
+        let mut progress = waited.unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut progress.state, CommState::Ended);
+        // Another thread may wait for the same.
+        self.changed.notify_all();
+        match before {
             CommState::Ready(live) | CommState::Finalized(live) => Some(live),
-            CommState::Joining | CommState::Failed(_) | CommState::Ended => None,
+            CommState::Deferred | CommState::Joining | CommState::Failed(_) | CommState::Ended => None,
         }
     }
 }

@@ -1,16 +1,14 @@
 //! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread.
 //!
-//! Owns what is deferred, and how it runs at the end: first all communicators are made, each on a thread of its own; then the
-//! calls of each communicator in their order (sends and receives together, after the others), and those of different communicators at the same time, because one thread may
-//! make the calls of all ranks. Must not know what a call does.
+//! Owns what is deferred, and how communicators are made at the end, before the calls run. Must not know how calls run.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Make};
+use crate::group_calls::{self, Deferred};
 use crate::handles;
-use crate::status::{Failure, Outcome, check, nccl_functions, record};
-use crate::threads::{run_together, spawn};
-use crate::types::{CUDA_STREAM_PER_THREAD, ncclComm_t, ncclResult_t};
-use flexring::c_api::groups::{flexring_group_end, flexring_group_start};
+use crate::status::{Failure, Outcome, nccl_functions};
+use crate::threads::spawn;
+use crate::types::{ncclComm_t, ncclResult_t};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -35,12 +33,6 @@ struct Begun {
     comm: Arc<Comm>,
     make: Make,
     parent: Option<Arc<Comm>>,
-}
-
-/// A call on a communicator.
-struct Deferred {
-    comm: Arc<Comm>,
-    call: Call,
 }
 
 #[derive(Default)]
@@ -69,12 +61,16 @@ nccl_functions! {
         end()
     }
 
-    /// Not supported. Ends the group, and drops its calls.
+    /// Not supported. Ends the group, and drops its calls. In another group it ends one level, and fails the whole.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: *mut c_void) {
         let _ = simInfo;
-        let group = GROUP.take();
-        group.creations.into_iter().for_each(Begun::drop_handle);
-        Err(Failure::usage("not supported by flexring: `flexring plan` shows what a call would do"))
+        let refusal = Failure::usage("not supported by flexring: `flexring plan` shows what a call would do");
+        if let Some(group) = end_level()? {
+            group.creations.into_iter().for_each(Begun::drop_handle);
+        } else {
+            fail(refusal.clone().context("ncclGroupSimulateEnd"));
+        }
+        Err(refusal)
     }
 }
 
@@ -109,14 +105,15 @@ pub(crate) unsafe fn create(creation: Creation) -> Outcome<ncclResult_t> {
         if group.depth == 0 {
             return Some(begun);
         }
+        begun.comm.defer();
         group.creations.push(begun);
         None
     });
     match alone {
         None => Ok(ncclResult_t::ncclSuccess),
         Some(begun) if begun.comm.blocking => {
-            let Begun { out, handle, comm, make, .. } = begun;
-            comm.make(make).inspect_err(|_| forget(out, handle))?;
+            let Begun { out, handle, comm, make, parent } = begun;
+            comm.make(counted(make, parent)).inspect_err(|_| forget(out, handle))?;
             Ok(ncclResult_t::ncclSuccess)
         }
         Some(begun) => make_all(vec![begun]),
@@ -131,14 +128,15 @@ impl Begun {
     }
 }
 
-/// Takes the handle of a communicator back that was not made.
+/// Takes the handle of a communicator back that was not made, unless the program has done so.
 fn forget(out: *mut ncclComm_t, handle: ncclComm_t) {
-    let _ = handles::remove(handle);
-    // SAFETY: the caller of `create` guarantees that it may be written until now.
-    unsafe { out.write(null_mut()) };
+    if handles::remove(handle).is_ok() {
+        // SAFETY: the caller of `create` guarantees that it may be written until now.
+        unsafe { out.write(null_mut()) };
+    }
 }
 
-/// Makes communicators at the same time.
+/// Makes communicators at the same time, those of one parent one after the other: all its ranks make them in the same order.
 fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
     // The first in time: the others fail because they are cancelled then.
     let failure: Arc<Mutex<Option<Failure>>> = Arc::default();
@@ -146,14 +144,21 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
         failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     };
     let (mut in_background, mut is_failed) = (false, false);
+    // The program may have aborted some of them in the group.
+    let creations: Vec<Begun> = creations.into_iter().filter(|begun| begun.comm.begin()).collect();
     let comms: Vec<Arc<Comm>> = creations.iter().map(|begun| Arc::clone(&begun.comm)).collect();
     let mut threads = Vec::new();
-    for Begun { out, handle, comm, make, parent } in creations {
-        let (maker, peers, first) = (Arc::clone(&comm), comms.clone(), Arc::clone(&failure));
-        let busy = parent.map(|parent| parent.busy());
-        let body = move || {
-            let outcome = maker.make(make);
-            drop(busy);
+    for chain in chains_of(creations) {
+        let mut handles = Vec::new();
+        let mut steps = Vec::new();
+        for Begun { out, handle, comm, make, parent } in chain {
+            handles.push((out, handle, comm.blocking));
+            steps.push((comm, counted(make, parent)));
+        }
+        let (peers, first) = (comms.clone(), Arc::clone(&failure));
+        let own: Vec<Arc<Comm>> = steps.iter().map(|(comm, _)| Arc::clone(comm)).collect();
+        let step = move |(comm, make): (Arc<Comm>, Make)| {
+            let outcome = comm.make(make);
             let is_made = outcome.is_ok();
             if let Err(error) = outcome {
                 note(&first, error);
@@ -162,26 +167,32 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
             }
             is_made
         };
+        let body = move || steps.into_iter().map(step).collect::<Vec<bool>>();
+        in_background |= handles.iter().any(|(.., blocking)| !blocking);
         match spawn("flexring-init", body) {
-            Ok(thread) if comm.blocking => threads.push((thread, out, handle)),
-            Ok(_) => in_background = true,
+            Ok(thread) => threads.push((thread, handles)),
             Err(error) => {
                 comms.iter().for_each(|peer| peer.cancel());
-                comm.end();
-                forget(out, handle);
+                own.iter().for_each(|comm| drop(comm.end()));
+                handles.into_iter().for_each(|(out, handle, _)| forget(out, handle));
                 note(&failure, error);
                 is_failed = true;
             }
         }
     }
-    for (thread, out, handle) in threads {
-        let is_made = thread.join().unwrap_or_else(|_| {
+    for (thread, handles) in threads {
+        if handles.iter().all(|(.., blocking)| !blocking) {
+            continue;
+        }
+        let made = thread.join().unwrap_or_else(|_| {
             note(&failure, Failure::panicked());
-            false
+            vec![false; handles.len()]
         });
-        if !is_made {
-            forget(out, handle);
-            is_failed = true;
+        for ((out, handle, blocking), is_made) in handles.into_iter().zip(made) {
+            if blocking && !is_made {
+                forget(out, handle);
+                is_failed = true;
+            }
         }
     }
     // A failure in the background is the state of its communicator.
@@ -191,6 +202,33 @@ fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
         None if in_background => Ok(ncclResult_t::ncclInProgress),
         None => Ok(ncclResult_t::ncclSuccess),
     }
+}
+
+/// The creations that are made one after the other, in their order: those that have the same parent.
+fn chains_of(creations: Vec<Begun>) -> Vec<Vec<Begun>> {
+    let mut chains: Vec<Vec<Begun>> = Vec::new();
+    for begun in creations {
+        let is_same = |chain: &&mut Vec<Begun>| match (&chain[0].parent, &begun.parent) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        match chains.iter_mut().find(is_same) {
+            Some(chain) => chain.push(begun),
+            None => chains.push(vec![begun]),
+        }
+    }
+    chains
+}
+
+/// A creation during which its parent is busy. The parent is idle again before the communicator is seen to be made.
+fn counted(make: Make, parent: Option<Arc<Comm>>) -> Make {
+    let Some(parent) = parent else { return make };
+    let busy = parent.busy();
+    Box::new(move || {
+        let made = make();
+        drop(busy);
+        made
+    })
 }
 
 /// Makes a call: at once, or at the end of the group.
@@ -215,14 +253,7 @@ pub(crate) unsafe fn call(comm: Arc<Comm>, call: Call) -> Outcome<ncclResult_t> 
 
 /// Ends a group of this thread, or one within it.
 pub(crate) fn end() -> Outcome<ncclResult_t> {
-    let ended = GROUP.with_borrow_mut(|group| {
-        if group.depth == 0 {
-            return Err(Failure::usage("there was no ncclGroupStart"));
-        }
-        group.depth -= 1;
-        Ok((group.depth == 0).then(|| std::mem::take(group)))
-    })?;
-    let Some(Group { creations, calls, failure, .. }) = ended else {
+    let Some(Group { creations, calls, failure, .. }) = end_level()? else {
         return Ok(ncclResult_t::ncclSuccess);
     };
     if let Some(failure) = failure {
@@ -230,51 +261,17 @@ pub(crate) fn end() -> Outcome<ncclResult_t> {
         return Err(failure.context("a call in the group failed, and none was run"));
     }
     let result = if creations.is_empty() { ncclResult_t::ncclSuccess } else { make_all(creations)? };
-    run_all(calls)?;
+    group_calls::run(calls)?;
     Ok(result)
 }
 
-/// Runs the calls of all communicators.
-fn run_all(calls: Vec<Deferred>) -> Outcome {
-    let mut parts: Vec<(Arc<Comm>, Vec<Call>)> = Vec::new();
-    for Deferred { comm, call } in calls {
-        match parts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &comm)) {
-            Some((_, calls)) => calls.push(call),
-            None => parts.push((comm, vec![call])),
+/// Ends a level of this thread's group, and returns the group if it was the last one.
+fn end_level() -> Outcome<Option<Group>> {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Err(Failure::usage("there was no ncclGroupStart"));
         }
-    }
-    if parts.len() < 2 {
-        return parts.into_iter().try_for_each(|(comm, calls)| run_part(&comm, calls));
-    }
-    if parts.iter().flat_map(|(_, calls)| calls).any(|call| call.stream.addr() == CUDA_STREAM_PER_THREAD) {
-        return Err(Failure::usage(
-            "cudaStreamPerThread in a group of several communicators, whose calls run on several threads: use streams",
-        ));
-    }
-    let tasks = parts.into_iter().map(|(comm, calls)| -> Box<dyn FnOnce() -> Outcome<()> + Send> {
-        Box::new(move || run_part(&comm, calls).inspect_err(record))
-    });
-    run_together(tasks.collect())?.into_iter().collect()
-}
-
-/// Runs calls of one communicator: first the collectives in their order, then the sends and receives together. Ranks may list
-/// them in any order in their groups, and the calls of a communicator run one after the other.
-fn run_part(comm: &Comm, calls: Vec<Call>) -> Outcome {
-    let live = comm.ready()?;
-    let run = |call: Call| {
-        let function = call.function;
-        // SAFETY: the callers of `call` guarantee buffers and streams.
-        unsafe { call.run(&live) }.map_err(|failure| failure.context(function))
-    };
-    let (messages, collectives): (Vec<Call>, Vec<Call>) = calls.into_iter().partition(Call::is_message);
-    collectives.into_iter().try_for_each(run)?;
-    if messages.is_empty() {
-        return Ok(());
-    }
-    check(flexring_group_start())?;
-    let noted: Outcome = messages.into_iter().try_for_each(run);
-    // It also ends the group, without making a message, if one was refused.
-    // SAFETY: the same.
-    let ended = unsafe { flexring_group_end() };
-    noted.and_then(|()| check(ended))
+        group.depth -= 1;
+        Ok((group.depth == 0).then(|| std::mem::take(group)))
+    })
 }

@@ -1,6 +1,6 @@
 //! Unique ids, and the calls that make communicators: of an id, of the GPUs of a process, and of other communicators.
 
-use crate::comm::{Comm, Live, made_by};
+use crate::comm::{Comm, Live, WorldKey, made_by};
 use crate::config;
 use crate::cuda::{self, Device};
 use crate::group::{self, Creation};
@@ -33,7 +33,9 @@ nccl_functions! {
         unsafe { uniqueId.write(id) };
         Ok(ncclResult_t::ncclSuccess)
     }
+}
 
+nccl_functions! { guarded_in_group:
     /// Joins the communicator of an id. It works with the GPU that is current on this thread.
     fn ncclCommInitRank / pncclCommInitRank(comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int) {
         // SAFETY: the caller guarantees `comm`.
@@ -136,7 +138,7 @@ fn joining(
     };
     Creation {
         out,
-        comm: Comm::joining(blocking, device),
+        comm: Comm::joining(blocking, device, WorldKey::new(id.internal)),
         make: Box::new(make),
         has_handle: true,
         parent: None,
@@ -188,8 +190,7 @@ unsafe fn split(
     let has_handle = color != FLEXRING_NO_COLOR;
     // SAFETY: the caller guarantees `config` and `out`.
     unsafe {
-        let blocking = config::blocking(config)?.unwrap_or(parent.blocking);
-        let comm = Comm::joining(blocking, parent.device);
+        let comm = parent.child(config::blocking(config)?, color);
         group::create(Creation { out, comm, make: Box::new(make), has_handle, parent: Some(parent) })
     }
 }
@@ -231,15 +232,15 @@ unsafe fn shrink(
     };
     // SAFETY: the caller guarantees `config` and `out`.
     unsafe {
-        let blocking = config::blocking(config)?.unwrap_or(parent.blocking);
-        let comm = Comm::joining(blocking, parent.device);
+        let comm = parent.child(config::blocking(config)?, 0);
         group::create(Creation { out, comm, make: Box::new(make), has_handle: true, parent: Some(parent) })
     }
 }
 
-/// The communicator that is split or shrunk. It must not be freed meanwhile.
+/// The communicator that is split or shrunk. It must not be freed meanwhile, nor be split or shrunk in the background: its ranks
+/// make communicators of it in the same order.
 fn parent(handle: ncclComm_t) -> Outcome<(Arc<Comm>, Arc<Live>)> {
     let comm = handles::find(handle)?;
-    let live = comm.ready()?;
+    let live = comm.idle()?;
     Ok((comm, live))
 }

@@ -15,6 +15,7 @@ mod comm;
 mod config;
 mod cuda;
 mod group;
+mod group_calls;
 mod handles;
 mod init;
 mod lifecycle;

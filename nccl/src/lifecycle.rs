@@ -30,8 +30,7 @@ nccl_functions! {
     fn ncclCommDestroy / pncclCommDestroy(comm: ncclComm_t) {
         if !comm.is_null() {
             let comm = handles::remove(comm)?;
-            comm.settle();
-            drop(comm.end());
+            drop(comm.end_settled());
         }
         Ok(ncclResult_t::ncclSuccess)
     }
@@ -41,12 +40,10 @@ nccl_functions! {
         if !comm.is_null() {
             let comm = handles::remove(comm)?;
             comm.cancel();
-            if let Ok(live) = comm.made() {
+            if let Some(live) = comm.end_made() {
                 // SAFETY: the handle is live as long as its owner.
                 check(unsafe { flexring_comm_abort(live.handle()) })?;
             }
-            comm.wait_made();
-            drop(comm.end());
         }
         Ok(ncclResult_t::ncclSuccess)
     }

@@ -36,9 +36,7 @@ nccl_functions! {
         let live = comm.ready()?;
         // SAFETY: the handle is live as long as its owner; the caller guarantees the buffer.
         check(unsafe { flexring_register(live.handle(), buff, size) })?;
-        let mut registered = lock(&comm);
-        let number = registered.last_key_value().map_or(1, |(last, _)| last + 1);
-        registered.insert(number, (buff.expose_provenance(), size));
+        let number = lock(&comm).insert((buff.expose_provenance(), size));
         // SAFETY: the pointer is not NULL, and the caller guarantees that it may be written.
         unsafe { handle.write(without_provenance_mut(number)) };
         Ok(ncclResult_t::ncclSuccess)
@@ -51,7 +49,7 @@ nccl_functions! {
             return Ok(ncclResult_t::ncclSuccess);
         }
         let live = comm.made()?;
-        let removed = lock(&comm).remove(&handle.addr());
+        let removed = lock(&comm).live.remove(&handle.addr());
         let (start, size) = removed.ok_or_else(|| {
             Failure::argument(format!("{handle:p} is no handle of ncclCommRegister of this communicator"))
         })?;
@@ -61,6 +59,23 @@ nccl_functions! {
     }
 }
 
-fn lock(comm: &Comm) -> MutexGuard<'_, BTreeMap<usize, (usize, usize)>> {
+/// The registered memory of a communicator, as address and length, by handle.
+#[derive(Default)]
+pub(crate) struct Registrations {
+    live: BTreeMap<usize, (usize, usize)>,
+    /// How many there have been: handles are not used again, so that one that was undone is recognised.
+    created: usize,
+}
+
+impl Registrations {
+    /// A new handle.
+    fn insert(&mut self, memory: (usize, usize)) -> usize {
+        self.created += 1;
+        self.live.insert(self.created, memory);
+        self.created
+    }
+}
+
+fn lock(comm: &Comm) -> MutexGuard<'_, Registrations> {
     comm.registered.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -65,17 +65,24 @@ pub(crate) fn record(failure: &Failure) {
     failure.message.clone_into(&mut LAST_OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Runs the body of the function `name`. Errors and panics become a code, and a message for `ncclGetLastError`; in a group,
-/// they are also the result of the group.
+/// Runs the body of the function `name`. Errors and panics become a code, and a message for `ncclGetLastError`.
 pub(crate) fn guarded(name: &str, body: impl FnOnce() -> Outcome<ncclResult_t>) -> ncclResult_t {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Failure::panicked()));
-    outcome.unwrap_or_else(|failure| {
-        let failure = failure.context(name);
-        record(&failure);
+    ended(name, body).unwrap_or_else(|failure| failure.code)
+}
+
+/// [`guarded`] for functions that take part in groups: an error in a group is also the result of the group.
+pub(crate) fn guarded_in_group(name: &str, body: impl FnOnce() -> Outcome<ncclResult_t>) -> ncclResult_t {
+    ended(name, body).unwrap_or_else(|failure| {
         let code = failure.code;
         group::fail(failure);
         code
     })
+}
+
+/// The outcome of the function `name`, with its failure recorded.
+fn ended(name: &str, body: impl FnOnce() -> Outcome<ncclResult_t>) -> Outcome<ncclResult_t> {
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Failure::panicked()));
+    outcome.map_err(|failure| failure.context(name)).inspect_err(record)
 }
 
 /// The outcome of a call of flexring's C ABI on this thread.
@@ -120,16 +127,18 @@ pub(crate) fn check_out<T>(pointer: *mut T, name: &str) -> Outcome {
 }
 
 /// Declares functions of NCCL's ABI, and exports each under both of its names. The body of a function returns an
-/// `Outcome<ncclResult_t>`. It stands in both: if one called the other, a profiler's replacement would call itself.
+/// `Outcome<ncclResult_t>`. It stands in both: if one called the other, a profiler's replacement would call itself. Functions
+/// that take part in groups are declared after `guarded_in_group:`.
 macro_rules! nccl_functions {
-    ($($(#[$attribute:meta])* fn $name:ident / $profiled:ident ($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+    (guarded_in_group: $($functions:tt)*) => { $crate::status::nccl_functions! { @guarded_in_group $($functions)* } };
+    (@$guard:ident $($(#[$attribute:meta])* fn $name:ident / $profiled:ident ($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$attribute])*
         ///
         /// # Safety
         /// As nccl.h states for the arguments; communicators may be any value.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::types::ncclResult_t {
-            $crate::status::guarded(stringify!($name), || $body)
+            $crate::status::$guard(stringify!($name), || $body)
         }
 
         #[doc = concat!("[`", stringify!($name), "`] for profilers.")]
@@ -138,9 +147,10 @@ macro_rules! nccl_functions {
         /// The same.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $profiled($($argument: $type),*) -> $crate::types::ncclResult_t {
-            $crate::status::guarded(stringify!($name), || $body)
+            $crate::status::$guard(stringify!($name), || $body)
         }
     )*};
+    ($($functions:tt)*) => { $crate::status::nccl_functions! { @guarded $($functions)* } };
 }
 pub(crate) use nccl_functions;
 

@@ -6,7 +6,8 @@
 use crate::status::{Failure, Outcome};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
-use std::sync::mpsc::{Sender, channel};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{SendError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
 /// Signals that are not blocked: a thread causes them itself.
@@ -62,16 +63,19 @@ pub(crate) fn run_together<T: Send + 'static>(
     let others: Vec<_> = tasks.collect();
     let count = others.len() + 1;
     let queues = workers(others.len())?;
-    for (at, (task, queue)) in others.into_iter().zip(&queues).enumerate() {
+    for (at, (task, queue)) in others.into_iter().zip(queues).enumerate() {
         let results = results.clone();
         let task: Task = Box::new(move || {
             let _ = results.send((at + 1, task()));
         });
-        // If the worker has ended, the task is dropped, and its result is missing below.
-        let _ = queue.send(task);
+        give(at, &queue, task);
     }
-    let _ = results.send((0, first()));
+    // The others use memory of the caller, so a panic here must not end this function before them.
+    if let Ok(outcome) = catch_unwind(AssertUnwindSafe(first)) {
+        let _ = results.send((0, outcome));
+    }
     drop(results);
+    // The result of a task that panicked is missing.
     let mut outcomes: Vec<Outcome<T>> = (0..count).map(|_| Err(Failure::panicked())).collect();
     for (at, outcome) in finished {
         outcomes[at] = outcome;
@@ -88,12 +92,30 @@ fn workers(count: usize) -> Outcome<Vec<Sender<Task>>> {
             workers.process = process;
         }
         while workers.queues.len() < count {
-            let (queue, tasks) = channel::<Task>();
-            spawn("flexring-group", move || tasks.into_iter().for_each(|task| task()))?;
-            workers.queues.push(queue);
+            workers.queues.push(new_worker()?);
         }
         Ok(workers.queues[..count].to_vec())
     })
+}
+
+/// Starts a worker. A task that panics does not end it.
+fn new_worker() -> Outcome<Sender<Task>> {
+    let (queue, tasks) = channel::<Task>();
+    let run = |task: Task| {
+        // The panic has been printed, and the task's result is missing.
+        let _ = catch_unwind(AssertUnwindSafe(task));
+    };
+    spawn("flexring-group", move || tasks.into_iter().for_each(run))?;
+    Ok(queue)
+}
+
+/// Gives a task to this thread's worker `at`, or to a new one if that has ended.
+fn give(at: usize, queue: &Sender<Task>, task: Task) {
+    let Err(SendError(task)) = queue.send(task) else { return };
+    // If there can be no new one, the task is dropped, and its result is missing.
+    let Ok(queue) = new_worker() else { return };
+    let _ = queue.send(task);
+    WORKERS.with_borrow_mut(|workers| workers.queues[at] = queue);
 }
 
 #[cfg(test)]
@@ -117,5 +139,21 @@ mod tests {
                 outcomes.into_iter().map(|outcome| outcome.expect("no failure")).collect();
             assert_eq!(numbers, [0, 1, 2, 3]);
         }
+    }
+
+    #[test]
+    fn a_panic_is_the_result_of_its_task_and_ends_no_worker() {
+        let run = |panics: bool| {
+            let task = |_| -> Box<dyn FnOnce() -> Outcome<()> + Send> {
+                Box::new(move || if panics { panic!("on purpose") } else { Ok(()) })
+            };
+            run_together((0..3).map(task).collect()).expect("threads")
+        };
+        assert!(run(false).iter().all(Result::is_ok));
+        assert!(run(true).iter().all(Result::is_err));
+        assert!(run(false).iter().all(Result::is_ok));
+        // A worker that has ended is replaced.
+        WORKERS.with_borrow_mut(|workers| workers.queues[1] = channel().0);
+        assert!(run(false).iter().all(Result::is_ok) && run(false).iter().all(Result::is_ok));
     }
 }

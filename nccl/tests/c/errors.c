@@ -64,6 +64,17 @@ static void making(void) {
     CHECK(group[0] != NULL && group[1] != NULL);
     RETURNS(ARGUMENT, "unique id", ncclGroupEnd());
     CHECK(group[0] == NULL && group[1] == NULL);
+
+    /* The program gives up what the group was to make. */
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommInitRank(&group[0], 2, id, 0));
+    RETURNS(ARGUMENT, "rank is 2", ncclCommInitRank(&group[1], 2, id, 2));
+    NCCL(ncclCommAbort(group[0]));
+    RETURNS(ARGUMENT, "rank is 2", ncclGroupEnd());
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommInitRank(&group[0], 2, id, 0));
+    NCCL(ncclCommDestroy(group[0]));
+    NCCL(ncclGroupEnd());
 }
 
 static void calls(void) {
@@ -102,12 +113,24 @@ static void groups(void) {
     NCCL(reduce(vector, vector, COUNT, ncclFloat, ncclSum, comm));
     RETURNS(ARGUMENT, "12 is no ncclDataType_t", reduce(vector, vector, COUNT, ncclNumTypes, ncclSum, comm));
     RETURNS(ARGUMENT, "none was run: ncclAllReduce: 12 is no", ncclGroupEnd());
+    /* What is no part of a group does not fail it. */
+    NCCL(ncclGroupStart());
+    NCCL(reduce(vector, vector, COUNT, ncclFloat, ncclSum, comm));
+    RETURNS(USAGE, "windows", ncclCommWindowRegister(comm, vector, 4, NULL, 0));
+    RETURNS(ARGUMENT, "handle is NULL", ncclCommRegister(comm, vector, 4, NULL));
+    RETURNS(ARGUMENT, "count is NULL", ncclCommCount(comm, NULL));
+    NCCL(ncclGroupEnd());
     /* What only flexring can check is found at the end. */
     NCCL(ncclGroupStart());
     NCCL(reduce(NULL, vector, COUNT, ncclFloat, ncclSum, comm));
     RETURNS(ARGUMENT, "ncclGroupEnd: ncclAllReduce: invalid argument: the send buffer is NULL", ncclGroupEnd());
     NCCL(ncclGroupStart());
     RETURNS(USAGE, "not supported by flexring", ncclGroupSimulateEnd(NULL));
+    RETURNS(USAGE, "no ncclGroupStart", ncclGroupEnd());
+    NCCL(ncclGroupStart());
+    NCCL(ncclGroupStart());
+    RETURNS(USAGE, "not supported by flexring", ncclGroupSimulateEnd(NULL));
+    RETURNS(USAGE, "none was run: ncclGroupSimulateEnd", ncclGroupEnd());
     RETURNS(USAGE, "no ncclGroupStart", ncclGroupEnd());
     works();
 }

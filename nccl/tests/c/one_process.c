@@ -98,30 +98,42 @@ static void collectives(void) {
 static float from_before(int rank, size_t i) { return value((rank + WORLD - 1) % WORLD, i); }
 static float to_itself(int rank, size_t i) { return value(rank, i); }
 
-/* Sends and receives progress together in a group, whatever their order. */
+/* Sends and receives progress together in a group, whatever their order. Vectors on GPUs are sent between processes only, so those
+ * of ranks of this process are the host's. */
 static void messages(void) {
-    fill();
+    static float from[WORLD][LENGTH], to[WORLD][LENGTH];
+    for (int r = 0; r < WORLD; r++) {
+        for (size_t i = 0; i < LENGTH; i++) from[r][i] = value(r, i), to[r][i] = -1;
+    }
     NCCL(ncclGroupStart());
     for (int r = 0; r < WORLD; r++) {
         int before = (r + WORLD - 1) % WORLD, after = (r + 1) % WORLD;
-        if (r % 2) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
-        NCCL(ncclSend(sends[r], COUNT, ncclFloat, after, comms[r], streams[r]));
-        if (r % 2 == 0) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
+        if (r % 2) NCCL(ncclRecv(to[r], COUNT, ncclFloat, before, comms[r], NULL));
+        NCCL(ncclSend(from[r], COUNT, ncclFloat, after, comms[r], NULL));
+        if (r % 2 == 0) NCCL(ncclRecv(to[r], COUNT, ncclFloat, before, comms[r], NULL));
     }
     NCCL(ncclGroupEnd());
-    verify("a ring", COUNT, from_before);
+    for (int r = 0; r < WORLD; r++) {
+        for (size_t i = 0; i < LENGTH; i++) CHECK(to[r][i] == (i < COUNT ? from_before(r, i) : -1));
+    }
 
     /* Everyone to everyone, as an all-to-all. */
-    fill();
     NCCL(ncclGroupStart());
     for (int r = 0; r < WORLD; r++) {
         for (int peer = 0; peer < WORLD; peer++) {
-            NCCL(ncclSend(sends[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
-            NCCL(ncclRecv(recvs[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
+            NCCL(ncclSend(from[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], NULL));
+            NCCL(ncclRecv(to[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], NULL));
         }
     }
     NCCL(ncclGroupEnd());
-    verify("all to all", LENGTH, exchanged);
+    for (int r = 0; r < WORLD; r++) {
+        for (size_t i = 0; i < LENGTH; i++) CHECK(to[r][i] == exchanged(r, i));
+    }
+
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(sends[0], COUNT, ncclFloat, 1, comms[0], streams[0]));
+    NCCL(ncclRecv(recvs[1], COUNT, ncclFloat, 0, comms[1], streams[1]));
+    RETURNS(ncclInvalidUsage, "between processes only", ncclGroupEnd());
 
     /* To itself, and beside a collective, which ranks list in different orders. */
     fill();
@@ -141,6 +153,39 @@ static void messages(void) {
     NCCL(ncclSend(sends[0], COUNT, ncclFloat, 0, comms[0], streams[0]));
     NCCL(ncclRecv(recvs[0], COUNT, ncclFloat, 0, comms[0], NULL));
     RETURNS(ncclInvalidArgument, "must all be in the same stream", ncclGroupEnd());
+}
+
+/* A mistake in the call of one rank ends nothing if it is found before the others run. */
+static void mistakes(void) {
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        NCCL(ncclAllReduce(sends[r], r == 2 ? NULL : recvs[r], COUNT, ncclFloat, ncclSum, comms[r], streams[r]));
+    }
+    RETURNS(ncclInvalidArgument, "ncclAllReduce: invalid argument: the receive buffer is NULL", ncclGroupEnd());
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        NCCL(ncclAllReduce(sends[r], recvs[r], COUNT, ncclFloat, ncclSum, comms[r], streams[r]));
+    }
+    NCCL(ncclSend(sends[1], COUNT, ncclFloat, 1, comms[1], streams[1]));
+    RETURNS(ncclInvalidArgument, "to itself", ncclGroupEnd());
+    for (int r = 0; r < WORLD; r++) CHECK(settled(comms[r]) == ncclSuccess);
+
+    /* If it is found later, the others are aborted and do not wait for this rank. */
+    ncclComm_t made[WORLD];
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommSplit(comms[r], 0, r, &made[r], NULL));
+    NCCL(ncclGroupEnd());
+    void *graph;
+    use_gpu(3);
+    CUDA(cuStreamBeginCapture_v2, (void *, int), streams[3], 2);
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        NCCL(ncclAllReduce(sends[r], recvs[r], COUNT, ncclFloat, ncclSum, made[r], streams[r]));
+    }
+    RETURNS(ncclInvalidUsage, "captur", ncclGroupEnd());
+    CUDA(cuStreamEndCapture, (void *, void **), streams[3], &graph);
+    CHECK(settled(made[0]) == ncclRemoteError);
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommAbort(made[r]));
 }
 
 static void factors(void) {
@@ -186,6 +231,25 @@ static void split_and_shrink(void) {
     sums_ones(made, gpus, WORLD, 2);
     NCCL(ncclCommUserRank(made[0], &rank));
     CHECK(rank == 1);
+
+    /* Two splits of each rank in one group are made in the order of the group. */
+    ncclComm_t again[WORLD], others[WORLD];
+    for (int round = 0; round < 3; round++) {
+        NCCL(ncclGroupStart());
+        for (int r = 0; r < WORLD; r++) {
+            NCCL(ncclCommSplit(comms[r], r / 2, r, &again[r], NULL));
+            NCCL(ncclCommSplit(comms[r], 0, -r, &others[r], NULL));
+        }
+        NCCL(ncclGroupEnd());
+        for (int r = 0; r < WORLD; r++) {
+            int halves, all;
+            NCCL(ncclCommCount(again[r], &halves));
+            NCCL(ncclCommCount(others[r], &all));
+            CHECK(halves == 2 && all == WORLD);
+            NCCL(ncclCommDestroy(again[r]));
+            NCCL(ncclCommDestroy(others[r]));
+        }
+    }
 
     /* GPU 2 goes on without GPU 0, after its calls were ended. */
     ncclComm_t alone;
@@ -240,7 +304,10 @@ static void memory(void) {
     CHECK(buffer != NULL);
     NCCL(ncclCommRegister(comms[0], buffer, 1 << 16, &handle));
     NCCL(ncclCommDeregister(comms[0], handle));
+    void *other;
+    NCCL(ncclCommRegister(comms[0], buffer, 1 << 16, &other));
     RETURNS(ncclInvalidArgument, "no handle of ncclCommRegister", ncclCommDeregister(comms[0], handle));
+    NCCL(ncclCommDeregister(comms[0], other));
     NCCL(ncclMemFree(buffer));
     NCCL(ncclMemFree(NULL));
     NCCL(ncclMemAlloc(&buffer, 0));
@@ -264,6 +331,7 @@ int main(void) {
     }
     collectives();
     messages();
+    mistakes();
     factors();
     split_and_shrink();
     without_waiting();

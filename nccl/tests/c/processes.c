@@ -1,4 +1,4 @@
-/* A process for each rank. Communicators are made without waiting; one is aborted on the other rank, and one before it is made. */
+/* A process for each rank. Two communicators use one stream in groups. Communicators are made without waiting; one is aborted on the other rank, and one before it is made. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 enum { WORLD = 2, COUNT = 5000 };
 
 /* Ids that rank 0 has created, and how many. */
-static struct shared { volatile int ready; ncclUniqueId ids[2]; } *shared;
+static struct shared { volatile int ready, refused; ncclUniqueId ids[2]; } *shared;
 
 static double now(void) {
     struct timespec time;
@@ -22,6 +22,25 @@ static void sums(ncclComm_t comm, int rank, void *stream) {
     CHECK(read_gpu(vector + COUNT - 1, stream) == 3);
     NCCL(ncclCommGetAsyncError(comm, &(ncclResult_t){0}));
     free_gpu(vector);
+}
+
+/* Calls of two communicators in one group and one stream run in the order of the group: the second reads what the first wrote,
+ * and kernels of one process do not wait for others in another order than those of the other. */
+static void use_two_in_order(ncclComm_t first, ncclComm_t second, int rank, void *stream) {
+    enum { PART = 500, ROUNDS = 25 };
+    float *from = on_gpu(WORLD * PART, 0, stream), *middle = on_gpu(PART, 0, stream), *to = on_gpu(WORLD * PART, 0, stream);
+    float host[WORLD * PART];
+    for (int round = 1; round <= ROUNDS; round++) {
+        for (int i = 0; i < WORLD * PART; i++) host[i] = (float)((rank + 1) * round);
+        upload(from, host, WORLD * PART, stream);
+        NCCL(ncclGroupStart());
+        NCCL(ncclReduceScatter(from, middle, PART, ncclFloat, ncclSum, first, stream));
+        NCCL(ncclAllGather(middle, to, PART, ncclFloat, second, stream));
+        NCCL(ncclGroupEnd());
+        download(host, to, WORLD * PART, stream);
+        for (int i = 0; i < WORLD * PART; i++) CHECK(host[i] == (float)(3 * round));
+    }
+    free_gpu(from), free_gpu(middle), free_gpu(to);
 }
 
 static int run(int rank) {
@@ -39,6 +58,9 @@ static int run(int rank) {
     NCCL(ncclCommInitRank(&comm, WORLD, shared->ids[0], rank));
     if (rank == 0) NCCL(ncclGroupEnd());
     sums(comm, rank, stream);
+    NCCL(ncclCommSplit(comm, 0, rank, &part, NULL));
+    use_two_in_order(comm, part, rank, stream);
+    NCCL(ncclCommDestroy(part));
     /* Not in a group: one sends, the other receives. */
     float *vector = on_gpu(COUNT, (float)(rank + 1), stream);
     if (rank == 0) NCCL(ncclSend(vector, COUNT, ncclFloat, 1, comm, stream));
@@ -58,7 +80,11 @@ static int run(int rank) {
     CHECK(settled(comm) == ncclSuccess);
     sums(comm, rank, stream);
     /* The part of a communicator that does not wait does not wait either. */
+    while (rank == 1 && !shared->refused) usleep(1000);
     RETURNS(ncclInProgress, "", ncclCommSplit(comm, 0, -rank, &part, NULL));
+    /* Splits do not overtake each other. */
+    if (rank == 0) RETURNS(ncclInvalidArgument, "still being split", ncclCommSplit(comm, 0, 0, &unmade, NULL));
+    shared->refused = 1;
     CHECK(settled(comm) == ncclSuccess && settled(part) == ncclSuccess);
     int its_rank;
     NCCL(ncclCommUserRank(part, &its_rank));

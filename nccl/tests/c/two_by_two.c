@@ -31,11 +31,14 @@ static void run(int process) {
         sends[i] = on_gpu(WORLD * COUNT, (float)(process * OWN + i + 1), streams[i]);
         recvs[i] = on_gpu(WORLD * COUNT, 0, streams[i]);
     }
-    /* Block p comes from rank p; then the first block, or a few elements of it, is summed. */
+    /* Block p comes from rank p, if that is this one or of the other process; then the first block of the other process, or a few
+     * elements of it, is summed. */
+    int other = (1 - process) * OWN;
     for (int round = 0; round < ROUNDS; round++) {
         NCCL(ncclGroupStart());
         for (int i = 0; i < OWN; i++) {
             for (int peer = 0; peer < WORLD; peer++) {
+                if (peer / OWN == process && peer != process * OWN + i) continue;
                 NCCL(ncclSend(sends[i] + peer * COUNT, COUNT, ncclFloat, peer, comms[i], streams[i]));
                 NCCL(ncclRecv(recvs[i] + peer * COUNT, COUNT, ncclFloat, peer, comms[i], streams[i]));
             }
@@ -44,15 +47,19 @@ static void run(int process) {
         size_t summed = round % 2 == 0 ? COUNT : 10;
         NCCL(ncclGroupStart());
         for (int i = 0; i < OWN; i++) {
-            NCCL(ncclAllReduce(recvs[i], recvs[i], summed, ncclFloat, ncclSum, comms[i], streams[i]));
+            float *block = recvs[i] + other * COUNT;
+            NCCL(ncclAllReduce(block, block, summed, ncclFloat, ncclSum, comms[i], streams[i]));
         }
         NCCL(ncclGroupEnd());
         for (int i = 0; i < OWN; i++) {
-            use_gpu(process * OWN + i);
-            CHECK(read_gpu(recvs[i], streams[i]) == WORLD);
-            CHECK(read_gpu(recvs[i] + COUNT - 1, streams[i]) == (summed == COUNT ? WORLD : 1));
-            CHECK(read_gpu(recvs[i] + COUNT, streams[i]) == 2);
-            CHECK(read_gpu(recvs[i] + WORLD * COUNT - 1, streams[i]) == WORLD);
+            int rank = process * OWN + i;
+            float *block = recvs[i] + other * COUNT, sum = OWN * (1 + (OWN + 1));
+            use_gpu(rank);
+            CHECK(read_gpu(block, streams[i]) == sum);
+            CHECK(read_gpu(block + COUNT - 1, streams[i]) == (summed == COUNT ? sum : (float)(other + 1)));
+            CHECK(read_gpu(block + COUNT, streams[i]) == (float)(other + 2));
+            CHECK(read_gpu(block + OWN * COUNT - 1, streams[i]) == (float)(other + 2));
+            CHECK(read_gpu(recvs[i] + rank * COUNT, streams[i]) == (float)(rank + 1));
         }
     }
     for (int i = 0; i < OWN; i++) NCCL(ncclCommDestroy(comms[i]));
