@@ -91,7 +91,7 @@ fn frames_of_a_hostile_rank() {
         let (mut sequence, mut entries, mut completed) = (0, 0, 0);
         let (mut destinations, mut sources) = (Vec::<Destination>::new(), Vec::<Vec<u8>>::new());
         let mut posted = 0;
-        let mut failed = false;
+        let (mut announced, mut failed) = (false, false);
         while !reader.is_empty() && !failed {
             match reader.byte() % 7 {
                 0 => {
@@ -103,7 +103,7 @@ fn frames_of_a_hostile_rank() {
                 1 => {
                     sequence += 1;
                     link.begin(sequence);
-                    (posted, completed, entries) = (0, 0, 0);
+                    (posted, completed, entries, announced) = (0, 0, 0, false);
                 }
                 2 if sequence > 0 && link.in_flight().1 < window => {
                     let mut destination = Destination::new(usize::from(reader.byte()) + 1);
@@ -116,7 +116,11 @@ fn frames_of_a_hostile_rank() {
                     failed |= link.send(piece(&mut source)).is_err();
                     sources.push(source);
                 }
-                4 if sequence > 0 => failed |= link.announce(&call(sequence)).is_err(),
+                // Once for each call, as the executor does.
+                4 if sequence > 0 && !announced => {
+                    announced = true;
+                    failed |= link.announce(&call(sequence)).is_err();
+                }
                 5 => {
                     let mut events = Events::new();
                     for at in (0..sockets).cycle().take(4 * sockets) {
