@@ -14,7 +14,7 @@ NCCL_ABI = 2
 
 # Debian packages: for the check against rdma-sys, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
-TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch \
+TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch mypy \
 	gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 

@@ -37,7 +37,7 @@ def array_in(block: Any, shape: tuple[int, ...], name: str) -> Any:
     return numpy.ndarray(shape, _numpy_type(name), block)
 
 
-def _numpy_type(name):
+def _numpy_type(name: str) -> Any:
     import numpy
 
     try:
@@ -53,8 +53,8 @@ def _numpy_type(name):
     return numpy.dtype(getattr(ml_dtypes, name))
 
 
-def _ctypes_array(block, shape, name):
-    kind = _CTYPES.get(name)
+def _ctypes_array(block: Any, shape: tuple[int, ...], name: str) -> Any:
+    kind: Any = _CTYPES.get(name)
     if kind is None:
         raise TypeError(f"without numpy there are no arrays of {name}")
     for extent in reversed(shape):

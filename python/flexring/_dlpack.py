@@ -103,7 +103,7 @@ def exported(thing: Any) -> Exported:
     return Exported(address, shape, _name(tensor), capsule, read_only, tensor.device_type == _CUDA)
 
 
-def _name(tensor):
+def _name(tensor: _Tensor) -> str:
     if tensor.lanes != 1:
         raise TypeError(f"elements of {tensor.lanes} lanes cannot be reduced")
     kind = _KINDS.get(tensor.code)
@@ -111,7 +111,7 @@ def _name(tensor):
     return name or f"DLPack's number {tensor.code} with {tensor.bits} bits"
 
 
-def _is_contiguous(shape, strides):
+def _is_contiguous(shape: tuple[int, ...], strides: Any) -> bool:
     # Without strides the order is row-major.
     if not strides or 0 in shape:
         return True

@@ -4,7 +4,13 @@ Must not know communicators, nor what is done with the vectors. Does not check a
 where an address is and whether the whole vector is accessible.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ._vector import Vector
 
 # Element types by their kind in the CUDA array interface. For other kinds the array's own dtype gives the name.
 _NAMES = {"f": "float", "i": "int", "u": "uint"}
@@ -13,17 +19,28 @@ _NAMES = {"f": "float", "i": "int", "u": "uint"}
 _LEGACY = 1
 
 
+class OnGpu(Protocol):
+    """The streams of a vector on a GPU."""
+
+    def stream(self) -> int:
+        """The handle of the stream in which calls take effect by default."""
+
+    def record_use(self, handle: int) -> None:
+        """Notes that the stream with this handle uses the vector."""
+
+
 class TensorOnGpu:
     """A torch tensor. By default calls take effect in torch's current stream of its device, like torch's own operations."""
 
-    def __init__(self, tensor, torch):
+    def __init__(self, tensor: Any, torch: Any) -> None:
         self._tensor = tensor
         self._cuda = torch.cuda
 
-    def stream(self):
-        return self._cuda.current_stream(self._tensor.device).cuda_stream
+    def stream(self) -> int:
+        handle: int = self._cuda.current_stream(self._tensor.device).cuda_stream
+        return handle
 
-    def record_use(self, handle):
+    def record_use(self, handle: int) -> None:
         """Reports to torch's allocator that a stream uses the tensor, if it is not the current stream. When a tensor is
         freed, the allocator reuses its memory at once for later work in the current stream. A call in another stream may
         still be running then."""
@@ -38,17 +55,17 @@ class ArrayOnGpu:
     """An array with the CUDA array interface. By default calls take effect in the stream that the interface names; for CuPy
     that is its current stream. If the interface names none, it is the default stream."""
 
-    def __init__(self, stream):
+    def __init__(self, stream: int) -> None:
         self._stream = stream
 
-    def stream(self):
+    def stream(self) -> int:
         return self._stream
 
-    def record_use(self, handle):
+    def record_use(self, handle: int) -> None:
         """Has no effect: CuPy and Numba free memory in the order of the stream that the array was created in."""
 
 
-def array_on_gpu(array):
+def array_on_gpu(array: Any) -> tuple[int, int, Any, Any, bool, ArrayOnGpu]:
     """Returns the arguments of ``Vector``: address, count, type, owner, whether it is read-only, and an ``ArrayOnGpu``."""
     interface = array.__cuda_array_interface__
     address, read_only = interface["data"]
@@ -65,7 +82,7 @@ def array_on_gpu(array):
     return address or 0, math.prod(shape), name, array, read_only, gpu
 
 
-def _is_contiguous(shape, strides, size):
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, size: int) -> bool:
     if strides is None or 0 in shape:
         return True
     for extent, stride in zip(reversed(shape), reversed(strides)):
@@ -75,11 +92,11 @@ def _is_contiguous(shape, strides, size):
     return True
 
 
-def _normalized(handle):
-    return 0 if handle in (None, _LEGACY) else handle
+def _normalized(handle: int | None) -> int:
+    return 0 if handle is None or handle == _LEGACY else handle
 
 
-def stream_handle(stream):
+def stream_handle(stream: object) -> int:
     """The handle of a stream, which is a handle, a stream of torch or CuPy, or an object with the CUDA stream protocol."""
     if hasattr(stream, "__cuda_stream__"):
         protocol = stream.__cuda_stream__
@@ -91,19 +108,19 @@ def stream_handle(stream):
     return _normalized(handle)
 
 
-def stream_for(stream, *vectors):
+def stream_for(stream: object, *vectors: Vector) -> int | None:
     """The handle of the stream in which a call on these vectors takes effect: ``stream`` if it is given, else the stream of
     the vectors. None if they are memory of the host. Records that the stream uses the vectors."""
-    on_gpu = [vector for vector in vectors if vector.gpu is not None]
+    on_gpu = [(vector, vector.gpu) for vector in vectors if vector.gpu is not None]
     if not on_gpu:
         if stream is not None:
             raise ValueError("a stream was given, but the vectors are memory of the host")
         return None
-    handles = {stream_handle(stream)} if stream is not None else {vector.gpu.stream() for vector in on_gpu}
+    handles = {stream_handle(stream)} if stream is not None else {gpu.stream() for _, gpu in on_gpu}
     if len(handles) > 1:
         raise ValueError("the vectors are in different streams: choose one with stream=...")
     (handle,) = handles
-    for vector in on_gpu:
+    for vector, gpu in on_gpu:
         if vector.count:
-            vector.gpu.record_use(handle)
+            gpu.record_use(handle)
     return handle

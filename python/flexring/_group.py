@@ -19,7 +19,7 @@ class _Open(threading.local):
     depth = 0
     owners: list[Any]
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.owners = []
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ._gpu import stream_for
 from ._group import keep
 from ._library import FlexringError, UniqueId, check, library
-from ._vector import writable
+from ._vector import Vector, writable
 
 # The type of a vector: of the result, too, which is one of the vectors of the call.
 V = TypeVar("V")
@@ -34,32 +35,33 @@ class Handle:
     Arrays of ``Communicator.alloc`` refer to it, too, because their memory belongs to the communicator.
     """
 
-    def __init__(self, pointer):
+    def __init__(self, pointer: int) -> None:
         self.pointer = pointer
         # In a forked child it frees the child's copy of the handle only.
         weakref.finalize(self, library.flexring_comm_free, pointer)
 
-    def read_number(self, function):
+    def read_number(self, function: Callable[..., int]) -> int:
         """The number that ``function`` writes for this communicator."""
         number = ctypes.c_int()
         check(function(self.pointer, ctypes.byref(number)))
         return number.value
 
-    def alloc_bytes(self, size):
+    def alloc_bytes(self, size: int) -> ctypes.Array[ctypes.c_uint8]:
         """A ctypes array of ``size`` zero bytes in the memory that other ranks read. It is freed with its last reference."""
         address = ctypes.c_void_p()
         check(library.flexring_alloc(self.pointer, size, ctypes.byref(address)))
-        block = (ctypes.c_uint8 * size).from_address(address.value)
+        start = address.value or 0
+        block = (ctypes.c_uint8 * size).from_address(start)
         # Runs before the handle's finalizer, at exit, too: finalizers run in reverse order of registration.
-        weakref.finalize(block, _free, self, address.value)
+        weakref.finalize(block, _free, self, start)
         return block
 
 
-def _free(handle, address):
+def _free(handle: Handle, address: int) -> None:
     library.flexring_free(handle.pointer, address)
 
 
-def create(function):
+def create(function: Callable[[Any], Any]) -> Handle | None:
     """Calls ``function`` with the place for a pointer to a communicator. Returns its handle, or None if there is none."""
     pointer = ctypes.c_void_p()
     try:
@@ -72,16 +74,16 @@ def create(function):
     return None if pointer.value is None else Handle(pointer.value)
 
 
-class _Prepared:
+class Prepared:
     """A call with its arguments. ``used`` are its vectors."""
 
-    def __init__(self, handle, used, *arguments):
+    def __init__(self, handle: Handle, used: list[Vector], *arguments: Any) -> None:
         self._handle, self._used, self._arguments = handle, used, arguments
 
-    def __call__(self, function, stream):
+    def __call__(self, function: Callable[..., int], stream: object) -> None:
         check(function(*self._arguments, self._handle.pointer, stream_for(stream, *self._used)))
 
-    def start(self, function, result):
+    def start(self, function: Callable[..., int], result: V) -> Request[V]:
         if stream_for(None, *self._used):
             raise ValueError(
                 "requests on a GPU take effect in the default stream only: use the call that is not asynchronous, which takes "
@@ -92,13 +94,15 @@ class _Prepared:
         return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
 
 
-class Exchange(_Prepared):
+class Exchange(Prepared):
     """A call that moves blocks from ``send`` to ``receive``. Either is None on a rank that does not use it."""
 
-    def __init__(self, handle, send, receive, counts, *root):
+    def __init__(
+        self, handle: Handle, send: Vector | None, receive: Vector | None, counts: Any, *root: int
+    ) -> None:
         used = [vector for vector in (send, receive) if vector is not None]
-        if len({vector.dtype for vector in used}) > 1:
-            raise ValueError(f"{send.dtype} cannot be received as {receive.dtype}")
+        if used[0].dtype != used[-1].dtype:
+            raise ValueError(f"{used[0].dtype} cannot be received as {used[-1].dtype}")
         if receive is not None:
             writable(receive)
         places = [None if vector is None else vector.address for vector in (send, receive)]
@@ -109,13 +113,13 @@ class Exchange(_Prepared):
             super().__init__(handle, used, *places, counts, code, *root)
 
 
-class Message(_Prepared):
+class Message(Prepared):
     """A send of a vector, or a receive into it. In a group it takes effect at the group's end."""
 
-    def __init__(self, handle, vector, peer):
+    def __init__(self, handle: Handle, vector: Vector, peer: int) -> None:
         super().__init__(handle, [vector], vector.address, vector.count, vector.code, peer)
 
-    def __call__(self, function, stream):
+    def __call__(self, function: Callable[..., int], stream: object) -> None:
         super().__call__(function, stream)
         keep(self._handle, self._used[0].owner)
 

@@ -7,28 +7,31 @@ the communicator, and the exception is raised when the call has returned.
 Must not know communicators.
 """
 
+from __future__ import annotations
+
 import atexit
 import collections
 import ctypes
 import os
 import threading
+from collections.abc import Callable, Generator
 
 CheckFunction = ctypes.CFUNCTYPE(ctypes.c_int)
 
 # The exception of a handler, from its callback to the end of the call.
-raised = None
+raised: BaseException | None = None
 # The thread that has a callback: the main thread, which is the only one that runs handlers.
-_thread = None
+_thread: int | None = None
 
 
 # The generators that do not run. Each check takes one: a handler may make a call of its own, whose checks need another one,
 # because a generator cannot continue while it runs.
-_idle = collections.deque()
+_idle: collections.deque[Generator[int, None, None]] = collections.deque()
 # How many handlers may be in calls at a time, each in one that interrupted another. Later ones run after these calls.
 _DEPTH = 8
 
 
-def _run_handlers(number):
+def _run_handlers(number: int) -> Generator[int, None, None]:
     """Runs the handlers that are due whenever it continues. Yields 1 if one of them has raised an exception, else 0.
 
     A generator, because Python may also run handlers when a function begins, which is outside of its ``try``.
@@ -53,20 +56,21 @@ _generators = [_run_handlers(number) for number in range(_DEPTH)]
 for _generator in _generators:
     next(_generator)
 # No Python code runs until an idle generator continues.
-_check = CheckFunction(map(next, iter(_idle.popleft, None)).__next__)
+_continue: Callable[[Generator[int, None, None]], int] = next
+_check = CheckFunction(map(_continue, iter(_idle.popleft, None)).__next__)
 
 
-def install(library):
+def install(library: ctypes.CDLL) -> None:
     """Lets handlers run while calls of the main thread wait. Has no effect in other threads."""
     global _thread
     if _thread is None and threading.current_thread() is threading.main_thread():
         library.flexring_set_interrupt_check(_check)
         # The callback does not outlive the module.
-        atexit.register(library.flexring_set_interrupt_check, CheckFunction())
+        atexit.register(library.flexring_set_interrupt_check, CheckFunction(0))
         _thread = threading.get_ident()
 
 
-def _forget_thread():
+def _forget_thread() -> None:
     global _thread
     _thread = None
 
@@ -75,7 +79,7 @@ def _forget_thread():
 os.register_at_fork(after_in_child=_forget_thread)
 
 
-def raise_pending():
+def raise_pending() -> None:
     """Raises the exception of a handler that ended a call of this thread, if there is one."""
     global raised
     if raised is not None and threading.get_ident() == _thread:

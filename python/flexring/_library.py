@@ -10,6 +10,7 @@ import ctypes.util
 import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from . import _interrupt
 
@@ -51,7 +52,7 @@ class FlexringError(RuntimeError):
 
 
 # The argument types of each function. All of these functions return a flexring_result.
-_SIGNATURES = {
+_SIGNATURES: dict[str, list[Any]] = {
     "flexring_get_unique_id": [POINTER(UniqueId)],
     "flexring_comm_init_from_env": [POINTER(c_void_p)],
     "flexring_comm_init_rank": [POINTER(c_void_p), c_int, UniqueId, c_int],
@@ -103,7 +104,7 @@ _SIGNATURES = {
 }  # fmt: skip
 
 
-def _candidates():
+def _candidates() -> list[str]:
     """Paths at which to look for the library, the preferred one first."""
     chosen = os.environ.get("FLEXRING_LIBRARY")
     if chosen:
@@ -115,7 +116,7 @@ def _candidates():
     return found + [name for name in (ctypes.util.find_library("flexring"), _SONAME, _NAME) if name]
 
 
-def _load():
+def _load() -> tuple[ctypes.CDLL, str]:
     failures = []
     for path in _candidates():
         try:
@@ -129,7 +130,7 @@ def _load():
     )
 
 
-def _declare(library):
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
@@ -153,11 +154,11 @@ def library_path() -> str:
 
 def version() -> tuple[int, int, int]:
     """The version of the libflexring.so in use, as (major, minor, patch)."""
-    number = library.flexring_version()
+    number: int = library.flexring_version()
     return (number // 10000, number // 100 % 100, number % 100)
 
 
-def check(result):
+def check(result: int) -> None:
     """Raises the exception of a signal handler that ended a call, or the error of the call, unless it succeeded."""
     if _interrupt.raised is not None:
         _interrupt.raise_pending()

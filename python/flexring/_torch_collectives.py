@@ -4,24 +4,36 @@ Owns the mapping from c10d's calls to those of a communicator, which the first c
 handles of calls and their order, ``_torch_tensors`` what a tensor is to flexring. On GPUs this is not tested with torch yet.
 """
 
+from __future__ import annotations
+
 import contextlib
+import datetime
 import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ._library import FlexringError
 from ._torch_join import Meeting
-from ._torch_messages import Channels
+from ._torch_messages import Channel, Channels
 from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
 from ._torch_work import CallLine, CoalescedWork, Work, WorkOnGpu
+from ._vector import Op
+from .communicator import Communicator
+
+if TYPE_CHECKING:
+    Tensors = Sequence[torch.Tensor]
+    # A call of a communicator, in a stream.
+    Run = Callable[[Communicator, Any], None]
 
 NAME = "flexring"
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
-def _unsupported(call):
-    def refuse(self, *_arguments, **_options):
+def _unsupported(call: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_arguments: Any, **_options: Any) -> Any:
         raise RuntimeError(
             f"flexring's process groups have no {call} yet: fix: make this call in a group of another backend: "
             'torch.distributed.new_group(backend="gloo")'
@@ -36,26 +48,28 @@ class Collectives:
     Mixed into a class of torch, whose constructor gets rank and size.
     """
 
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(rank, size)
+    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        # The class of torch that this one is mixed into.
+        parent: Any = super()
+        parent.__init__(rank, size)
         self._number = rank
         self._count = size
         self._limit = timeout
         self._meeting = Meeting(store, rank, timeout)
         self._channels = Channels(self._meeting, rank)
-        self._comm = None
+        self._comm: Communicator | None = None
         # The error that ended the attempt to create the communicator, or the use of it.
-        self._ended = None
+        self._ended: Exception | None = None
         self._creating = threading.Lock()
         self._line = CallLine()
-        self._side_streams = {}
+        self._side_streams: dict[Any, Any] = {}
         # The handles of a group of calls, between start_coalescing and end_coalescing.
-        self._group = None
+        self._group: list[Any] | None = None
 
-    def getBackendName(self):  # noqa: N802
+    def getBackendName(self) -> str:  # noqa: N802
         return NAME
 
-    def _communicator(self):
+    def _communicator(self) -> Communicator:
         comm = self._comm
         if comm is None:
             with self._creating:
@@ -76,7 +90,7 @@ class Collectives:
                 comm = self._comm
         return comm
 
-    def _call(self, opts, results, function, inputs=()):
+    def _call(self, opts: Any, results: Tensors, function: Run, inputs: Tensors = ()) -> Any:
         """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle. ``results`` and ``inputs`` are the
         tensors that it uses."""
         first = results[0]
@@ -99,7 +113,9 @@ class Collectives:
             self._group.append(work)
         return work
 
-    def _call_on_gpu(self, comm, in_background, results, function, inputs):
+    def _call_on_gpu(
+        self, comm: Communicator, in_background: bool, results: Tensors, function: Run, inputs: Tensors
+    ) -> WorkOnGpu:
         """Calls take effect in a stream: the current one, or one beside it, for which the current one does not wait."""
         device = results[0].device
         stream = torch.cuda.current_stream(device)
@@ -114,7 +130,7 @@ class Collectives:
             for tensor in (*results, *inputs):
                 tensor.record_stream(side)
 
-        def call():
+        def call() -> None:
             # In whichever thread this runs, temporary vectors belong to the stream, too.
             with torch.cuda.stream(stream):
                 function(comm, stream)
@@ -124,10 +140,10 @@ class Collectives:
         event.record(stream)
         return WorkOnGpu(results, stream, event)
 
-    def allreduce(self, tensors, opts=None):
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         pairs = [self._reduced(tensor, opts) for tensor in tensors]
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for vector, op in pairs:
                 comm.all_reduce(vector, op, stream=stream)
 
@@ -135,59 +151,59 @@ class Collectives:
 
     allreduce_coalesced = allreduce
 
-    def _reduced(self, tensor, opts):
+    def _reduced(self, tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, Op]:
         op = reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
         return numbers(tensor, op), op
 
-    def broadcast(self, tensors, opts):
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         vectors = [bytes_of(tensor) for tensor in tensors]
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for vector in vectors:
                 comm.broadcast(vector, opts.rootRank, stream=stream)
 
         return self._call(opts, tensors, call)
 
-    def reduce(self, tensors, opts):
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
         pairs = [self._reduced(tensor, opts) for tensor in tensors]
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for vector, op in pairs:
                 comm.reduce(vector, op, opts.rootRank, stream=stream)
 
         return self._call(opts, tensors, call)
 
-    def all_gather_single(self, output, input, opts=None):
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         for output, input in zip(outputs, inputs):
             _check_types([output, input])
         pairs = [(bytes_of(input), bytes_of(output)) for output, input in zip(outputs, inputs)]
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for part, whole in pairs:
                 comm.all_gather(part, out=whole, stream=stream)
 
         return self._call(opts, outputs, call, inputs)
 
-    def allgather(self, output_lists, inputs, opts=None):
+    def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         for outputs, input in zip(output_lists, inputs):
             _check_types([*outputs, input])
         jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
 
         @_copies
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for part, parts in jobs:
                 self._gather_parts(comm, stream, part, parts)
 
         return self._call(opts, _flat(output_lists), call, inputs)
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         # These lists are by rank, those of allgather by input.
         return self.allgather([list(outputs) for outputs in zip(*output_lists)], inputs, opts)
 
-    def _gather_parts(self, comm, stream, part, parts):
+    def _gather_parts(self, comm: Communicator, stream: Any, part: torch.Tensor, parts: Tensors) -> None:
         if any(other.numel() != part.numel() for other in parts):
             # Parts of different lengths, the same list on all ranks.
             parts[self._number].copy_(part)
@@ -198,32 +214,32 @@ class Collectives:
         comm.all_gather(part, out=whole, stream=stream)
         split(whole, parts)
 
-    def reduce_scatter_single(self, output, input, opts=None):
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         jobs = [(*self._reduced(input, opts), self._reduced(output, opts)[0]) for output, input in zip(outputs, inputs)]
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for whole, op, part in jobs:
                 comm.reduce_scatter(whole, op, out=part, stream=stream)
 
         return self._call(opts, outputs, call, inputs)
 
-    def reduce_scatter(self, outputs, input_lists, opts=None):
+    def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> Any:
         jobs = [
             (self._reduced(output, opts), [self._reduced(input, opts)[0] for input in inputs])
             for output, inputs in zip(outputs, input_lists)
         ]
 
         @_copies
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for (part, op), parts in jobs:
                 self._scatter_parts(comm, stream, part, parts, op)
 
         return self._call(opts, outputs, call, _flat(input_lists))
 
-    def _scatter_parts(self, comm, stream, part, parts, op):
+    def _scatter_parts(self, comm: Communicator, stream: Any, part: torch.Tensor, parts: Tensors, op: Op) -> None:
         if any(other.numel() != part.numel() for other in parts):
             part.copy_(parts[self._number])
             for root, other in enumerate(parts):
@@ -232,14 +248,14 @@ class Collectives:
             return
         comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> Any:
         return self._call(opts, [torch.empty(0)], lambda comm, stream: comm.barrier())
 
-    def gather(self, output_lists, inputs, opts):
+    def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         jobs = self._rooted_jobs(inputs, output_lists, opts.rootRank)
 
         @_copies
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for part, parts in jobs:
                 whole = part.new_empty(self._count * part.numel()) if parts else None
                 comm.gather(part, whole, opts.rootRank, stream=stream)
@@ -248,25 +264,27 @@ class Collectives:
 
         return self._call(opts, inputs, call, _flat(output_lists))
 
-    def scatter(self, outputs, input_lists, opts):
+    def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         jobs = self._rooted_jobs(outputs, input_lists, opts.rootRank)
 
         @_copies
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             for part, parts in jobs:
                 comm.scatter(torch.cat(parts) if parts else None, part, opts.rootRank, stream=stream)
 
         return self._call(opts, outputs, call, _flat(input_lists))
 
-    def _rooted_jobs(self, tensors, lists, root):
+    def _rooted_jobs(
+        self, tensors: Tensors, lists: Sequence[Tensors], root: int
+    ) -> list[tuple[torch.Tensor, list[torch.Tensor] | None]]:
         """The bytes of each tensor, and at the root those of the list of one tensor for each rank that belongs to it. Other
         ranks have no lists."""
         if root != self._number:
             return [(bytes_of(tensor), None) for tensor in tensors]
-        jobs = []
-        for tensor, parts in zip(tensors, lists):
-            _check_types([tensor, *parts])
-            part, parts = bytes_of(tensor), list(map(bytes_of, parts))
+        jobs: list[tuple[torch.Tensor, list[torch.Tensor] | None]] = []
+        for tensor, list_of_root in zip(tensors, lists):
+            _check_types([tensor, *list_of_root])
+            part, parts = bytes_of(tensor), list(map(bytes_of, list_of_root))
             lengths = [other.numel() for other in parts]
             if lengths != [part.numel()] * self._count:
                 raise ValueError(
@@ -275,7 +293,14 @@ class Collectives:
             jobs.append((part, parts))
         return jobs
 
-    def all_to_all_single(self, output, input, output_rows=(), input_rows=(), opts=None):
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_rows: Sequence[int] = (),
+        input_rows: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Any:
         _check_types([output, input])
         for tensor, rows in [(input, input_rows), (output, output_rows)]:
             if not rows and tensor.shape[0] % self._count:
@@ -285,32 +310,32 @@ class Collectives:
         whole, out = bytes_of(input), bytes_of(output)
         send, receive = bytes_of_rows(input, input_rows), bytes_of_rows(output, output_rows)
 
-        def call(comm, stream):
+        def call(comm: Communicator, stream: Any) -> None:
             comm.all_to_all(whole, out, send, receive, stream=stream)
 
         return self._call(opts, [output], call, [input])
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         parts, blocks = list(map(bytes_of, outputs)), list(map(bytes_of, inputs))
-        counts = [[block.numel() for block in side] for side in (blocks, parts)]
+        sent, received = ([block.numel() for block in side] for side in (blocks, parts))
 
         @_copies
-        def call(comm, stream):
-            whole = parts[0].new_empty(sum(counts[1]))
-            comm.all_to_all(torch.cat(blocks), whole, *counts, stream=stream)
+        def call(comm: Communicator, stream: Any) -> None:
+            whole = parts[0].new_empty(sum(received))
+            comm.all_to_all(torch.cat(blocks), whole, sent, received, stream=stream)
             split(whole, parts)
 
         return self._call(opts, outputs, call, inputs)
 
-    def send(self, tensors, peer, tag=0):
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work | WorkOnGpu:
         channel = self._channels.to(peer, tag)
         return self._message(tensors, channel, channel.send)
 
-    def recv(self, tensors, peer, tag=0):
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work | WorkOnGpu:
         channel = self._channels.of(peer, tag)
         return self._message(tensors, channel, channel.recv)
 
-    def _message(self, tensors, channel, function):
+    def _message(self, tensors: Tensors, channel: Channel, function: Callable[[Any, Any], None]) -> Work | WorkOnGpu:
         """Starts a message, beside other calls and messages in other channels."""
         if self._ended is not None:
             raise self._ended
@@ -323,7 +348,7 @@ class Collectives:
         tensor.record_stream(stream)
         event = torch.cuda.Event()
 
-        def call():
+        def call() -> None:
             with torch.cuda.stream(stream):
                 function(vector, stream)
             event.record(stream)
@@ -342,10 +367,10 @@ class Collectives:
     alltoall_base = all_to_all_single
     recvAnysource = recv_anysource  # noqa: N815
 
-    def start_coalescing(self, *_device):
+    def start_coalescing(self, *_device: Any) -> None:
         self._group = []
 
-    def end_coalescing(self, *_device):
+    def end_coalescing(self, *_device: Any) -> CoalescedWork:
         group, self._group = self._group or [], None
         return CoalescedWork(group)
 
@@ -353,28 +378,28 @@ class Collectives:
     _end_coalescing = end_coalescing
 
     @property
-    def supports_coalescing(self):
+    def supports_coalescing(self) -> bool:
         """Asked by torch.distributed.batch_isend_irecv only, whose messages wait for no others anyway."""
         return False
 
     @property
-    def supports_splitting(self):
+    def supports_splitting(self) -> bool:
         return True
 
-    def eager_connect_single_device(self, _device):
+    def eager_connect_single_device(self, _device: Any) -> None:
         """Has no effect: the first call connects."""
 
-    def perform_nocolor_split(self, _device):
+    def perform_nocolor_split(self, _device: Any) -> None:
         """Has no effect: a rank that is in no new group does nothing for it."""
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Leaves the group."""
         self._end("was destroyed", abort=False)
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends running calls on all ranks with an error, and the group."""
         self._end("was aborted", abort=True)
         # Calls that run keep the communicator until they have failed.
@@ -383,27 +408,27 @@ class Collectives:
             with contextlib.suppress(FlexringError):
                 comm.abort()
 
-    def _end(self, how, abort):
+    def _end(self, how: str, abort: bool) -> None:
         if self._ended is None:
             self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
         self._channels.end(self._ended, abort)
 
 
-def _copies(function):
+def _copies(function: Run) -> Run:
     """A call that copies to and from temporary vectors, which must work on tensors of torch.inference_mode() and on leaves."""
 
-    def call(comm, stream):
+    def call(comm: Communicator, stream: Any) -> None:
         with torch.inference_mode():
             function(comm, stream)
 
     return call
 
 
-def _flat(lists):
+def _flat(lists: Sequence[Tensors] | None) -> list[torch.Tensor]:
     return [tensor for tensors in lists or () for tensor in tensors]
 
 
-def _check_types(tensors):
+def _check_types(tensors: Tensors) -> None:
     types = {tensor.dtype for tensor in tensors}
     if len(types) > 1:
         raise TypeError(f"the tensors have elements of different types: {', '.join(sorted(map(str, types)))}")

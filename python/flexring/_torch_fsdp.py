@@ -3,7 +3,10 @@
 Owns a backend for each group that FSDP uses, made by its first call there. Must not know how calls run.
 """
 
+from __future__ import annotations
+
 import weakref
+from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import AllgatherOptions, ReduceScatterOptions
@@ -11,12 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from . import torch_backend
+from ._torch_collectives import Collectives
 
 # The backend of each group. Groups that torch has destroyed go with their backends.
-_backends = weakref.WeakKeyDictionary()
+_backends: weakref.WeakKeyDictionary[Any, Collectives] = weakref.WeakKeyDictionary()
 
 
-def _backend_of(group):
+def _backend_of(group: Any) -> Collectives:
     backend = _backends.get(group)
     if backend is None:
         # The id of the communicator passes through the group itself.
@@ -28,25 +32,29 @@ def _backend_of(group):
 
 
 class _Allocation:
-    def allocate(self, size, *, dtype, device):
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _AllGather(_Allocation, AllGather):
-    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
         options = AllgatherOptions()
         options.asyncOp = async_op
         return _backend_of(group).all_gather_single(output_tensor, input_tensor, options)
 
 
 class _ReduceScatter(_Allocation, ReduceScatter):
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Any:
         options = ReduceScatterOptions()
         options.reduceOp, options.asyncOp = op, async_op
         return _backend_of(group).reduce_scatter_single(output_tensor, input_tensor, options)
 
 
-def register(model):
+def register(model: Any) -> None:
     """Uses flexring for the all-gathers and reduce-scatters of each part of the model that is sharded."""
     parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not parts:

@@ -3,6 +3,11 @@
 Owns the keys in the store. Must not know which calls the communicators are for.
 """
 
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
 from ._handle import unique_id
 from ._library import FlexringError
 from .communicator import Communicator
@@ -14,12 +19,12 @@ _ID = "flexring_unique_id"
 class Meeting:
     """The place in a group's store where its ranks find each other. ``limit`` is the group's timeout."""
 
-    def __init__(self, store, rank, limit):
+    def __init__(self, store: Any, rank: int, limit: datetime.timedelta) -> None:
         self._store, self._rank, self._limit = store, rank, limit
         # The store may have the ids of an earlier group: each rank counts its groups.
         self._life = 0 if store is None else store.add(f"{_ID}/rank{rank}", 1)
 
-    def join(self, name, rank, size, first):
+    def join(self, name: str, rank: int, size: int, first: int) -> Communicator:
         """Creates the communicator ``name`` as its rank ``rank`` of ``size``. Its rank 0, which is rank ``first`` of the group,
         creates the id and passes it through the store; the others wait for it."""
         key = f"{_ID}/{self._life}{name}"
@@ -34,7 +39,7 @@ class Meeting:
             id = self._wait_for(key, first)
         return Communicator.from_unique_id(id, rank, size, timeout=self._limit.total_seconds())
 
-    def _wait_for(self, key, first):
+    def _wait_for(self, key: str, first: int) -> bytes:
         try:
             self._store.wait([key], self._limit)
         except RuntimeError as error:

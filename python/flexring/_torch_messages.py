@@ -4,11 +4,17 @@ A rank may start a send, then other calls, and the receive of the answer last, a
 between two ranks, and each tag, has a communicator of its own: a channel. Owns the channels of a group.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from ._library import FlexringError
+from ._torch_join import Meeting
 from ._torch_work import CallLine
+from .communicator import Communicator
 
 # The ranks of a channel.
 _SENDER, _RECEIVER = 0, 1
@@ -17,22 +23,22 @@ _SENDER, _RECEIVER = 0, 1
 class Channel:
     """Messages of one direction and tag. The first one creates its communicator, in the thread that waits for it."""
 
-    def __init__(self, meeting, sender, receiver, tag, rank):
+    def __init__(self, meeting: Meeting, sender: int, receiver: int, tag: int, rank: int) -> None:
         self._meeting = meeting
         self._name = f"/{sender}>{receiver}/{tag}"
         self._sender, self._receiver = sender, receiver
         self._rank = _SENDER if rank == sender else _RECEIVER
         self.line = CallLine()
-        self._comm = None
-        self._error = None
+        self._comm: Communicator | None = None
+        self._error: Exception | None = None
 
-    def send(self, vector, stream):
+    def send(self, vector: Any, stream: Any) -> None:
         self._named(lambda comm: comm.send(vector, _RECEIVER, stream=stream))
 
-    def recv(self, vector, stream):
+    def recv(self, vector: Any, stream: Any) -> None:
         self._named(lambda comm: comm.recv(vector, _SENDER, stream=stream))
 
-    def _named(self, function):
+    def _named(self, function: Callable[[Communicator], object]) -> None:
         """Makes a call. Its error names the ranks of the group, because those of the channel are others."""
         if self._error is not None:
             raise self._error
@@ -48,14 +54,14 @@ class Channel:
             )
             raise self._error from error
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends a running call on both ranks."""
         comm = self._comm
         if comm is not None:
             with contextlib.suppress(FlexringError):
                 comm.abort()
 
-    def close(self):
+    def close(self) -> None:
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
@@ -64,18 +70,18 @@ class Channel:
 class Channels:
     """The channels of one rank of a group."""
 
-    def __init__(self, meeting, rank):
+    def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
         self._lock = threading.Lock()
-        self._channels = {}
+        self._channels: dict[tuple[int, int, int], Channel] = {}
 
-    def to(self, peer, tag):
+    def to(self, peer: int, tag: int) -> Channel:
         return self._channel(self._rank, peer, tag)
 
-    def of(self, peer, tag):
+    def of(self, peer: int, tag: int) -> Channel:
         return self._channel(peer, self._rank, tag)
 
-    def _channel(self, sender, receiver, tag):
+    def _channel(self, sender: int, receiver: int, tag: int) -> Channel:
         with self._lock:
             key = sender, receiver, tag
             if key not in self._channels:
@@ -84,7 +90,7 @@ class Channels:
                 self._channels[key] = Channel(self._meeting, *key, self._rank)
             return self._channels[key]
 
-    def end(self, error, abort):
+    def end(self, error: Exception, abort: bool) -> None:
         """Ends all channels: later messages raise ``error``."""
         with self._lock:
             for channel in self._channels.values():

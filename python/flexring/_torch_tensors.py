@@ -3,14 +3,18 @@
 Must not know communicators.
 """
 
+from __future__ import annotations
+
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ._vector import premul_sum
+from ._vector import Op, premul_sum
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Op] = {
     "SUM": "sum",
     "PRODUCT": "prod",
     "MIN": "min",
@@ -21,16 +25,24 @@ _OPERATIONS = {
     "BXOR": "bxor",
 }
 # Operations on bool, by those on the bytes 0 and 1.
-_ON_BOOL = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min", "BXOR": "bxor"}
+_ON_BOOL: dict[str, Op] = {
+    "SUM": "max",
+    "MAX": "max",
+    "BOR": "max",
+    "PRODUCT": "min",
+    "MIN": "min",
+    "BAND": "min",
+    "BXOR": "bxor",
+}
 
 
 @functools.lru_cache(maxsize=None)
-def _named(kind, dtype):
+def _named(kind: Any, dtype: torch.dtype) -> Op | None:
     """What flexring calls a kind of operation on elements of this type, if it has it."""
     return (_ON_BOOL if dtype == torch.bool else _OPERATIONS).get(kind.name)
 
 
-def reduction(op, dtype):
+def reduction(op: Any, dtype: torch.dtype) -> Op:
     """What flexring calls an operation of c10d on elements of this type."""
     # A ReduceOp, or the kind that it has.
     kind = getattr(op, "op", op)
@@ -45,7 +57,7 @@ def reduction(op, dtype):
     )
 
 
-def numbers(tensor, op):
+def numbers(tensor: torch.Tensor, op: Op) -> torch.Tensor:
     """The tensor's elements as numbers that flexring reduces: bool as bytes, complex numbers as pairs."""
     if tensor.dtype == torch.bool:
         return tensor.view(torch.uint8)
@@ -56,7 +68,7 @@ def numbers(tensor, op):
     return tensor
 
 
-def bytes_of(tensor):
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor that is only copied, so that every type can be."""
     if tensor.layout != torch.strided:
         raise TypeError(f"the tensor is {tensor.layout}, but flexring copies dense tensors only: fix: use its .to_dense()")
@@ -65,13 +77,13 @@ def bytes_of(tensor):
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def split(whole, parts):
+def split(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     """Copies a vector to the parts that it consists of."""
     for part, block in zip(parts, whole.split([part.numel() for part in parts])):
         part.copy_(block)
 
 
-def bytes_of_rows(tensor, rows):
+def bytes_of_rows(tensor: torch.Tensor, rows: Sequence[int]) -> list[int] | None:
     """The lengths in bytes of blocks of rows; None if they are equal, which c10d describes by an empty list."""
     row = tensor.element_size() * math.prod(tensor.shape[1:])
     return [count * row for count in rows] or None

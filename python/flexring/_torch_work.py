@@ -3,17 +3,26 @@
 Must not know communicators: a call is a function.
 """
 
+from __future__ import annotations
+
 import collections
 import concurrent.futures
 import contextlib
+import datetime
 import os
 import queue
 import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ._library import FlexringError
+
+if TYPE_CHECKING:
+    # The end of a call that runs in another thread.
+    Future = concurrent.futures.Future[Any]
 
 # Threads that wait for the next call. Others end.
 _MOST_IDLE = 4
@@ -23,10 +32,10 @@ class _Threads:
     """Threads that run functions, as many at a time as there are functions, so that any number of them may wait. They are
     daemons: the interpreter does not wait for them at its end."""
 
-    def __init__(self):
-        self._idle = collections.deque()
+    def __init__(self) -> None:
+        self._idle: collections.deque[queue.SimpleQueue[Callable[[], object]]] = collections.deque()
 
-    def run(self, function):
+    def run(self, function: Callable[[], object]) -> None:
         try:
             inbox = self._idle.pop()
         except IndexError:
@@ -34,14 +43,14 @@ class _Threads:
             threading.Thread(target=self._run_each, args=(inbox,), name="flexring-call", daemon=True).start()
         inbox.put(function)
 
-    def _run_each(self, inbox):
+    def _run_each(self, inbox: queue.SimpleQueue[Callable[[], object]]) -> None:
         while True:
             inbox.get()()
             if len(self._idle) >= _MOST_IDLE:
                 return
             self._idle.append(inbox)
 
-    def forget(self):
+    def forget(self) -> None:
         """In a forked child there are no threads."""
         self._idle.clear()
 
@@ -55,13 +64,13 @@ class CallLine:
     thread of its own. That thread runs the callbacks of its call after the next call may run, so that a callback may wait for
     other calls."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # A signal handler may run in the thread that runs a call, and make another one.
         self._turn = threading.RLock()
         self._running = False
-        self._calls = collections.deque()
+        self._calls: collections.deque[tuple[Callable[..., Any], tuple[Any, ...], Future]] = collections.deque()
 
-    def run(self, function, *arguments):
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a call after all earlier ones and returns its result."""
         with self._turn:
             if self._running:
@@ -78,14 +87,14 @@ class CallLine:
                     self._running = False
         return self.submit(function, *arguments).result()
 
-    def submit(self, function, *arguments):
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
         """Adds a call. Returns a future of ``concurrent.futures``."""
-        future = concurrent.futures.Future()
+        future: Future = concurrent.futures.Future()
         self._calls.append((function, arguments, future))
         _threads.run(self._run_next)
         return future
 
-    def _run_next(self):
+    def _run_next(self) -> None:
         with self._turn:
             function, arguments, future = self._calls.popleft()
             try:
@@ -102,13 +111,15 @@ class CallLine:
 class Work(dist.Work):
     """A call on host memory: over, or running as a future of ``concurrent.futures``. ``abort`` ends it on all ranks."""
 
-    def __init__(self, tensors, future=None, abort=None):
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], future: Future | None = None, abort: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
         self._tensors = tensors
         self._future = future
         self._abort = abort
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Waits until the call is over, for at most ``timeout`` (a timedelta; without one, for the group's timeout). Raises
         the error of the call."""
         if self._future is None:
@@ -121,34 +132,35 @@ class Work(dist.Work):
         except BaseException:
             if not self._future.done():
                 # Ctrl-C, or another signal whose handler raised an exception: the call runs in another thread.
-                with contextlib.suppress(FlexringError):
-                    self._abort()
+                if self._abort is not None:
+                    with contextlib.suppress(FlexringError):
+                        self._abort()
             raise
         return True
 
     synchronize = wait
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return self._future is None or self._future.done()
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         """The error of the call, if it is over and failed."""
         return self._future.exception() if self._future is not None and self._future.done() else None
 
-    def result(self):
+    def result(self) -> Sequence[torch.Tensor]:
         return self._tensors
 
-    def get_future(self):
+    def get_future(self) -> Any:
         """A future of torch whose value is the list of tensors with the result."""
         promise = torch.futures.Future()
         if self._future is None:
             promise.set_result(self._tensors)
             return promise
 
-        def complete(future):
+        def complete(future: Future) -> None:
             error = future.exception()
             if error is None:
                 promise.set_result(self._tensors)
@@ -164,14 +176,16 @@ class WorkOnGpu(dist.Work):
     """A call on GPU memory, which takes effect in a stream; ``event`` is recorded after it. ``future`` is there if the call is
     made in another thread."""
 
-    def __init__(self, tensors, stream, event, future=None):
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], stream: Any, event: Any, future: Future | None = None
+    ) -> None:
         super().__init__()
         self._tensors = tensors
         self._stream = stream
         self._event = event
         self._future = future
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Lets the current stream wait for the call. Waits itself only until the call is made."""
         if self._future is not None:
             self._future.result((timeout.total_seconds() if timeout else 0) or None)
@@ -180,19 +194,19 @@ class WorkOnGpu(dist.Work):
 
     synchronize = wait
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return (self._future is None or self._future.done()) and self._event.query()
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         return self._future.exception() if self._future is not None and self._future.done() else None
 
-    def result(self):
+    def result(self) -> Sequence[torch.Tensor]:
         return self._tensors
 
-    def get_future(self):
+    def get_future(self) -> Any:
         """A future of torch whose readers' streams wait for the call."""
         if self._future is not None:
             self._future.result()
@@ -205,27 +219,27 @@ class WorkOnGpu(dist.Work):
 class CoalescedWork(dist.Work):
     """The handle of a group of calls."""
 
-    def __init__(self, works):
+    def __init__(self, works: Sequence[Any]) -> None:
         super().__init__()
         self._works = works
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         return all([work.wait(timeout) for work in self._works])
 
     synchronize = wait
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
 
-    def exception(self):
+    def exception(self) -> BaseException | None:
         return next((error for error in (work.exception() for work in self._works) if error is not None), None)
 
-    def result(self):
+    def result(self) -> Sequence[torch.Tensor]:
         return [tensor for work in self._works for tensor in work.result()]
 
-    def get_future(self):
+    def get_future(self) -> Any:
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import Literal, Union
+from typing import Any, Literal, Union
 
 from ._dlpack import exported, is_exporter
-from ._gpu import ArrayOnGpu, TensorOnGpu, array_on_gpu
+from ._gpu import ArrayOnGpu, OnGpu, TensorOnGpu, array_on_gpu
 from ._library import FlexringError, check, library
 
 _CODES = {
@@ -75,7 +75,7 @@ def premul_sum(factor: float) -> _Operation:
     return _Operation(number.value)
 
 
-def operation(op):
+def operation(op: Op) -> int:
     """The number of an operation in the C API."""
     if isinstance(op, _Operation):
         return int(op)
@@ -90,7 +90,7 @@ def operation(op):
 _known: dict[object, str] = {}
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: Any) -> str:
     """The name of an element type, which is given as a name or as a type of numpy, torch or Python."""
     name = _known.get(dtype)
     if name is None:
@@ -98,15 +98,15 @@ def dtype_name(dtype):
     return name
 
 
-def _dtype_name(dtype):
+def _dtype_name(dtype: Any) -> str:
     if isinstance(dtype, str):
         name = dtype
     elif str(dtype).startswith("torch."):
         name = str(dtype)[len("torch.") :]
     else:
         # numpy's types have a name; its scalar types and Python's types have a __name__.
-        name = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
-        name = {"float": "float64", "int": "int64"}.get(name, name)
+        given = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype))
+        name = {"float": "float64", "int": "int64"}.get(given, given)
     if name not in _CODES:
         raise TypeError(f"elements of type {name} cannot be reduced (expected {', '.join(_CODES)})")
     return name
@@ -117,7 +117,15 @@ class Vector:
 
     __slots__ = ("address", "count", "dtype", "owner", "read_only", "gpu")
 
-    def __init__(self, address, count, dtype, owner, read_only=False, gpu=None):
+    def __init__(
+        self,
+        address: int,
+        count: int,
+        dtype: Any,
+        owner: Any,
+        read_only: bool = False,
+        gpu: OnGpu | None = None,
+    ) -> None:
         self.address = address
         self.count = count
         self.dtype = dtype_name(dtype)
@@ -126,11 +134,11 @@ class Vector:
         self.gpu = gpu
 
     @property
-    def code(self):
+    def code(self) -> int:
         return _CODES[self.dtype]
 
 
-def vector_of(thing):
+def vector_of(thing: Any) -> Vector:
     """The elements of a tensor, an array, or another object with the buffer protocol, the CUDA array interface or DLPack."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.Tensor):
@@ -144,7 +152,7 @@ def vector_of(thing):
     return _of_buffer(thing)
 
 
-def _of_tensor(tensor, torch):
+def _of_tensor(tensor: Any, torch: Any) -> Vector:
     kind = tensor.device.type
     if kind not in ("cpu", "cuda"):
         raise FlexringError(
@@ -158,7 +166,7 @@ def _of_tensor(tensor, torch):
     return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor, gpu=gpu)
 
 
-def _of_array(array):
+def _of_array(array: Any) -> Vector:
     address, read_only = array.__array_interface__["data"]
     if not array.dtype.isnative:
         raise TypeError(f"the array's byte order is not this machine's: {array.dtype}")
@@ -167,14 +175,14 @@ def _of_array(array):
     return Vector(address, array.size, array.dtype, array, read_only)
 
 
-def _of_exported(thing):
+def _of_exported(thing: Any) -> Vector:
     source = exported(thing)
     # The values are complete, so any stream will do.
     gpu = ArrayOnGpu(0) if source.on_gpu else None
     return Vector(source.address, math.prod(source.shape), source.dtype, (thing, source.owner), source.read_only, gpu)
 
 
-def _of_buffer(thing):
+def _of_buffer(thing: Any) -> Vector:
     try:
         view = memoryview(thing)
     except TypeError:
@@ -186,8 +194,9 @@ def _of_buffer(thing):
         raise ValueError("the buffer is not contiguous: reduce a copy and copy the result back")
     read_only = view.readonly
     # ctypes returns the address of writable buffers only. A read-only buffer can only be an input, so a copy is enough.
-    exported = bytearray(view) if read_only else view
-    address, owner = 0, view
+    exported: Any = bytearray(view) if read_only else view
+    address = 0
+    owner: Any = view
     if view.nbytes:
         owner = ctypes.c_char.from_buffer(exported)
         address = ctypes.addressof(owner)
@@ -195,7 +204,7 @@ def _of_buffer(thing):
     return Vector(address, view.nbytes // view.itemsize, name, owner, read_only)
 
 
-def source_and_target(send, out):
+def source_and_target(send: Any, out: Any) -> tuple[Vector, Vector]:
     """The vectors that a call reads and writes. They are the same without ``out``."""
     source = vector_of(send)
     target = source if out is None else vector_of(out)
@@ -207,14 +216,14 @@ def source_and_target(send, out):
     return source, target
 
 
-def writable(vector):
+def writable(vector: Vector) -> Vector:
     """Returns the vector. Raises if it is read-only."""
     if vector.read_only:
         raise ValueError("the result cannot be written to a read-only buffer: fix: pass an array that can be written, with out=")
     return vector
 
 
-def whole_and_part(whole, part, rank, size):
+def whole_and_part(whole: Any, part: Any, rank: int, size: int) -> tuple[Vector, Vector]:
     """A vector that consists of one part per rank, and the part of ``rank``: ``part`` if it is given, else a part of the
     whole."""
     whole = vector_of(whole)

@@ -6,16 +6,16 @@ import contextlib
 import ctypes
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from . import _interrupt
 from ._array import array_in, in_place
 from ._gpu import stream_for
-from ._handle import Exchange, Message, Request, V, create
+from ._handle import Exchange, Handle, Message, Request, V, create
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
-from ._vector import SIZES, Op, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
+from ._vector import SIZES, Op, Vector, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
 
 class Communicator:
@@ -41,8 +41,8 @@ class Communicator:
     of its parent.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle: Handle) -> None:
+        self._handle: Handle | None = handle
         self._rank = handle.read_number(library.flexring_comm_rank)
         self._size = handle.read_number(library.flexring_comm_size)
 
@@ -51,7 +51,7 @@ class Communicator:
         """Joins the world that the environment describes: FLEXRING_RANK, FLEXRING_WORLD_SIZE, FLEXRING_MASTER_ADDR and
         FLEXRING_MASTER_PORT, or the variables of torchrun, mpirun or srun. Returns when all ranks have joined."""
         _interrupt.install(library)
-        return cls(create(library.flexring_comm_init_from_env))
+        return cls(_created(library.flexring_comm_init_from_env))
 
     @classmethod
     def from_unique_id(cls, id: bytes, rank: int, size: int, timeout: float | None = None) -> Communicator:
@@ -63,12 +63,14 @@ class Communicator:
         if len(id) != UNIQUE_ID_BYTES:
             raise ValueError(f"an id has {UNIQUE_ID_BYTES} bytes, but this one has {len(id)}")
         _interrupt.install(library)
-        id = UniqueId.from_buffer_copy(id)
+        shared = UniqueId.from_buffer_copy(id)
         if timeout is None:
-            return cls(create(lambda pointer: library.flexring_comm_init_rank(pointer, size, id, rank)))
+            return cls(_created(lambda pointer: library.flexring_comm_init_rank(pointer, size, shared, rank)))
         # The library takes at most 24 days.
         limit = min(max(math.ceil(timeout * 1000), 1), 2**31 - 1)
-        return cls(create(lambda pointer: library.flexring_comm_init_rank_timeout(pointer, size, id, rank, limit)))
+        return cls(
+            _created(lambda pointer: library.flexring_comm_init_rank_timeout(pointer, size, shared, rank, limit))
+        )
 
     def shrink(self, exclude: Iterable[int] = ()) -> Communicator:
         """Makes a communicator of the ranks that are left, in their order, usually after this one has failed because a rank
@@ -77,11 +79,11 @@ class Communicator:
         rank that continues later this raises an error. Calls on this communicator end first. After a failure the vectors of
         the failed calls have undefined contents. Close this communicator afterwards."""
         handle = self._open_handle()
-        exclude = sorted(set(exclude))
-        for rank in exclude:
+        left_out = sorted(set(exclude))
+        for rank in left_out:
             self._check_root(rank)
-        ranks = (ctypes.c_int * len(exclude))(*exclude)
-        made = create(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(exclude), out))
+        ranks = (ctypes.c_int * len(left_out))(*left_out)
+        made = _created(lambda out: library.flexring_comm_shrink(handle.pointer, ranks, len(left_out), out))
         return type(self)(made)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
@@ -92,8 +94,8 @@ class Communicator:
             raise ValueError(f"a color is None or a number from 0 to 2**31 - 1, not {color}")
         if not -(2**31) <= key < 2**31:
             raise ValueError(f"a key is a number of 32 bits with a sign, not {key}")
-        handle, color = self._open_handle(), NO_COLOR if color is None else color
-        made = create(lambda out: library.flexring_comm_split(handle.pointer, color, key, out))
+        handle, number = self._open_handle(), NO_COLOR if color is None else color
+        made = create(lambda out: library.flexring_comm_split(handle.pointer, number, key, out))
         return None if made is None else type(self)(made)
 
     @property
@@ -162,7 +164,8 @@ class Communicator:
         one part per rank, and each rank contributes its own part. Returns the vector with the result."""
         handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
-        whole, part = whole_and_part(*(vector, None) if out is None else (out, vector), self._rank, self._size)
+        given, own = (vector, None) if out is None else (out, vector)
+        whole, part = whole_and_part(given, own, self._rank, self._size)
         writable(whole)
         queue = stream_for(stream, whole, part)
         check(
@@ -211,7 +214,7 @@ class Communicator:
         """Starts :meth:`gather` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
         return self._gather(vector, out, root).start(library.flexring_gather_async, out)
 
-    def _gather(self, vector, out, root):
+    def _gather(self, vector: object, out: object, root: int) -> Exchange:
         part = vector_of(vector)
         at_root = self._check_root(root) == self._rank
         whole = whole_and_part(out, vector, self._rank, self._size)[0] if at_root else None
@@ -227,7 +230,7 @@ class Communicator:
         """Starts :meth:`scatter` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
         return self._scatter(vector, out, root).start(library.flexring_scatter_async, out)
 
-    def _scatter(self, vector, out, root):
+    def _scatter(self, vector: object, out: object, root: int) -> Exchange:
         part = vector_of(out)
         at_root = self._check_root(root) == self._rank
         whole = whole_and_part(vector, out, self._rank, self._size)[0] if at_root else None
@@ -259,7 +262,13 @@ class Communicator:
         call, name = self._all_to_all(vector, out, send_counts, receive_counts)
         return call.start(getattr(library, name + "_async"), out)
 
-    def _all_to_all(self, vector, out, send_counts, receive_counts):
+    def _all_to_all(
+        self,
+        vector: object,
+        out: object,
+        send_counts: Iterable[int] | None,
+        receive_counts: Iterable[int] | None,
+    ) -> tuple[Exchange, str]:
         send, receive = vector_of(vector), vector_of(out)
         if send_counts is None and receive_counts is None:
             count, rest = divmod(send.count, self._size)
@@ -268,15 +277,16 @@ class Communicator:
                     f"{send.count} elements to send and {receive.count} to receive are not {self._size} equal blocks each"
                 )
             return self._exchange(send, receive, count), "flexring_all_to_all"
-        counts = ()
-        for side, given in ((send, send_counts), (receive, receive_counts)):
-            given = [side.count // self._size] * self._size if given is None else list(map(operator.index, given))
-            if len(given) != self._size or min(given) < 0 or sum(given) != side.count:
-                raise ValueError(f"{given} are not the lengths of {self._size} blocks of {side.count} elements in all")
-            counts += ((ctypes.c_size_t * self._size)(*given),)
-        return self._exchange(send, receive, counts), "flexring_all_to_all_v"
+        lengths = self._block_lengths(send, send_counts), self._block_lengths(receive, receive_counts)
+        return self._exchange(send, receive, lengths), "flexring_all_to_all_v"
 
-    def _exchange(self, send, receive, counts, *root):
+    def _block_lengths(self, side: Vector, given: Iterable[int] | None) -> ctypes.Array[ctypes.c_size_t]:
+        counts = [side.count // self._size] * self._size if given is None else list(map(operator.index, given))
+        if len(counts) != self._size or min(counts) < 0 or sum(counts) != side.count:
+            raise ValueError(f"{counts} are not the lengths of {self._size} blocks of {side.count} elements in all")
+        return (ctypes.c_size_t * self._size)(*counts)
+
+    def _exchange(self, send: Vector | None, receive: Vector | None, counts: Any, *root: int) -> Exchange:
         return Exchange(self._open_handle(), send, receive, counts, *root)
 
     def send(self, vector: object, peer: int, stream: object = None) -> None:
@@ -298,7 +308,7 @@ class Communicator:
         """Starts :meth:`recv` and returns a :class:`Request`, as :meth:`send_async` does."""
         return self._message(writable(vector_of(out)), peer).start(library.flexring_recv_async, out)
 
-    def _message(self, vector, peer):
+    def _message(self, vector: Vector, peer: int) -> Message:
         return Message(self._open_handle(), vector, self._check_root(peer))
 
     def barrier(self) -> None:
@@ -315,12 +325,12 @@ class Communicator:
         """Allocates an array of zeros in memory that the other ranks of this node read directly, so that calls on it copy
         nothing. Returns a numpy array, or a ctypes array if numpy is not installed. ``flexring.torch.alloc`` allocates
         tensors."""
-        shape = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        if any(extent < 0 for extent in shape):
-            raise ValueError(f"no array has the shape {shape}")
-        name, count = dtype_name(dtype), math.prod(shape)
+        extents = (operator.index(shape),) if isinstance(shape, SupportsIndex) else tuple(shape)
+        if any(extent < 0 for extent in extents):
+            raise ValueError(f"no array has the shape {extents}")
+        name, count = dtype_name(dtype), math.prod(extents)
         block = self.alloc_bytes(count * SIZES[name])
-        return array_in(block, shape, name)
+        return array_in(block, extents, name)
 
     def alloc_bytes(self, size: int) -> ctypes.Array[ctypes.c_uint8]:
         """Allocates a ctypes array of ``size`` zero bytes in the memory of :meth:`alloc`. It is freed with its last
@@ -374,13 +384,21 @@ class Communicator:
         state = "" if self._handle is not None else ", closed"
         return f"<flexring.Communicator rank {self._rank} of {self._size}{state}>"
 
-    def _check_root(self, root):
+    def _check_root(self, root: int) -> int:
         if root not in range(self._size):
             raise ValueError(f"there is no rank {root} among {self._size}")
         return root
 
-    def _open_handle(self):
+    def _open_handle(self) -> Handle:
         handle = self._handle
         if handle is None:
             raise FlexringError(FlexringError.INVALID_ARGUMENT, "this communicator is closed")
         return handle
+
+
+def _created(function: Callable[[Any], Any]) -> Handle:
+    """What :func:`create` returns, where the library always makes a communicator or fails."""
+    handle = create(function)
+    if handle is None:
+        raise FlexringError(FlexringError.INTERNAL_ERROR, "the library made no communicator")
+    return handle

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import torch_backend
-from ._handle import unique_id
+from ._handle import Request, unique_id
 from ._vector import dtype_name
 from .communicator import Communicator
 
@@ -30,7 +30,7 @@ def from_process_group(group: Any = None) -> Communicator:
     group = dist.group.WORLD if group is None else group
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     first = _global_rank(group, 0)
-    message = [None]
+    message: list[Any] = [None]
     if rank == 0:
         try:
             message = [unique_id()]
@@ -42,7 +42,7 @@ def from_process_group(group: Any = None) -> Communicator:
     return Communicator.from_unique_id(message[0], rank, size)
 
 
-def _global_rank(group, rank):
+def _global_rank(group: Any, rank: int) -> Any:
     if group is dist.group.WORLD:
         return rank
     if hasattr(dist, "get_global_rank"):
@@ -63,18 +63,18 @@ def alloc(comm: Communicator, shape: Any, dtype: torch.dtype = torch.float32) ->
 class _Waiter:
     """A thread that completes futures in the order in which their calls were made. Calls also end in this order."""
 
-    def __init__(self):
-        self._queue = queue.SimpleQueue()
+    def __init__(self) -> None:
+        self._queue: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         threading.Thread(target=_wait_for_each, args=(self._queue,), name="flexring-waiter", daemon=True).start()
         weakref.finalize(self, self._queue.put, None)
 
-    def future_of(self, request):
+    def future_of(self, request: Request[Any]) -> Any:
         future = torch.futures.Future()
         self._queue.put((request, future))
         return future
 
 
-def _wait_for_each(requests):
+def _wait_for_each(requests: "queue.SimpleQueue[Any]") -> None:
     while True:
         item = requests.get()
         if item is None:
@@ -90,11 +90,11 @@ def _wait_for_each(requests):
         del item, request, future
 
 
-_waiters = weakref.WeakKeyDictionary()
+_waiters: "weakref.WeakKeyDictionary[Communicator, _Waiter]" = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def _waiter_of(comm):
+def _waiter_of(comm: Communicator) -> _Waiter:
     with _lock:
         waiter = _waiters.get(comm)
         if waiter is None:
@@ -115,10 +115,10 @@ def allreduce_hook(comm: Communicator, bucket: dist.GradBucket) -> torch.futures
 
 
 # The stream in which buckets are averaged, by communicator and device.
-_side_streams = weakref.WeakKeyDictionary()
+_side_streams: "weakref.WeakKeyDictionary[Communicator, dict[Any, Any]]" = weakref.WeakKeyDictionary()
 
 
-def _side_stream(comm, device):
+def _side_stream(comm: Communicator, device: torch.device) -> Any:
     with _lock:
         streams = _side_streams.setdefault(comm, {})
         if device not in streams:
@@ -126,7 +126,7 @@ def _side_stream(comm, device):
         return streams[device]
 
 
-def _average_on_gpu(comm, gradients):
+def _average_on_gpu(comm: Communicator, gradients: torch.Tensor) -> Any:
     """Averages in a side stream, so that the stream of the backward pass does not wait for the other ranks."""
     device = gradients.device
     side = _side_stream(comm, device)
@@ -160,7 +160,7 @@ def register(model: Any, comm: Optional[Communicator] = None) -> Optional[Commun
     return comm
 
 
-def _torch_fsdp():
+def _torch_fsdp() -> Any:
     try:
         from . import _torch_fsdp
     except ImportError as error:

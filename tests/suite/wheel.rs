@@ -96,3 +96,14 @@ fn annotations_find_misspelled_arguments() {
     mypy.args(["-m", "mypy", "--strict", "--follow-imports", "silent"]);
     succeed(mypy.arg(root().join("python/tests/typed_example.py")), LIMIT);
 }
+
+/// With the settings of `pyproject.toml`.
+#[test]
+fn the_package_passes_strict_type_checks() {
+    let Some(interpreter) = interpreter("mypy") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut mypy = program(interpreter);
+    mypy.current_dir(root()).args(["-m", "mypy", "--cache-dir"]).arg(folder.path());
+    let text = succeed(&mut mypy, LIMIT);
+    assert!(text.contains("no issues found"), "{text}");
+}
