@@ -27,7 +27,7 @@ pub(crate) struct Live {
 // SAFETY: flexring's functions may be called from any thread, all but flexring_comm_free at the same time, and that one is
 // called by the last owner.
 unsafe impl Send for Live {}
-// SAFETY: the same.
+// SAFETY: flexring's functions may be called from several threads at once, as above.
 unsafe impl Sync for Live {}
 
 impl Live {

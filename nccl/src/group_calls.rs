@@ -158,7 +158,7 @@ impl Part {
         check(flexring_group_start())?;
         let noted: Outcome = messages.into_iter().try_for_each(run);
         // It also ends the group, without making a message, if one was refused.
-        // SAFETY: the same.
+        // SAFETY: handles, streams and buffers are those of nccl.h's contract, which the caller keeps.
         let ended = unsafe { flexring_group_end() };
         noted.and_then(|()| check(ended))
     }

@@ -144,7 +144,7 @@ macro_rules! nccl_functions {
         #[doc = concat!("[`", stringify!($name), "`] for profilers.")]
         ///
         /// # Safety
-        /// The same.
+        /// As for the function of that name.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $profiled($($argument: $type),*) -> $crate::types::ncclResult_t {
             $crate::status::$guard(stringify!($name), || $body)

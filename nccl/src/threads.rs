@@ -1,42 +1,19 @@
 //! The library's own threads.
 //!
-//! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a thread of the
-//! program. Must not know what the threads do.
+//! Owns how work is given to them. Must not know what they do.
 
 use crate::status::{Failure, Outcome};
 use std::cell::RefCell;
-use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SendError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Signals that are not blocked: a thread causes them itself.
-const SYNCHRONOUS: [libc::c_int; 6] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
-
 /// Starts a thread.
-#[allow(clippy::disallowed_methods, reason = "signals are blocked here")]
 pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Outcome<JoinHandle<T>> {
-    let mut before = MaybeUninit::uninit();
-    let mut blocked = MaybeUninit::uninit();
-    // SAFETY: sigfillset initializes `blocked` before it is read, and pthread_sigmask writes `before` if it succeeds.
-    let before = unsafe {
-        libc::sigfillset(blocked.as_mut_ptr());
-        for signal in SYNCHRONOUS {
-            libc::sigdelset(blocked.as_mut_ptr(), signal);
-        }
-        let status = libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), before.as_mut_ptr());
-        (status == 0).then(|| before.assume_init())
-    };
-    // The new thread inherits the mask of this one.
-    let thread = Builder::new().name(name.to_owned()).spawn(body);
-    if let Some(before) = before {
-        // SAFETY: `before` is a mask that the C library has written; the old mask is not asked for.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    }
+    let thread = flexring::c_api::spawn(Builder::new().name(name.to_owned()), body);
     thread.map_err(|cause| Failure::system(format!("cannot start a thread: {cause}")))
 }
 

@@ -437,7 +437,7 @@ others = two_ranks()
 request = ours.all_reduce_async(floats(1))
 
 def handler(*_):
-    # Nobody else takes part, so that the second signal must end this call.
+    # The other rank takes no part, so that the second signal must end this call.
     signal_soon(signal.SIGINT)
     assert not request.done()
     try:

@@ -51,8 +51,6 @@ pub struct ControlConnection {
     pub(super) shared: Arc<Shared>,
     /// Number of the last exchange. Locked during an exchange, so that exchanges keep their order.
     pub(super) exchanges: Mutex<u64>,
-    /// The ranks of the process that runs the coordinator.
-    pub(super) host_ranks: Vec<Rank>,
     /// By rank of this world, the ranks in the world that the connection was made for.
     pub(super) first_ranks: Vec<Rank>,
     pub(super) service: Arc<ControlService>,
@@ -147,7 +145,6 @@ impl ControlConnection {
             secret: secret.clone(),
             shared,
             exchanges: Mutex::new(0),
-            host_ranks: host_ranks.clone(),
             first_ranks: (0..identity.world).collect(),
             service: Arc::new(ControlService {
                 creator: CreatorProcess::current(),
@@ -234,9 +231,7 @@ impl ControlConnection {
             None => {
                 self.shared.fault.check()?;
                 if self.shared.state().ended {
-                    return Err(Error::peer_lost(format!(
-                        "cannot exchange {label}: the process that runs the coordinator has left"
-                    )));
+                    return Err(self.shared.coordinator_has_left(&format!("cannot exchange {label}")));
                 }
                 Err(Error::timeout(format!(
                     "the coordinator did not answer an exchange of {label} within {}",
@@ -246,16 +241,15 @@ impl ControlConnection {
         }
     }
 
-    /// Reports that this rank's call failed, while the rank is still in that call, and returns the error that
+    /// Reports that this rank failed, while it is still in the call or joins, and returns the error that
     /// all ranks get: the coordinator's root cause, which takes dead and absent ranks into account, or
-    /// `error` if none arrives within a second. `suspect` is the rank that `error` blames, if any. Raises the
-    /// fault.
-    pub fn report(&self, error: Error, suspect: Option<Rank>) -> Error {
+    /// `error` if none arrives within a second. Raises the fault.
+    pub fn report(&self, error: Error) -> Error {
         // The thread that enters calls does not write now, so the read cannot fail.
         let state = self.shared.call_state.read();
         self.shared.send(ToCoordinator::Report {
             error: error.clone(),
-            suspect,
+            suspect: error.suspect(),
             state: state.unwrap_or(CallState::Idle { finished: 0 }),
         });
         let mut root_cause = None;

@@ -140,8 +140,8 @@ pub(super) struct Shared {
 /// The part of the shared state that the mutex protects.
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
-    /// The ranks in the process that runs the coordinator, once all ranks have opened the world. Only for further worlds.
-    pub(super) opened: Option<Vec<Rank>>,
+    /// All ranks have opened the world. Only for further worlds.
+    pub(super) is_open: bool,
     pub(super) gathered: Option<(u64, Vec<Vec<u8>>)>,
     pub(super) root_cause: Option<Error>,
     /// This rank has left, or the thread has ended: no message is sent or received any more.
@@ -170,6 +170,12 @@ impl Departure {
         self.rank.store(rank as u64, Ordering::Relaxed);
         // Readers that see the number see its rank, or one that left later with a smaller number.
         self.finished.store(finished, Ordering::Release);
+    }
+
+    /// The rank, if one has left.
+    fn leaver(&self) -> Option<Rank> {
+        let is_known = self.finished.load(Ordering::Acquire) != u64::MAX;
+        is_known.then(|| self.rank.load(Ordering::Relaxed) as Rank)
     }
 
     /// Fails if a rank has left without `call`, in which `rank` is. Costs one load if no rank has left.
@@ -232,6 +238,17 @@ impl Shared {
     pub(super) fn change(&self, change: impl FnOnce(&mut SharedState)) {
         change(&mut self.state());
         self.changed.notify_all();
+    }
+
+    /// The error of a rank that needs the coordinator after its process has left.
+    pub(super) fn coordinator_has_left(&self, what: &str) -> Error {
+        match self.departure.leaver() {
+            Some(leaver) => Error::peer_lost(format!(
+                "{what}: rank {leaver} has left, and so has the process that runs the coordinator"
+            ))
+            .with_suspect(leaver),
+            None => Error::peer_lost(format!("{what}: the process that runs the coordinator has left")),
+        }
     }
 
     /// Queues a message for the coordinator. Does not block.

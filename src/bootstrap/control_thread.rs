@@ -252,7 +252,7 @@ impl ControlThread {
                 world.shared.departure.record(rank, finished);
                 self.send_state(key);
             }
-            ToRank::Welcome { host, ranks } => world.on_opened(host, ranks),
+            ToRank::Welcome { host, .. } => world.on_opened(host),
             // The last world ends with the connection.
             ToRank::LeaveAck if world.leaving.is_some() && self.worlds.len() > 1 => self.end(key),
             ToRank::LeaveAck

@@ -18,7 +18,7 @@ impl ControlConnection {
     /// coordinator.
     #[must_use]
     pub fn can_open(&self, members: &[Rank]) -> bool {
-        members.first().is_some_and(|first| self.host_ranks.contains(first))
+        members.first().and_then(|first| self.first_ranks.get(*first)).is_some_and(|first| self.hosts(*first))
     }
 
     /// Opens a further world over this connection, at the same coordinator, and returns when all its members have. It needs
@@ -79,7 +79,12 @@ impl ControlConnection {
     /// Whether [`open_world_over_connection`](Self::open_world_over_connection) is possible with these members.
     #[must_use]
     pub fn can_open_over_connection(&self, members: &[Rank]) -> bool {
-        members.first().is_some_and(|first| self.service.first.host_ranks.contains(first))
+        members.first().is_some_and(|first| self.hosts(*first))
+    }
+
+    /// Whether this rank of the world that the connection was made for is in the process that runs the coordinator.
+    fn hosts(&self, first_rank: Rank) -> bool {
+        self.service.first.host_ranks.contains(&first_rank)
     }
 
     /// [`open_world`](Self::open_world), but `members` are ranks of the world that the connection was made for, whichever of
@@ -118,30 +123,27 @@ impl ControlConnection {
         let message = ToCoordinator::Open { world: id, members: first_ranks.clone(), timeout };
         shared.connection.begin(id, &shared, message)?;
         // Dropping it withdraws from the attempt.
-        let mut world = Self {
+        let world = Self {
             rank,
             world: members,
             timeout,
             secret: self.service.first.secret.of_world(id),
             shared: Arc::clone(&shared),
             exchanges: Mutex::new(0),
-            host_ranks: Vec::new(),
             first_ranks,
             service: Arc::clone(&self.service),
         };
-        let mut opened = None;
+        let mut is_open = false;
         shared.wait(timeout + GRACE, |state| {
-            opened = state.opened.take();
-            opened.is_some() || state.root_cause.is_some() || state.ended
+            is_open = state.is_open;
+            is_open || state.root_cause.is_some() || state.ended
         });
-        if let Some(host_ranks) = opened {
-            world.host_ranks = host_ranks;
+        if is_open {
             return Ok(world);
         }
         shared.fault.check()?;
         if shared.state().ended {
-            let message = "cannot open a communicator: the process that runs the coordinator has left";
-            return Err(Error::peer_lost(message));
+            return Err(shared.coordinator_has_left("cannot open a communicator"));
         }
         Err(Error::timeout(format!(
             "the coordinator did not answer within {} when a communicator of {} ranks was opened",

@@ -29,13 +29,9 @@ use std::time::{Duration, Instant};
 const JOB: u128 = 7;
 const SETTINGS: [(&str, &str); 1] = [("FLEXRING_SUBCHUNK", "512K")];
 
-fn process(rank: usize) -> Process {
-    Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
-}
-
 fn header(rank: usize, world: usize) -> HelloHeader {
     let purpose = Purpose::Join;
-    HelloHeader { version: VERSION.to_owned(), rank, world, process: process(rank), purpose }
+    HelloHeader { version: VERSION.to_owned(), rank, world, process: Process::example(rank), purpose }
 }
 
 fn params() -> HelloParams {
@@ -281,9 +277,9 @@ fn members_of_a_world_that_send_anything() {
                     let outcome = rendezvous.as_mut().map(|rendezvous| rendezvous.join(hello, now));
                     if outcome == Some(JoinOutcome::Complete) {
                         let joined = rendezvous.take().expect("ranks join it");
-                        let _ = joined.successor(&process(0));
+                        let _ = joined.successor(&Process::example(0));
                         let peers: Vec<JoinedPeer> = joined.into_peers();
-                        worlds = Some(Worlds::new(peers, process(0), now));
+                        worlds = Some(Worlds::new(peers, Process::example(0), now));
                     }
                 }
                 2 => {

@@ -8,7 +8,7 @@
 //! only after it has changed, so a world in which nothing happens costs no message. Everything that rests on heartbeats holds
 //! nevertheless:
 //! - Silence. Any frame of a rank counts for all its worlds: [`heard`](ConnectedRank::heard) is passed to each failure detector
-//!   before it is told the time. The rank sends at least one frame per heartbeat interval, that of the first world or
+//!   before its next tick. The rank sends at least one frame per heartbeat interval, that of the first world or
 //!   [`ToCoordinator::Alive`]. All worlds of a rank have the heartbeat interval that it joined with.
 //! - Call states. The last one that was sent is the current one, or at most one interval old, as with periodic heartbeats. A
 //!   failure detector that needs states newer than a report requests them, and a rank answers each request.
@@ -113,7 +113,7 @@ pub(super) struct HostedWorlds {
     ranks: Vec<ConnectedRank>,
     host_process: Process,
     worlds: BTreeMap<WorldId, HostedWorld>,
-    /// When the worlds must be told the time. All at once, so that many worlds do not wake the coordinator one by one.
+    /// When the worlds have their next tick. All at once, so that many worlds do not wake the coordinator one by one.
     next_tick: Option<Instant>,
     /// The time of the last event.
     now: Instant,

@@ -29,3 +29,11 @@ impl fmt::Display for Process {
         write!(f, "pid {} on host {}", self.pid, self.host)
     }
 }
+
+#[cfg(test)]
+impl Process {
+    /// The process of this rank, for tests.
+    pub(super) fn example(rank: crate::rank::Rank) -> Self {
+        Self { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
+    }
+}

@@ -6,7 +6,6 @@
 use super::call_state::CallState;
 use super::control_state::Shared;
 use crate::error::Error;
-use crate::rank::Rank;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,12 +38,12 @@ impl ServedWorld {
         Self { is_open: false, ..Self::first(shared, host_process) }
     }
 
-    /// All ranks have opened the world. `ranks` are those of the process that `host_process` describes.
-    pub(super) fn on_opened(&mut self, host_process: String, ranks: Vec<Rank>) {
+    /// All ranks have opened the world. `host_process` describes the coordinator's process.
+    pub(super) fn on_opened(&mut self, host_process: String) {
         if !self.is_open {
             self.is_open = true;
             self.host_process = host_process;
-            self.shared.change(|state| state.opened = Some(ranks));
+            self.shared.change(|state| state.is_open = true);
         }
     }
 

@@ -79,13 +79,16 @@ fn end_level(function: &str) -> Result<Option<Vec<CollectedCall>>> {
 }
 
 impl CollectedCall {
+    /// Its communicator, call and stream, if the call can be made.
+    ///
     /// # Safety
     /// The communicator is NULL or a handle that lives for `'a`.
-    unsafe fn check<'a>(self, function: &str) -> Result<(&'a Communicator, CheckedCall)> {
+    unsafe fn check<'a>(self, function: &str) -> Result<(&'a Communicator, CheckedCall, *mut c_void)> {
         // SAFETY: the caller guarantees the handle.
         let communicator: &Communicator = unsafe { &borrow(self.comm, function)?.communicator };
         let checked = communicator.validator().group(self.messages)?;
-        Ok((communicator, checked))
+        checks::check(communicator, &checked, self.stream).map_err(|error| error.context(function))?;
+        Ok((communicator, checked, self.stream))
     }
 }
 
@@ -97,15 +100,8 @@ impl CollectedCall {
 unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<CallOutcome>>> {
     let mut checked = Vec::with_capacity(calls.len());
     for call in calls {
-        let stream = call.stream;
         // SAFETY: the caller guarantees the handles.
-        let (communicator, call) = unsafe { call.check(function)? };
-        if call.is_on_host() && !call.is_empty() && !stream.is_null() {
-            return Err(Error::invalid_argument(format!(
-                "{function}: a stream was given, but the buffers are the host's memory: give NULL, or memory of the stream's GPU"
-            )));
-        }
-        checked.push((communicator, call, stream));
+        checked.push(unsafe { call.check(function)? });
     }
     let start = |(communicator, call, stream): (&Communicator, CheckedCall, *mut c_void)| {
         if call.is_on_host() && stream.is_null() {
@@ -235,17 +231,15 @@ pub unsafe extern "C" fn flexring_group_end() -> flexring_result {
     guarded(|| {
         let Some(mut calls) = end_level("flexring_group_end")? else { return Ok(()) };
         if checks::is_on() {
-            return calls.into_iter().try_for_each(|call| {
-                let stream = call.stream;
-                // SAFETY: the caller guarantees the handles.
-                let (communicator, call) = unsafe { call.check("flexring_group_end")? };
-                checks::check(communicator, &call, stream)
-            });
+            // SAFETY: the caller guarantees the handles.
+            return calls
+                .into_iter()
+                .try_for_each(|call| unsafe { call.check("flexring_group_end") }.map(drop));
         }
         if calls.len() == 1 && calls[0].stream.is_null() {
             let call = calls.remove(0);
             // SAFETY: the caller guarantees the handle.
-            let (communicator, checked) = unsafe { call.check("flexring_group_end")? };
+            let (communicator, checked, _) = unsafe { call.check("flexring_group_end")? };
             if checked.is_on_host() {
                 return communicator.run(&checked);
             }

@@ -17,3 +17,6 @@ pub mod interrupt;
 pub mod status;
 pub mod types;
 pub mod unique_id;
+
+// For a library over this one whose threads must respect the program, too.
+pub use crate::process::spawn;

@@ -3,8 +3,8 @@
 //! Owns the settings and the topology of a world, how they change for some of its ranks, and the services that outlive
 //! their communicators. Must not know how the ranks of a new world agree on it, nor how it is joined.
 
-use super::carriers::CarrierKey;
 use super::local_gathering::LocalGathering;
+use super::offers::OfferKey;
 use super::runner::CallRunner;
 use crate::bootstrap::ShrinkService;
 use crate::config::{Config, Servers};
@@ -40,7 +40,7 @@ pub(super) struct LocalRank {
 pub(super) struct Blueprint {
     pub config: Config,
     /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are threads.
-    pub carrier: Option<CarrierKey>,
+    pub carrier: Option<OfferKey>,
     /// The topology, if the settings describe one. Otherwise it follows from the ranks' nodes.
     pub topology: Option<Topology>,
     /// Answers ranks that shrink this communicator. `None` if there are no other ranks, or if they are threads.

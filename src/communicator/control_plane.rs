@@ -44,10 +44,7 @@ impl ControlPlane {
     /// Reports that this rank failed, and returns the root cause, which is the same on all ranks.
     pub(super) fn report_failure(&self, error: Error) -> Error {
         match self {
-            Self::Processes(connection) => {
-                let suspect = error.suspect();
-                connection.report(error, suspect)
-            }
+            Self::Processes(connection) => connection.report(error),
             Self::Threads(member) => member.report_failure(error),
         }
     }

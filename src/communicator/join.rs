@@ -5,21 +5,20 @@
 
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank, WorldSpec};
-use super::carriers::{self, CarrierKey, CarrierOffer};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::cores::Cores;
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
+use super::introduction::{ConnectionOrigin, Introduction};
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
-use super::node_memories::{self, MemoryOffer};
+use super::node_memories;
+use super::offers::OfferKey;
 use super::peer_info::PeerInfo;
 use super::plans::Plans;
 use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, region_layout};
-use crate::bootstrap::{
-    self, ControlConnection, Identity, RendezvousPoint, ShrinkListener, ShrinkService, ShrinkServiceParams,
-};
+use crate::bootstrap::{ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams};
 use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
 use crate::descriptor_limit;
@@ -27,27 +26,11 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::plan::topology::Topology;
-use crate::process_number::process_number;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
-use crate::transport::shm::{
-    DescriptorExchange, Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm,
-};
-use crate::transport::tcp::Listener;
+use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm};
 use crate::transport::{AnyTransport, local};
 use std::sync::Arc;
-use std::time::Instant;
-
-/// Where the control connection of a new communicator comes from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ConnectionOrigin {
-    /// A rendezvous at an address. It is kept, because `flexring status` asks its coordinator.
-    Address,
-    /// A rendezvous by a unique id. It is given up for an earlier one of the same ranks, if there is one.
-    UniqueId,
-    /// It was opened over that of an earlier rendezvous.
-    Opened(CarrierKey),
-}
 
 impl Communicator {
     /// Joins the world that `identity` names, with the settings in `config`.
@@ -75,72 +58,39 @@ impl Communicator {
     /// Joins the world of `connection`.
     pub(super) fn join_over(
         spec: WorldSpec,
-        mut connection: ControlConnection,
+        connection: ControlConnection,
         origin: ConnectionOrigin,
         fault: Arc<Fault>,
     ) -> Result<Self> {
+        let introduction = Introduction::exchange(&spec.config, &connection, origin);
+        let introduction = introduction.map_err(|error| connection.report(error))?;
+        let connection = introduction.choose_connection(connection, origin, &spec.config, &fault)?;
+        // The other ranks learn why this one does not join.
+        Self::join_introduced(spec, introduction, &connection, fault)
+            .map_err(|error| connection.1.report(error))
+    }
+
+    /// Makes the links among ranks that know each other.
+    fn join_introduced(
+        spec: WorldSpec,
+        introduction: Introduction,
+        (carrier, connection): &(OfferKey, Arc<ControlConnection>),
+        fault: Arc<Fault>,
+    ) -> Result<Self> {
+        let Introduction { deadline, descriptors, listener, shrink_listener, memories, infos, .. } =
+            introduction;
         let config = &spec.config;
         let (me, world) = (connection.rank(), connection.world());
-        let deadline = Instant::now() + config.connect_timeout;
-
-        let shares = matches!(config.transport, TransportChoice::Auto | TransportChoice::Shm) && world > 1;
-        let descriptors = shares.then(DescriptorExchange::new).transpose()?;
-        let listens = matches!(config.transport, TransportChoice::Auto | TransportChoice::Tcp) && world > 1;
-        let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
-        let shrink_listener =
-            (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
-        reach(FaultPoint::JoinOpenedSockets);
-        let offer = MemoryOffer::of_this_process();
-        let carriers = CarrierOffer::of_this_process(&connection);
-        let info = PeerInfo {
-            memories: offer.places(),
-            carriers: carriers.ranks(),
-            nonce: random_bytes()?,
-            process: process_number()?,
-            has_gpu: gpu::known(config.gpu).is_some(),
-            node: bootstrap::node_name(config),
-            host: bootstrap::host_name(),
-            topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
-            descriptors: descriptors.as_ref().map(DescriptorExchange::address),
-            shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
-            endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
-            cores: Cores::of_this_process(),
-            rails: inter_node::offer(config, world),
-        };
-        let infos = info.exchange(&connection)?;
-        reach(FaultPoint::JoinKnowsPeers);
-        let mut carrier = infos[0].nonce;
-        let offers: Vec<_> = infos.iter().map(|info| &info.carriers).collect();
-        match (origin, carriers.common(&offers)) {
-            (ConnectionOrigin::Opened(key), _) => carrier = key,
-            (ConnectionOrigin::UniqueId, Some((key, common, members))) => {
-                // A random number that only these ranks have.
-                let id = infos.iter().fold(0, |id, info| id ^ u128::from_le_bytes(info.nonce));
-                let opened = common.open_world_over_connection(id, &members, config, Arc::clone(&fault))?;
-                connection = opened.with_secret_of(&connection);
-                carrier = key;
-            }
-            (ConnectionOrigin::UniqueId | ConnectionOrigin::Address, _) => {}
-        }
-        drop(carriers);
-        let connection = Arc::new(connection);
-        carriers::keep(carrier, &connection);
-        let node: Vec<Rank> = (0..world).filter(|rank| infos[*rank].node == infos[me].node).collect();
-        // Report a topology or a plan that cannot be used, so that all ranks return the same error.
-        let report = |error: Error| connection.report(error, None);
-        // A link may be lost because its peer has given up joining. The coordinator knows which rank was the first to fail.
-        let report_lost_link = |error: Error| {
-            let suspect = error.suspect();
-            connection.report(error, suspect)
-        };
+        let same_node: Vec<bool> = infos.iter().map(|info| info.node == infos[me].node).collect();
+        let node: Vec<Rank> = (0..world).filter(|rank| same_node[*rank]).collect();
         let topology = match &spec.topology {
             Some(topology) => topology.clone(),
-            None => topology(config, &infos).map_err(report)?,
+            None => topology(config, &infos)?,
         };
-        let plans = plans(&spec, &topology, me).map_err(report)?;
-        check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?).map_err(report)?;
+        let plans = plans(&spec, &topology, me)?;
+        check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?)?;
         reach(FaultPoint::JoinComparedPlans);
-        let intra_node: Vec<Rank> = if shares { node.clone() } else { vec![me] };
+        let intra_node: Vec<Rank> = if descriptors.is_some() { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
             return Err(Error::invalid_setting(format!(
@@ -150,13 +100,13 @@ impl Communicator {
         }
 
         let offers: Vec<_> = infos.iter().map(|info| &info.memories).collect();
-        let common = offer.common(&intra_node, &offers);
+        let common = memories.common(&intra_node, &offers);
         let own = match &common {
             Some((memory, _)) => Arc::clone(memory.own()),
-            None => OwnMemory::new(intra_node.len()).map_err(report)?,
+            None => OwnMemory::new(intra_node.len())?,
         };
         let layout = region_layout(config, intra_node.len(), world);
-        let mut region = own.region(layout, gpu::numa_node(config.gpu)).map_err(report)?;
+        let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match (common, descriptors) {
             (Some(common), _) => common,
@@ -169,18 +119,16 @@ impl Communicator {
                             address.map(|address| (*rank, address)).ok_or_else(|| not_shared(*rank))
                         };
                         let addresses = intra_node.iter().map(address).collect::<Result<Vec<_>>>()?;
-                        descriptors
-                            .run(me, &addresses, &own, key, deadline, &fault)
-                            .map_err(report_lost_link)?
+                        descriptors.run(me, &addresses, &own, key, deadline, &fault)?
                     }
-                    None => NodeMemory::new(key, 0, own, vec![None]).map_err(report)?,
+                    None => NodeMemory::new(key, 0, own, vec![None])?,
                 };
                 let memory = Arc::new(memory);
                 node_memories::keep(&memory);
                 (memory, (0..intra_node.len()).collect())
             }
         };
-        let regions = exchange_regions(&connection, region.address())?;
+        let regions = exchange_regions(connection, region.address())?;
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut registrar) = (None, None);
@@ -188,30 +136,27 @@ impl Communicator {
             let of_rank =
                 |(rank, place): (&Rank, usize)| RegionOfRank { rank: *rank, place, region: regions[*rank] };
             let ranks: Vec<RegionOfRank> = intra_node.iter().zip(places).map(of_rank).collect();
-            let neighbours = memory.neighbours(&mut region, &ranks).map_err(report)?;
-            let shm = Shm::new("shm", world, region.arena(), &neighbours).map_err(report)?;
+            let neighbours = memory.neighbours(&mut region, &ranks)?;
+            let shm = Shm::new("shm", world, region.arena(), &neighbours)?;
             transports.push(AnyTransport::InPlace(Box::new(shm)));
             reach(FaultPoint::JoinSharesMemory);
             if inter_node.is_empty() {
-                mailbox = Some(Mailbox::new(region.arena(), &neighbours, me).map_err(report)?);
+                mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
             }
         }
         if !inter_node.is_empty() {
             inter_node.iter().for_each(|rank| routes[*rank] = transports.len());
-            let same_node: Vec<bool> = (0..world).map(|rank| node.contains(&rank)).collect();
             let setup = InterNodeSetup {
                 config,
                 me,
                 infos: &infos,
                 same_node: &same_node,
                 peers: &inter_node,
-                connection: &connection,
+                connection,
                 deadline,
                 fault: &fault,
             };
-            let linked = setup
-                .link(listener, region.layout().pool().piece(region.arena()))
-                .map_err(report_lost_link)?;
+            let linked = setup.link(listener, region.layout().pool().piece(region.arena()))?;
             transports.push(AnyTransport::Posted(linked.transport));
             registrar = linked.registrar;
         }
@@ -236,7 +181,6 @@ impl Communicator {
         };
         let service = match shrink_listener {
             Some(listener) => {
-                let same_node: Vec<bool> = (0..world).map(|rank| node.contains(&rank)).collect();
                 let endpoints = inter_node::shrink_endpoints(config, &infos, &same_node)?;
                 // Random numbers of all ranks, so that no other communicator has this key.
                 let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
@@ -249,25 +193,23 @@ impl Communicator {
             None => None,
         };
         reach(FaultPoint::JoinHasLinks);
-        let runner = builder.build(ControlPlane::Processes(connection))?;
+        let runner = builder.build(ControlPlane::Processes(Arc::clone(connection)))?;
         reach(FaultPoint::JoinBuiltRunner);
-        if let ControlPlane::Processes(connection) = &runner.control {
-            if infos.iter().any(|info| info.has_gpu) {
-                // Opening memory may wait for a GPU, so it is done before the first call.
-                connection.all_gather("memory of GPUs", &[])?;
-                runner.lock_state().executor.open_neighbours();
-            }
-            // No rank may make a call before all ranks have all links.
-            connection.all_gather("links", &[])?;
-            runner.lock_state().executor.settle_sharing();
+        if infos.iter().any(|info| info.has_gpu) {
+            // Opening memory may wait for a GPU, so it is done before the first call.
+            connection.all_gather("memory of GPUs", &[])?;
+            runner.lock_state().executor.open_neighbours();
         }
+        // No rank may make a call before all ranks have all links.
+        connection.all_gather("links", &[])?;
+        runner.lock_state().executor.settle_sharing();
         reach(FaultPoint::JoinEnds);
         let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
         let topology = is_described.then_some(topology);
         Ok(Self::new(
             runner,
-            Blueprint { config, carrier: Some(carrier), topology, service, ancestors, gathering: None },
+            Blueprint { config, carrier: Some(*carrier), topology, service, ancestors, gathering: None },
         ))
     }
 

@@ -3,10 +3,10 @@
 //! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses. Must not
 //! know how memory is exchanged, nor how it is used.
 
+use super::offers::{Offered, common};
 use crate::process::PerProcess;
 use crate::rank::Rank;
-use crate::transport::shm::{NodeKey, NodeMemory};
-use std::collections::BTreeSet;
+use crate::transport::shm::NodeMemory;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How many memories a rank offers: the newest ones.
@@ -21,9 +21,6 @@ pub(super) fn keep(memory: &Arc<NodeMemory>) {
     memories.retain(|known| known.strong_count() > 0);
     memories.push(Arc::downgrade(memory));
 }
-
-/// What a rank offers to share with the other ranks of a new communicator: the key of each memory, and its place there.
-pub(super) type OfferedPlaces = Vec<(NodeKey, usize)>;
 
 /// The memories that this process offers. They live until the offer is dropped.
 pub(super) struct MemoryOffer(Vec<Arc<NodeMemory>>);
@@ -41,8 +38,8 @@ impl MemoryOffer {
         Self(all.iter().filter(is_single).take(MOST).map(Arc::clone).collect())
     }
 
-    /// What the other ranks need to know of it.
-    pub(super) fn places(&self) -> OfferedPlaces {
+    /// What the other ranks need to know of it: the place of this process in each memory.
+    pub(super) fn places(&self) -> Offered {
         self.0.iter().map(|memory| (memory.key(), memory.place())).collect()
     }
 
@@ -51,18 +48,10 @@ impl MemoryOffer {
     pub(super) fn common(
         &self,
         ranks: &[Rank],
-        offers: &[&OfferedPlaces],
+        offers: &[&Offered],
     ) -> Option<(Arc<NodeMemory>, Vec<usize>)> {
-        let place_of = |rank: &Rank, key: &NodeKey| {
-            offers.get(*rank)?.iter().find(|(offered, _)| offered == key).map(|(_, place)| *place)
-        };
-        let first = offers.get(*ranks.first()?)?;
-        let (key, places) = first.iter().find_map(|(key, _)| {
-            let places: Vec<usize> = ranks.iter().map(|rank| place_of(rank, key)).collect::<Option<_>>()?;
-            let are_different = places.iter().collect::<BTreeSet<_>>().len() == places.len();
-            are_different.then_some((key, places))
-        })?;
-        let memory = self.0.iter().find(|memory| memory.key() == *key)?;
+        let (key, places) = common(ranks, offers).next()?;
+        let memory = self.0.iter().find(|memory| memory.key() == key)?;
         Some((Arc::clone(memory), places))
     }
 }
@@ -82,8 +71,8 @@ mod tests {
         let all: Vec<_> = shared(3, 1).collect();
         let pair: Vec<_> = shared(2, 2).collect();
         let ranks = [offer(&[&pair[0], &all[2]]), offer(&[&all[0]]), offer(&[&all[1], &pair[1]])];
-        let places: Vec<OfferedPlaces> = ranks.iter().map(MemoryOffer::places).collect();
-        let places: Vec<&OfferedPlaces> = places.iter().collect();
+        let places: Vec<Offered> = ranks.iter().map(MemoryOffer::places).collect();
+        let places: Vec<&Offered> = places.iter().collect();
         let common = |me: usize, of: &[Rank]| {
             ranks[me].common(of, &places).map(|(memory, places)| (memory.key()[0], places))
         };
@@ -92,7 +81,7 @@ mod tests {
         }
         assert_eq!(common(2, &[0, 2]), Some((2, vec![0, 1])));
         assert_eq!(common(1, &[1]), Some((1, vec![0])));
-        let none = OfferedPlaces::new();
+        let none = Offered::new();
         assert!(ranks[0].common(&[0, 1], &[places[0], &none]).is_none());
         let same = vec![([1; 16], 2)];
         assert!(ranks[0].common(&[0, 1], &[places[0], &same]).is_none(), "one place for two ranks");

@@ -2,9 +2,8 @@
 //!
 //! Owns its contents and exchange. Must not know how links are made from it.
 
-use super::carriers::OfferedRanks;
 use super::cores::Cores;
-use super::node_memories::OfferedPlaces;
+use super::offers::Offered;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
 use crate::transport::shm::ExchangeAddress;
@@ -22,9 +21,9 @@ pub(super) struct PeerInfo {
     /// Where this rank exchanges descriptors with its neighbours; `None` if it does not share memory.
     pub descriptors: Option<ExchangeAddress>,
     /// The memory that it has exchanged with processes of its node before.
-    pub memories: OfferedPlaces,
-    /// The control connections that it can open a world over.
-    pub carriers: OfferedRanks,
+    pub memories: Offered,
+    /// The control connections that it can open a world over. Only of ranks that have met by a unique id.
+    pub carriers: Offered,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<SocketAddr>,
     /// Where this rank answers ranks that shrink the communicator.

@@ -5,7 +5,7 @@
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
-use super::join::ConnectionOrigin;
+use super::introduction::ConnectionOrigin;
 use super::local_gathering::{GatheringRequest, LocalGathering};
 use super::shrink::distribute;
 use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};

@@ -149,7 +149,7 @@ pub(crate) struct Loan<'a> {
 impl<'a> Loan<'a> {
     /// A vector that is only read.
     pub(crate) fn of<T: crate::Element>(vector: &'a [T]) -> Self {
-        // SAFETY: the slice stays borrowed for 'a, and whoever takes the piece uses it no longer, as a source only.
+        // SAFETY: the slice stays borrowed for 'a, and the function that takes the piece uses it no longer, as a source only.
         let piece = unsafe { Piece::new(NonNull::from(vector).cast(), size_of_val(vector)) };
         Self { piece, vector: PhantomData }
     }
@@ -157,7 +157,7 @@ impl<'a> Loan<'a> {
     /// A vector that is written.
     pub(crate) fn of_mut<T: crate::Element>(vector: &'a mut [T]) -> Self {
         let bytes = size_of_val(vector);
-        // SAFETY: the slice stays exclusively borrowed for 'a, and whoever takes the piece uses it no longer.
+        // SAFETY: the slice stays exclusively borrowed for 'a, and the function that takes the piece uses it no longer.
         let piece = unsafe { Piece::new(NonNull::from(vector).cast(), bytes) };
         Self { piece, vector: PhantomData }
     }

@@ -9,4 +9,4 @@ mod thread;
 
 pub(crate) use fork::{ClosedInChild, CreatorProcess};
 pub(crate) use per_process::PerProcess;
-pub(crate) use thread::spawn;
+pub use thread::spawn;

@@ -42,7 +42,7 @@ mod tests {
     use std::sync::Mutex;
 
     #[test]
-    fn a_forked_child_has_its_own_state_whoever_holds_the_parents_lock() {
+    fn a_forked_child_has_its_own_state_while_the_parents_lock_is_held() {
         static STATE: PerProcess<Mutex<u32>> = PerProcess::new();
         let mut held = STATE.get().lock().expect("no panic");
         *held = 7;

@@ -16,7 +16,7 @@ const SYNCHRONOUS: [libc::c_int; 6] =
 /// # Errors
 /// Those of [`Builder::spawn`].
 #[allow(clippy::disallowed_methods, reason = "this is the function that all threads are started by")]
-pub(crate) fn spawn<T: Send + 'static>(
+pub fn spawn<T: Send + 'static>(
     builder: Builder,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {

@@ -86,6 +86,8 @@ struct RunOutcome {
     detection: Vec<Duration>,
     /// What was wrong; empty if nothing was.
     wrong: String,
+    /// By rank, what it printed.
+    logs: Vec<String>,
 }
 
 fn nanoseconds() -> u128 {
@@ -245,6 +247,7 @@ impl Run {
         if !outcome.wrong.is_empty() {
             let _ = write!(outcome.wrong, "\n{}", logs.join("\n---\n"));
         }
+        outcome.logs = logs;
         outcome
     }
 
@@ -466,12 +469,11 @@ fn execute(runs: &[Run], name: &str) {
     }
 }
 
-/// The runs of one action: every run with a large effort, else one for each `every`-th point.
-fn check(action: FaultAction, every: usize, name: &str) {
-    let name = test_name(module_path!(), name);
+/// Whether this process can begin runs: it ends here if it is a rank of one.
+fn can_begin() -> bool {
     if !cfg!(debug_assertions) {
         eprintln!("skipped: only builds with debug assertions have fault points");
-        return;
+        return false;
     }
     if std::env::var_os(RANK).is_some() {
         with_watchdog(limit(), || match live() {
@@ -486,6 +488,15 @@ fn check(action: FaultAction, every: usize, name: &str) {
             }
         });
         std::process::exit(0);
+    }
+    true
+}
+
+/// The runs of one action: every run with a large effort, else one for each `every`-th point.
+fn check(action: FaultAction, every: usize, name: &str) {
+    let name = test_name(module_path!(), name);
+    if !can_begin() {
+        return;
     }
     let has_leader = has_leader();
     let is_wanted = |run: &Run| run.action == action && (has_leader || run.links != Links::Leader);
@@ -547,4 +558,20 @@ fn a_rank_whose_link_goes_down_is_named() {
 #[test]
 fn a_rank_that_cannot_log_fails_nothing() {
     check(FaultAction::FullDisk, 12, "a_rank_that_cannot_log_fails_nothing");
+}
+
+#[test]
+fn a_rank_that_cannot_join_tells_the_others_why() {
+    if !can_begin() || Links::are_verbs() {
+        return;
+    }
+    let name = test_name(module_path!(), "a_rank_that_cannot_join_tells_the_others_why");
+    let (point, action) = (FaultPoint::ControlThreadStarted, FaultAction::ExhaustDescriptors);
+    let run = Run { point, nth: 1, action, links: Links::Shm, ranks: 3, victim: 1 };
+    let outcome = run.execute(&name, 0);
+    assert!(outcome.reached && outcome.wrong.is_empty(), "{}", outcome.wrong);
+    for log in &outcome.logs {
+        let cause = log.lines().find(|line| line.contains("System: rank 1: cannot open the socket"));
+        assert!(cause.is_some_and(|line| line.contains("Too many open files")), "{log}");
+    }
 }

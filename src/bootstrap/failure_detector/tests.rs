@@ -7,10 +7,6 @@ use crate::call::Call;
 
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-fn process(rank: Rank) -> Process {
-    Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
-}
-
 struct World {
     detector: FailureDetector,
     now: Instant,
@@ -18,20 +14,13 @@ struct World {
 
 impl World {
     fn of(size: usize) -> Self {
-        let peers = (0..size)
-            .map(|rank| JoinedPeer {
-                process: process(rank),
-                params: HelloParams {
-                    settings: Vec::new(),
-                    join_timeout: Duration::from_secs(60),
-                    exchange_timeout: Duration::from_secs(60),
-                    heartbeat: HEARTBEAT,
-                    successor: Vec::new(),
-                },
-            })
-            .collect();
+        let timeout = Duration::from_secs(60);
+        let params =
+            HelloParams { exchange_timeout: timeout, heartbeat: HEARTBEAT, ..HelloParams::example() };
+        let peer = |rank| JoinedPeer { process: Process::example(rank), params: params.clone() };
+        let peers = (0..size).map(peer).collect();
         let now = Instant::now();
-        let mut detector = FailureDetector::new(peers, process(0), now);
+        let mut detector = FailureDetector::new(peers, Process::example(0), now);
         let host = "rank 0 (pid 100 on host h)".to_owned();
         assert_eq!(detector.actions(), [DetectorAction::Broadcast(ToRank::Welcome { host, ranks: vec![0] })]);
         Self { detector, now }

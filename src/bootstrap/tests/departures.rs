@@ -54,8 +54,7 @@ fn a_call_after_a_rank_has_left_fails_at_once() {
         let begun = Instant::now();
         let call = example_call(17);
         let error = members[0].control.enter_call(&call).expect_err("rank 1 has left");
-        let suspect = error.suspect();
-        let root_cause = members[0].control.report(error, suspect);
+        let root_cause = members[0].control.report(error);
         assert_blames_the_leaver(&root_cause, 1);
         assert_eq!(common_fault(&members), root_cause);
         assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
@@ -118,5 +117,23 @@ fn a_leaving_rank_waits_for_the_coordinator_while_others_leave() {
         assert!(!leaving.is_finished(), "it left after {:?}", begun.elapsed());
         drop(coordinator);
         leaving.join().expect("left");
+    });
+}
+
+#[test]
+fn an_exchange_after_the_coordinator_has_left_names_the_rank_that_left() {
+    watched(|| {
+        let (member, mut coordinator) = member_of_fake_coordinator();
+        for message in [ToRank::Left { rank: 0, finished: 0 }, ToRank::Closing] {
+            coordinator.enqueue(encode(&message).expect("short"));
+        }
+        coordinator.flush().expect("sent");
+        // Give the rank time to read what it has received.
+        thread::sleep(Duration::from_millis(50));
+        coordinator.shut_down_write();
+        drop(coordinator);
+        let error = member.control.all_gather("peer info", &[]).expect_err("nobody answers");
+        assert_eq!((error.kind(), error.suspect()), (ErrorKind::PeerLost, Some(0)));
+        assert!(error.message().starts_with("cannot exchange peer info: rank 0 has left"), "{error}");
     });
 }

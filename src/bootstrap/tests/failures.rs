@@ -85,10 +85,10 @@ fn a_report_becomes_one_root_cause_for_all() {
     watched(|| {
         let members = world(3);
         let error = Error::system("out of memory");
-        let root_cause = members[1].control.report(error, None);
+        let root_cause = members[1].control.report(error);
         assert_eq!(root_cause.message(), "rank 1: out of memory");
         assert_eq!(common_fault(&members), root_cause);
-        let late = members[2].control.report(Error::peer_lost("a consequence"), Some(1));
+        let late = members[2].control.report(Error::peer_lost("a consequence").with_suspect(1));
         assert_eq!(late, root_cause, "later reports get the same root cause");
         assert_eq!(
             members[0].control.all_gather("peer info", &[]).expect_err("the world has failed"),
@@ -104,7 +104,7 @@ fn the_death_of_a_suspect_becomes_the_root_cause() {
         thread::scope(|scope| {
             let root_cause = scope.spawn(|| {
                 let error = Error::peer_lost("the link to rank 2 broke");
-                members[0].control.report(error, Some(2))
+                members[0].control.report(error.with_suspect(2))
             });
             thread::sleep(Duration::from_millis(50));
             drop(fake_peer);
@@ -123,7 +123,7 @@ fn an_unconfirmed_suspicion_is_reported_as_it_is() {
     watched(|| {
         let members = world(2);
         let error = Error::peer_lost("the link to rank 1 broke");
-        let root_cause = members[0].control.report(error, Some(1));
+        let root_cause = members[0].control.report(error.with_suspect(1));
         assert_eq!(root_cause.message(), "rank 0: the link to rank 1 broke");
         assert_eq!(common_fault(&members), root_cause);
     });
@@ -145,7 +145,7 @@ fn a_timeout_names_ranks_that_have_not_called_or_have_left() {
         last.control.call_state().leave();
         last.control.leave();
         let error = Error::timeout("all_reduce #17 took longer than 300 s");
-        let root_cause = members[0].control.report(error, Some(1));
+        let root_cause = members[0].control.report(error.with_suspect(1));
         assert_eq!(root_cause.kind(), ErrorKind::Timeout);
         let mut lines = root_cause.message().lines();
         assert_eq!(
@@ -271,8 +271,8 @@ fn a_closing_coordinator_is_not_a_fault() {
         drop(coordinator);
         thread::sleep(Duration::from_millis(100));
         assert!(member.fault.check().is_ok());
-        let error = Error::peer_lost("the link broke");
-        assert_eq!(member.control.report(error.clone(), Some(0)), error);
+        let error = Error::peer_lost("the link broke").with_suspect(0);
+        assert_eq!(member.control.report(error.clone()), error);
     });
 }
 

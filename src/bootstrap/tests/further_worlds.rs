@@ -205,7 +205,7 @@ fn abort_and_failure_in_one_world_leave_the_others() {
         let b = open(&first, 2, &[0, 2]);
         a[1].control.abort("the user gave up");
         assert_eq!(common_fault(&a).message(), "rank 1: the user gave up");
-        let root_cause = b[1].control.report(Error::system("out of memory"), None);
+        let root_cause = b[1].control.report(Error::system("out of memory"));
         assert_eq!(root_cause.message(), "rank 1: out of memory");
         assert_eq!(common_fault(&b), root_cause);
         exchange(&first);
@@ -236,7 +236,7 @@ fn calls_that_differ_and_a_timeout_are_explained_in_their_world() {
         for member in &b[..2] {
             member.control.enter_call(&example_call(17)).expect("no rank has left");
         }
-        let error = b[0].control.report(Error::timeout("all_reduce #17 took too long"), None);
+        let error = b[0].control.report(Error::timeout("all_reduce #17 took too long"));
         assert_eq!(error.kind(), ErrorKind::Timeout);
         assert!(error.message().contains("rank 2 has not called all_reduce #17"), "{error}");
         assert_eq!(error.message().lines().count(), 2 + 3, "{error}");

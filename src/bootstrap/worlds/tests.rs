@@ -8,10 +8,6 @@ use crate::error::{Error, ErrorKind};
 const HEARTBEAT: Duration = Duration::from_millis(500);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn process(rank: Rank) -> Process {
-    Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
-}
-
 /// A coordinator whose first world has four ranks.
 struct Coordinator {
     worlds: Worlds,
@@ -21,9 +17,9 @@ struct Coordinator {
 impl Coordinator {
     fn new() -> Self {
         let params = HelloParams { heartbeat: HEARTBEAT, ..HelloParams::example() };
-        let peer = |rank| JoinedPeer { process: process(rank), params: params.clone() };
+        let peer = |rank| JoinedPeer { process: Process::example(rank), params: params.clone() };
         let now = Instant::now();
-        let mut worlds = Worlds::new((0..4).map(peer).collect(), process(0), now);
+        let mut worlds = Worlds::new((0..4).map(peer).collect(), Process::example(0), now);
         assert_eq!(worlds.actions().len(), 1, "the welcome");
         Self { worlds, now }
     }

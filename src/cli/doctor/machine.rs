@@ -65,7 +65,7 @@ fn is_entry(line: &str) -> bool {
     !line.trim().is_empty() && !line.starts_with('#')
 }
 
-/// A new folder for temporary files, which nobody else can read.
+/// A new folder for temporary files, which no other user can read.
 fn new_folder() -> io::Result<PathBuf> {
     let mut attempts = (0..100).map(|attempt| {
         let name = format!("flexring-machine-{}-{attempt}", std::process::id());

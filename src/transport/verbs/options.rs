@@ -9,7 +9,7 @@ use crate::config::{Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 
 /// The acknowledgement timeout that NCCL and others use: 4.3 s. Adapters lose no packets to speak of, and a shorter one fails
-/// jobs when a switch routes anew.
+/// jobs when a switch changes its routes.
 const TIMEOUT: u8 = 20;
 
 /// The timeout of software devices, 67 ms. They lose packets when a queue of the kernel is full, and repeat only then.
