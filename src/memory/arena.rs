@@ -317,6 +317,17 @@ mod tests {
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
     }
 
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn forked_children_do_not_have_an_arena() {
+        let arena = Arena::new(1).expect("memory");
+        for offset in [0, arena.len() - 1] {
+            let at = arena.piece(offset, 1).expect("within").as_ptr() as u64;
+            let flags = crate::memory::mapping_flags(at).expect("a mapping");
+            assert!(flags.iter().any(|flag| flag == "dc"), "{flags:?}");
+        }
+    }
+
     #[test]
     fn no_page_exists_before_it_is_populated_or_touched() {
         let arena = Arena::new(64 << 20).expect("memory");

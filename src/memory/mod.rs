@@ -13,6 +13,7 @@
 //! | `buffer` | vectors that users allocate |
 //! | `registrar` | registering memory with devices |
 //! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
+//! | `unforked_map` | memory for devices that forked children do not have |
 //! | `probe` | whether an address can be read |
 
 mod arena;
@@ -23,6 +24,7 @@ mod peer_arena;
 mod piece;
 mod probe;
 mod registrar;
+mod unforked_map;
 
 pub use arena::Arena;
 pub use buffer::Buffer;
@@ -32,3 +34,7 @@ pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_by
 pub use piece::{MemorySpace, Piece};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;
+#[cfg(feature = "verbs")]
+pub(crate) use unforked_map::map_unforked;
+#[cfg(all(test, feature = "verbs"))]
+pub(crate) use unforked_map::mapping_flags;

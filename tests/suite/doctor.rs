@@ -127,6 +127,7 @@ const OLD: [(&str, &[&str]); 2] = [
         &[
             "ibv_get_device_list",
             "ibv_free_device_list",
+            "ibv_fork_init",
             "ibv_get_device_name",
             "ibv_open_device",
             "ibv_close_device",
@@ -160,7 +161,8 @@ fn an_old_libibverbs_is_used_without_the_functions_that_it_lacks() {
     let (_, out, _) = run("doctor", &[("FLEXRING_IBVERBS", path)]);
     let file = library.canonicalize().expect("it exists");
     let line = format!(
-        "\n           libibverbs 1.9.9: {}, without ibv_reg_mr_iova2@IBVERBS_1.8, ibv_reg_dmabuf_mr@IBVERBS_1.12\n",
+        "\n           libibverbs 1.9.9: {}, without ibv_reg_mr_iova2@IBVERBS_1.8, ibv_reg_dmabuf_mr@IBVERBS_1.12, \
+         ibv_is_fork_initialized@IBVERBS_1.13\n",
         file.display()
     );
     assert!(out.contains(&line), "{line:?} in\n{out}");

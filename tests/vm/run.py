@@ -28,7 +28,9 @@ from report import FAILED, OK, SKIPPED, Report, listed  # noqa: E402
 
 # The tests in one machine: of a test binary ("lib" has the unit tests), those whose names contain the filter.
 BINARIES = [
-    ("lib", "transport::verbs::tests::"),
+    ("lib", "transport::verbs::tests::contract::"),
+    ("lib", "transport::verbs::tests::faults::"),
+    ("lib", "transport::verbs::tests::forks::"),
     ("lib", "transport::verbs::gpu::"),
     ("suite", "all_reduce::"),
     ("suite", "collectives::"),
@@ -38,10 +40,12 @@ BINARIES = [
     ("suite", "allocations::"),
     ("suite", "resource_leaks::"),
 ]
-# Those of --short: the transport contract, a fault of every kind, GPU memory, all-reduce, and a killed rank.
+# Those of --short: the transport contract, a fault of every kind, forks, GPU memory, all-reduce, and a killed rank.
 SHORT_BINARIES = [
     ("lib", "transport::verbs::tests::contract::"),
     ("lib", "transport::verbs::tests::faults::"),
+    ("lib", "transport::verbs::tests::forks::a_few"),
+    ("lib", "transport::verbs::tests::forks::forked_children"),
     ("lib", "transport::verbs::gpu::tests::"),
     ("suite", "all_reduce::results_are_correct_around_every_subchunk_length"),
     ("suite", "collectives::results_are_correct_over_rdma"),

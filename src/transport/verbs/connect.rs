@@ -18,10 +18,9 @@ use super::transport::{RailDevice, Verbs};
 use super::wire::{ControlLayout, MAX_RAILS};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::memory::{Piece, Registrar};
+use crate::memory::{Piece, Registrar, map_unforked};
 use crate::rank::Rank;
 use crate::secret::SecretKey;
-use memmap2::MmapMut;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -97,8 +96,7 @@ impl UnconnectedVerbs {
         let layouts =
             peers.iter().map(|(_, rails)| ControlLayout { qps: rails.len() * options.qps_per_rail });
         let side_len: usize = layouts.map(ControlLayout::bytes).sum::<usize>().max(4096);
-        let mut memory = MmapMut::map_anon(2 * side_len)
-            .map_err(|cause| Error::io("cannot map memory for the control buffers of links", cause))?;
+        let mut memory = map_unforked(2 * side_len)?;
         let start = NonNull::from(&mut memory[..]).cast();
         // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access it.
         let whole = unsafe { Piece::new(start, 2 * side_len) };

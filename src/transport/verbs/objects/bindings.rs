@@ -419,6 +419,19 @@ const _: () = {
 /// A flag of a port: packets need a global routing header even within the subnet. It has no name in rdma-sys.
 pub(crate) const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
+/// The values of `ibv_fork_status`, which rdma-sys has as plain numbers: the library was not initialized for forks, it was, or
+/// the kernel does not need it.
+pub(crate) const IBV_FORK_DISABLED: u32 = 0;
+pub(crate) const IBV_FORK_ENABLED: u32 = 1;
+pub(crate) const IBV_FORK_UNNEEDED: u32 = 2;
+
+#[cfg(feature = "rdma-sys-check")]
+const _: () = {
+    assert!(IBV_FORK_DISABLED == rdma_sys::IBV_FORK_DISABLED);
+    assert!(IBV_FORK_ENABLED == rdma_sys::IBV_FORK_ENABLED);
+    assert!(IBV_FORK_UNNEEDED == rdma_sys::IBV_FORK_UNNEEDED);
+};
+
 numbers! {
     ibv_port_state {
         IBV_PORT_ACTIVE = 4,

@@ -8,6 +8,7 @@ use super::bindings::{
     IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED, ibv_async_event,
     ibv_context, ibv_port_attr,
 };
+use super::fork_protection;
 use super::handle::VerbsHandle;
 use super::library::Library;
 use super::shim::Shim;
@@ -60,6 +61,7 @@ impl Context {
         if let Some(errno) = shim.injected_errno(Verb::GetDeviceList) {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
+        fork_protection::protect(library, name, &shim)?;
         let mut count = 0;
         // SAFETY: the count is valid for writes; a null pointer is handled below.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };

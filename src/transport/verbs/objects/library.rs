@@ -126,8 +126,10 @@ functions! {
         "IBVERBS_1.1" ibv_destroy_qp(*mut ibv_qp) -> c_int;
     }
     optional {
+        "IBVERBS_1.1" ibv_fork_init() -> c_int;
         "IBVERBS_1.8" ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
         "IBVERBS_1.12" ibv_reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        "IBVERBS_1.13" ibv_is_fork_initialized() -> c_uint;
     }
 }
 

@@ -103,6 +103,7 @@ impl ProtectionDomain {
         if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
             return Err(errno);
         }
+        self.context.shim.registered(address, len);
         let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
         let start = address as *mut c_void;
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here

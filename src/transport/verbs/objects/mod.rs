@@ -9,6 +9,7 @@
 //! | `verb` | the names of verbs, and the error of a verb that failed |
 //! | `bindings` | types and numbers of libibverbs |
 //! | `library` | opening libibverbs, and its functions |
+//! | `fork_protection` | protection of registered memory when this process forks |
 //! | `shim` | fault injection for tests |
 //! | `handle` | the pointer to an object |
 //! | `context` | an open device and its asynchronous events |
@@ -21,6 +22,7 @@
 mod bindings;
 mod completion;
 mod context;
+mod fork_protection;
 mod handle;
 mod library;
 mod memory_region;

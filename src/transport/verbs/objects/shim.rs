@@ -27,6 +27,15 @@ mod passing {
             None
         }
 
+        /// The `ibv_fork_status` to assume; `None` to ask the library.
+        pub(crate) fn fork_status(&self) -> Option<u32> {
+            None
+        }
+
+        /// Notes that memory was registered.
+        #[inline]
+        pub(crate) fn registered(&self, _address: u64, _len: usize) {}
+
         /// Changes the status of a completion.
         #[inline]
         pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
@@ -35,7 +44,9 @@ mod passing {
 
 #[cfg(test)]
 mod injecting {
-    use super::super::bindings::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc};
+    use super::super::bindings::{
+        IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
+    };
     use super::super::verb::Verb;
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,6 +59,21 @@ mod injecting {
         /// This completion (from 0) has this status.
         completion: Option<(u64, u32)>,
         completions: u64,
+        /// What libibverbs reports of the kernel.
+        fork_status: Option<u32>,
+        /// The memory that was registered, if it is recorded.
+        registered: Option<Vec<RecordedRegistration>>,
+    }
+
+    /// Memory that was registered.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct RecordedRegistration {
+        #[allow(dead_code, reason = "for messages of failed tests")]
+        pub address: u64,
+        #[allow(dead_code, reason = "for messages of failed tests")]
+        pub len: usize,
+        /// Whether forked children do not have its first and last page.
+        pub is_unforked: bool,
     }
 
     /// The faults of a device, shared by all objects created on it.
@@ -80,6 +106,44 @@ mod injecting {
         pub(crate) fn and_failing_completion(self, k: u64, status: u32) -> Self {
             self.faults().completion = Some((k, status));
             self
+        }
+
+        /// Also reports a kernel that does not copy pinned pages at a fork.
+        pub(crate) fn on_old_kernel(self) -> Self {
+            self.faults().fork_status = Some(IBV_FORK_DISABLED);
+            self
+        }
+
+        /// Also reports a kernel that copies pinned pages at a fork.
+        pub(crate) fn on_new_kernel(self) -> Self {
+            self.faults().fork_status = Some(IBV_FORK_UNNEEDED);
+            self
+        }
+
+        pub(crate) fn fork_status(&self) -> Option<u32> {
+            self.faults().fork_status
+        }
+
+        pub(crate) fn registered(&self, address: u64, len: usize) {
+            if let Some(registered) = &mut self.faults().registered {
+                let is_unforked = |address| {
+                    let flags = crate::memory::mapping_flags(address).unwrap_or_default();
+                    flags.iter().any(|flag| flag == "dc")
+                };
+                let is_unforked = is_unforked(address) && is_unforked(address + len as u64 - 1);
+                registered.push(RecordedRegistration { address, len, is_unforked });
+            }
+        }
+
+        /// Also records what is registered.
+        pub(crate) fn recording_registrations(self) -> Self {
+            self.faults().registered = Some(Vec::new());
+            self
+        }
+
+        /// What was registered while recording.
+        pub(crate) fn registrations(&self) -> Vec<RecordedRegistration> {
+            self.faults().registered.clone().unwrap_or_default()
         }
 
         fn faults(&self) -> MutexGuard<'_, InjectedFaults> {

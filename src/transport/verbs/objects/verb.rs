@@ -33,6 +33,7 @@ macro_rules! verbs {
 
 verbs! {
     GetDeviceList = "ibv_get_device_list",
+    ForkInit = "ibv_fork_init",
     OpenDevice = "ibv_open_device",
     QueryPort = "ibv_query_port",
     AllocPd = "ibv_alloc_pd",
@@ -61,6 +62,10 @@ impl Verb {
             Self::RegMr | Self::CreateCq | Self::CreateQp if errno == nomem => {
                 Some("the memlock limit is too low: raise it (ulimit -l unlimited)")
             }
+            Self::ForkInit if errno == Errno::INVAL.raw_os_error() => Some(
+                "another library of this process has registered memory, and this kernel would not protect it when the \
+                 process forks: set RDMAV_FORK_SAFE=1",
+            ),
             Self::OpenDevice if errno == access || errno == perm => {
                 Some("this user has no permission to open /dev/infiniband/uverbs*")
             }

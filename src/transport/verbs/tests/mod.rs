@@ -5,6 +5,7 @@
 
 mod contract;
 mod faults;
+mod forks;
 
 use super::connect::UnconnectedVerbs;
 use super::gpu::GpuRegistrar;
