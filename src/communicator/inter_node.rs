@@ -1,5 +1,5 @@
-//! Links to ranks whose memory this rank does not share: over RDMA devices if all ranks can use them, else
-//! over TCP.
+//! Links to ranks whose memory this rank does not share: over RDMA devices if all ranks can use them, over TCP if none can or
+//! the settings allow it.
 //!
 //! Owns that choice, and the steps that all ranks take together to make the links. Must not know how links
 //! within a node are made, nor what is sent over links.
@@ -40,8 +40,7 @@ pub(super) fn check_encryption(config: &Config) -> Result<()> {
 
 /// The RDMA ports that this rank offers to its peers. Does not look for devices if the settings exclude RDMA.
 pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
-    let wanted = matches!(config.transport, TransportChoice::Auto | TransportChoice::Verbs) && world > 1;
-    if !wanted {
+    if !config.transport.admits_rdma() || world == 1 {
         return RailOffer::default();
     }
     if config.tls.0 {
@@ -49,7 +48,7 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
         return RailOffer { ports: Offer::default(), why_not: Some(error) };
     }
     match offer_ports(config) {
-        // Ports without a library are offered with the reason, so that falling back to TCP is a warning.
+        // Ports without a library are offered with the reason, so that no rank silently uses TCP.
         Ok(ports) => RailOffer { ports, why_not: open_library(config).err() },
         Err(error) => RailOffer { ports: Offer::default(), why_not: Some(error) },
     }
@@ -109,16 +108,19 @@ impl InterNodeSetup<'_> {
     /// Makes the links. `pool` holds the slots through which messages are staged.
     ///
     /// # Errors
-    /// Those of the transport; with `FLEXRING_TRANSPORT=auto` those of TCP only.
+    /// Those of the transport; with `FLEXRING_TRANSPORT=auto` those of RDMA only if a rank offers ports, and the same on all
+    /// ranks.
     pub(super) fn link(&self, listener: Option<Listener>, pool: Piece) -> Result<InterNodeTransport> {
-        let choice = self.config.transport;
-        if matches!(choice, TransportChoice::Auto | TransportChoice::Verbs) {
-            match self.verbs(pool) {
+        if self.config.transport.admits_rdma() {
+            match self.verbs(pool)? {
                 Ok(linked) => return Ok(linked),
-                Err(error) if choice == TransportChoice::Verbs => return Err(error),
-                Err(error) => {
+                Err(why_not) => {
                     self.fault.check()?;
-                    self.log_fallback(&error);
+                    let offering = self.infos.iter().position(|info| !info.rails.ports.rails.is_empty());
+                    let offering = offering.map(|rank| (rank, &*self.infos[rank].host));
+                    let level = fall_back(self.config.transport, offering, &why_not)?;
+                    let level = if self.me == 0 { level } else { log::Level::Debug };
+                    log::log!(level, "links between nodes use tcp, not RDMA devices: {}", why_not.message());
                 }
             }
         }
@@ -126,13 +128,6 @@ impl InterNodeSetup<'_> {
             return Err(Error::internal("there is no listener for tcp links"));
         };
         Ok(InterNodeTransport { transport: Box::new(self.tcp(listener)?), registrar: None })
-    }
-
-    /// Logs why RDMA is not used: as a warning on rank 0 if any rank has RDMA devices, else for debugging.
-    fn log_fallback(&self, error: &Error) {
-        let message = format!("links between nodes use tcp, not RDMA devices: {}", error.message());
-        let any = self.infos.iter().any(|info| !info.rails.ports.rails.is_empty());
-        if any && self.me == 0 { log::warn!("{message}") } else { log::debug!("{message}") }
     }
 
     fn tcp(&self, listener: Listener) -> Result<Tcp> {
@@ -164,7 +159,7 @@ impl InterNodeSetup<'_> {
     fn rails(&self) -> Vec<Vec<Rail>> {
         let offers: Vec<&Offer> = self.infos.iter().map(|info| &info.rails.ports).collect();
         let nodes: Vec<&str> = self.infos.iter().map(|info| &*info.node).collect();
-        rails_of_world(&offers, &nodes, self.config.transport == TransportChoice::Auto)
+        rails_of_world(&offers, &nodes, self.config.transport.shares_memory())
     }
 
     /// Why some ranks cannot be linked over RDMA devices with these rails; `None` if all can. All ranks find the same obstacle.
@@ -175,7 +170,7 @@ impl InterNodeSetup<'_> {
         {
             return Some(error.clone().context(format_args!("rank {rank} on {}", infos[rank].host)));
         }
-        let shared = self.config.transport == TransportChoice::Auto;
+        let shared = self.config.transport.shares_memory();
         for one in 0..infos.len() {
             for other in one + 1..infos.len() {
                 let (mine, theirs) = (&rails[one], &rails[other]);
@@ -190,20 +185,23 @@ impl InterNodeSetup<'_> {
     }
 
     #[cfg(not(feature = "verbs"))]
-    fn verbs(&self, _pool: Piece) -> Result<InterNodeTransport> {
+    fn verbs(&self, _pool: Piece) -> Result<Result<InterNodeTransport>> {
         let without = || Error::internal("a build without RDMA offers no rails");
-        Err(self.rdma_obstacle(&self.rails()).unwrap_or_else(without))
+        Ok(Err(self.rdma_obstacle(&self.rails()).unwrap_or_else(without)))
     }
 
-    /// Makes the RDMA links. All ranks take each step together and exchange its outcome, so that all use RDMA or all fall
-    /// back to TCP.
+    /// Makes the RDMA links. All ranks take each step together and exchange its outcome. Returns the same reason on all ranks if
+    /// RDMA cannot be used.
+    ///
+    /// # Errors
+    /// Those of the exchange.
     #[cfg(feature = "verbs")]
-    fn verbs(&self, pool: Piece) -> Result<InterNodeTransport> {
+    fn verbs(&self, pool: Piece) -> Result<Result<InterNodeTransport>> {
         use crate::transport::Transport;
         use crate::transport::verbs::{ConnectInfo, UnconnectedVerbs, VerbsOptions};
         let rails = self.rails();
         if let Some(error) = self.rdma_obstacle(&rails) {
-            return Err(error);
+            return Ok(Err(error));
         }
         let mine = &rails[self.me];
         for Rail { device, port, network, distance, .. } in mine {
@@ -224,20 +222,28 @@ impl InterNodeSetup<'_> {
             Ok((unconnected, infos)) => (Ok(infos), Some(unconnected)),
             Err(error) => (Err(error), None),
         };
-        let infos: Vec<ConnectInfo> = self.exchange("queue pairs", &mine)?;
+        let infos: Vec<ConnectInfo> = match self.exchange("queue pairs", &mine)? {
+            Ok(infos) => infos,
+            Err(error) => return Ok(Err(error)),
+        };
         let unconnected = unconnected.ok_or_else(unreported)?;
         let registrar = unconnected.registrar();
         let connected = unconnected.connect(&rails, &infos, &|peer| self.link_key(peer), self.fault);
         let (outcome, connected) = split(connected);
-        self.exchange::<()>("connections", &outcome)?;
+        if let Err(error) = self.exchange("connections", &outcome)? {
+            return Ok(Err(error));
+        }
         let mut verbs = connected.ok_or_else(unreported)?;
         let handshake = verbs.handshake(self.deadline.min(Instant::now() + HANDSHAKE_TIMEOUT));
-        if let Err(error) = self.exchange::<()>("handshakes", &handshake) {
+        let handshakes = self.exchange("handshakes", &handshake);
+        if !matches!(handshakes, Ok(Ok(_))) {
             verbs.abort();
-            return Err(error);
+        }
+        if let Err(error) = handshakes? {
+            return Ok(Err(error));
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
-        Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) })
+        Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) }))
     }
 
     /// Which rails of this rank are connected with which of the peer's, as (this rank's, the peer's).
@@ -248,10 +254,12 @@ impl InterNodeSetup<'_> {
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
 
-    /// Exchanges the outcome of a step. Returns the values of all ranks, or the error of the first rank that
-    /// failed.
+    /// Exchanges the outcome of a step. Returns the values of all ranks, or the error of the first rank that failed at it.
+    ///
+    /// # Errors
+    /// Those of the exchange.
     #[cfg(feature = "verbs")]
-    fn exchange<T>(&self, step: &str, mine: &Result<T>) -> Result<Vec<T>>
+    fn exchange<T>(&self, step: &str, mine: &Result<T>) -> Result<Result<Vec<T>>>
     where
         T: serde::Serialize + serde::de::DeserializeOwned,
     {
@@ -263,7 +271,24 @@ impl InterNodeSetup<'_> {
         let named = |(rank, result): (Rank, Result<T>)| {
             result.map_err(|error| error.context(format_args!("rank {rank} on {}", self.infos[rank].host)))
         };
-        results.into_iter().enumerate().map(named).collect()
+        Ok(results.into_iter().enumerate().map(named).collect())
+    }
+}
+
+/// How TCP in place of RDMA is logged, for this reason. `offering` is the first rank that offers RDMA ports, with its host.
+///
+/// # Errors
+/// `why_not`, with the fix, if TCP may not be used: 400 Gbit/s would become the speed of a management network.
+fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &Error) -> Result<log::Level> {
+    match (choice, offering) {
+        (TransportChoice::Verbs, _) => Err(why_not.clone()),
+        (TransportChoice::Auto, Some((rank, host))) => Err(why_not.clone().context(format_args!(
+            "not all ranks can use RDMA, though rank {rank} on {host} has devices; fix the cause, or allow TCP by \
+             FLEXRING_TRANSPORT=auto-tcp on all ranks; the cause"
+        ))),
+        (_, Some(_)) => Ok(log::Level::Warn),
+        // Nothing that works is left unused.
+        (_, None) => Ok(log::Level::Debug),
     }
 }
 
@@ -328,4 +353,37 @@ fn tcp_endpoint(config: &Config, info: &PeerInfo, peer: Rank, same_node: bool) -
         );
         Error::disagreement(message)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn outcome(choice: TransportChoice, offering: Option<(Rank, &str)>) -> Result<log::Level> {
+        fall_back(choice, offering, &Error::system("rank 1 on b: no RDMA port can be used: mlx5_0:1 is down"))
+    }
+
+    #[test]
+    fn tcp_in_place_of_rdma_that_some_rank_can_use_must_be_allowed() {
+        let error = outcome(TransportChoice::Auto, Some((0, "a"))).expect_err("rank 0 can use RDMA");
+        assert_eq!(error.kind(), ErrorKind::System);
+        let message = error.message();
+        for words in
+            ["rank 0 on a has devices", "FLEXRING_TRANSPORT=auto-tcp", "rank 1 on b: no RDMA port", "is down"]
+        {
+            assert!(message.contains(words), "{words}: {message}");
+        }
+        assert_eq!(outcome(TransportChoice::AutoTcp, Some((0, "a"))).expect("allowed"), log::Level::Warn);
+        let error = outcome(TransportChoice::Verbs, Some((0, "a"))).expect_err("RDMA is required");
+        assert!(error.message().starts_with("rank 1 on b: no RDMA port"), "{error}");
+    }
+
+    #[test]
+    fn ranks_without_usable_devices_use_tcp() {
+        for choice in [TransportChoice::Auto, TransportChoice::AutoTcp] {
+            assert_eq!(outcome(choice, None).expect("there is nothing better"), log::Level::Debug);
+        }
+        outcome(TransportChoice::Verbs, None).expect_err("RDMA is required");
+    }
 }

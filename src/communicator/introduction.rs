@@ -11,7 +11,7 @@ use super::node_memories::MemoryOffer;
 use super::offers::{OfferKey, Offered};
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
-use crate::config::{Config, TransportChoice};
+use crate::config::Config;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
@@ -56,12 +56,11 @@ impl Introduction {
         connection: &ControlConnection,
         origin: ConnectionOrigin,
     ) -> Result<Self> {
-        use TransportChoice::{Auto, Shm, Tcp};
         let deadline = Instant::now() + config.connect_timeout;
         let world = connection.world();
-        let shares = matches!(config.transport, Auto | Shm) && world > 1;
+        let shares = config.transport.shares_memory() && world > 1;
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
-        let listens = matches!(config.transport, Auto | Tcp) && world > 1;
+        let listens = config.transport.admits_tcp() && world > 1;
         let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
         let shrink_listener =
             (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;

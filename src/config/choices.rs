@@ -91,14 +91,37 @@ pub enum Lowering {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
 pub enum TransportChoice {
-    /// Shared memory within a node; between nodes RDMA if all ranks can use it, else TCP.
+    /// Shared memory within a node. Between nodes RDMA if all ranks can use it, or TCP if none can. An error if only some can, or
+    /// if RDMA fails.
     Auto,
+    /// As auto, but TCP with a warning where auto is an error.
+    AutoTcp,
     /// Shared memory only. An error if the ranks do not share one node.
     Shm,
     /// TCP, within a node, too.
     Tcp,
     /// RDMA, within a node, too. An error if a rank can use no port.
     Verbs,
+}
+
+impl TransportChoice {
+    /// Whether ranks of one node share memory.
+    #[must_use]
+    pub fn shares_memory(self) -> bool {
+        matches!(self, Self::Auto | Self::AutoTcp | Self::Shm)
+    }
+
+    /// Whether ranks may be linked by TCP.
+    #[must_use]
+    pub fn admits_tcp(self) -> bool {
+        matches!(self, Self::Auto | Self::AutoTcp | Self::Tcp)
+    }
+
+    /// Whether ranks may be linked by RDMA.
+    #[must_use]
+    pub fn admits_rdma(self) -> bool {
+        matches!(self, Self::Auto | Self::AutoTcp | Self::Verbs)
+    }
 }
 
 /// IP version of an address.

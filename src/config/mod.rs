@@ -160,7 +160,7 @@ settings! {
         "How the groups of a schedule become transfers.";
     #[shared yes]
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
-        "Transport between ranks.";
+        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, and an error if only some can or if RDMA fails. auto-tcp: TCP with a warning instead of that error. verbs: RDMA, within a node, too.";
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";

@@ -301,15 +301,28 @@ def a_rank_without_calls_is_not_taken_for_dead(machines):
 
 
 @scenario
-def a_world_without_usable_devices_uses_tcp_and_reports_why(machines):
+def a_rank_without_usable_devices_is_an_error_unless_tcp_is_allowed(machines):
     one, two = machines
     rail_down(two, 0)
     rail_down(two, 1)
-    results = both(machines, ONCE)
+    named_within(launch(machines, ONCE), 30, "rank 0 on", "rank 1 on", "ip link set", "FLEXRING_TRANSPORT=auto-tcp")
+    report = must(two, "FLEXRING_IB_HCA==rxe0,rxe1 flexring doctor || true")
+    check("FLEXRING_TRANSPORT=auto-tcp" in report, f"the doctor does not report what would happen: {report}")
+    results = both(machines, ONCE, FLEXRING_TRANSPORT="auto-tcp")
     measured(results)
     check("use tcp, not RDMA devices: rank 1 on" in results[0].output, "no rank reports why RDMA is not used", *results)
     check("ip link set" in results[0].output, "no rank reports the fix", *results)
     named_within(launch(machines, ONCE, FLEXRING_TRANSPORT="verbs"), 30, "rank 1 on", "ip link set")
+
+
+@scenario
+def ranks_without_usable_devices_use_tcp(machines):
+    for machine in machines:
+        rail_down(machine, 0)
+        rail_down(machine, 1)
+    results = both(machines, ONCE)
+    measured(results)
+    check(" tcp to 1 rank" in results[0].output, "another transport than TCP was used", *results)
 
 
 @scenario
@@ -336,7 +349,8 @@ def peers_without_a_common_address_family_are_an_error(machines):
 def a_low_memlock_limit_is_reported_with_the_fix(machines):
     little = f"setpriv --bounding-set=-ipc_lock sh -c 'ulimit -l 64; exec {ONCE}'"
     named_within(launch(machines, little, FLEXRING_TRANSPORT="verbs"), 30, "ibv_", "ulimit -l unlimited")
-    results = both(machines, little)
+    named_within(launch(machines, little), 30, "ulimit -l unlimited", "FLEXRING_TRANSPORT=auto-tcp")
+    results = both(machines, little, FLEXRING_TRANSPORT="auto-tcp")
     measured(results)
     check("use tcp" in results[0].output, "no rank reports that RDMA is not used", *results)
 

@@ -80,7 +80,7 @@ impl Facts {
     /// The transports that the settings require, wherever the ranks are.
     pub fn required_transports(&self) -> &'static [&'static str] {
         match self.settings.transport {
-            TransportChoice::Auto => &["shm", "tcp"],
+            TransportChoice::Auto | TransportChoice::AutoTcp => &["shm", "tcp"],
             TransportChoice::Shm => &["shm"],
             TransportChoice::Tcp => &["tcp"],
             TransportChoice::Verbs => &["verbs"],

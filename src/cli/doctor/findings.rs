@@ -6,6 +6,7 @@ use super::byte_size::rounded;
 use super::facts::Facts;
 use super::rdma::RdmaReport;
 use super::transports::TransportReport;
+use flexring::config::TransportChoice;
 use flexring::transport::verbs::port_selection::{PortDecision, PortUse};
 use serde::Serialize;
 
@@ -38,6 +39,7 @@ pub fn diagnose(facts: &Facts, reports: &[TransportReport]) -> Vec<Finding> {
     transports(facts, reports, &mut findings);
     sockets(facts, &mut findings);
     rdma(facts, &mut findings);
+    without_rdma(facts, reports, &mut findings);
     memory(facts, &mut findings);
     gpus(facts, &mut findings);
     findings.0.sort_by_key(|finding| finding.severity);
@@ -164,6 +166,27 @@ fn rdma(facts: &Facts, findings: &mut Findings) {
             Some(&format!("numactl --cpunodebind={numa} --membind={numa}")),
         );
     }
+}
+
+/// What jobs on several nodes do if there are RDMA devices here that cannot be used.
+fn without_rdma(facts: &Facts, reports: &[TransportReport], findings: &mut Findings) {
+    let usable = reports.iter().any(|report| report.name == "verbs" && report.usable);
+    if usable || facts.rdma.inventory.devices.is_empty() || facts.settings.transport != TransportChoice::Auto
+    {
+        return;
+    }
+    let offers = facts.build.verbs && !facts.rdma.selection.rails.is_empty();
+    let (severity, message) = if offers {
+        let message =
+            "jobs on several nodes fail when they start: RDMA ports work here, but flexring cannot use them";
+        (Severity::Problem, message)
+    } else {
+        let message =
+            "jobs with other nodes that can use RDMA fail when they start; if none can, TCP connects them";
+        (Severity::Note, message)
+    };
+    let fix = "fix the cause, or allow TCP by FLEXRING_TRANSPORT=auto-tcp on all ranks";
+    findings.add(severity, message, Some(fix));
 }
 
 /// Whether this interface belongs to a rail.

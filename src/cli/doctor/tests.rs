@@ -1,6 +1,6 @@
 //! Reports on machines that are file trees, and findings.
 
-use super::device_probe::DeviceProbe;
+use super::device_probe::{DeviceProbe, LibraryReport};
 use super::facts::Facts;
 use super::findings::{Finding, Severity};
 use super::gpu::GpuReport;
@@ -113,6 +113,31 @@ fn a_remote_or_unconfigured_port_has_a_fix() {
     found(&asked, "FLEXRING_TRANSPORT=verbs needs verbs, but no RDMA port can be used");
     let excluded = report(&machine, &[("FLEXRING_IB_HCA", "rxe")]);
     found(&excluded, "FLEXRING_IB_HCA=\"rxe\" admits no RDMA port; the ports are: mlx5_0:1");
+}
+
+#[test]
+fn the_report_says_what_jobs_do_if_rdma_cannot_be_used() {
+    const FAIL: &str = " fail when they start";
+    let is_silent = |report: &DoctorReport| report.findings.iter().all(|it| !it.message.contains(FAIL));
+    let machine = FakeMachine::new();
+    assert!(is_silent(&report(&machine, &[])), "without devices, TCP connects all nodes");
+    machine.device("rxe0", &[ROCE]);
+    assert!(is_silent(&report(&machine, &[])), "RDMA works");
+
+    let mut unopened = report(&machine, &[]);
+    let failure = Some("libibverbs.so.1 cannot be opened".to_owned());
+    unopened.facts.rdma.library = Some(LibraryReport { failure, ..LibraryReport::default() });
+    unopened = DoctorReport::new(unopened.facts);
+    let problem = found(&unopened, "jobs on several nodes fail when they start: RDMA ports work here");
+    assert_eq!(problem.severity, Severity::Problem);
+    assert!(problem.fix.expect("a fix").contains("FLEXRING_TRANSPORT=auto-tcp"));
+
+    machine.file("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN");
+    let note = found(&report(&machine, &[]), "jobs with other nodes that can use RDMA fail when they start");
+    assert_eq!(note.severity, Severity::Note);
+    for other in ["auto-tcp", "tcp", "shm"] {
+        assert!(is_silent(&report(&machine, &[("FLEXRING_TRANSPORT", other)])), "{other}");
+    }
 }
 
 #[test]
