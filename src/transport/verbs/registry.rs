@@ -5,12 +5,12 @@
 //! contains.
 
 use super::gpu::gdr_mode::GdrMode;
-use super::gpu::{AddressRange, GpuRegistrar};
+use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, Result};
-use crate::memory::{Piece, Registrar};
+use crate::memory::{Piece, Registrar, map_unforked};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -120,6 +120,13 @@ struct RegistryEntry {
     count: usize,
 }
 
+/// What flushes of a GPU read: memory of this library, as users free theirs when they like.
+struct FlushSource {
+    // Deregistered before it is freed.
+    region: Arc<RegisteredMemory>,
+    _memory: Option<LandingMemory>,
+}
+
 /// All registered memory of a rank.
 pub(super) struct MemoryRegistry {
     pds: Arc<[Arc<ProtectionDomain>]>,
@@ -135,8 +142,8 @@ pub(super) struct MemoryRegistry {
     gpu_direct: GpuDirect,
     /// Opened when GPU memory is first registered.
     gpus: OnceLock<GpuRegistrar>,
-    /// The first registered memory of a GPU that needs a flush before it reads what devices wrote.
-    flush_source: OnceLock<Arc<RegisteredMemory>>,
+    /// Memory of a GPU that needs a flush before it reads what devices wrote.
+    flush_source: OnceLock<FlushSource>,
 }
 
 /// Size of `transient` at which the entries of completed sub-chunks are removed.
@@ -266,17 +273,51 @@ impl MemoryRegistry {
         let access = AccessFlags { remote_read: true, ..self.writable() };
         let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
         if mode != GdrMode::HostStaging {
-            let region = RegisteredMemory::of(&self.pds, RegisteredRange::Gpu(span, mode), access);
-            for (slot, registered) in region.by_rail.iter().zip(by_rail) {
-                slot.get_or_init(|| registered);
-            }
-            let region = Arc::new(region);
-            if gpus.needs_flush(span)? {
-                self.flush_source.get_or_init(|| Arc::clone(&region));
+            let region = self.on_gpu(span, mode, access, by_rail);
+            if gpus.needs_flush(span)? && self.flush_source.get().is_none() {
+                let source = self.allocate_flush_source(gpus, span).unwrap_or_else(|error| {
+                    log::warn!(
+                        "verbs: flushes read the memory that was registered first, which must not be freed before the communicator, \
+                         as there is none for them: {}",
+                        error.message()
+                    );
+                    FlushSource { region: Arc::clone(&region), _memory: None }
+                });
+                self.flush_source.get_or_init(|| source);
             }
             entries.push(RegistryEntry { region, count: 1 });
         }
         Ok(mode)
+    }
+
+    /// Memory of a GPU that is registered at all rails.
+    fn on_gpu(
+        &self,
+        span: AddressRange,
+        mode: GdrMode,
+        access: AccessFlags,
+        by_rail: Vec<MemoryRegion>,
+    ) -> Arc<RegisteredMemory> {
+        let region = RegisteredMemory::of(&self.pds, RegisteredRange::Gpu(span, mode), access);
+        for (slot, registered) in region.by_rail.iter().zip(by_rail) {
+            slot.get_or_init(|| registered);
+        }
+        Arc::new(region)
+    }
+
+    /// Allocates and registers memory on the GPU with this memory, for flushes to read.
+    ///
+    /// # Errors
+    /// `System` if there is none, or if the devices cannot read it.
+    fn allocate_flush_source(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<FlushSource> {
+        let memory = gpus.allocate_landing(beside)?;
+        let access = AccessFlags { remote_read: true, ..AccessFlags::SEND };
+        let (mode, by_rail) = gpus.register(&self.pds, memory.range(), access)?;
+        if mode == GdrMode::HostStaging {
+            return Err(Error::system("devices cannot read memory that was allocated for them"));
+        }
+        let region = self.on_gpu(memory.range(), mode, access, by_rail);
+        Ok(FlushSource { region, _memory: Some(memory) })
     }
 
     /// What a flush reads, if one is needed: an address on the GPU, and its remote keys by rail.
@@ -284,7 +325,7 @@ impl MemoryRegistry {
     /// # Errors
     /// `Internal` if that memory is not registered at a rail.
     pub(super) fn flush_source(&self) -> Result<Option<(u64, [u32; MAX_RAILS])>> {
-        let Some(region) = self.flush_source.get() else { return Ok(None) };
+        let Some(FlushSource { region, .. }) = self.flush_source.get() else { return Ok(None) };
         Ok(Some((region.memory.span().address, region.rkeys()?)))
     }
 
@@ -355,7 +396,8 @@ impl Registrar for MemoryRegistry {
 /// tries each.
 fn measure(pds: &Arc<[Arc<ProtectionDomain>]>, subchunk: usize) -> Result<(Duration, Duration)> {
     const TRIES: usize = 4;
-    let mut from = vec![1u8; subchunk];
+    let mut from = map_unforked(subchunk)?;
+    from.fill(1);
     let mut into = vec![2u8; subchunk];
     let (mut registering, mut copying) = (Duration::MAX, Duration::MAX);
     for _ in 0..TRIES {
@@ -416,6 +458,14 @@ mod tests {
             "nothing keeps the registration"
         );
         assert!(registry.find(all).is_none());
+    }
+
+    #[test]
+    fn forked_children_do_not_have_the_memory_that_is_measured() {
+        let shim = Shim::none().recording_registrations();
+        registry(&shim, Registration::Auto).expect("inert");
+        let found = shim.registrations();
+        assert!(!found.is_empty() && found.iter().all(|registered| registered.is_unforked), "{found:?}");
     }
 
     #[test]

@@ -48,9 +48,10 @@ pub(crate) struct Verbs {
     devices: Vec<RailDevice>,
     /// By device: its rail, and its port.
     rails: Vec<(Rail, PortAttributes)>,
-    registry: Arc<MemoryRegistry>,
-    /// Holds back completed receives until a flush, if registered GPU memory needs one.
+    /// Holds back completed receives until a flush, if registered GPU memory needs one. Dropped before the registry, which has
+    /// the memory that flushes read.
     flushes: Option<FlushQueue>,
+    registry: Arc<MemoryRegistry>,
     /// Whether this rank's current call is on a GPU.
     on_gpu: bool,
     /// Readable when a completion queue or a device has an event.

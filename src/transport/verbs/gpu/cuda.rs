@@ -119,6 +119,23 @@ impl GpuDriver for CudaQueries {
         Ok(unsafe { OwnedFd::from_raw_fd(dmabuf) })
     }
 
+    fn allocate_beside(&self, address: u64, len: usize) -> Result<u64, String> {
+        let mut allocated = 0;
+        // SAFETY: the driver writes an address.
+        let result = self.within(address, || unsafe { self.0.memory_allocate(&raw mut allocated, len) });
+        result.map_err(message)?;
+        Ok(allocated)
+    }
+
+    fn free(&self, address: u64) {
+        // SAFETY: the memory was allocated above, and its owner frees it once.
+        let result = self.within(address, || unsafe { self.0.memory_free(address) });
+        if let Err(failure) = result {
+            // At the exit of the process the driver may be gone, and the memory with it.
+            log::debug!("memory for flushes is not freed: {failure}");
+        }
+    }
+
     fn writes(&self, gpu: usize) -> Result<WriteOrdering, String> {
         let attribute = |attribute| self.0.attribute(gpu, attribute);
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).map_err(message)?;

@@ -50,6 +50,12 @@ pub(super) trait GpuDriver: Send + Sync {
     /// Exports whole pages of the host's size as a DMA-BUF.
     fn export(&self, pages: AddressRange) -> Result<OwnedFd, String>;
 
+    /// Allocates memory of the GPU whose memory is at `address`, and returns where it is.
+    fn allocate_beside(&self, address: u64, len: usize) -> Result<u64, String>;
+
+    /// Frees what [`allocate_beside`](Self::allocate_beside) returned. No device may access it any more.
+    fn free(&self, address: u64);
+
     /// The order in which this GPU sees the writes of other devices.
     fn writes(&self, gpu: usize) -> Result<WriteOrdering, String>;
 }
@@ -71,6 +77,12 @@ impl GpuDriver for NoGpuDriver {
     fn export(&self, _pages: AddressRange) -> Result<OwnedFd, String> {
         Err(self.0.clone())
     }
+
+    fn allocate_beside(&self, _address: u64, _len: usize) -> Result<u64, String> {
+        Err(self.0.clone())
+    }
+
+    fn free(&self, _address: u64) {}
 
     fn writes(&self, _gpu: usize) -> Result<WriteOrdering, String> {
         Err(self.0.clone())

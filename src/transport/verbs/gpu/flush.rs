@@ -4,11 +4,11 @@
 //!
 //! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host memory and the data to
 //! the GPU, on different paths, so the completion may arrive first. A read by the same device from the same GPU pushes
-//! earlier writes ahead of it: when the read completes, they have arrived. One byte of any memory of that GPU is enough,
-//! and one read covers all writes that were completed before it was posted.
+//! earlier writes ahead of it: when the read completes, they have arrived. One byte of any memory of that GPU is enough, so
+//! it is memory of this library, which no user frees; one read covers all writes that were completed before it was posted.
 
 use crate::error::{Error, Result};
-use crate::memory::Piece;
+use crate::memory::{Piece, map_unforked};
 use crate::transport::verbs::objects::{
     AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
     QueuePair, ReadRequest,
@@ -16,7 +16,7 @@ use crate::transport::verbs::objects::{
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
 use crate::transport::{Event, Events};
-use std::cell::UnsafeCell;
+use memmap2::MmapRaw;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub(in crate::transport::verbs) struct Flusher {
     qp: QueuePair<Connected>,
     queue: Arc<CompletionQueue>,
     sink: MemoryRegion,
-    /// Receives the byte that is read; the value is not used.
-    byte: Box<UnsafeCell<u8>>,
+    /// Its first byte receives the byte that is read; the value is not used.
+    page: MmapRaw,
     device: String,
     /// Flushes that were started.
     started: u64,
@@ -51,9 +51,9 @@ impl Flusher {
         options: &VerbsOptions,
     ) -> Result<Self> {
         let queue = CompletionQueue::new(pd.context(), DEPTH as usize + 1)?;
-        let byte = Box::new(UnsafeCell::new(0));
-        let address = NonNull::new(byte.get()).expect("a box has an address");
-        // SAFETY: the byte lives as long as the region, and only the device accesses it.
+        let page = MmapRaw::from(map_unforked(1)?);
+        let address = NonNull::new(page.as_mut_ptr()).expect("a mapping has an address");
+        // SAFETY: the page lives as long as the region, and only the device accesses it.
         let piece = unsafe { Piece::new(address, 1) };
         let sink = pd.register(piece, AccessFlags { remote_write: true, ..AccessFlags::SEND })?;
         let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
@@ -61,7 +61,7 @@ impl Flusher {
         let endpoint = qp.endpoint();
         let qp = qp.connect(0, endpoint, &options.path_attributes((rail, &port), rail, port.mtu))?;
         let device = rail.device.clone();
-        Ok(Self { qp, queue, sink, byte, device, started: 0, completed: 0 })
+        Ok(Self { qp, queue, sink, page, device, started: 0, completed: 0 })
     }
 
     /// Starts to flush the GPU whose memory is at this address, registered for reading under this key. Returns the number
@@ -73,7 +73,7 @@ impl Flusher {
         if self.started - self.completed >= u64::from(DEPTH) {
             return Ok(None);
         }
-        let into = self.byte.get() as u64;
+        let into = self.page.as_ptr() as u64;
         let lkey = self.sink.lkey();
         self.qp.post_read(&ReadRequest { id: self.started, from: address, rkey, into, lkey, len: 1 })?;
         self.started += 1;
@@ -102,8 +102,8 @@ impl Flusher {
     /// The byte that was read last.
     #[cfg(test)]
     pub(super) fn last_byte(&self) -> u8 {
-        // SAFETY: this object owns the byte, and tests read it only when no flush is in progress.
-        unsafe { self.byte.get().read_volatile() }
+        // SAFETY: this object owns the page, and tests read it only when no flush is in progress.
+        unsafe { self.page.as_ptr().read_volatile() }
     }
 }
 
@@ -220,6 +220,14 @@ mod tests {
         let shim = Shim::failing(Verb::PostSend, 0, rustix::io::Errno::NOMEM.raw_os_error());
         let error = flusher(&shim).expect("nothing is posted yet").start(64, 1).expect_err("it is refused");
         assert!(error.message().starts_with("ibv_post_send failed on inert port 1: "), "{error}");
+    }
+
+    #[test]
+    fn forked_children_do_not_have_the_memory_that_a_flush_writes() {
+        let shim = Shim::none().recording_registrations();
+        let _flusher = flusher(&shim).expect("inert");
+        let found = shim.registrations();
+        assert!(found.len() == 1 && found[0].is_unforked, "{found:?}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) use driver::AddressRange;
 #[cfg(feature = "verbs")]
 pub(super) use flush::{FlushQueue, Flusher};
 #[cfg(feature = "verbs")]
-pub(super) use register::GpuRegistrar;
+pub(super) use register::{GpuRegistrar, LandingMemory};
 
 /// Whether the CUDA driver exports the memory of every GPU that this process sees as DMA-BUFs.
 ///

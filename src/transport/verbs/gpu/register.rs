@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Registers memory of this process's GPUs with RDMA devices.
 pub(in crate::transport::verbs) struct GpuRegistrar {
     setting: GpuDirect,
-    driver: Box<dyn GpuDriver>,
+    driver: Arc<dyn GpuDriver>,
     /// The warnings that were logged already.
     warned: Mutex<BTreeSet<String>>,
 }
@@ -28,16 +28,16 @@ impl GpuRegistrar {
     /// A registrar with CUDA's driver, if there is one. `setting` is `FLEXRING_GPU_DIRECT`.
     pub(in crate::transport::verbs) fn new(setting: GpuDirect) -> Self {
         #[cfg(feature = "cuda")]
-        let driver: Box<dyn GpuDriver> = match super::cuda::CudaQueries::open() {
-            Ok(cuda) => Box::new(cuda),
-            Err(why) => Box::new(NoGpuDriver(why)),
+        let driver: Arc<dyn GpuDriver> = match super::cuda::CudaQueries::open() {
+            Ok(cuda) => Arc::new(cuda),
+            Err(why) => Arc::new(NoGpuDriver(why)),
         };
         #[cfg(not(feature = "cuda"))]
-        let driver = Box::new(NoGpuDriver("this build has no CUDA".to_owned()));
+        let driver = Arc::new(NoGpuDriver("this build has no CUDA".to_owned()));
         Self::with_driver(setting, driver)
     }
 
-    pub(super) fn with_driver(setting: GpuDirect, driver: Box<dyn GpuDriver>) -> Self {
+    pub(super) fn with_driver(setting: GpuDirect, driver: Arc<dyn GpuDriver>) -> Self {
         Self { setting, driver, warned: Mutex::default() }
     }
 
@@ -95,6 +95,26 @@ impl GpuRegistrar {
         writes.map(needs_flush).map_err(Error::invalid_argument)
     }
 
+    /// Allocates memory on the GPU with this memory, for flushes to read.
+    ///
+    /// # Errors
+    /// `System` if the GPU has none left, or the driver cannot tell its context.
+    pub(in crate::transport::verbs) fn allocate_landing(
+        &self,
+        beside: AddressRange,
+    ) -> OrError<LandingMemory> {
+        let failed = |why: String| Error::system(format!("cannot allocate {LANDING_BYTES} bytes: {why}"));
+        let address = self.driver.allocate_beside(beside.address, LANDING_BYTES).map_err(failed)?;
+        let range = AddressRange { address, len: LANDING_BYTES };
+        let landing = LandingMemory { range, driver: Arc::clone(&self.driver) };
+        let gpu_of = |address| self.driver.gpu_of(address).map_err(failed);
+        let (wanted, found) = (gpu_of(beside.address)?, gpu_of(address)?);
+        if found != wanted {
+            return Err(failed(format!("they would be on GPU {found}, and not on GPU {wanted}")));
+        }
+        Ok(landing)
+    }
+
     /// The warnings about rejected modes that were not returned before.
     pub(super) fn new_warnings<R>(
         &self,
@@ -112,6 +132,28 @@ impl GpuRegistrar {
             }
         }
         warnings
+    }
+}
+
+/// Bytes that are allocated for flushes: a page of the largest size that hosts have, since only whole pages are exported.
+const LANDING_BYTES: usize = 64 << 10;
+
+/// Memory of this library on a GPU, freed when it is dropped. Its contents have no meaning.
+pub(in crate::transport::verbs) struct LandingMemory {
+    range: AddressRange,
+    driver: Arc<dyn GpuDriver>,
+}
+
+impl LandingMemory {
+    /// Where it is.
+    pub(in crate::transport::verbs) fn range(&self) -> AddressRange {
+        self.range
+    }
+}
+
+impl Drop for LandingMemory {
+    fn drop(&mut self) {
+        self.driver.free(self.range.address);
     }
 }
 

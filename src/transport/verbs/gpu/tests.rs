@@ -17,6 +17,7 @@ use crate::transport::verbs::probe;
 use crate::transport::verbs::registry::MemoryRegistry;
 use memmap2::MmapMut;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -26,6 +27,17 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Default)]
 struct FakeGpuDriver {
     exported: Arc<Mutex<Vec<AddressRange>>>,
+    /// By address: memory that was allocated and not freed. It is the host's.
+    allocated: Arc<Mutex<BTreeMap<u64, MmapMut>>>,
+    /// Whether there is no memory left to allocate.
+    is_full: bool,
+}
+
+impl FakeGpuDriver {
+    /// The addresses of memory that was allocated and not freed.
+    fn allocated(&self) -> Vec<u64> {
+        self.allocated.lock().expect("no test panics while holding the lock").keys().copied().collect()
+    }
 }
 
 impl GpuDriver for FakeGpuDriver {
@@ -34,6 +46,21 @@ impl GpuDriver for FakeGpuDriver {
     }
 
     fn synchronize(&self, _address: u64) {}
+
+    fn allocate_beside(&self, _address: u64, len: usize) -> Result<u64, String> {
+        if self.is_full {
+            return Err("out of memory".to_owned());
+        }
+        let memory = MmapMut::map_anon(len).map_err(|cause| cause.to_string())?;
+        let address = memory.as_ptr() as u64;
+        self.allocated.lock().expect("no test panics while holding the lock").insert(address, memory);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        let mut allocated = self.allocated.lock().expect("no test panics while holding the lock");
+        assert!(allocated.remove(&address).is_some(), "{address:#x} is freed once");
+    }
 
     fn writes(&self, _gpu: usize) -> Result<WriteOrdering, String> {
         Ok(WriteOrdering { ordering: Some(0), compute_major: 8, coherent: false })
@@ -58,7 +85,7 @@ impl GpuRegistrar {
 }
 
 fn registrar(setting: GpuDirect) -> GpuRegistrar {
-    GpuRegistrar::with_driver(setting, Box::new(FakeGpuDriver::default()))
+    GpuRegistrar::with_driver(setting, Arc::new(FakeGpuDriver::default()))
 }
 
 /// A domain without a device, on which the first call of this verb fails with this errno.
@@ -93,7 +120,7 @@ fn piece(range: AddressRange) -> Piece {
 #[test]
 fn whole_pages_are_exported_once_for_all_rails() {
     let driver = FakeGpuDriver::default();
-    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Box::new(driver.clone()));
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver.clone()));
     let regions = regions(vec![with_dmabuf("a"), with_dmabuf("b")]);
     assert_eq!(regions.register_gpu(&gpus, RANGE).expect("inert"), GdrMode::DmaBuf);
     let page = rustix::param::page_size() as u64;
@@ -128,6 +155,36 @@ fn gpu_memory_is_registered_until_the_last_deregistration() {
     assert!(regions.find(all).is_none());
     let error = regions.deregister_gpu(RANGE).expect_err("the memory is no longer registered");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn flushes_read_memory_of_this_library_until_the_registry_is_dropped() {
+    let driver = FakeGpuDriver::default();
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver.clone()));
+    let regions = regions(vec![with_dmabuf("a"), without_dmabuf("b")]);
+    assert!(regions.flush_source().expect("nothing is registered").is_none());
+    regions.register_gpu(&gpus, RANGE).expect("inert");
+    let source = regions.flush_source().expect("registered").expect("this GPU needs flushes");
+    assert_eq!((driver.allocated(), &source.1[..2]), (vec![source.0], &[7, 7][..]));
+    assert_eq!(source.0 % 4096, 0, "whole pages are exported");
+    // The user may free what was registered first, and go on with other memory.
+    let other = AddressRange { address: RANGE.address + 0x10_0000, ..RANGE };
+    regions.register_gpu(&gpus, other).expect("inert");
+    regions.deregister_gpu(RANGE).expect("registered once");
+    assert_eq!(regions.flush_source().expect("registered"), Some(source));
+    assert_eq!(driver.allocated(), [source.0], "one page for all of the GPU's memory");
+    drop(regions);
+    assert!(driver.allocated().is_empty());
+}
+
+#[test]
+fn without_memory_for_flushes_they_read_what_was_registered_first() {
+    let driver = FakeGpuDriver { is_full: true, ..FakeGpuDriver::default() };
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver));
+    let regions = regions(vec![with_dmabuf("a")]);
+    regions.register_gpu(&gpus, RANGE).expect("inert");
+    let (from, _) = regions.flush_source().expect("registered").expect("this GPU needs flushes");
+    assert_eq!(from, RANGE.address);
 }
 
 #[test]
