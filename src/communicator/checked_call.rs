@@ -60,10 +60,15 @@ impl CheckedCall {
         }
     }
 
+    /// Bytes of the whole vector; in an all-to-all those that this rank sends.
+    pub(super) fn whole_bytes(&self) -> usize {
+        self.count as usize * self.dtype.size()
+    }
+
     /// Bytes of scratch memory for intermediate results: the length of the whole vector if the output is
     /// shorter, else 0.
     pub(super) fn scratch_bytes(&self) -> usize {
-        let whole = self.count as usize * self.dtype.size();
+        let whole = self.whole_bytes();
         if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
     }
 

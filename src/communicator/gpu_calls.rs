@@ -80,10 +80,10 @@ impl Communicator {
         }
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
-        if checked.scratch_bytes() > 0 {
+        let (small, collective) = (runner.is_small(&checked), checked.collective);
+        if !small && checked.scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
         }
-        let (small, collective) = (runner.is_small(&checked), checked.collective);
         // Held until the launch, because kernels must be launched in the order of their calls.
         let submissions = self.lock_submissions();
         let prepared = runner.gpu_state.prepare_launch(&checked, small, stream, other);

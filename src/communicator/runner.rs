@@ -12,13 +12,14 @@ use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
 use super::request::CallOutcome;
 use super::user_memory::UserMemory;
-use crate::call::{Call, Collective};
+use crate::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, BoundGroup, CallPath, Executor, PeerMessage};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
+use crate::plan::call_layout::SmallLayout;
 use crate::rank::Rank;
 use crate::transport::shm::Region;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -240,8 +241,9 @@ impl CallRunner {
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
     pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
-        let has_path = matches!(checked.collective, Collective::AllReduce | Collective::Barrier);
-        has_path && checked.input.len() <= self.small && self.has_small_path
+        self.has_small_path
+            && SmallLayout::exists_for(checked.collective)
+            && checked.whole_bytes() <= self.small
     }
 
     /// How the call is executed.

@@ -1,8 +1,10 @@
-//! The path of small calls: every rank publishes its vector in its mailbox, and all vectors are added in rank order.
+//! The path of small calls: every rank publishes its contribution in its mailbox, at its place in the whole vector of the
+//! collective. All contributions to an element are added in rank order; where there is only one, it is copied.
 //!
-//! Where every rank has a core, each adds all vectors itself: one hop. Where many ranks share few cores, the leader (the first
-//! rank of the node) adds them and publishes the sum, so that a call takes a few switches between ranks for each rank and not
-//! one for each pair. Both ways give the same bits. Owns the order of these steps. Must not know how a mailbox is laid out.
+//! Where every rank has a core, each assembles its own result: one hop. Where many ranks share few cores, the leader (the first
+//! rank of the node) assembles the whole vector and publishes it, so that a call takes a few switches between ranks for each rank
+//! and not one for each pair. Both ways give the same bits. Every rank waits for all others, whose mailboxes it uses or not: so a
+//! mailbox can be filled again, and all calls are compared. Owns the order of these steps. Must not know how a mailbox is laid out.
 
 use super::bound_call::BoundCall;
 use super::resources::Resources;
@@ -10,7 +12,10 @@ use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
+use crate::plan::call_layout::SmallLayout;
+use crate::rank::Rank;
 use crate::transport::shm::Mailbox;
+use std::ops::Range;
 
 /// The leader's index on the node.
 const LEADER: usize = 0;
@@ -32,44 +37,75 @@ impl SmallPath {
         Self { mailbox, through_leader }
     }
 
-    /// Executes a call whose vectors fit a mailbox and are host memory. The vectors are added in the order of local ranks,
-    /// so all ranks get the same bits.
+    /// Executes a call whose whole vector fits a mailbox, and whose own vectors are host memory. Contributions are added in the
+    /// order of local ranks, so all ranks get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
-        let slot = self.fill(resources, bound)?;
+        let call = &bound.call;
+        let bytes = call.count as usize * call.dtype.size();
+        let layout = SmallLayout::new(call.collective, call.root as Rank, resources.world, bytes);
+        let (contributed, received) = (layout.contributed(resources.rank), layout.received(resources.rank));
+        let whole = self.mailbox.begin().narrow(0, bytes);
+        let factor = bound.prescale.then_some(call.factor);
+        copy(resources, bound, bound.input, part(whole, contributed), factor)?;
         reach(FaultPoint::SmallWritten);
         if !self.through_leader {
-            self.mailbox.post(&bound.call);
+            self.mailbox.post(call);
             reach(FaultPoint::SmallPosted);
-            self.collect(resources, bound)?;
+            self.collect(resources, bound, bytes)?;
             reach(FaultPoint::SmallCollected);
-            return add(resources, bound);
+            return self.assemble(resources, bound, &layout, received, bound.output);
         }
         if self.mailbox.local_rank() == LEADER {
-            self.collect_for_all(resources, bound, slot)?;
+            self.collect_for_all(resources, bound, whole)?;
             reach(FaultPoint::LeaderCollected);
-            add(resources, bound)?;
-            copy(resources, bound, bound.output, slot, None)?;
-            self.mailbox.post_to_members(&bound.call);
+            self.assemble(resources, bound, &layout, layout.whole(), whole)?;
+            self.mailbox.post_to_members(call);
             reach(FaultPoint::LeaderPosted);
+            return copy(resources, bound, part(whole, received), bound.output, None);
+        }
+        self.mailbox.post_to_leader(call);
+        reach(FaultPoint::MemberPosted);
+        let whole = self.await_leader(resources, bound)?.narrow(0, bytes);
+        reach(FaultPoint::MemberReceived);
+        copy(resources, bound, part(whole, received), bound.output, None)
+    }
+
+    /// Writes these bytes of the whole vector to `into`, from the contributions that are listed as operands.
+    fn assemble(
+        &self,
+        resources: &mut Resources,
+        bound: &BoundCall,
+        layout: &SmallLayout,
+        bytes: Range<usize>,
+        into: Piece,
+    ) -> Result<()> {
+        if into.is_empty() {
             return Ok(());
         }
-        self.mailbox.post_to_leader(&bound.call);
-        reach(FaultPoint::MemberPosted);
-        let sum = self.await_sum(resources, bound)?;
-        reach(FaultPoint::MemberReceived);
-        copy(resources, bound, sum, bound.output, None)
+        if layout.reduces() {
+            for operand in &mut resources.operands {
+                operand.piece = part(operand.piece, bytes.clone());
+            }
+            return add(resources, bound, into);
+        }
+        for local_rank in 0..resources.operands.len() {
+            let given = layout.contributed(self.mailbox.rank_at(local_rank));
+            let common = given.start.max(bytes.start)..given.end.min(bytes.end);
+            if common.is_empty() {
+                continue;
+            }
+            let from = part(resources.operands[local_rank].piece, common.clone());
+            let into = part(into, common.start - bytes.start..common.end - bytes.start);
+            // The leader's own contribution is at its place already.
+            if from != into {
+                copy(resources, bound, from, into, None)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Writes this rank's vector to its mailbox. Returns the place.
-    fn fill(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
-        let slot = self.mailbox.begin().narrow(0, bound.input.len());
-        let factor = bound.prescale.then_some(bound.call.factor);
-        copy(resources, bound, bound.input, slot, factor)?;
-        Ok(slot)
-    }
-
-    /// Waits for the vectors of all ranks, checks their calls, and lists the vectors as operands.
-    fn collect(&self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
+    /// Waits for the contributions of all ranks, checks their calls, and lists the first `len` bytes of all mailboxes as operands.
+    fn collect(&self, resources: &mut Resources, bound: &BoundCall, len: usize) -> Result<()> {
         let Resources { rank: me, world, links, fault, wait, operands, .. } = resources;
         operands.clear();
         wait.begin();
@@ -84,17 +120,17 @@ impl SmallPath {
                 continue;
             };
             wait.progressed();
-            operands.push(Operand { piece: bytes, factor: None });
+            operands.push(Operand { piece: bytes.narrow(0, len), factor: None });
         }
         Ok(())
     }
 
-    /// What [`collect`](Self::collect) does, by the leader, whose own vector is in `slot`. It sleeps for one rank after another,
+    /// What [`collect`](Self::collect) does, by the leader, whose own mailbox is `own`. It sleeps for one rank after another,
     /// from the last one down: in that time others post without waking it, so it sleeps for few of them.
-    fn collect_for_all(&self, resources: &mut Resources, bound: &BoundCall, slot: Piece) -> Result<()> {
+    fn collect_for_all(&self, resources: &mut Resources, bound: &BoundCall, own: Piece) -> Result<()> {
         let Resources { rank: me, world, fault, wait, operands, .. } = resources;
         operands.clear();
-        operands.resize(*world, Operand { piece: slot, factor: None });
+        operands.resize(*world, Operand { piece: own, factor: None });
         wait.begin();
         for local_rank in (LEADER + 1..*world).rev() {
             let bytes = loop {
@@ -106,18 +142,18 @@ impl SmallPath {
                 }
             };
             wait.progressed();
-            operands[local_rank].piece = bytes;
+            operands[local_rank].piece = bytes.narrow(0, own.len());
         }
         Ok(())
     }
 
-    /// Waits for the sum of the leader, and checks its call.
-    fn await_sum(&self, resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
+    /// Waits for the whole vector of the leader, and checks its call.
+    fn await_leader(&self, resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
         let Resources { rank: me, fault, wait, .. } = resources;
         wait.begin();
         loop {
-            if let Some(sum) = self.checked_post(*me, bound, LEADER)? {
-                return Ok(sum);
+            if let Some(whole) = self.checked_post(*me, bound, LEADER)? {
+                return Ok(whole);
             }
             if !wait.pause_by(fault, |longest| self.mailbox.await_post(LEADER, longest))? {
                 // The leader waits for the others, so it is the last to be blamed.
@@ -128,7 +164,7 @@ impl SmallPath {
         }
     }
 
-    /// The vector that a rank has posted; `None` if it has not yet.
+    /// The mailbox of a rank that has posted; `None` if it has not yet.
     ///
     /// # Errors
     /// `Disagreement` if its call is another one than this rank's.
@@ -136,7 +172,7 @@ impl SmallPath {
         let Some((call, bytes)) = self.mailbox.peek(local_rank) else { return Ok(None) };
         let rank = self.mailbox.rank_at(local_rank);
         match call {
-            Some(call) if bound.call.agrees_with(&call) => Ok(Some(bytes.narrow(0, bound.input.len()))),
+            Some(call) if bound.call.agrees_with(&call) => Ok(Some(bytes)),
             Some(call) => Err(Error::disagreement(bound.call.difference(me, &call, rank))),
             None => Err(Error::disagreement(format!(
                 "the mailbox of rank {rank} holds no valid call: do all ranks run the same build of flexring?"
@@ -150,6 +186,10 @@ impl SmallPath {
         let message = format!("{}: rank {rank} did not make the same call within {timeout:?}", bound.call);
         Error::timeout(message).with_suspect(rank)
     }
+}
+
+fn part(piece: Piece, bytes: Range<usize>) -> Piece {
+    piece.narrow(bytes.start, bytes.len())
 }
 
 /// Copies a vector of the call, multiplied by `factor` if there is one.
@@ -174,15 +214,12 @@ fn copy(
     resources.devices.run(&copy, &resources.fault)
 }
 
-/// Adds all operands into the output.
-fn add(resources: &mut Resources, bound: &BoundCall) -> Result<()> {
-    if bound.output.is_empty() {
-        return Ok(());
-    }
+/// Adds all operands into `into`.
+fn add(resources: &mut Resources, bound: &BoundCall, into: Piece) -> Result<()> {
     let sum = Job {
         dtype: bound.call.dtype,
         arithmetic: bound.arithmetic,
-        into: bound.output,
+        into,
         operands: &resources.operands,
         finish: if bound.average { Finish::Divide(resources.world as u32) } else { Finish::Keep },
         streaming: false,

@@ -11,7 +11,7 @@ use std::ops::DerefMut;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-const OPS: [ReduceOp; 6] =
+pub const OPS: [ReduceOp; 6] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::PreMulSum(3.0)];
 /// From no elements to many sub-chunks on every rank.
 const COUNTS: [usize; 7] = [0, 1, 7, 64, 1000, 4099, 30_011];

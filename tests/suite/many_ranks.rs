@@ -1,6 +1,10 @@
-//! Many ranks on one node: they start, sum and end, with little memory, address space and few descriptors of each.
+//! Many ranks on one node: they start, make calls and end, with little memory, address space and few descriptors of each.
 
+use crate::collectives::{Case, OPS};
+use crate::harness::{Setup, World, share_a_core, spawn};
 use crate::programs::{Ended, program, run, succeed};
+use flexring::ReduceOp;
+use flexring::call::Collective;
 use std::process::Command;
 use std::time::Duration;
 
@@ -37,4 +41,26 @@ fn a_lack_of_descriptors_is_reported_with_its_fix() {
     let Ended { status, text } = run(&mut perf("ulimit -n 24;", "--ranks 20 -b 8 -e 8 -n 2 -w 0"), LIMIT);
     assert!(!status.success(), "24 descriptors are enough: {text}");
     assert!(text.contains("`ulimit -n`"), "{text}");
+}
+
+/// On ranks that share a core, the leader makes the results of small calls for all.
+#[test]
+fn small_results_that_a_leader_makes_are_correct() {
+    share_a_core();
+    for world in [World::Local, World::Shm].into_iter().filter(|world| world.is_enabled()) {
+        for ranks in [7, 9] {
+            spawn(&Setup::new(world, ranks), |comm| {
+                let mut turn = 0;
+                for collective in Collective::ALL {
+                    for (root, count) in [(0, 3), (ranks - 1, 1), (2, 6), (3, 0)] {
+                        for op in OPS.into_iter().filter(|op| collective.reduces() || *op == ReduceOp::Sum) {
+                            turn += 1;
+                            Case { collective, op, root, count, in_place: turn % 2 == 0, pool: false }
+                                .check::<i32>(&comm);
+                        }
+                    }
+                }
+            });
+        }
+    }
 }

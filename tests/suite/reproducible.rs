@@ -1,7 +1,7 @@
 //! With `FLEXRING_REPRODUCIBLE=1` the bits of a sum are those of adding the ranks' contributions in rank
 //! order, for every transport, algorithm and sub-chunk size.
 
-use crate::harness::{Setup, World, spawn};
+use crate::harness::{Setup, World, share_a_core, spawn};
 use crate::trees;
 use fastrand::Rng;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
@@ -95,15 +95,6 @@ product! {
     bf16: f32, bf16::to_f32, bf16::from_f32;
     F8E4M3: f32, F8E4M3::to_f32, F8E4M3::from_f32;
     F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
-}
-
-/// Binds this thread, and those that it starts, to one core.
-fn share_a_core() {
-    let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
-    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).expect("a core");
-    let mut core = rustix::thread::CpuSet::new();
-    core.set(first);
-    rustix::thread::sched_setaffinity(None, &core).expect("a core of this thread");
 }
 
 #[test]

@@ -23,7 +23,7 @@ mod step_builder;
 mod transfers;
 
 pub use exchange::{ExchangePattern, pattern_of};
-pub use program_spec::ProgramSpec;
+pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
 use super::program::{Program, ProgramParts, Waves};

@@ -7,6 +7,38 @@ use crate::plan::Rank;
 use crate::plan::fraction::{Fraction, Span};
 use crate::plan::program::HeldSpans;
 
+/// The part of the whole vector that one of a caller's vectors holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldPart {
+    /// All of it.
+    Whole,
+    /// The rank's own of as many equal parts as there are ranks.
+    Own,
+    /// All of it on the root, and nothing on other ranks.
+    AtRoot,
+    /// Nothing.
+    Nothing,
+}
+
+impl HeldPart {
+    /// The parts that a caller provides and receives.
+    #[must_use]
+    pub fn of(collective: Collective) -> (Self, Self) {
+        match collective {
+            Collective::AllReduce | Collective::Barrier => (Self::Whole, Self::Whole),
+            Collective::ReduceScatter => (Self::Whole, Self::Own),
+            // The output of an all-to-all is every block that goes to this rank: see `receives`.
+            Collective::AllGather | Collective::AllToAll => (Self::Own, Self::Whole),
+            Collective::Broadcast => (Self::AtRoot, Self::Whole),
+            Collective::Reduce => (Self::Whole, Self::AtRoot),
+            Collective::Gather => (Self::Own, Self::AtRoot),
+            Collective::Scatter => (Self::AtRoot, Self::Own),
+            // Runs no program.
+            Collective::SendRecv => (Self::Nothing, Self::Nothing),
+        }
+    }
+}
+
 /// The collective that a program executes, and in which variant. Equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramSpec {
@@ -40,22 +72,14 @@ impl ProgramSpec {
     /// The parts of the vector that the caller on `rank` provides and receives.
     #[must_use]
     pub fn held_spans(&self, rank: Rank, world: usize) -> HeldSpans {
-        let nothing = Span { start: Fraction::ZERO, end: Fraction::ZERO };
-        let own = Span::part(rank, world);
-        let at_root = if rank == self.root { Span::WHOLE } else { nothing };
-        let (input, output) = match self.collective {
-            Collective::AllReduce | Collective::Barrier => (Span::WHOLE, Span::WHOLE),
-            Collective::ReduceScatter => (Span::WHOLE, own),
-            // The output of an all-to-all is every block that goes to this rank: see `receives`.
-            Collective::AllGather | Collective::AllToAll => (own, Span::WHOLE),
-            Collective::Broadcast => (at_root, Span::WHOLE),
-            Collective::Reduce => (Span::WHOLE, at_root),
-            Collective::Gather => (own, at_root),
-            Collective::Scatter => (at_root, own),
-            // Runs no program.
-            Collective::SendRecv => (nothing, nothing),
+        let span = |part| match part {
+            HeldPart::Own => Span::part(rank, world),
+            HeldPart::Whole => Span::WHOLE,
+            HeldPart::AtRoot if rank == self.root => Span::WHOLE,
+            HeldPart::AtRoot | HeldPart::Nothing => Span { start: Fraction::ZERO, end: Fraction::ZERO },
         };
-        HeldSpans { input, output, disjoint: self.one_shot }
+        let (input, output) = HeldPart::of(self.collective);
+        HeldSpans { input: span(input), output: span(output), disjoint: self.one_shot }
     }
 
     /// The block of a straight collective that goes from one rank to another. The vector of an all-to-all is the

@@ -327,3 +327,12 @@ pub fn kill_self_soon() {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     });
 }
+
+/// Binds this thread, and those that it starts, to one core.
+pub fn share_a_core() {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).expect("a core");
+    let mut core = rustix::thread::CpuSet::new();
+    core.set(first);
+    rustix::thread::sched_setaffinity(None, &core).expect("a core of this thread");
+}
