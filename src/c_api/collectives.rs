@@ -112,7 +112,7 @@ pub(super) struct CallBuffers<'a> {
 }
 
 impl CallBuffers<'_> {
-    pub(super) fn validator(&self) -> CallValidator {
+    pub(super) fn validator(&self) -> CallValidator<'_> {
         self.communicator.validator()
     }
 

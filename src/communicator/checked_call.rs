@@ -2,6 +2,7 @@
 //!
 //! Owns the rules that arguments must satisfy. Must not know how calls run.
 
+use super::block_lists::BlockLists;
 use crate::call::{BlockCounts, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::{DType, ReduceOp};
@@ -98,13 +99,14 @@ impl CheckedCall {
 /// Checks the arguments of the calls of one rank. Every method fails with `InvalidArgument`, and says which
 /// argument is wrong.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CallValidator {
+pub(crate) struct CallValidator<'a> {
     pub(crate) rank: Rank,
     /// Number of ranks.
     pub(crate) world: usize,
+    pub(super) block_lists: &'a BlockLists,
 }
 
-impl CallValidator {
+impl CallValidator<'_> {
     /// Checks an all-reduce of `input` into `output`.
     pub(crate) fn all_reduce(
         self,
@@ -242,8 +244,8 @@ impl CallValidator {
             ));
         }
         let counts = send_counts.iter().zip(receive_counts);
-        let counts = counts.map(|(send, receive)| (*send as u64, *receive as u64)).collect();
-        self.exchange(input, output, dtype, BlockCounts::Listed(counts))
+        let counts = counts.map(|(send, receive)| (*send as u64, *receive as u64));
+        self.exchange(input, output, dtype, BlockCounts::Listed(self.block_lists.list(counts)))
     }
 
     fn exchange(self, input: Piece, output: Piece, dtype: DType, blocks: BlockCounts) -> Result<CheckedCall> {

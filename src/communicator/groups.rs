@@ -146,10 +146,10 @@ impl Communicator {
     }
 }
 
-impl CallValidator {
+impl CallValidator<'_> {
     /// Checks a group of sends and receives.
     pub(crate) fn group(self, messages: Vec<PeerMessage>) -> Result<CheckedCall> {
-        let Self { rank, world } = self;
+        let Self { rank, world, .. } = self;
         let refuse = |message: String| Err(Error::invalid_argument(message));
         for message in &messages {
             let (name, direction) = if message.is_send { ("send", "to") } else { ("recv", "from") };

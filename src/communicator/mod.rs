@@ -3,6 +3,7 @@
 //! Owns the handle that users hold, the order of calls, their validation, and how a failure is reported. Must
 //! not know how ranks find each other (`bootstrap`), nor how data moves (`executor`).
 
+mod block_lists;
 mod blueprint;
 mod buffers;
 mod call_queue;
@@ -199,8 +200,9 @@ impl Communicator {
     }
 
     /// Checks arguments of calls of this rank.
-    pub(crate) fn validator(&self) -> CallValidator {
-        CallValidator { rank: self.runner.rank, world: self.runner.world }
+    pub(crate) fn validator(&self) -> CallValidator<'_> {
+        let CallRunner { rank, world, block_lists, .. } = &*self.runner;
+        CallValidator { rank: *rank, world: *world, block_lists }
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.

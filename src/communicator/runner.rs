@@ -3,6 +3,7 @@
 //! Owns the executor, the plans, scratch memory, and what happens on this rank when a call fails. Must not
 //! know the public API, nor which thread submits a call.
 
+use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::CheckedCall;
 use super::control_plane::ControlPlane;
@@ -41,6 +42,7 @@ pub(super) struct CallRunner {
     /// How long a rank waits for others to make the same call.
     pub timeout: Duration,
     pub user_memory: UserMemory,
+    pub block_lists: BlockLists,
     pub gpu_state: GpuState,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,

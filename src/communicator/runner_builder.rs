@@ -3,6 +3,7 @@
 //! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
+use super::block_lists::BlockLists;
 use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
 use super::launch_group::{LaunchGroup, LaunchMember};
@@ -96,6 +97,7 @@ impl CallRunnerBuilder<'_> {
             launch_member,
             leaving: AtomicBool::new(false),
             user_memory: UserMemory::new(memory, registrar),
+            block_lists: BlockLists::default(),
             state: Mutex::new(RunnerState {
                 executor,
                 plans: self.plans,

@@ -67,6 +67,12 @@ fn calls_after_the_first_do_not_allocate() {
                         comm.gather_in_place(&mut pool[..whole], 3).expect("all parts");
                         comm.scatter_in_place(&mut heap[..whole], 1).expect("a part");
                         comm.all_to_all(&heap[..whole], &mut pool[..whole]).expect("blocks");
+                        let block = |from: usize, to: usize| count / 8 + (from + 2 * to) % 3;
+                        let sends: [usize; 4] = std::array::from_fn(|to| block(comm.rank(), to));
+                        let receives: [usize; 4] = std::array::from_fn(|from| block(from, comm.rank()));
+                        let (send, receive) = (sends.iter().sum::<usize>(), receives.iter().sum::<usize>());
+                        comm.all_to_all_v(&heap[..send], &sends, &mut pool[..receive], &receives)
+                            .expect("uneven blocks");
                         comm.barrier().expect("all ranks");
                     }
                     COUNTED.set(false);
