@@ -246,9 +246,11 @@ class Requests(WorldTest):
         self.assertLess(time.monotonic() - begun, 15)
 
     def test_a_request_is_not_done_while_a_thread_waits_for_it(self):
+        asked = threading.Event()
+
         def body(comm):
             if comm.rank == 1:
-                time.sleep(0.3)
+                asked.wait(30)
                 comm.all_reduce(floats(1))
                 return
             request = comm.all_reduce_async(floats(1))
@@ -256,6 +258,7 @@ class Requests(WorldTest):
             waiter.start()
             time.sleep(0.1)
             self.assertFalse(request.done())
+            asked.set()
             waiter.join()
             self.assertTrue(request.done())
 
@@ -416,14 +419,19 @@ else:
     def test_a_signal_handler_that_returns_runs_while_a_call_waits(self):
         program = self.TWO_RANKS + """
 ours, theirs = two_ranks()
-handled = []
-signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))
+# The other rank makes its call after the handler has run.
+handled = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+
+def call_later():
+    handled.wait(30)
+    theirs.all_reduce(floats(50_000))
+
 signal_soon(signal.SIGUSR1)
-begun = time.monotonic()
-peer = threading.Timer(1, theirs.all_reduce, (floats(50_000),))
+peer = threading.Thread(target=call_later)
 peer.start()
 assert set(ours.all_reduce(floats(50_000))) == {2}
-assert handled and handled[0] - begun < 0.8, (handled, begun)
+assert handled.is_set()
 peer.join()
 """
         ended = self.run_python(program)
@@ -465,11 +473,11 @@ def wait_again(*_):
     except RuntimeError as error:
         assert "use done()" in str(error), error
         handled.append(error)
+        threading.Thread(target=theirs.all_reduce, args=(floats(1),)).start()
 
 handled = []
 signal.signal(signal.SIGUSR1, wait_again)
 signal_soon(signal.SIGUSR1)
-threading.Timer(0.6, theirs.all_reduce, (floats(1),)).start()
 request.wait()
 assert handled and request.done()
 """

@@ -13,13 +13,14 @@ use super::control_state::Shared;
 use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
 use super::coordinator_target::CoordinatorTarget;
+use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen;
 use super::open_ports;
 use super::port_owner::port_owner;
 use super::process::Process;
-use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION};
+use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION, encode};
 use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
 use super::unused_ids;
@@ -130,9 +131,16 @@ impl ControlConnection {
             deadline,
             fault: &fault,
         };
-        let Joined { stream, host_process, host_ranks, secret } = joiner.join(successor)?;
+        let joined = joiner.join(successor).inspect_err(|error| {
+            // The ranks that have joined learn why this one, whose coordinator ends now, has not.
+            if let Some(own) = &coordinator {
+                own.control().fail(error.clone().context(format_args!("rank {}", identity.rank)));
+            }
+        });
+        let Joined { mut stream, host_process, host_ranks, secret } = joined?;
         reach(FaultPoint::BootstrapWelcomed);
-        let shared = Arc::new(Shared::new(identity.rank, fault)?);
+        let shared = Shared::new(identity.rank, fault).inspect_err(|error| give_up(&mut stream, error))?;
+        let shared = Arc::new(shared);
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
         let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
         let thread = spawn(builder, move || control_thread.run())
@@ -243,7 +251,7 @@ impl ControlConnection {
 
     /// Reports that this rank failed, while it is still in the call or joins, and returns the error that
     /// all ranks get: the coordinator's root cause, which takes dead and absent ranks into account, or
-    /// `error` if none arrives within a second. Raises the fault.
+    /// `error` with this rank if none arrives within a second. Raises the fault.
     pub fn report(&self, error: Error) -> Error {
         // The thread that enters calls does not write now, so the read cannot fail.
         let state = self.shared.call_state.read();
@@ -257,7 +265,8 @@ impl ControlConnection {
             root_cause.clone_from(&state.root_cause);
             root_cause.is_some() || state.ended
         });
-        self.shared.fault.raise(root_cause.unwrap_or(error))
+        let own = || error.context(format_args!("rank {}", self.rank));
+        self.shared.fault.raise(root_cause.unwrap_or_else(own))
     }
 
     /// How many calls this rank has finished. Only between two calls.
@@ -289,6 +298,16 @@ impl Drop for ControlConnection {
             self.shared.leave();
         }
         reach(FaultPoint::LeaveEnds);
+    }
+}
+
+/// Reports the error of a rank that has been welcomed and cannot serve its control connection.
+fn give_up(stream: &mut FramedStream, error: &Error) {
+    let state = CallState::Idle { finished: 0 };
+    if let Ok(frame) = encode(&ToCoordinator::Report { error: error.clone(), suspect: None, state }) {
+        stream.enqueue(frame);
+        // If it cannot be sent, the end of the connection is reported.
+        let _ = stream.flush();
     }
 }
 

@@ -99,7 +99,11 @@ impl ControlThread {
                 }
                 last_heartbeat = Some(now);
             }
-            self.flush()?;
+            if let Err(lost) = self.flush() {
+                // What the coordinator has sent before says more than the end of the connection.
+                while self.receive()? {}
+                return Err(lost);
+            }
             let leaving = self.worlds.values().filter_map(|world| world.leaving);
             self.wait(leaving.chain([last_heartbeat.unwrap_or(now) + interval]).min().unwrap_or(now));
             if self.receive()? {

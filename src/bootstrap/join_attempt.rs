@@ -114,9 +114,8 @@ impl<'a> JoinAttempt<'a> {
         &mut self,
         number: &mut Option<u64>,
     ) -> Attempt<(Option<CoordinatorAnswer>, Option<String>)> {
-        if let Err(cause) = self.connection.flush() {
-            return Ok((None, Some(format!("broke ({cause})"))));
-        }
+        let broken = self.connection.flush().err().map(|cause| format!("broke ({cause})"));
+        // What the coordinator has sent before says more than the end of the connection.
         let received = self.connection.receive(FRAME_LIMIT);
         let mut frames = received.frames.into_iter();
         while let Some(frame) = frames.next() {
@@ -127,7 +126,7 @@ impl<'a> JoinAttempt<'a> {
             }
         }
         self.prove_once_bound().map_err(|error| ConnectError::Retry(error.message().to_owned()))?;
-        Ok((None, received.end))
+        Ok((None, received.end.or(broken)))
     }
 
     /// Handles a frame of the process that listens there. Returns its answer, if this is it.

@@ -44,7 +44,7 @@ pub(super) struct Introduction {
     /// Where other ranks will meet this one to shrink the communicator.
     pub shrink_listener: Option<ShrinkListener>,
     pub memories: MemoryOffer,
-    pub carriers: CarrierOffer,
+    carriers: CarrierOffer,
     /// By rank.
     pub infos: Vec<PeerInfo>,
 }
@@ -93,14 +93,16 @@ impl Introduction {
     /// The control connection that the communicator uses, with the key of its rendezvous: `connection`, over which the ranks have
     /// met, or a world of an earlier one.
     pub(super) fn choose_connection(
-        &self,
+        &mut self,
         connection: ControlConnection,
         origin: ConnectionOrigin,
         config: &Config,
         fault: &Arc<Fault>,
     ) -> Result<(OfferKey, Arc<ControlConnection>)> {
+        // Connections that are not chosen must not live until joining ends: their other ranks wait for this one to leave.
+        let carriers = std::mem::take(&mut self.carriers);
         let offers: Vec<&Offered> = self.infos.iter().map(|info| &info.carriers).collect();
-        let (key, connection) = match (origin, self.carriers.common(&offers)) {
+        let (key, connection) = match (origin, carriers.common(&offers)) {
             (ConnectionOrigin::Opened(key), _) => (key, connection),
             (ConnectionOrigin::UniqueId, Some((key, common, members))) => {
                 // A random number that only these ranks have.

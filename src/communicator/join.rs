@@ -63,7 +63,7 @@ impl Communicator {
         fault: Arc<Fault>,
     ) -> Result<Self> {
         let introduction = Introduction::exchange(&spec.config, &connection, origin);
-        let introduction = introduction.map_err(|error| connection.report(error))?;
+        let mut introduction = introduction.map_err(|error| connection.report(error))?;
         let connection = introduction.choose_connection(connection, origin, &spec.config, &fault)?;
         // The other ranks learn why this one does not join.
         Self::join_introduced(spec, introduction, &connection, fault)

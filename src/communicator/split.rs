@@ -66,13 +66,20 @@ impl Communicator {
             let id = u128::from_le_bytes(offers[leader].id);
             let opened = connection.open_world(id, &members, &spec.config, Arc::clone(&fault))?;
             let origin = self.blueprint.carrier.map_or(ConnectionOrigin::Address, ConnectionOrigin::Opened);
-            return Self::join_over(spec, opened, origin, fault).map(Some);
+            return Self::join_over(spec, opened, origin, fault)
+                .map(Some)
+                .map_err(|error| self.cause_of(error));
         };
         let position = members.iter().position(|member| *member == self.rank());
         let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
         let identity = Identity::from_unique_id(members.len(), &id, rank)?;
         // The coordinator serves the new world without its handle.
-        Self::join(spec, &identity, fault).map(Some)
+        Self::join(spec, &identity, fault).map(Some).map_err(|error| self.cause_of(error))
+    }
+
+    /// Why no communicator could be made of ranks of this one: the failure of this one, which knows their ranks, or `error`.
+    fn cause_of(&self, error: Error) -> Error {
+        self.runner.fault.get().cloned().unwrap_or(error)
     }
 
     /// Takes part in the exchange of unique ids, which the first rank of each color creates that needs one. Returns that of `leader`,

@@ -383,8 +383,8 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
                 break (error, ended);
             }
         };
-        // Within a second of the death, on a machine that may be busy.
-        assert!(ended < Duration::from_secs(3), "the kernel ended after {ended:?}");
+        // Within a second of the death, but for a machine that is busy; the time-out of the call is longer.
+        assert!(ended < Duration::from_secs(10), "the kernel ended after {ended:?}");
         assert!(error.message().contains("rank 1 (pid"), "{error}");
         let mut left = vec![1f32; 100_000];
         vector.read(&mut left).expect("what is there can be read");

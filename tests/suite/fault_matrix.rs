@@ -186,7 +186,7 @@ impl Run {
         command.env("FLEXRING_SECRET", "of the fault matrix");
         command.envs([("FLEXRING_SUBCHUNK", "16K"), ("FLEXRING_SMALL", "4K"), ("FLEXRING_IB_TIMEOUT", "18")]);
         // On an emulated processor, ranks are silent for longer.
-        command.env("FLEXRING_HEARTBEAT_MS", if self.links == Links::Verbs { "500" } else { "50" });
+        command.env("FLEXRING_HEARTBEAT_MS", if self.links == Links::Verbs { "500" } else { "100" });
         for variable in ["FLEXRING_TIMEOUT_MS", "FLEXRING_CONNECT_TIMEOUT_MS"] {
             command.env(variable, timeout().to_string());
         }
@@ -286,8 +286,7 @@ impl Run {
                 let time: u128 = time.parse().unwrap_or_default();
                 let late = time.saturating_sub(fault);
                 outcome.detection.push(Duration::from_nanos(u64::try_from(late).unwrap_or(u64::MAX)));
-                let named = [format!("rank {}", self.victim), format!("ranks {}", self.victim)];
-                let is_named = named.iter().any(|name| message.contains(name));
+                let is_named = names(message, self.victim);
                 // While ranks join, a rank that has no connection yet learns from the coordinator which one it has lost. The
                 // coordinator cannot know which end cut it off.
                 let coordinator_lost_one = self.action == FaultAction::Disconnect
@@ -304,6 +303,25 @@ impl Run {
     fn survives(&self) -> bool {
         !matches!(self.action, FaultAction::Kill | FaultAction::Stop | FaultAction::Exit)
     }
+}
+
+/// Whether a message names this rank: `rank 2 died` or `ranks 0, 1 and 2 of 4 did not join`. Advice does not count.
+fn names(message: &str, rank: usize) -> bool {
+    let message = message.replace("look for rank 0 there", "");
+    let is_number = |word: &str| word.trim_end_matches([',', ':', ')', ';', '.']).parse() == Ok(rank);
+    let lists = message.split("rank ").skip(1).chain(message.split("ranks ").skip(1));
+    let mut numbers = lists.flat_map(|list| {
+        list.split_whitespace()
+            .take_while(|word| *word == "and" || word.starts_with(|c: char| c.is_ascii_digit()))
+    });
+    numbers.any(is_number)
+}
+
+#[test]
+fn advice_names_no_rank_and_a_list_names_each() {
+    let late = "ranks 1 and 2 of 4 did not join within 8 s (rendezvous at x: check that they run and look for rank 0 there)";
+    assert!(names(late, 1) && names(late, 2) && !names(late, 0) && !names(late, 4));
+    assert!(names("rank 0: it failed", 0) && !names("rank 10 (pid 7) died", 1));
 }
 
 /// Where the ranks of a run meet.

@@ -364,7 +364,7 @@ fn a_missing_counterpart_ends_at_the_deadline_with_its_rank() {
     for world in host_worlds() {
         for receives in [false, true] {
             let mut setup = Setup::new(world, 3);
-            setup.config.timeout = Duration::from_millis(400);
+            setup.config.timeout = Duration::from_secs(2);
             let errors = spawn(&setup, |comm| {
                 comm.barrier().expect("all ranks call it");
                 let begun = Instant::now();
@@ -374,12 +374,12 @@ fn a_missing_counterpart_ends_at_the_deadline_with_its_rank() {
                     _ => loop {
                         std::thread::sleep(Duration::from_millis(20));
                         let status = comm.status();
-                        if status.is_err() || begun.elapsed() > Duration::from_secs(8) {
+                        if status.is_err() || begun.elapsed() > Duration::from_secs(15) {
                             break status;
                         }
                     },
                 };
-                assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
+                assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
                 outcome.expect_err("rank 2 makes no counterpart")
             });
             let clause = if receives {
@@ -414,7 +414,7 @@ fn a_peer_that_leaves_without_its_counterpart_is_named() {
                 } else {
                     comm.send(&vec![1f32; 9_000_000], 2)
                 };
-                assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
+                assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
                 Some(outcome.expect_err("rank 2 has left"))
             });
             for error in errors.into_iter().flatten() {

@@ -1,5 +1,6 @@
 //! `flexring perf` with local ranks and in a job, and `flexring env`, as processes.
 
+use crate::harness::free_port;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -282,11 +283,12 @@ fn the_report_contains_ranks_rows_and_statistics() {
 
 #[test]
 fn a_rank_started_by_a_launcher_joins_its_world() {
+    let port = free_port();
     let rank = |rank: &str| {
         let mut command = flexring("perf -w 0 -n 1 -e 1K --transport tcp");
         command
             .envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")])
-            .env("MASTER_PORT", (20_000 + std::process::id() % 10_000).to_string())
+            .env("MASTER_PORT", port.to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.spawn().expect("the command starts")

@@ -27,6 +27,19 @@ fn current_resources() -> Resources {
     }
 }
 
+/// What the process has once the threads that are about to end have ended.
+fn settled_resources() -> Resources {
+    let mut last = current_resources();
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = current_resources();
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
 #[test]
 fn dropped_communicators_leak_nothing() {
     // Descriptors and threads of other tests must not count, so the test runs in its own process.
@@ -53,7 +66,7 @@ fn dropped_communicators_leak_nothing() {
         };
         // The first round opens what a process opens once.
         (0..worlds.len()).for_each(one);
-        let before = current_resources();
+        let before = settled_resources();
         (0..rounds).for_each(one);
         // Ending threads may need a moment.
         let deadline = Instant::now() + Duration::from_secs(10);

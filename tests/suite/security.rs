@@ -41,6 +41,19 @@ fn finish(rank: Child) -> (Output, String) {
     (output, text)
 }
 
+/// What `count` returns once it has been the same for 300 ms.
+fn once_unchanged(count: impl Fn() -> usize) -> usize {
+    let (mut last, mut since) = (count(), Instant::now());
+    while since.elapsed() < Duration::from_millis(300) {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = count();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
+}
+
 #[test]
 fn strangers_get_at_most_a_quarter_of_the_descriptors() {
     with_watchdog(LIMIT, || {
@@ -55,8 +68,7 @@ fn strangers_get_at_most_a_quarter_of_the_descriptors() {
             assert!(Instant::now() < until, "rank 0 does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
-        std::thread::sleep(Duration::from_millis(300));
-        let before = descriptors();
+        let before = once_unchanged(descriptors);
         let mut most = 0;
         let strangers: Vec<TcpStream> = (0..300)
             .filter_map(|_| {
@@ -65,9 +77,14 @@ fn strangers_get_at_most_a_quarter_of_the_descriptors() {
                 stream
             })
             .collect();
-        for _ in 0..20 {
+        let mut left = 20;
+        while left > 0 {
             std::thread::sleep(Duration::from_millis(10));
             most = most.max(descriptors());
+            // Count once they are accepted.
+            if most > before + 16 || Instant::now() > until {
+                left -= 1;
+            }
         }
         // One more while it is accepted.
         assert!(most <= before + 128 / 4 + 1, "{most} descriptors, {before} before the strangers came");
@@ -135,7 +152,8 @@ fn starve(port: u16) {
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    std::thread::sleep(Duration::from_millis(200));
+    // The rank waits for the other one.
+    once_unchanged(|| std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count));
     let files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
     assert!(files.len() > 50, "only {} files could be opened", files.len());
     writeln!(std::io::stdout(), "no descriptor is left").expect("the parent reads");

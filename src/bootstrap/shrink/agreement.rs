@@ -273,7 +273,8 @@ impl Agreement {
             // A rank that has joined needs the connection no more.
             && generation_in(world, rank) == Some(generation)
         {
-            let error = Error::peer_lost(format!("rank {rank} died during the shrink")).with_suspect(rank);
+            // It has no suspect: in the new world the rank has another number.
+            let error = Error::peer_lost(format!("rank {rank} died during the shrink"));
             // Members that are not connected to the coordinator yet would look for it until their time-out.
             let others = world.members.iter().filter(|member| ![rank, self.me].contains(member));
             for other in others.filter(|_| *leader == self.me) {

@@ -108,12 +108,12 @@ fn a_leaving_rank_waits_for_the_coordinator_while_others_leave() {
         let (member, mut coordinator) = member_of_fake_coordinator();
         let begun = Instant::now();
         let leaving = thread::spawn(move || member.control.leave());
-        thread::sleep(Duration::from_millis(100));
         for frame in [ToRank::Left { rank: 0, finished: 0 }, ToRank::RequestState] {
             coordinator.enqueue(encode(&frame).expect("short"));
         }
         coordinator.flush().expect("sent");
-        thread::sleep(Duration::from_millis(300));
+        // It would wait for 800 ms.
+        thread::sleep(Duration::from_millis(200));
         assert!(!leaving.is_finished(), "it left after {:?}", begun.elapsed());
         drop(coordinator);
         leaving.join().expect("left");

@@ -163,9 +163,13 @@ pub fn cases(usual: u32) -> u32 {
     crate::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
 }
 
+/// How long the ranks of a world may run. A call that hangs ends sooner, by its timeout; a thousand calls of ranks that
+/// share a busy processor take long.
+const LIMIT: Duration = Duration::from_secs(240);
+
 /// Runs `body` on every rank of a world, each in its own thread, and returns the results by rank.
 pub fn spawn<R: Send>(setup: &Setup, body: impl Fn(Rank) -> R + Sync) -> Vec<R> {
-    with_watchdog(Duration::from_secs(60), || {
+    with_watchdog(LIMIT, || {
         // The coordinator of the rendezvous, alive until all ranks have ended.
         let meeting =
             (setup.world != World::Local).then(|| Coordinator::create(&setup.config).expect("a coordinator"));
@@ -249,12 +253,12 @@ pub fn spawn_processes_with(
 ) -> Vec<std::process::Output> {
     const RANK: &str = "FLEXRING_RANK";
     if std::env::var_os(RANK).is_some() {
-        with_watchdog(Duration::from_secs(60), || {
+        with_watchdog(LIMIT, || {
             body(Rank::new(Communicator::from_env().expect("the world meets"), setup.world));
         });
         std::process::exit(0);
     }
-    with_watchdog(Duration::from_secs(60), || {
+    with_watchdog(LIMIT, || {
         let (_coordinator, id) = Coordinator::create(&setup.config).expect("a coordinator");
         let (id, transport) = (id.to_hex(), setup.config.transport.name());
         let (rails, timeout) =

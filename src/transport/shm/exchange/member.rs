@@ -90,12 +90,14 @@ fn connect(gathering: &Gathering<'_>, address: &ExchangeAddress) -> Result<Descr
         match DescriptorChannel::connect(&address.name) {
             Ok(channel) => break channel,
             Err(Errno::AGAIN | Errno::INTR) => pause(gathering)?,
+            Err(Errno::MFILE | Errno::NFILE) => return Err(gathering.out_of_descriptors()),
             Err(cause) => {
                 let message = format!(
                     "cannot reach rank {leader} on this node: do both share a network namespace? (set FLEXRING_NODE \
                      to different names where they do not)"
                 );
-                return Err(Error::io(message, cause));
+                // If the leader has given up, its own error says why.
+                return Err(Error::io(message, cause).with_suspect(leader));
             }
         }
     };
