@@ -51,6 +51,27 @@ pub(crate) enum AsyncEvent {
     Other(&'static str),
 }
 
+impl AsyncEvent {
+    /// The event of this `ibv_event_type`; `port` is the port's number, if it is a port's event.
+    fn of(event_type: u32, port: u8) -> Self {
+        match event_type {
+            // Also reported when the device is removed.
+            IBV_EVENT_DEVICE_FATAL => Self::Fatal("the device failed"),
+            IBV_EVENT_CQ_ERR => Self::Fatal("its completion queue overran"),
+            IBV_EVENT_PORT_ERR => Self::PortDown(port),
+            IBV_EVENT_PORT_ACTIVE => Self::PortUp(port),
+            IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+                // Its completions report the failure too, and identify the link.
+                Self::Other("a queue pair failed")
+            }
+            // Queue pairs that can no longer reach their peers break by themselves.
+            IBV_EVENT_LID_CHANGE | IBV_EVENT_GID_CHANGE => Self::Other("its address changed"),
+            IBV_EVENT_PKEY_CHANGE => Self::Other("its partition keys changed"),
+            _ => Self::Other("an event without consequences"),
+        }
+    }
+}
+
 impl Context {
     /// Opens the device called `name` with this library.
     ///
@@ -144,6 +165,9 @@ impl Context {
 
     /// Takes the next asynchronous event, if there is one. Never blocks.
     pub(crate) fn next_async_event(&self) -> Option<AsyncEvent> {
+        if let Some(event_type) = self.shim.injected_event() {
+            return Some(AsyncEvent::of(event_type, 1));
+        }
         let (raw, library) = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
         // SAFETY: the context is open and its descriptor is non-blocking; the event is written if 0 is returned.
@@ -154,19 +178,7 @@ impl Context {
         let mut event = unsafe { event.assume_init() };
         // SAFETY: events of ports have a port number; for other events, reading it yields a number that is not used.
         let port = unsafe { event.element.port_num } as u8;
-        let kind = match event.event_type {
-            IBV_EVENT_DEVICE_FATAL => AsyncEvent::Fatal("the device failed"),
-            IBV_EVENT_CQ_ERR => AsyncEvent::Fatal("its completion queue overran"),
-            IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
-            IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
-            IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-                // Its completions report the failure too, and identify the link.
-                AsyncEvent::Other("a queue pair failed")
-            }
-            IBV_EVENT_LID_CHANGE | IBV_EVENT_GID_CHANGE => AsyncEvent::Other("its address changed"),
-            IBV_EVENT_PKEY_CHANGE => AsyncEvent::Other("its partition keys changed"),
-            _ => AsyncEvent::Other("an event without consequences"),
-        };
+        let kind = AsyncEvent::of(event.event_type, port);
         // SAFETY: the event was read above and is acknowledged once.
         unsafe { (library.ibv_ack_async_event)(&raw mut event) };
         Some(kind)
@@ -188,5 +200,31 @@ impl Drop for Context {
                 log::warn!("cannot close {}: {}", self.name, std::io::Error::last_os_error());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_failures_changes_of_a_port_or_without_consequences() {
+        let of = |event_type| AsyncEvent::of(event_type, 2);
+        // Numbered as `ibv_event_type`: DEVICE_FATAL and CQ_ERR.
+        for fatal in [8, 0] {
+            assert!(matches!(of(fatal), AsyncEvent::Fatal(_)), "{fatal}");
+        }
+        assert_eq!((of(10), of(9)), (AsyncEvent::PortDown(2), AsyncEvent::PortUp(2)));
+        // QP_FATAL to QP_ACCESS_ERR; LID_CHANGE, PKEY_CHANGE and GID_CHANGE; an event of a newer library.
+        for other in [1, 2, 3, 11, 12, 18, 99] {
+            assert!(matches!(of(other), AsyncEvent::Other(_)), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_injected_event_is_reported_once() {
+        let context = Context::inert("inert", Shim::none().with_event(10));
+        assert_eq!(context.next_async_event(), Some(AsyncEvent::PortDown(1)));
+        assert_eq!(context.next_async_event(), None);
     }
 }

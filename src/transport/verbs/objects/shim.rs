@@ -32,6 +32,12 @@ mod passing {
             None
         }
 
+        /// The `ibv_event_type` of an asynchronous event to report.
+        #[inline]
+        pub(crate) fn injected_event(&self) -> Option<u32> {
+            None
+        }
+
         /// Notes that memory was registered.
         #[inline]
         pub(crate) fn registered(&self, _address: u64, _len: usize) {}
@@ -61,6 +67,8 @@ mod injecting {
         completions: u64,
         /// What libibverbs reports of the kernel.
         fork_status: Option<u32>,
+        /// An asynchronous event that the next device reports which is asked.
+        event: Option<u32>,
         /// The memory that was registered, if it is recorded.
         registered: Option<Vec<RecordedRegistration>>,
     }
@@ -122,6 +130,21 @@ mod injecting {
 
         pub(crate) fn fork_status(&self) -> Option<u32> {
             self.faults().fork_status
+        }
+
+        /// Also reports an asynchronous event of this `ibv_event_type`, once.
+        pub(crate) fn with_event(self, event_type: u32) -> Self {
+            self.faults().event = Some(event_type);
+            self
+        }
+
+        pub(crate) fn injected_event(&self) -> Option<u32> {
+            self.faults().event.take()
+        }
+
+        /// Whether an event is still to be reported.
+        pub(crate) fn has_event(&self) -> bool {
+            self.faults().event.is_some()
         }
 
         pub(crate) fn registered(&self, address: u64, len: usize) {

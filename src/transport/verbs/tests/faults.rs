@@ -216,3 +216,45 @@ fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_an_error() {
         }
     });
 }
+
+/// Exchanges messages while a device of rank 0 reports an event of this `ibv_event_type`. Returns the outcome of the exchange in
+/// which it was reported: a rank reads events when it has slept.
+fn exchange_with_event(rails: &[Rail], event_type: u32) -> Result<()> {
+    for _ in 0..20 {
+        let shim = Shim::none().with_event(event_type);
+        let outcome = exchange(rails, &shim);
+        if !shim.has_event() {
+            return outcome;
+        }
+        outcome.expect("no event occurred");
+    }
+    panic!("no rank has slept during twenty exchanges");
+}
+
+#[test]
+fn a_device_that_fails_or_is_removed_costs_its_rail_only() {
+    /// `IBV_EVENT_DEVICE_FATAL`, which is also reported when a device is removed, and `IBV_EVENT_CQ_ERR`.
+    const FATAL: [(u32, &str); 2] = [(8, "the device failed"), (0, "its completion queue overran")];
+    on_rails(TEST_LIMIT, |rails| {
+        for (event_type, cause) in FATAL {
+            if rails.len() > 1 {
+                exchange_with_event(rails, event_type).expect("another rail is alive");
+            }
+            // It does not matter after the last message.
+            if let Err(error) = exchange_with_event(&rails[..1], event_type) {
+                let message = error.message();
+                assert!(message.contains(cause) || message.contains("(status "), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn changes_of_a_devices_addresses_are_no_failure() {
+    // `IBV_EVENT_LID_CHANGE`, `IBV_EVENT_PKEY_CHANGE` and `IBV_EVENT_GID_CHANGE`: the queue pairs still reach each other.
+    on_rails(TEST_LIMIT, |rails| {
+        for event_type in [11, 12, 18] {
+            exchange_with_event(&rails[..1], event_type).expect("nothing broke");
+        }
+    });
+}
