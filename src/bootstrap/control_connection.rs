@@ -20,7 +20,9 @@ use super::listen;
 use super::open_ports;
 use super::port_owner::port_owner;
 use super::process::Process;
-use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION, encode};
+use super::protocol::{
+    HelloHeader, HelloParams, PART_ALLOWANCE, PARTS_LIMIT, Purpose, ToCoordinator, VERSION, encode,
+};
 use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
 use super::unused_ids;
@@ -201,11 +203,10 @@ impl ControlConnection {
     /// ranks must make these calls in the same order. With empty data it is a barrier.
     ///
     /// # Errors
-    /// `InvalidArgument` if `mine` is longer than 8 MiB divided by the number of ranks; `Timeout`, naming the
+    /// `InvalidArgument` if `mine` is longer than 64 KiB and than 8 MiB divided by the number of ranks; `Timeout`, naming the
     /// missing ranks, after `connect_timeout`; `PeerLost` if the coordinator's process has left; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        // Half the limit is for the parts; the other half is more than enough for their framing.
-        let limit = FRAME_LIMIT / 2 / self.world;
+        let limit = (PARTS_LIMIT / self.world).max(PART_ALLOWANCE);
         reach(FaultPoint::ExchangeBegins);
         if mine.len() > limit {
             return Err(Error::invalid_argument(format!(
@@ -225,7 +226,10 @@ impl ControlConnection {
         });
         let mut parts = None;
         self.shared.wait(self.timeout + GRACE, |state| {
-            parts = state.gathered.take_if(|(number, _)| *number == expected).map(|(_, parts)| parts);
+            let world = self.world;
+            let is_complete =
+                |(number, parts): &mut (u64, Vec<_>)| *number == expected && parts.len() >= world;
+            parts = state.gathered.take_if(is_complete).map(|(_, parts)| parts);
             parts.is_some() || state.root_cause.is_some() || state.ended
         });
         reach(FaultPoint::ExchangeEnds);

@@ -4,6 +4,7 @@
 //! what the executor writes. There is one wake-up descriptor per connection. Must not know frames, or who waits.
 
 use super::call_state::{CallStateCell, departed_before_call};
+use super::peer_messages::PeerMessageQueue;
 use super::protocol::{MAX_FURTHER_WORLDS, ToCoordinator, WorldId};
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use crate::interrupt::longest_sleep;
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -133,6 +134,8 @@ pub(super) struct Shared {
     pub(super) call_state: Arc<CallStateCell>,
     /// The rank that left after the fewest calls.
     pub(super) departure: Departure,
+    /// Whether a message of another rank is unread. Tells readers without the mutex.
+    pub(super) has_peer_messages: AtomicBool,
     state: Mutex<SharedState>,
     changed: Condvar,
 }
@@ -142,10 +145,22 @@ pub(super) struct Shared {
 pub(super) struct SharedState {
     /// All ranks have opened the world. Only for further worlds.
     pub(super) is_open: bool,
+    /// The number of the last exchange, and its parts so far.
     pub(super) gathered: Option<(u64, Vec<Vec<u8>>)>,
+    pub(super) peer_messages: PeerMessageQueue,
     pub(super) root_cause: Option<Error>,
     /// This rank has left, or the thread has ended: no message is sent or received any more.
     pub(super) ended: bool,
+}
+
+impl SharedState {
+    /// Adds the next parts of an exchange.
+    pub(super) fn add_gathered(&mut self, number: u64, parts: Vec<Vec<u8>>) {
+        match &mut self.gathered {
+            Some((current, before)) if *current == number => before.extend(parts),
+            _ => self.gathered = Some((number, parts)),
+        }
+    }
 }
 
 /// The rank that left after the fewest calls, as far as the coordinator has announced.
@@ -209,6 +224,7 @@ impl Shared {
             fault,
             call_state: Arc::default(),
             departure: Departure::none(),
+            has_peer_messages: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -218,6 +234,17 @@ impl Shared {
     pub(super) fn enter_call(&self, call: &Call) -> Result<()> {
         self.call_state.enter(call);
         self.departure.check(self.rank, call)
+    }
+
+    /// Queues a message of another rank, and wakes its reader.
+    ///
+    /// # Errors
+    /// `Disagreement` if too many are unread.
+    pub(super) fn add_peer_message(&self, from: Rank, message: Vec<u8>) -> Result<()> {
+        let mut state = self.state();
+        state.peer_messages.push(from, message)?;
+        self.has_peer_messages.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Leaves the world, and waits until the thread has done so.

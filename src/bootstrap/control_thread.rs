@@ -248,13 +248,18 @@ impl ControlThread {
                 }
             }
             ToRank::Gathered { number, parts } => {
-                world.shared.change(|state| state.gathered = Some((number, parts)));
+                world.shared.change(|state| state.add_gathered(number, parts));
             }
             ToRank::RequestState => self.send_state(key),
             ToRank::Closing => world.is_closing = true,
             ToRank::Left { rank, finished } => {
                 world.shared.departure.record(rank, finished);
                 self.send_state(key);
+            }
+            ToRank::FromPeer { from, message } => {
+                if let Err(error) = world.shared.add_peer_message(from, message) {
+                    world.fail(error);
+                }
             }
             ToRank::Welcome { host, .. } => world.on_opened(host),
             // The last world ends with the connection.

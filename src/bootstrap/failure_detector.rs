@@ -11,7 +11,7 @@ mod member;
 use super::call_state::{CallState, departed_before_call};
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::process::Process;
-use super::protocol::{ToCoordinator, ToRank};
+use super::protocol::{PEER_MESSAGE_LIMIT, ToCoordinator, ToRank};
 use super::rendezvous::JoinedPeer;
 use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
@@ -20,6 +20,7 @@ use crate::rank::Rank;
 use absence::{describe_absence, describe_absent};
 use exchange::PendingGather;
 use member::{Member, RankStatus};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// How long a report waits for a better root cause than its own error.
@@ -87,6 +88,7 @@ impl FailureDetector {
                 since: now,
                 heard: now,
                 fresh: false,
+                correspondents: BTreeSet::new(),
             })
             .collect();
         let is_host = |(rank, member): (Rank, &Member)| (member.process == host_process).then_some(rank);
@@ -148,6 +150,7 @@ impl FailureDetector {
                 self.settle(now);
             }
             ToCoordinator::Gather { number, label, part } => self.on_gather(rank, number, label, part, now),
+            ToCoordinator::ToPeers(messages) => self.on_peer_messages(rank, messages),
             ToCoordinator::Report { error, suspect, state } => {
                 self.update_state(rank, state, now);
                 self.on_report(rank, error, suspect, now);
@@ -351,12 +354,37 @@ impl FailureDetector {
         }
         match self.gather.take_if(|gather| gather.is_complete(self.members.len())) {
             Some(gather) => {
-                let (number, parts) = gather.into_parts();
+                let (number, groups) = gather.into_parts();
                 self.gathered = number;
                 reach(FaultPoint::CoordinatorCompletedExchange);
-                self.actions.push(DetectorAction::Broadcast(ToRank::Gathered { number, parts }));
+                let messages = groups.into_iter().map(|parts| ToRank::Gathered { number, parts });
+                self.actions.extend(messages.map(DetectorAction::Broadcast));
             }
             None => self.check_exchange(),
+        }
+    }
+
+    /// Passes messages of a rank to other ranks.
+    fn on_peer_messages(&mut self, from: Rank, messages: Vec<(Rank, Vec<u8>)>) {
+        if self.root_cause.is_some() {
+            return;
+        }
+        let world = self.members.len();
+        for (to, message) in messages {
+            if to >= world || message.len() > PEER_MESSAGE_LIMIT {
+                let len = message.len();
+                self.fail(Error::disagreement(format!(
+                    "rank {from} sends {len} bytes to rank {to} of {world} over its control connection, which no release of \
+                     flexring does; do all ranks run the same version?"
+                )));
+                return;
+            }
+            if self.members[to].status == RankStatus::Active {
+                self.members[to].correspondents.insert(from);
+                self.actions.push(DetectorAction::Send(to, ToRank::FromPeer { from, message }));
+            } else {
+                self.actions.push(DetectorAction::Send(from, departed(to)));
+            }
         }
     }
 
@@ -377,6 +405,11 @@ impl FailureDetector {
         if self.announced.is_none_or(|announced| finished < announced) {
             self.announced = Some(finished);
             self.actions.push(DetectorAction::Broadcast(ToRank::Left { rank, finished }));
+        }
+        for correspondent in std::mem::take(&mut self.members[rank].correspondents) {
+            if self.is_active(correspondent) {
+                self.actions.push(DetectorAction::Send(correspondent, departed(rank)));
+            }
         }
         let in_host_process = |member: &Member| member.process == self.host_process;
         // The host process may end as soon as its last rank has left, and the coordinator with it.
@@ -465,6 +498,11 @@ impl FailureDetector {
         let error = Error::new(report.error.kind(), message);
         self.fail(error);
     }
+}
+
+/// Tells a rank that this one, which it has sent messages to, has left.
+fn departed(rank: Rank) -> ToRank {
+    ToRank::FromPeer { from: rank, message: Vec::new() }
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ fn rank_messages() -> Vec<ToCoordinator> {
         ToCoordinator::Heartbeat(CallState::Idle { finished: 3 }),
         ToCoordinator::Heartbeat(in_call),
         ToCoordinator::Gather { number: 1, label: "peer info".to_owned(), part: vec![1, 2, 3] },
+        ToCoordinator::ToPeers(vec![(0, vec![1, 2]), (2, Vec::new())]),
+        ToCoordinator::ToPeers(vec![(9, vec![3])]),
         ToCoordinator::Report { error: Error::peer_lost("gone"), suspect: Some(1), state: in_call },
         ToCoordinator::Report { error: Error::timeout("late"), suspect: None, state: in_call },
         ToCoordinator::Abort { reason: "enough".to_owned() },
@@ -109,6 +111,7 @@ fn coordinator_messages() -> Vec<ToRank> {
                 .with_further([WorldStatus::new(rows, None)].into_iter()),
         ),
         ToRank::LeaveAck,
+        ToRank::FromPeer { from: 2, message: vec![1, 2] },
         ToRank::Closing.in_world(WORLD).expect("short"),
         ToRank::RootCause(Error::peer_lost("rank 1 died")).in_world(WORLD).expect("short"),
     ]

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
 /// release: two releases with one wire version understand each other's errors.
-pub(super) const WIRE_VERSION: u32 = 5;
+pub(super) const WIRE_VERSION: u32 = 6;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Maximum length of an opening, in bytes: the sender is not authenticated yet.
@@ -30,6 +30,12 @@ pub(super) const OPENING_LIMIT: usize = 1 << 10;
 pub(super) const PROOF_LIMIT: usize = 64 << 10;
 /// Maximum length of any later frame, in bytes.
 pub(super) const FRAME_LIMIT: usize = 16 << 20;
+/// Maximum length of the parts of an exchange in one frame, in bytes. The rest of the frame is more than enough for their framing.
+pub(super) const PARTS_LIMIT: usize = FRAME_LIMIT / 2;
+/// Length of a rank's part of an exchange that is never too long, in bytes, however many ranks there are.
+pub(super) const PART_ALLOWANCE: usize = 64 << 10;
+/// Maximum length of a message from one rank to another, in bytes.
+pub(super) const PEER_MESSAGE_LIMIT: usize = 4 << 10;
 
 /// Stands in place of a frame's length where the end that connected begins to encrypt.
 pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
@@ -175,6 +181,8 @@ pub(super) enum ToCoordinator {
     Heartbeat(CallState),
     /// The rank's part of exchange `number`, counted from 1. `label` names the exchange in messages.
     Gather { number: u64, label: String, part: Vec<u8> },
+    /// Messages to other ranks of the world, which the coordinator passes on in their order.
+    ToPeers(Vec<(Rank, Vec<u8>)>),
     /// The rank's call failed, possibly because `suspect` failed.
     Report { error: Error, suspect: Option<Rank>, state: CallState },
     /// The rank aborts the communicator.
@@ -219,7 +227,7 @@ pub(super) enum ToRank {
     RootCause(Error),
     /// All ranks have joined. `host` describes the process that the coordinator runs in; `ranks` are those of that process.
     Welcome { host: String, ranks: Vec<Rank> },
-    /// All ranks' parts of exchange `number`, in rank order.
+    /// The next parts of exchange `number`, in rank order. The parts of all ranks may take several messages.
     Gathered { number: u64, parts: Vec<Vec<u8>> },
     /// Answers a heartbeat or [`ToCoordinator::Alive`].
     HeartbeatAck,
@@ -241,6 +249,8 @@ pub(super) enum ToRank {
     InWorld { world: WorldId, message: Vec<u8> },
     /// Answers the goodbye of a rank whose connection stays open for its other worlds. All ranks concerned are notified.
     LeaveAck,
+    /// A message of rank `from`.
+    FromPeer { from: Rank, message: Vec<u8> },
 }
 
 impl ToRank {

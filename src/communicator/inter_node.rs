@@ -5,7 +5,9 @@
 //! within a node are made, nor what is sent over links.
 
 use super::peer_info::{PeerInfo, RailOffer};
-use crate::bootstrap::{self, ControlConnection};
+#[cfg(feature = "verbs")]
+use crate::bootstrap::PeerMessages;
+use crate::bootstrap::{self, ControlConnection, JobSecret};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -14,8 +16,14 @@ use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::PostedTransport;
 use crate::transport::tcp::{LinkOptions, Listener, Tcp};
-use crate::transport::verbs::port_selection::{Offer, Rail, describe_mismatch, pair_rails, rails_of_world};
+#[cfg(feature = "verbs")]
+use crate::transport::verbs::OutOfBand;
+use crate::transport::verbs::port_selection::{
+    Offer, Rail, describe_mismatch, first_unreachable, rails_of_world,
+};
 use std::net::{IpAddr, SocketAddr};
+#[cfg(feature = "verbs")]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -92,6 +100,8 @@ pub(super) struct InterNodeSetup<'a> {
     pub same_node: &'a [bool],
     /// The ranks to link to.
     pub peers: &'a [Rank],
+    /// Those of them that the plans use, which are the only ones with links over RDMA at first.
+    pub planned: &'a [Rank],
     pub connection: &'a ControlConnection,
     pub deadline: Instant,
     pub fault: &'a Arc<Fault>,
@@ -135,7 +145,8 @@ impl InterNodeSetup<'_> {
         let peers =
             self.peers.iter().map(|rank| tcp_endpoint(config, &infos[*rank], *rank, same_node[*rank]));
         let peers = peers.collect::<Result<Vec<_>>>()?;
-        let key = |peer| self.link_key(peer);
+        let keys = self.link_keys();
+        let key = |peer| keys.of_link(peer);
         let options = LinkOptions {
             sockets_per_link: config.sockets_per_link,
             is_encrypted: self.connection.secret().is_encrypted(),
@@ -147,12 +158,12 @@ impl InterNodeSetup<'_> {
         Ok(tcp)
     }
 
-    /// The key of the link to a peer. Both derive it, and no other communicator has the same.
-    fn link_key(&self, peer: Rank) -> SecretKey {
-        let (low, high) = (self.me.min(peer), self.me.max(peer));
-        let nonce = |rank: Rank| self.infos[rank].nonce.as_slice();
-        let ranks = [low, high].map(|rank| (rank as u64).to_le_bytes());
-        self.connection.secret().derive("link", &[&ranks[0], &ranks[1], nonce(low), nonce(high)])
+    fn link_keys(&self) -> LinkKeys {
+        LinkKeys {
+            me: self.me,
+            nonces: self.infos.iter().map(|info| info.nonce).collect(),
+            secret: self.connection.secret().clone(),
+        }
     }
 
     /// By rank, the rails that it uses: the ranks of each node divide its ports. All ranks compute the same.
@@ -170,18 +181,10 @@ impl InterNodeSetup<'_> {
         {
             return Some(error.clone().context(format_args!("rank {rank} on {}", infos[rank].host)));
         }
-        let shared = self.config.transport.shares_memory();
-        for one in 0..infos.len() {
-            for other in one + 1..infos.len() {
-                let (mine, theirs) = (&rails[one], &rails[other]);
-                let linked = !(shared && infos[one].node == infos[other].node);
-                if linked && pair_rails(mine, theirs).is_empty() {
-                    let message = describe_mismatch((one, mine), (other, theirs));
-                    return Some(Error::disagreement(message));
-                }
-            }
-        }
-        None
+        let nodes: Vec<&str> = infos.iter().map(|info| &*info.node).collect();
+        let shares_memory = self.config.transport.shares_memory();
+        let (one, other) = first_unreachable(rails, shares_memory.then_some(&nodes))?;
+        Some(Error::disagreement(describe_mismatch((one, &rails[one]), (other, &rails[other]))))
     }
 
     #[cfg(not(feature = "verbs"))]
@@ -198,7 +201,7 @@ impl InterNodeSetup<'_> {
     #[cfg(feature = "verbs")]
     fn verbs(&self, pool: Piece) -> Result<Result<InterNodeTransport>> {
         use crate::transport::Transport;
-        use crate::transport::verbs::{ConnectInfo, UnconnectedVerbs, VerbsOptions};
+        use crate::transport::verbs::{ConnectInfo, LinkDirectory, UnconnectedVerbs, VerbsOptions};
         let rails = self.rails();
         if let Some(error) = self.rdma_obstacle(&rails) {
             return Ok(Err(error));
@@ -212,14 +215,20 @@ impl InterNodeSetup<'_> {
             options = options.at_distance(mine, self.config.gdr_level);
         }
         let unreported = || Error::internal("a failed step was not reported");
-        let peers: Vec<_> = self.peers.iter().map(|peer| (*peer, self.rail_pairs(*peer, &rails))).collect();
-        let opened = UnconnectedVerbs::open(self.me, mine, &peers, options).and_then(|unconnected| {
+        let keys = self.link_keys();
+        let directory = LinkDirectory {
+            me: self.me,
+            rails,
+            key: Box::new(move |peer| keys.of_link(peer)),
+            out_of_band: Box::new(self.connection.peer_messages()?),
+        };
+        let opened = UnconnectedVerbs::open(directory, self.planned, options).and_then(|unconnected| {
             unconnected.registrar().register(pool)?;
-            let infos = unconnected.connect_info()?;
-            Ok((unconnected, infos))
+            let info = unconnected.connect_info()?;
+            Ok((unconnected, info))
         });
         let (mine, unconnected) = match opened {
-            Ok((unconnected, infos)) => (Ok(infos), Some(unconnected)),
+            Ok((unconnected, info)) => (Ok(info), Some(unconnected)),
             Err(error) => (Err(error), None),
         };
         let infos: Vec<ConnectInfo> = match self.exchange("queue pairs", &mine)? {
@@ -228,7 +237,10 @@ impl InterNodeSetup<'_> {
         };
         let unconnected = unconnected.ok_or_else(unreported)?;
         let registrar = unconnected.registrar();
-        let connected = unconnected.connect(&rails, &infos, &|peer| self.link_key(peer), self.fault);
+        let link_infos =
+            unconnected.send_links().and_then(|()| unconnected.receive_links(self.deadline, self.fault));
+        let connected =
+            link_infos.and_then(|link_infos| unconnected.connect(&infos, &link_infos, self.fault));
         let (outcome, connected) = split(connected);
         if let Err(error) = self.exchange("connections", &outcome)? {
             return Ok(Err(error));
@@ -246,15 +258,8 @@ impl InterNodeSetup<'_> {
         Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) }))
     }
 
-    /// Which rails of this rank are connected with which of the peer's, as (this rank's, the peer's).
-    #[cfg(feature = "verbs")]
-    fn rail_pairs(&self, peer: Rank, rails: &[Vec<Rail>]) -> Vec<(usize, usize)> {
-        let (low, high) = (self.me.min(peer), self.me.max(peer));
-        let pairs = pair_rails(&rails[low], &rails[high]);
-        if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
-    }
-
-    /// Exchanges the outcome of a step. Returns the values of all ranks, or the error of the first rank that failed at it.
+    /// Exchanges the outcome of a step. Returns the values of all ranks, or the error of the first rank that
+    /// failed.
     ///
     /// # Errors
     /// Those of the exchange.
@@ -272,6 +277,42 @@ impl InterNodeSetup<'_> {
             result.map_err(|error| error.context(format_args!("rank {rank} on {}", self.infos[rank].host)))
         };
         Ok(results.into_iter().enumerate().map(named).collect())
+    }
+}
+
+/// What the keys of links are derived from.
+struct LinkKeys {
+    me: Rank,
+    /// By rank: its random number.
+    nonces: Vec<[u8; 16]>,
+    secret: JobSecret,
+}
+
+impl LinkKeys {
+    /// The key of the link to a peer. Both derive it, and no other communicator has the same.
+    fn of_link(&self, peer: Rank) -> SecretKey {
+        let (low, high) = (self.me.min(peer), self.me.max(peer));
+        let ranks = [low, high].map(|rank| (rank as u64).to_le_bytes());
+        self.secret.derive("link", &[&ranks[0], &ranks[1], &self.nonces[low], &self.nonces[high]])
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl OutOfBand for PeerMessages {
+    fn send(&self, messages: &[(Rank, Vec<u8>)]) -> Result<()> {
+        Self::send(self, messages)
+    }
+
+    fn receive(&self) -> Option<(Rank, Vec<u8>)> {
+        Self::receive(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        Self::check(self)
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
     }
 }
 

@@ -146,12 +146,15 @@ impl Communicator {
         }
         if !inter_node.is_empty() {
             inter_node.iter().for_each(|rank| routes[*rank] = transports.len());
+            let usual = plans.usual_peers();
+            let planned: Vec<Rank> = inter_node.iter().copied().filter(|rank| usual.contains(rank)).collect();
             let setup = InterNodeSetup {
                 config,
                 me,
                 infos: &infos,
                 same_node: &same_node,
                 peers: &inter_node,
+                planned: &planned,
                 connection,
                 deadline,
                 fault: &fault,

@@ -33,6 +33,8 @@ mod registration_gate;
 mod request;
 mod runner;
 mod runner_builder;
+#[cfg(all(test, feature = "verbs"))]
+mod scale;
 mod shrink;
 mod split;
 mod user_memory;

@@ -16,7 +16,7 @@ use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -120,8 +120,8 @@ impl Plans {
             ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
     }
 
-    /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
-    pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
+    /// The programs of all-reduces without a factor.
+    fn usual_programs(&self) -> Vec<ProgramKey> {
         let mut programs = vec![(PlanKind::Main, true, false), (PlanKind::Main, false, false)];
         for (short, ..) in &self.short {
             programs.push((PlanKind::Short(*short), false, false));
@@ -129,12 +129,24 @@ impl Plans {
                 programs.push((PlanKind::DIRECT, false, true));
             }
         }
-        for (kind, by_wave, one_shot) in programs {
-            let reproducible = self.reproducible;
-            let spec = ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE };
-            self.install((kind, spec), executor)?;
-        }
-        Ok(())
+        let reproducible = self.reproducible;
+        let key = |(kind, by_wave, one_shot)| {
+            (kind, ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE })
+        };
+        programs.into_iter().map(key).collect()
+    }
+
+    /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
+    pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
+        self.usual_programs().into_iter().try_for_each(|key| self.install(key, executor).map(drop))
+    }
+
+    /// The ranks that this rank exchanges messages with in all-reduces without a factor. What other calls need besides, such as the link
+    /// from the root of a broadcast to the ranks that none of these plans connects it with, is linked when it is needed.
+    pub(super) fn usual_peers(&self) -> BTreeSet<Rank> {
+        let program = |(kind, spec)| self.plan(kind).program(self.rank, spec);
+        let programs = self.usual_programs().into_iter().map(program);
+        programs.flat_map(|program| program.peers().collect::<Vec<_>>()).collect()
     }
 
     /// Uses another plan for all later calls. The first call of each kind installs its program.

@@ -242,6 +242,27 @@ def rdma_is_used_between_machines_only(machines):
     check("shm to 1 rank, verbs to 2 ranks" in results[0].output, "other transports were chosen", *results)
 
 
+@scenario
+def calls_make_the_rdma_links_that_plans_do_not_use(machines):
+    one, two = machines
+    before = [rdma_resources(machine) for machine in machines]
+    # In the ring, each rank has one neighbour on the other machine; the others are linked when calls need them.
+    settings = {"FLEXRING_ALGO": "ring", "FLEXRING_LOG": "debug"}
+    makes, keeps = "which its plans do not use", "verbs to 2 ranks"
+    for collective in ("alltoall", "sendrecv", "broadcast"):
+        command = f"flexring perf --collective {collective} -b 64 -e 256K -f 64 -n 3 -w 1"
+        results = finish(launch([one, one, two, two], command, **settings))
+        check(all(result.code == 0 for result in results), f"flexring perf failed for {collective}", *results)
+        check(keeps in results[0].output, "other transports were chosen", *results)
+        if collective == "alltoall":
+            check(all(result.output.count(makes) == 1 for result in results), "each rank makes one further link", *results)
+    results = finish(launch([one, one, two, two], "flexring perf -b 64 -e 64K -f 64 -n 3 -w 1", **settings))
+    measured(results)
+    check(not any(makes in result.output for result in results), "an all-reduce made a further link", *results)
+    after = [rdma_resources(machine) for machine in machines]
+    check(before == after, f"RDMA objects are left: {before} before, {after} after")
+
+
 @scenario(short=True)
 def rdma_sums_are_right_with_loss_and_delay(machines):
     for machine in machines:

@@ -5,6 +5,7 @@
 
 use super::member::{Member, RankStatus};
 use crate::bootstrap::heartbeat::seconds;
+use crate::bootstrap::protocol::PARTS_LIMIT;
 use crate::error::{Error, Result};
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
@@ -62,9 +63,19 @@ impl PendingGather {
         self.parts.len() == world
     }
 
-    /// The number of the exchange, and its parts in rank order.
-    pub(super) fn into_parts(self) -> (u64, Vec<Vec<u8>>) {
-        (self.number, self.parts.into_values().collect())
+    /// The number of the exchange, and its parts in rank order, in groups that each fit a frame.
+    pub(super) fn into_parts(self) -> (u64, Vec<Vec<Vec<u8>>>) {
+        let mut groups = vec![Vec::new()];
+        let mut bytes = 0;
+        for part in self.parts.into_values() {
+            bytes += part.len();
+            if bytes > PARTS_LIMIT {
+                bytes = part.len();
+                groups.push(Vec::new());
+            }
+            groups.last_mut().expect("there is one").push(part);
+        }
+        (self.number, groups)
     }
 
     /// Why it fails because a rank that is missing from it is gone, if one is.

@@ -5,6 +5,8 @@
 use crate::bootstrap::call_state::CallState;
 use crate::bootstrap::heartbeat::HeartbeatMonitor;
 use crate::bootstrap::process::Process;
+use crate::rank::Rank;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Whether a rank is part of its world.
@@ -30,4 +32,6 @@ pub(in crate::bootstrap) struct Member {
     pub(in crate::bootstrap) heard: Instant,
     /// Whether the call state is newer than the last [`ToRank::RequestState`].
     pub(in crate::bootstrap) fresh: bool,
+    /// Ranks that have sent it messages: they hear of its departure.
+    pub(in crate::bootstrap) correspondents: BTreeSet<Rank>,
 }

@@ -1,7 +1,8 @@
 //! Root causes for given events, without a socket or a clock.
 
 use super::super::call_state::example_call;
-use super::super::protocol::HelloParams;
+use super::super::control_state::SharedState;
+use super::super::protocol::{HelloParams, PARTS_LIMIT};
 use super::*;
 use crate::call::Call;
 
@@ -359,4 +360,45 @@ fn an_exchange_that_cannot_complete_names_the_missing_ranks() {
     world.receive(0, part(1, "peer info"));
     world.receive(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert!(world.message().contains("rank 1 (pid 101 on host h) has left"));
+}
+
+#[test]
+fn the_parts_of_a_large_exchange_take_several_messages() {
+    let mut world = World::of(3);
+    let large = |byte: u8| vec![byte; PARTS_LIMIT / 2 + usize::from(byte)];
+    for rank in 0..3 {
+        let label = "peer info".to_owned();
+        world.receive(rank, ToCoordinator::Gather { number: 1, label, part: large(rank as u8) });
+    }
+    let gathered = |parts| DetectorAction::Broadcast(ToRank::Gathered { number: 1, parts });
+    let expected = [gathered(vec![large(0)]), gathered(vec![large(1)]), gathered(vec![large(2)])];
+    assert!(world.detector.actions() == expected, "half a frame and more each");
+
+    let mut state = SharedState::default();
+    for action in expected {
+        let DetectorAction::Broadcast(ToRank::Gathered { number, parts }) = action else { unreachable!() };
+        state.add_gathered(number, parts);
+    }
+    assert!(state.gathered == Some((1, vec![large(0), large(1), large(2)])));
+    state.add_gathered(2, vec![Vec::new()]);
+    assert_eq!(state.gathered, Some((2, vec![Vec::new()])), "another exchange");
+}
+
+#[test]
+fn messages_between_ranks_are_passed_on_in_their_order() {
+    let mut world = World::of(3);
+    world.receive(2, ToCoordinator::ToPeers(vec![(0, vec![1]), (1, vec![2]), (0, vec![3])]));
+    let sent = |to, message| DetectorAction::Send(to, ToRank::FromPeer { from: 2, message });
+    assert_eq!(world.detector.actions(), [sent(0, vec![1]), sent(1, vec![2]), sent(0, vec![3])]);
+    world.receive(0, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
+    let departed = || DetectorAction::Send(2, ToRank::FromPeer { from: 0, message: Vec::new() });
+    assert!(world.detector.actions().contains(&departed()), "rank 2 may wait for an answer");
+    world.receive(2, ToCoordinator::ToPeers(vec![(0, vec![4])]));
+    assert_eq!(world.detector.actions(), [departed()]);
+    world.receive(1, ToCoordinator::ToPeers(vec![(3, vec![1])]));
+    assert!(world.message().contains("rank 1 sends 1 bytes to rank 3 of 3"));
+
+    let mut world = World::of(2);
+    world.receive(0, ToCoordinator::ToPeers(vec![(1, vec![0; PEER_MESSAGE_LIMIT + 1])]));
+    assert!(world.message().contains("rank 0 sends 4097 bytes"));
 }

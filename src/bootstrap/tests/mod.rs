@@ -5,6 +5,7 @@ mod departures;
 mod encryption;
 mod failures;
 mod further_worlds;
+mod peer_messages;
 mod rendezvous;
 mod shared_connections;
 mod status;

@@ -17,11 +17,17 @@
 //! | `registry` | which memory is registered, and for how long |
 //! | `link` | the protocol of one link over one or more queue pairs, without I/O |
 //! | `peer` | one link together with its queue pairs |
+//! | `connect_info` | what ranks send each other to connect queue pairs |
+//! | `link_batch` | the devices of the rails; memory and completion queues that several links share |
+//! | `link_directory` | which rails of two ranks are connected, and over which paths |
 //! | `transport` | all links of a rank |
+//! | `transport/on_demand` | links that a call needs and that do not exist yet |
 //! | `connect` | opening devices, exchanging addresses, connecting |
 
 #[cfg(feature = "verbs")]
 mod connect;
+#[cfg(feature = "verbs")]
+mod connect_info;
 #[cfg(feature = "verbs")]
 mod control_buffer;
 #[cfg_attr(
@@ -32,6 +38,10 @@ pub mod gpu;
 pub mod inventory;
 #[cfg(feature = "verbs")]
 mod link;
+#[cfg(feature = "verbs")]
+mod link_batch;
+#[cfg(feature = "verbs")]
+mod link_directory;
 #[cfg(feature = "verbs")]
 mod objects;
 #[cfg(feature = "verbs")]
@@ -51,6 +61,12 @@ mod transport;
 mod wire;
 
 #[cfg(feature = "verbs")]
-pub(crate) use connect::{ConnectInfo, UnconnectedVerbs};
+pub(crate) use connect::UnconnectedVerbs;
+#[cfg(feature = "verbs")]
+pub(crate) use connect_info::{ConnectInfo, OutOfBand};
+#[cfg(all(test, feature = "verbs"))]
+pub(crate) use link_batch::LinkResources;
+#[cfg(feature = "verbs")]
+pub(crate) use link_directory::LinkDirectory;
 #[cfg(feature = "verbs")]
 pub(crate) use options::VerbsOptions;

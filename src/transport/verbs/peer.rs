@@ -5,6 +5,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
 use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
 use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
@@ -17,18 +18,7 @@ use memmap2::MmapMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a peer needs to write to this rank over one link.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) struct LinkConnectInfo {
-    /// By queue pair: this rank's end.
-    pub endpoints: Vec<Endpoint>,
-    /// Address of the remote side of this rank's control buffer.
-    pub address: u64,
-    /// Remote keys of that side, by this rank's rail.
-    pub keys: [u32; MAX_RAILS],
-}
-
-/// The memory of the control buffers of all links of a rank. Lives as long as any link does.
+/// The memory of the control buffers of links that were made together. Lives as long as any of them does.
 pub(super) struct ControlMemory {
     /// The remote sides of all control buffers, which peers write to by RDMA.
     pub remote: Arc<RegisteredMemory>,
@@ -41,7 +31,7 @@ pub(super) struct ControlMemory {
 /// Where requests for the control buffer read from and write to.
 struct ControlTarget {
     controls: Arc<ControlMemory>,
-    /// Address of the remote side of the peer's control buffer.
+    /// Address of the remote side of the peer's control buffer. 0 until the queue pairs are connected, as are the keys.
     address: u64,
     /// Remote keys of that side, by the peer's rail.
     keys: [u32; MAX_RAILS],
@@ -54,7 +44,9 @@ const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 pub(super) struct Peer {
     /// Index among the rank's peers.
     index: usize,
-    /// Dropped before the link, which holds memory regions: deregistering one may wait in the driver until no queue
+    /// Whether the queue pairs of both ends are connected, so that this rank may write.
+    is_ready: bool,
+    /// Empty until they are connected, and once they were destroyed. Dropped before the link, which holds memory regions: deregistering one may wait in the driver until no queue
     /// pair uses it.
     qps: Vec<QueuePair<Connected>>,
     pub link: Link,
@@ -79,47 +71,57 @@ pub(super) fn peer_index_of(id: u64) -> usize {
 }
 
 impl Peer {
-    /// Connects the queue pairs to the peer's.
-    ///
-    /// # Errors
-    /// `System` if a device refuses; `Disagreement` if the peer has another number of queue pairs.
-    pub(super) fn connect(
+    /// A peer whose queue pairs are not connected.
+    pub(super) fn new(
         index: usize,
         link: Link,
         control: ControlBuffer,
         controls: &Arc<ControlMemory>,
-        fresh: Vec<(QueuePair<Fresh>, PathAttributes)>,
-        theirs: &LinkConnectInfo,
-    ) -> Result<Self> {
-        let peer = link.peer;
-        if theirs.endpoints.len() != fresh.len() {
-            let message = format!(
-                "rank {peer} has {} queue pairs for this rank's {}; do all ranks run with the same settings?",
-                theirs.endpoints.len(),
-                fresh.len()
-            );
-            return Err(Error::disagreement(message));
-        }
-        let qps: Vec<_> = fresh
-            .into_iter()
-            .zip(&theirs.endpoints)
-            .enumerate()
-            .map(|(number, ((qp, path), end))| qp.connect(wr_id(index, number, true, 0), *end, &path))
-            .collect::<Result<_>>()?;
-        Ok(Self {
+    ) -> Self {
+        let qps = link.qps.len();
+        Self {
             index,
-            unsignalled: vec![0; qps.len()],
-            batches: qps.iter().map(|_| Vec::with_capacity(SEND_DEPTH)).collect(),
-            target: ControlTarget {
-                controls: Arc::clone(controls),
-                address: theirs.address,
-                keys: theirs.keys,
-            },
+            is_ready: false,
+            unsignalled: vec![0; qps],
+            batches: (0..qps).map(|_| Vec::with_capacity(SEND_DEPTH)).collect(),
+            target: ControlTarget { controls: Arc::clone(controls), address: 0, keys: [0; MAX_RAILS] },
             link,
-            qps,
+            qps: Vec::new(),
             control,
             scheduled: false,
-        })
+        }
+    }
+
+    /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and `link_info`.
+    ///
+    /// # Errors
+    /// `System` if a device refuses.
+    pub(super) fn connect(
+        &mut self,
+        fresh: Vec<QueuePair<Fresh>>,
+        paths: &[(Endpoint, PathAttributes)],
+        (info, link_info): (&ConnectInfo, &LinkConnectInfo),
+    ) -> Result<()> {
+        let index = self.index;
+        let connect =
+            |(number, (qp, (end, path))): (usize, (QueuePair<Fresh>, &(Endpoint, PathAttributes)))| {
+                qp.connect(wr_id(index, number, true, 0), *end, path)
+            };
+        self.qps = fresh.into_iter().zip(paths).enumerate().map(connect).collect::<Result<_>>()?;
+        // A wrong address is refused by the peer's device, as the keys are those of its control buffers only.
+        self.target.address = info.address.wrapping_add(link_info.offset);
+        self.target.keys = info.keys;
+        Ok(())
+    }
+
+    /// The queue pairs are connected at the peer's end, too.
+    pub(super) fn set_ready(&mut self) {
+        self.is_ready = true;
+    }
+
+    /// Whether this rank may write.
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_ready
     }
 
     /// Appends this peer to the run queue, unless it is in it.
@@ -222,7 +224,8 @@ impl Peer {
     /// Why the link is unusable, if the current call needs it.
     pub(super) fn progress(&mut self, events: &mut Events) -> Result<bool> {
         let before = events.len();
-        let moved = self.post_due()?;
+        // Until then, requests stay in the link.
+        let moved = self.is_ready && self.post_due()?;
         self.link.report(events)?;
         self.link.check_if_needed()?;
         Ok(moved || events.len() > before)
@@ -332,8 +335,8 @@ impl Peer {
         self.link.peer
     }
 
-    /// Number of queue pairs; 0 once they were destroyed.
+    /// Number of queue pairs over which this rank may write; 0 once they were destroyed.
     pub(super) fn qp_count(&self) -> usize {
-        self.qps.len()
+        if self.is_ready { self.qps.len() } else { 0 }
     }
 }

@@ -2,8 +2,12 @@
 //!
 //! Owns the order in which links are polled, aborted and closed. Must not know the protocol of a link.
 
+mod on_demand;
+
 use super::gpu::{FlushQueue, Flusher};
-use super::objects::{AsyncEvent, CompletionQueue, Context, PortAttributes, ProtectionDomain};
+use super::link_batch::{LinkBatch, RailDevice};
+use super::link_directory::LinkDirectory;
+use super::objects::{AsyncEvent, PortAttributes};
 use super::options::VerbsOptions;
 use super::peer::{Peer, peer_index_of};
 use super::port_selection::Rail;
@@ -15,6 +19,7 @@ use crate::fault::{Fault, FaultWatch};
 use crate::memory::Piece;
 use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
+use on_demand::OnDemand;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,15 +35,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long `abort` waits for the devices to flush all requests and receives.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// The open device of one rail.
-pub(super) struct RailDevice {
-    pub queue: Arc<CompletionQueue>,
-    pub pd: Arc<ProtectionDomain>,
-    pub context: Arc<Context>,
-    /// Number of the port, from 1.
-    pub port: u8,
-}
 
 /// A rank's links over RDMA devices.
 pub(crate) struct Verbs {
@@ -63,6 +59,10 @@ pub(crate) struct Verbs {
     /// Whether the next poll reads asynchronous events: after a sleep.
     check_async_events: bool,
     options: VerbsOptions,
+    /// The links that calls need besides those that were made with the communicator.
+    on_demand: OnDemand,
+    /// Sequence number of the current call.
+    sequence: u64,
     /// When idle queue pairs were last probed.
     last_probe: Instant,
     aborted: bool,
@@ -79,13 +79,15 @@ impl Verbs {
         registry: Arc<MemoryRegistry>,
         options: VerbsOptions,
         fault: Arc<Fault>,
+        (directory, batch): (LinkDirectory, LinkBatch),
     ) -> Result<Self> {
-        let mut index_of_rank = vec![None; peers.iter().map(|peer| peer.rank() + 1).max().unwrap_or(0)];
+        let mut index_of_rank = vec![None; directory.rails.len()];
         for (index, peer) in peers.iter().enumerate() {
             index_of_rank[peer.rank()] = Some(index);
         }
-        let epoll =
-            open_epoll(&devices).map_err(|cause| Error::io("cannot watch devices with epoll", cause))?;
+        let cannot_watch = |cause| Error::io("cannot watch devices with epoll", cause);
+        let epoll = open_epoll(&devices).map_err(cannot_watch)?;
+        watch(&epoll, directory.out_of_band.wake_fd()).map_err(cannot_watch)?;
         Ok(Self {
             run_queue: VecDeque::with_capacity(peers.len()),
             peers,
@@ -99,6 +101,8 @@ impl Verbs {
             armed: false,
             check_async_events: false,
             options,
+            on_demand: OnDemand::new(directory, batch),
+            sequence: 0,
             last_probe: Instant::now(),
             aborted: false,
             fault_watch: fault.watch()?,
@@ -202,11 +206,13 @@ impl Verbs {
         let Self { devices, peers, run_queue, .. } = self;
         let mut any = false;
         for device in devices {
-            any |= device.queue.poll(|completion| {
-                let Some(peer) = peers.get_mut(peer_index_of(completion.id)) else { return Ok(()) };
-                peer.schedule(run_queue);
-                peer.handle_completion(&completion)
-            })?;
+            for queue in &device.queues {
+                any |= queue.poll(|completion| {
+                    let Some(peer) = peers.get_mut(peer_index_of(completion.id)) else { return Ok(()) };
+                    peer.schedule(run_queue);
+                    peer.handle_completion(&completion)
+                })?;
+            }
         }
         if any {
             self.armed = false;
@@ -271,15 +277,17 @@ impl Verbs {
     /// Sends goodbyes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
     /// write.
     fn leave(&mut self) -> Result<()> {
-        self.peers.iter_mut().for_each(|peer| peer.link.goodbye());
+        self.peers.iter_mut().filter(|peer| peer.is_ready()).for_each(|peer| peer.link.goodbye());
         (0..self.peers.len()).for_each(|index| self.schedule(index));
         let began = Instant::now();
         let mut events = Events::new();
         loop {
             self.poll(&mut events)?;
             self.fault.check()?;
-            let drained = self.peers.iter().all(|peer| peer.link.is_drained());
-            let left = self.peers.iter().all(|peer| peer.link.has_left());
+            // A peer that cannot write to this rank yet misses nothing.
+            let mut peers = self.peers.iter().filter(|peer| peer.is_ready());
+            let drained = peers.clone().all(|peer| peer.link.is_drained());
+            let left = peers.all(|peer| peer.link.has_left());
             let waited = began.elapsed();
             if (drained && (left || waited > GOODBYE_TIMEOUT)) || waited > DRAIN_TIMEOUT {
                 return Ok(());
@@ -296,11 +304,15 @@ impl Verbs {
 fn open_epoll(devices: &[RailDevice]) -> rustix::io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for device in devices {
-        for fd in [device.queue.event_fd(), device.context.async_fd()].into_iter().flatten() {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        }
+        let queues = device.queues.iter().filter_map(|queue| queue.event_fd());
+        queues.chain(device.context.async_fd()).try_for_each(|fd| watch(&epoll, fd))?;
     }
     Ok(epoll)
+}
+
+/// Lets a descriptor wake the sleeper, too.
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
 impl Transport for Verbs {
@@ -321,6 +333,7 @@ impl Transport for Verbs {
             log::error!("verbs: call {sequence} begins while messages of the previous call are in flight");
             self.abort();
         }
+        self.sequence = sequence;
         for index in 0..self.peers.len() {
             self.peers[index].link.begin(sequence);
             self.schedule(index);
@@ -328,7 +341,7 @@ impl Transport for Verbs {
     }
 
     fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()> {
-        let index = self.index(peer)?;
+        let index = self.index_or_connect(peer)?;
         self.peers[index].link.begin(sequence);
         self.schedule(index);
         Ok(())
@@ -339,7 +352,7 @@ impl Transport for Verbs {
         if call.on_gpu && self.flushes.is_none() {
             self.flushes = self.make_flushes()?;
         }
-        let index = self.index(peer)?;
+        let index = self.index_or_connect(peer)?;
         self.peers[index].link.announce(call)?;
         self.schedule(index);
         Ok(())
@@ -364,6 +377,7 @@ impl Transport for Verbs {
         if self.check_async_events {
             self.handle_async_events();
         }
+        self.advance_on_demand()?;
         self.poll_completions()?;
         let before = events.len();
         // A completion alone is no progress: the device of an idle peer acknowledges probes too.
@@ -404,7 +418,8 @@ impl Transport for Verbs {
         }
         if !self.armed {
             // Completion queues that cannot be armed are polled.
-            self.armed = self.devices.iter().all(|device| device.queue.arm().is_ok());
+            self.armed =
+                self.devices.iter().flat_map(|device| &device.queues).all(|queue| queue.arm().is_ok());
             return false;
         }
         true
@@ -413,7 +428,8 @@ impl Transport for Verbs {
     fn clear_need_wakeup(&mut self) {
         self.check_async_events = true;
         if self.armed {
-            self.devices.iter().for_each(|device| device.queue.drain_events());
+            let queues = self.devices.iter().flat_map(|device| &device.queues);
+            queues.for_each(|queue| queue.drain_events());
         }
     }
 
@@ -422,17 +438,17 @@ impl Transport for Verbs {
     /// separate thread destroys the queue pairs; it owns everything that must outlive them.
     fn abort(&mut self) {
         self.aborted = true;
+        self.on_demand.abort();
         let reason = aborted();
         let mut peers = std::mem::take(&mut self.peers);
         peers.iter_mut().for_each(|peer| peer.abort(&reason));
         let began = Instant::now();
         while !peers.iter().all(Peer::is_flushed) && began.elapsed() < FLUSH_TIMEOUT {
-            for device in &self.devices {
-                let polled =
-                    device.queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
-                        Some(peer) => peer.handle_completion(&completion).or(Ok(())),
-                        None => Ok(()),
-                    });
+            for queue in self.devices.iter().flat_map(|device| &device.queues) {
+                let polled = queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
+                    Some(peer) => peer.handle_completion(&completion).or(Ok(())),
+                    None => Ok(()),
+                });
                 if polled.is_err() {
                     break;
                 }

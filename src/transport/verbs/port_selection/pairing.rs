@@ -5,7 +5,7 @@
 use super::rail::{MAX_RAILS, Rail};
 use crate::rank::Rank;
 use crate::transport::verbs::inventory::LinkLayer;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 
 /// The rails of two ranks that are connected, as positions in the two lists; each is used at most once.
@@ -60,6 +60,37 @@ fn family(rail: &Rail) -> &'static str {
         Some(_) => "IPv4",
         None => "IPv6",
     }
+}
+
+/// Two ranks of a world with these rails that are linked by RDMA and that no rails connect: those of the lowest numbers, if there are any.
+/// `nodes` has the name of each rank's node, if ranks of one node are not linked by RDMA.
+///
+/// Ranks with rails of the same kinds are compared once, as a large world has few different ones.
+#[must_use]
+pub fn first_unreachable(rails: &[Vec<Rail>], nodes: Option<&[&str]>) -> Option<(Rank, Rank)> {
+    type Class<'a> = (Option<&'a str>, BTreeSet<String>);
+    let mut classes: BTreeMap<Class<'_>, Vec<Rank>> = BTreeMap::new();
+    for (rank, rails) in rails.iter().enumerate() {
+        let kinds = rails.iter().take(MAX_RAILS).map(properties).collect();
+        let ranks = classes.entry((nodes.map(|nodes| nodes[rank]), kinds)).or_default();
+        // A class is compared with itself, too.
+        if ranks.len() < 2 {
+            ranks.push(rank);
+        }
+    }
+    let ranks: Vec<Rank> = classes.into_values().flatten().collect();
+    let mut lowest: Option<(Rank, Rank)> = None;
+    for (at, one) in ranks.iter().enumerate() {
+        for other in &ranks[at + 1..] {
+            let pair = (*one.min(other), *one.max(other));
+            let is_linked = nodes.is_none_or(|nodes| nodes[pair.0] != nodes[pair.1]);
+            let is_lower = lowest.is_none_or(|lowest| pair < lowest);
+            if is_linked && is_lower && pair_rails(&rails[pair.0], &rails[pair.1]).is_empty() {
+                lowest = Some(pair);
+            }
+        }
+    }
+    lowest
 }
 
 /// The message that no rail of one rank can be connected with any of the other, with a fix.

@@ -337,6 +337,26 @@ fn rails_of_one_position_are_paired_before_others_of_their_network() {
 }
 
 #[test]
+fn ranks_that_no_rails_connect_are_found_in_a_large_world() {
+    let of = |texts: &[&str]| texts.iter().map(|text| rails(text)).collect::<Vec<_>>();
+    for (texts, nodes, expected) in [
+        (&["4a", "4b", "4a 6a"][..], None, None),
+        (&["4a", "4b", "6a"], None, Some((0, 2))),
+        (&["4a", "4a", "6a", "6a", "4a"], None, Some((0, 2))),
+        (&["", ""], None, Some((0, 1))),
+        (&["4a", ""], Some(&["n", "n"][..]), None),
+        (&["4a", "4a", "6a", "6a"], Some(&["n", "m", "n", "m"]), Some((0, 3))),
+        (&["4a 6a", "4a", "6a", "4a 6a"], Some(&["n", "m", "m", "n"]), None),
+    ] {
+        assert_eq!(first_unreachable(&of(texts), nodes), expected, "{texts:?} on {nodes:?}");
+    }
+    let mut world = vec![rails("4a 4b 4c 4d"); 4096];
+    assert_eq!(first_unreachable(&world, None), None);
+    world[4095] = rails("i1");
+    assert_eq!(first_unreachable(&world, None), Some((0, 4095)));
+}
+
+#[test]
 fn the_mismatch_of_rails_is_described() {
     for (mine, theirs, expected) in [
         (

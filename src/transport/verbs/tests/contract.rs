@@ -18,7 +18,7 @@ fn calls() -> [Vec<usize>; 6] {
     [vec![0], vec![SUBCHUNK], vec![MAX_EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
 }
 
-fn exchange_all(setup: &LinkSetup) {
+pub(super) fn exchange_all(setup: &LinkSetup) {
     let act = |rank: &mut ConnectedRank| {
         let mut heap = HeapMemory::default();
         (1..).zip(calls()).try_for_each(|(sequence, lens)| rank.exchange(sequence, &lens, &mut heap))

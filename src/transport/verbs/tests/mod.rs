@@ -1,18 +1,21 @@
 //! The contract of transports on the RDMA devices of this machine. Without devices the tests print that they are
 //! skipped.
 //!
-//! The ranks are threads of one process, which exchange their [`ConnectInfo`](super::ConnectInfo) in memory.
+//! The ranks are threads of one process, which exchange their [`ConnectInfo`](super::ConnectInfo) and the messages about links in memory.
 
 mod contract;
 mod faults;
 mod forks;
+mod on_demand;
+pub(super) mod out_of_band;
 
+use super::LinkDirectory;
 use super::connect::UnconnectedVerbs;
 use super::gpu::GpuRegistrar;
 use super::inventory::{Affinity, Inventory};
 use super::objects::Shim;
 use super::options::VerbsOptions;
-use super::port_selection::{Rail, pair_rails, select};
+use super::port_selection::{Rail, select};
 use super::transport::Verbs;
 use crate::call::Call;
 use crate::config::{Config, Registration};
@@ -23,6 +26,7 @@ use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::{Event, Events, PostedTransport, Transport};
+use out_of_band::MemoryMessages;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -64,6 +68,8 @@ fn with_timeout<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Se
 struct LinkSetup {
     ranks: usize,
     rails: Vec<Rail>,
+    /// Whether each rank is linked with all others from the beginning; otherwise calls make all links.
+    planned: bool,
     qps_per_rail: usize,
     registration: Registration,
     /// Whether calls are on GPUs.
@@ -78,6 +84,7 @@ impl LinkSetup {
         Self {
             ranks: 2,
             rails: rails[..count].to_vec(),
+            planned: true,
             qps_per_rail: 1,
             registration: Registration::Subchunk,
             on_gpu: false,
@@ -98,19 +105,26 @@ impl LinkSetup {
     /// Connects all ranks, without the handshake.
     fn link(&self) -> Result<Vec<ConnectedRank>> {
         let faults: Vec<_> = (0..self.ranks).map(|_| Arc::new(Fault::new())).collect();
+        let mut ends = MemoryMessages::world(self.ranks).into_iter();
         let open = |me: Rank| {
-            let peers = (0..self.ranks).filter(|peer| *peer != me);
-            let peers: Vec<_> = peers.map(|peer| (peer, pair_rails(&self.rails, &self.rails))).collect();
-            UnconnectedVerbs::open(me, &self.rails, &peers, self.options(me))
+            let key = SecretKey::from_parts("test", &[]);
+            let directory = LinkDirectory {
+                me,
+                rails: vec![self.rails.clone(); self.ranks],
+                key: Box::new(move |_| key.clone()),
+                out_of_band: Box::new(ends.next().expect("one for each rank")),
+            };
+            let peers: Vec<Rank> = (0..self.ranks).filter(|peer| self.planned && *peer != me).collect();
+            UnconnectedVerbs::open(directory, &peers, self.options(me))
         };
         let prepared: Vec<_> = (0..self.ranks).map(open).collect::<Result<_>>()?;
         let connect_info: Vec<_> =
             prepared.iter().map(UnconnectedVerbs::connect_info).collect::<Result<_>>()?;
-        let rails = vec![self.rails.clone(); self.ranks];
-        let key = SecretKey::from_parts("test", &[]);
+        prepared.iter().try_for_each(UnconnectedVerbs::send_links)?;
         let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
-            let verbs = prepared.connect(&rails, &connect_info, &|_| key.clone(), &faults[me])?;
+            let link_infos = prepared.receive_links(Instant::now() + Duration::from_secs(20), &faults[me])?;
+            let verbs = prepared.connect(&connect_info, &link_infos, &faults[me])?;
             Ok(ConnectedRank {
                 me,
                 ranks: self.ranks,

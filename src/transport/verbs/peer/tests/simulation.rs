@@ -1,7 +1,7 @@
 //! Two ranks that exchange the messages of several calls over the simulated fabric, and the invariants that hold
 //! meanwhile.
 
-use super::super::{ControlMemory, LinkConnectInfo, Peer};
+use super::super::{ConnectInfo, ControlMemory, LinkConnectInfo, Peer};
 use super::fabric::{Fabric, RETRY_EXCEEDED};
 use super::scenario::{LONGEST, Scenario, content};
 use crate::error::{Error, ErrorKind};
@@ -112,21 +112,21 @@ impl SimulatedRank {
         let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: 0 };
         let fresh = rails.iter().map(|(mine, _)| {
             let qp = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
-            (qp.expect("inert"), PATH)
+            qp.expect("inert")
         });
-        let theirs = LinkConnectInfo {
-            endpoints: vec![Endpoint { qpn: 1, psn: 1 }; rails.len()],
-            address: controls[1 - me].as_ptr() as u64,
-            keys: [7; MAX_RAILS],
-        };
+        let paths = vec![(Endpoint { qpn: 1, psn: 1 }, PATH); rails.len()];
+        let address = controls[1 - me].as_ptr() as u64;
+        let info = ConnectInfo { mtus: Vec::new(), address, keys: [7; MAX_RAILS] };
+        let link_info = LinkConnectInfo { endpoints: Vec::new(), offset: 0 };
         let link = Link::new(1 - me, control, &rails);
         let control_memory = ControlMemory {
             remote: registry.register_internal(controls[me], true).expect("inert"),
             local: registry.register_internal(local, false).expect("inert"),
             _memory: memmap2::MmapMut::map_anon(1).expect("a page"),
         };
-        let peer = Peer::connect(0, link, control, &Arc::new(control_memory), fresh.collect(), &theirs)
-            .expect("inert");
+        let mut peer = Peer::new(0, link, control, &Arc::new(control_memory));
+        peer.connect(fresh.collect(), &paths, (&info, &link_info)).expect("inert");
+        peer.set_ready();
         Self {
             peer,
             registry,

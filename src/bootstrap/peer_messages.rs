@@ -1,0 +1,143 @@
+//! Messages from one rank of a world to another, over their control connections.
+//!
+//! Owns sending them, and those that have arrived and are unread. Must not know what they say. They are short and rare: ranks use
+//! them to make links that not all ranks make at once.
+
+use super::control_connection::ControlConnection;
+use super::control_state::Shared;
+use super::protocol::{FRAME_LIMIT, PEER_MESSAGE_LIMIT, ToCoordinator};
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::wake::WakeFd;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Messages in one frame at most, so that a frame of the longest ones fits its limit.
+const MOST_IN_FRAME: usize = FRAME_LIMIT / 2 / PEER_MESSAGE_LIMIT;
+
+/// Bytes of unread messages at most.
+const UNREAD_LIMIT: usize = FRAME_LIMIT;
+
+/// The messages of other ranks that are unread.
+#[derive(Debug, Default)]
+pub(super) struct PeerMessageQueue {
+    messages: VecDeque<(Rank, Vec<u8>)>,
+    /// Bytes of all messages.
+    bytes: usize,
+    /// Notified of each message.
+    wake: Option<Arc<WakeFd>>,
+}
+
+impl PeerMessageQueue {
+    /// Adds a message, and wakes the reader.
+    ///
+    /// # Errors
+    /// `Disagreement` if too many are unread.
+    pub(super) fn push(&mut self, from: Rank, message: Vec<u8>) -> Result<()> {
+        if self.bytes + message.len() > UNREAD_LIMIT {
+            return Err(Error::disagreement(format!(
+                "more than {UNREAD_LIMIT} bytes of messages from other ranks are unread, the last one of rank {from}; do all \
+                 ranks run the same version?"
+            )));
+        }
+        self.bytes += message.len();
+        self.messages.push_back((from, message));
+        if let Some(wake) = &self.wake {
+            wake.notify();
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest message.
+    fn pop(&mut self) -> Option<(Rank, Vec<u8>)> {
+        let (from, message) = self.messages.pop_front()?;
+        self.bytes -= message.len();
+        Some((from, message))
+    }
+}
+
+/// One rank's end of the messages among the ranks of its world. It does not keep the rank in the world.
+#[derive(Debug)]
+pub struct PeerMessages {
+    shared: Arc<Shared>,
+    wake: Arc<WakeFd>,
+}
+
+impl ControlConnection {
+    /// The messages between this rank and others of its world. There is one reader.
+    ///
+    /// # Errors
+    /// `System` if the process has no descriptor left.
+    pub fn peer_messages(&self) -> Result<PeerMessages> {
+        let wake = Arc::new(WakeFd::new()?);
+        let queue = &mut self.shared.state().peer_messages;
+        queue.wake = Some(Arc::clone(&wake));
+        if !queue.messages.is_empty() {
+            wake.notify();
+        }
+        Ok(PeerMessages { shared: Arc::clone(&self.shared), wake })
+    }
+}
+
+impl PeerMessages {
+    /// Sends messages to other ranks. Those from one rank to another arrive in their order. Does not block. If the other rank has
+    /// left, or leaves later, an empty message from it arrives.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if one is longer than 4 KiB; `PeerLost` if the coordinator's process has left.
+    pub fn send(&self, messages: &[(Rank, Vec<u8>)]) -> Result<()> {
+        self.check()?;
+        if let Some((to, message)) = messages.iter().find(|(_, message)| message.len() > PEER_MESSAGE_LIMIT) {
+            return Err(Error::invalid_argument(format!(
+                "cannot send rank {to} a message of {} bytes: at most {PEER_MESSAGE_LIMIT} are possible",
+                message.len()
+            )));
+        }
+        for messages in messages.chunks(MOST_IN_FRAME) {
+            self.shared.send(ToCoordinator::ToPeers(messages.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// The oldest unread message, and the rank that sent it. Costs one load if there is none.
+    #[must_use]
+    pub fn receive(&self) -> Option<(Rank, Vec<u8>)> {
+        if !self.shared.has_peer_messages.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.shared.state();
+        self.wake.drain();
+        let message = state.peer_messages.pop();
+        // Written under the mutex, as by the thread that adds messages.
+        self.shared.has_peer_messages.store(!state.peer_messages.messages.is_empty(), Ordering::Release);
+        message
+    }
+
+    /// Whether messages can still be sent and received.
+    ///
+    /// # Errors
+    /// `PeerLost` if the coordinator's process has left.
+    pub fn check(&self) -> Result<()> {
+        if self.shared.state().ended {
+            let message = "the process that runs the coordinator has left, so ranks cannot make further links: keep the \
+                           communicator of rank 0 until the others need it no more";
+            return Err(Error::peer_lost(message));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PeerMessages {
+    fn drop(&mut self) {
+        self.shared.state().peer_messages.wake = None;
+    }
+}
+
+impl AsFd for PeerMessages {
+    /// Readable when a message may be unread.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}

@@ -1,0 +1,183 @@
+//! What links that are made together share: memory for control buffers, and completion queues.
+//!
+//! Also the devices of the rails. Owns its size and how links divide it. Must not know why links are made, nor how they are connected.
+
+use super::connect_info::ConnectInfo;
+use super::control_buffer::ControlBuffer;
+use super::link::{RECV_DEPTH, SEND_DEPTH};
+use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
+use super::peer::ControlMemory;
+use super::port_selection::Rail;
+use super::registry::MemoryRegistry;
+use super::wire::{ControlLayout, MAX_RAILS};
+use crate::error::Result;
+use crate::memory::{Piece, map_unforked};
+use crate::rank::Rank;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Inline data requested for each queue pair, in bytes: enough for a call with a few dozen elements.
+const INLINE: u32 = 188;
+
+/// The depth of each queue pair. One extra request: the drain marker of a queue pair that breaks.
+const DEPTH: Depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: INLINE };
+
+/// The open device of one rail.
+pub(super) struct RailDevice {
+    /// One for each batch of links.
+    pub queues: Vec<Arc<CompletionQueue>>,
+    pub pd: Arc<ProtectionDomain>,
+    pub context: Arc<Context>,
+    /// Number of the port, from 1.
+    pub port: u8,
+}
+
+/// What one or more links need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LinkResources {
+    /// By rail of this rank: queue pairs.
+    pub qps: [usize; MAX_RAILS],
+    /// Bytes of one side of the control buffers. There are two sides.
+    pub control_bytes: usize,
+}
+
+impl LinkResources {
+    /// Those of a link over these pairs of rails (this rank's, the peer's).
+    pub(crate) fn of_link(pairs: &[(usize, usize)], qps_per_rail: usize) -> Self {
+        let mut new = Self {
+            qps: [0; MAX_RAILS],
+            control_bytes: ControlLayout { qps: pairs.len() * qps_per_rail }.bytes(),
+        };
+        pairs.iter().for_each(|(mine, _)| new.qps[*mine] += qps_per_rail);
+        new
+    }
+
+    /// Those of both.
+    pub(super) fn and(self, other: Self) -> Self {
+        let qps = std::array::from_fn(|rail| self.qps[rail] + other.qps[rail]);
+        Self { qps, control_bytes: self.control_bytes + other.control_bytes }
+    }
+
+    /// Those of this many links.
+    pub(crate) fn times(self, links: usize) -> Self {
+        Self { qps: self.qps.map(|qps| qps * links), control_bytes: self.control_bytes * links }
+    }
+
+    /// Whether these include those of `other`.
+    fn includes(&self, other: &Self) -> bool {
+        self.control_bytes >= other.control_bytes
+            && self.qps.iter().zip(&other.qps).all(|(mine, theirs)| mine >= theirs)
+    }
+
+    /// Entries of the completion queue of a rail.
+    pub(super) fn completions(&self, rail: usize) -> usize {
+        self.qps[rail].max(1) * (DEPTH.sends + DEPTH.receives) as usize
+    }
+}
+
+/// A link whose queue pairs are not connected.
+pub(super) struct UnconnectedLink {
+    pub peer: Rank,
+    /// By queue pair: the rail of this rank and the rail of the peer.
+    pub rails: Vec<(usize, usize)>,
+    pub qps: Vec<QueuePair<Fresh>>,
+    pub control: ControlBuffer,
+    pub controls: Arc<ControlMemory>,
+    /// Where the remote side of the control buffer begins in that of the batch, in bytes.
+    pub offset: u64,
+}
+
+/// What links that are made together share.
+pub(super) struct LinkBatch {
+    controls: Arc<ControlMemory>,
+    remote: Piece,
+    local: Piece,
+    /// Bytes of each side that links use.
+    used: usize,
+    /// By rail.
+    pub queues: Vec<Arc<CompletionQueue>>,
+    /// What further links may use.
+    room: LinkResources,
+}
+
+impl LinkBatch {
+    /// Room for links that need so much together.
+    ///
+    /// # Errors
+    /// `System` if there is too little memory, or a device refuses.
+    pub(super) fn new(
+        devices: &[RailDevice],
+        registry: &MemoryRegistry,
+        room: LinkResources,
+    ) -> Result<Self> {
+        let queue = |(rail, device): (usize, &RailDevice)| {
+            CompletionQueue::new(&device.context, room.completions(rail))
+        };
+        let queues = devices.iter().enumerate().map(queue).collect::<Result<Vec<_>>>()?;
+        let side_len = room.control_bytes.max(4096);
+        let mut memory = map_unforked(2 * side_len)?;
+        let start = NonNull::from(&mut memory[..]).cast();
+        // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access it.
+        let whole = unsafe { Piece::new(start, 2 * side_len) };
+        let (remote, local) = (whole.narrow(0, side_len), whole.narrow(side_len, side_len));
+        let controls = Arc::new(ControlMemory {
+            remote: registry.register_internal(remote, true)?,
+            local: registry.register_internal(local, false)?,
+            _memory: memory,
+        });
+        Ok(Self { controls, remote, local, used: 0, queues, room })
+    }
+
+    /// Whether there is room for links that need so much.
+    pub(super) fn has_room(&self, needed: &LinkResources) -> bool {
+        self.room.includes(needed)
+    }
+
+    /// What the peers of all links of this batch need. `ports` are those of the rails.
+    ///
+    /// # Errors
+    /// `System` if the control buffers cannot be registered at a device.
+    pub(super) fn connect_info<'a>(
+        &self,
+        ports: impl Iterator<Item = &'a PortAttributes>,
+    ) -> Result<ConnectInfo> {
+        let address = self.remote.as_ptr() as u64;
+        Ok(ConnectInfo {
+            mtus: ports.map(|port| port.mtu).collect(),
+            address,
+            keys: self.controls.remote.rkeys()?,
+        })
+    }
+
+    /// Makes the queue pairs of a link over these pairs of rails. There must be room.
+    ///
+    /// # Errors
+    /// `System` if a device refuses.
+    pub(super) fn add<'a>(
+        &mut self,
+        devices: &[RailDevice],
+        rail: impl Fn(usize) -> &'a Rail,
+        peer: Rank,
+        pairs: &[(usize, usize)],
+        qps_per_rail: usize,
+    ) -> Result<UnconnectedLink> {
+        let needed = LinkResources::of_link(pairs, qps_per_rail);
+        assert!(self.has_room(&needed), "room for a link");
+        let rails: Vec<_> = pairs.iter().flat_map(|pair| std::iter::repeat_n(*pair, qps_per_rail)).collect();
+        let mut qps = Vec::with_capacity(rails.len());
+        for (mine, _) in &rails {
+            let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
+            let port = (rail(*mine).port, rail(*mine).pkey_index);
+            qps.push(QueuePair::new(&devices[*mine].pd, &self.queues[*mine], DEPTH, port, peer, psn)?);
+        }
+        let layout = ControlLayout { qps: rails.len() };
+        let remote = self.remote.narrow(self.used, layout.bytes());
+        let local = self.local.narrow(self.used, layout.bytes());
+        let offset = self.used as u64;
+        self.used += needed.control_bytes;
+        self.room.control_bytes -= needed.control_bytes;
+        self.room.qps.iter_mut().zip(needed.qps).for_each(|(room, needed)| *room -= needed);
+        let (control, controls) = (ControlBuffer::new(remote, local, layout), Arc::clone(&self.controls));
+        Ok(UnconnectedLink { peer, rails, qps, control, controls, offset })
+    }
+}

@@ -1,0 +1,225 @@
+//! Making links without devices: which messages follow from which, and when a rank may write.
+
+use super::super::Transport;
+use super::*;
+use crate::config::Config;
+use crate::error::ErrorKind;
+use crate::fault::Fault;
+use crate::secret::SecretKey;
+use crate::transport::Events;
+use crate::transport::fixtures::{call, piece};
+use crate::transport::verbs::connect::UnconnectedVerbs;
+use crate::transport::verbs::connect_info::{ConnectInfo, OutOfBand};
+use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
+use crate::transport::verbs::objects::{Context, Endpoint, PortAttributes, Shim, Verb};
+use crate::transport::verbs::options::VerbsOptions;
+use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::tests::out_of_band::MemoryMessages;
+use crate::transport::verbs::wire::MAX_RAILS;
+use std::time::{Duration, Instant};
+
+/// A rail of a device that does not exist.
+fn rail(position: u16) -> Rail {
+    Rail {
+        device: format!("inert{position}"),
+        port: 1,
+        layer: LinkLayer::InfiniBand,
+        gid_index: 0,
+        gid: [0; 16],
+        gid_kind: GidKind::InfiniBand,
+        lid: 1,
+        pkey_index: 0,
+        network: "0".to_owned(),
+        rate_mbps: 1,
+        numa: None,
+        position,
+        distance: PciDistance::Node,
+        is_software: false,
+    }
+}
+
+/// A world whose ranks have `rails` rails each; `planned` gives the peers that a rank is linked with from the beginning. The last
+/// value sends messages in the name of any rank.
+fn world(
+    ranks: usize,
+    rails: u16,
+    planned: impl Fn(Rank) -> Vec<Rank>,
+    shim: &Shim,
+) -> Result<(Vec<Verbs>, MemoryMessages)> {
+    let mut ends = MemoryMessages::world(ranks);
+    let other = ends[0].clone();
+    let rails: Vec<Vec<Rail>> = vec![(0..rails).map(rail).collect(); ranks];
+    let open = |(me, end): (Rank, MemoryMessages)| {
+        let contexts = rails[me].iter().map(|rail| {
+            let port = PortAttributes { active: true, lid: 1, mtu: 5, needs_global: false };
+            (Context::inert(&rail.device, shim.clone()), port)
+        });
+        let directory = LinkDirectory {
+            me,
+            rails: rails.clone(),
+            key: Box::new(|_| SecretKey::from_parts("test", &[])),
+            out_of_band: Box::new(end),
+        };
+        let options = VerbsOptions::new(&Config::default());
+        UnconnectedVerbs::over(contexts.collect(), directory, &planned(me), options)
+    };
+    let prepared: Vec<_> = ends.drain(..).enumerate().map(open).collect::<Result<_>>()?;
+    let infos: Vec<ConnectInfo> =
+        prepared.iter().map(UnconnectedVerbs::connect_info).collect::<Result<_>>()?;
+    prepared.iter().try_for_each(UnconnectedVerbs::send_links)?;
+    let connect = |unconnected: UnconnectedVerbs| {
+        let fault = Arc::new(Fault::new());
+        let links = unconnected.receive_links(Instant::now() + Duration::from_secs(20), &fault)?;
+        unconnected.connect(&infos, &links, &fault)
+    };
+    Ok((prepared.into_iter().map(connect).collect::<Result<_>>()?, other))
+}
+
+fn unlinked(ranks: usize) -> (Vec<Verbs>, MemoryMessages) {
+    world(ranks, 2, |_| Vec::new(), &Shim::none()).expect("inert")
+}
+
+/// Begins a call with this peer.
+fn enter(verbs: &mut Verbs, peer: Rank) {
+    verbs.begin(1);
+    verbs.announce(peer, &call(1)).expect("no failure");
+}
+
+fn poll(verbs: &mut Verbs) -> Result<()> {
+    verbs.poll(&mut Events::new()).map(drop)
+}
+
+/// Whether anything was posted to the first peer's queue pairs.
+fn has_written(verbs: &Verbs) -> bool {
+    verbs.peers[0].link.qps.iter().any(|qp| !qp.is_idle())
+}
+
+#[test]
+fn plans_make_links_to_their_peers_only() {
+    let ring = |me: Rank| vec![(me + 1) % 5, (me + 4) % 5];
+    let (ranks, _) = world(5, 2, ring, &Shim::none()).expect("inert");
+    for verbs in &ranks {
+        assert_eq!(verbs.peers.len(), 2);
+        assert!(verbs.peers.iter().all(|peer| peer.is_ready() && peer.qp_count() == 2));
+    }
+}
+
+#[test]
+fn a_rank_writes_only_once_both_ends_are_connected() {
+    let (mut ranks, _) = unlinked(2);
+    let [one, other] = &mut ranks[..] else { unreachable!() };
+    enter(one, 1);
+    let mut source = [1; 100];
+    one.send(1, piece(&mut source)).expect("requests wait in the link");
+    poll(one).expect("no failure");
+    assert!(!has_written(one) && !one.peers[0].is_ready());
+    poll(other).expect("no failure");
+    assert!(other.peers.len() == 1 && !other.peers[0].is_ready(), "its end is made, and connected");
+    poll(one).expect("no failure");
+    assert!(one.peers[0].is_ready() && has_written(one));
+    poll(other).expect("no failure");
+    assert!(other.peers[0].is_ready() && !has_written(other), "it is in no call");
+    assert!(one.on_demand.pending.is_empty() && other.on_demand.pending.is_empty());
+}
+
+#[test]
+fn ranks_that_begin_at_once_make_one_link() {
+    let (mut ranks, _) = unlinked(3);
+    for (me, verbs) in ranks.iter_mut().enumerate() {
+        verbs.begin(1);
+        for peer in (0..3).filter(|peer| *peer != me) {
+            verbs.announce(peer, &call(1)).expect("no failure");
+        }
+    }
+    for _ in 0..3 {
+        ranks.iter_mut().for_each(|verbs| poll(verbs).expect("no failure"));
+    }
+    for verbs in &ranks {
+        assert_eq!(verbs.peers.len(), 2);
+        assert!(verbs.peers.iter().all(Peer::is_ready) && verbs.on_demand.pending.is_empty());
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_before_it_connects_is_lost() {
+    let (mut ranks, messages) = unlinked(2);
+    enter(&mut ranks[0], 1);
+    messages.deliver(1, 0, Vec::new());
+    let error = poll(&mut ranks[0]).expect_err("the call needs rank 1");
+    assert_eq!((error.kind(), error.suspect()), (ErrorKind::PeerLost, Some(1)));
+    assert!(error.message().contains("rank 1 closed its communicator"), "{error}");
+    ranks[0].abort();
+}
+
+#[test]
+fn the_departure_of_other_ranks_concerns_no_link() {
+    let (mut ranks, messages) = unlinked(3);
+    messages.deliver(2, 0, Vec::new());
+    messages.deliver(7, 0, Vec::new());
+    enter(&mut ranks[0], 1);
+    poll(&mut ranks[0]).expect("rank 1 is there");
+}
+
+#[test]
+fn messages_that_no_rank_sends_are_disagreements() {
+    let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
+    let link = |qps| LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps], offset: 0 };
+    let on_demand = |qps| LinkMessage::OnDemand(info.clone(), link(qps));
+    let encode = |message: LinkMessage| message.encode().expect("encodes");
+    let none = ConnectInfo { mtus: Vec::new(), ..info.clone() };
+    for (from, messages) in [
+        (1, vec![vec![9, 9, 9]]),
+        (1, vec![encode(LinkMessage::Ready)]),
+        (1, vec![encode(LinkMessage::Planned(link(2)))]),
+        (1, vec![encode(on_demand(3))]),
+        (1, vec![encode(on_demand(0))]),
+        (1, vec![encode(LinkMessage::OnDemand(none, link(2)))]),
+        (1, vec![encode(on_demand(2)), encode(on_demand(2))]),
+        (1, vec![encode(on_demand(2)), encode(LinkMessage::Ready), encode(LinkMessage::Ready)]),
+        (0, vec![encode(on_demand(2))]),
+        (9, vec![encode(on_demand(2))]),
+    ] {
+        let (mut ranks, end) = unlinked(2);
+        messages.iter().for_each(|message| end.deliver(from, 0, message.clone()));
+        let error = poll(&mut ranks[0]).expect_err("no rank sends this");
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{messages:?}: {error}");
+        assert!(error.message().contains(&format!("rank {from}")), "{error}");
+        ranks[0].abort();
+    }
+}
+
+#[test]
+fn further_links_share_memory_and_queues_in_growing_batches() {
+    let (mut ranks, _) = unlinked(20);
+    let verbs = &mut ranks[0];
+    verbs.begin(1);
+    for peer in 1..20 {
+        verbs.announce(peer, &call(1)).expect("no failure");
+    }
+    // For 1, 1, 2, 4, 8 and 16 links.
+    assert_eq!((verbs.peers.len(), verbs.on_demand.batches.len()), (19, 1 + 6));
+    assert!(verbs.devices.iter().all(|device| device.queues.len() == 1 + 6));
+    verbs.abort();
+}
+
+#[test]
+fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
+    // Two completion queues are those of the beginning.
+    for (verb, k) in [(Verb::CreateQp, 0), (Verb::CreateCq, 2), (Verb::ModifyQpToRtr, 0)] {
+        let shim = Shim::failing(verb, k, rustix::io::Errno::NOMEM.raw_os_error());
+        let (mut ranks, messages) = world(2, 2, |_| Vec::new(), &shim).expect("no link is made yet");
+        let verbs = &mut ranks[0];
+        verbs.begin(1);
+        let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
+        let link = LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0 };
+        let message = LinkMessage::OnDemand(info, link).encode().expect("encodes");
+        let failed = verbs.announce(1, &call(1)).and_then(|()| {
+            messages.send(&[]).expect("in memory");
+            messages.deliver(1, 0, message);
+            poll(verbs)
+        });
+        let error = failed.expect_err("the device refuses");
+        assert_eq!(error.kind(), ErrorKind::System, "{verb:?}: {error}");
+        verbs.abort();
+    }
+}
