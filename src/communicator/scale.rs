@@ -4,9 +4,10 @@ use super::plans::Plans;
 use crate::config::Config;
 use crate::plan::topology::Topology;
 use crate::rank::Rank;
+use crate::test_effort::cases;
 use crate::transport::verbs::LinkResources;
 
-/// Most links that one of these ranks makes with the communicator to ranks of other nodes.
+/// Most links that one of these ranks makes with the communicator to ranks of other nodes, of some ranks.
 fn most_planned(nodes: usize, ranks_of_node: usize) -> usize {
     let world = nodes * ranks_of_node;
     let names: Vec<String> = (0..world).map(|rank| (rank / ranks_of_node).to_string()).collect();
@@ -17,9 +18,7 @@ fn most_planned(nodes: usize, ranks_of_node: usize) -> usize {
         assert!(!peers.contains(&rank));
         peers.into_iter().filter(|peer| peer / ranks_of_node != rank / ranks_of_node).count()
     };
-    // The first and last ranks of the first, a middle and the last node.
-    let first = [0, nodes / 2 * ranks_of_node, world - ranks_of_node];
-    first.into_iter().flat_map(|first| [first, first + ranks_of_node - 1]).map(planned).max().unwrap_or(0)
+    [0, ranks_of_node - 1, world / 2, world - 1].into_iter().map(planned).max().unwrap_or(0)
 }
 
 /// A row of the table.
@@ -43,7 +42,11 @@ fn row(nodes: usize, ranks_of_node: usize, rails: usize) -> String {
 
 #[test]
 fn the_documentation_has_the_cost_of_links_in_large_worlds() {
-    let rows = [row(128, 8, 1), row(1024, 1, 4), row(2048, 8, 1), row(16384, 1, 4)];
+    let mut rows = vec![row(128, 8, 1), row(1024, 1, 4)];
+    // Plans for the larger worlds take seconds.
+    if cases(10) >= 10 {
+        rows.extend([row(2048, 8, 1), row(16384, 1, 4)]);
+    }
     let documentation = include_str!("../../docs/rdma.md");
     for row in &rows {
         assert!(documentation.contains(row), "docs/rdma.md lacks these rows:\n{}", rows.join("\n"));

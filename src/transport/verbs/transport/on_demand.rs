@@ -132,7 +132,7 @@ impl Verbs {
         };
         match LinkMessage::decode(from, message)? {
             LinkMessage::OnDemand(info, link_info) => {
-                let is_new = self.index_of_rank.get(from) == Some(&None);
+                let is_new = self.index_of_rank.get(from).ok_or_else(unexpected)?.is_none();
                 if is_new && self.on_demand.directory.pairs(from).is_empty() {
                     return Err(unexpected());
                 }

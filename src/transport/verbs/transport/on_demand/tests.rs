@@ -204,8 +204,8 @@ fn further_links_share_memory_and_queues_in_growing_batches() {
 
 #[test]
 fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
-    // Two completion queues are those of the beginning.
-    for (verb, k) in [(Verb::CreateQp, 0), (Verb::CreateCq, 2), (Verb::ModifyQpToRtr, 0)] {
+    // Four completion queues are those of the beginning, two for each rank.
+    for (verb, k) in [(Verb::CreateQp, 0), (Verb::CreateCq, 4), (Verb::ModifyQpToRtr, 0)] {
         let shim = Shim::failing(verb, k, rustix::io::Errno::NOMEM.raw_os_error());
         let (mut ranks, messages) = world(2, 2, |_| Vec::new(), &shim).expect("no link is made yet");
         let verbs = &mut ranks[0];
