@@ -89,6 +89,7 @@ pub(crate) trait OutOfBand: Send {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_link_of_four_rails_takes_few_bytes() {
@@ -110,5 +111,14 @@ mod tests {
         }
         assert!(LinkMessage::decode(3, &[9, 9]).expect_err("no message").message().contains("rank 3"));
         assert!(LinkMessage::decode(3, &[]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_causes_a_panic(bytes: Vec<u8>) {
+            if let Ok(message) = LinkMessage::decode(1, &bytes) {
+                prop_assert!(message.encode().is_ok());
+            }
+        }
     }
 }
