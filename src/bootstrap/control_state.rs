@@ -4,7 +4,7 @@
 //! what the executor writes. There is one wake-up descriptor per connection. Must not know frames, or who waits.
 
 use super::call_state::{CallStateCell, departed_before_call};
-use super::peer_messages::PeerMessageQueue;
+use super::peer_message_queue::PeerMessageQueue;
 use super::protocol::{MAX_FURTHER_WORLDS, ToCoordinator, WorldId};
 use crate::call::Call;
 use crate::error::{Error, Result};

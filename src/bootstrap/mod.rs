@@ -34,6 +34,7 @@ mod listen;
 mod node;
 mod node_secret;
 mod open_ports;
+mod peer_message_queue;
 mod peer_messages;
 mod phase;
 mod port_owner;

@@ -1,6 +1,6 @@
 //! Messages from one rank of a world to another, over their control connections.
 //!
-//! Owns sending them, and those that have arrived and are unread. Must not know what they say. They are short and rare: ranks use
+//! Owns sending and reading them. Must not know what they say. They are short and rare: ranks use
 //! them to make links that not all ranks make at once.
 
 use super::control_connection::ControlConnection;
@@ -9,54 +9,12 @@ use super::protocol::{FRAME_LIMIT, PEER_MESSAGE_LIMIT, ToCoordinator};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::wake::WakeFd;
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Messages in one frame at most, so that a frame of the longest ones fits its limit.
 const MOST_IN_FRAME: usize = FRAME_LIMIT / 2 / PEER_MESSAGE_LIMIT;
-
-/// Bytes of unread messages at most.
-const UNREAD_LIMIT: usize = FRAME_LIMIT;
-
-/// The messages of other ranks that are unread.
-#[derive(Debug, Default)]
-pub(super) struct PeerMessageQueue {
-    messages: VecDeque<(Rank, Vec<u8>)>,
-    /// Bytes of all messages.
-    bytes: usize,
-    /// Notified of each message.
-    wake: Option<Arc<WakeFd>>,
-}
-
-impl PeerMessageQueue {
-    /// Adds a message, and wakes the reader.
-    ///
-    /// # Errors
-    /// `Disagreement` if too many are unread.
-    pub(super) fn push(&mut self, from: Rank, message: Vec<u8>) -> Result<()> {
-        if self.bytes + message.len() > UNREAD_LIMIT {
-            return Err(Error::disagreement(format!(
-                "more than {UNREAD_LIMIT} bytes of messages from other ranks are unread, the last one of rank {from}; do all \
-                 ranks run the same version?"
-            )));
-        }
-        self.bytes += message.len();
-        self.messages.push_back((from, message));
-        if let Some(wake) = &self.wake {
-            wake.notify();
-        }
-        Ok(())
-    }
-
-    /// Takes the oldest message.
-    fn pop(&mut self) -> Option<(Rank, Vec<u8>)> {
-        let (from, message) = self.messages.pop_front()?;
-        self.bytes -= message.len();
-        Some((from, message))
-    }
-}
 
 /// One rank's end of the messages among the ranks of its world. It does not keep the rank in the world.
 #[derive(Debug)]
@@ -72,11 +30,7 @@ impl ControlConnection {
     /// `System` if the process has no descriptor left.
     pub fn peer_messages(&self) -> Result<PeerMessages> {
         let wake = Arc::new(WakeFd::new()?);
-        let queue = &mut self.shared.state().peer_messages;
-        queue.wake = Some(Arc::clone(&wake));
-        if !queue.messages.is_empty() {
-            wake.notify();
-        }
+        self.shared.state().peer_messages.set_wake(Some(Arc::clone(&wake)));
         Ok(PeerMessages { shared: Arc::clone(&self.shared), wake })
     }
 }
@@ -111,7 +65,7 @@ impl PeerMessages {
         self.wake.drain();
         let message = state.peer_messages.pop();
         // Written under the mutex, as by the thread that adds messages.
-        self.shared.has_peer_messages.store(!state.peer_messages.messages.is_empty(), Ordering::Release);
+        self.shared.has_peer_messages.store(!state.peer_messages.is_empty(), Ordering::Release);
         message
     }
 
@@ -131,7 +85,7 @@ impl PeerMessages {
 
 impl Drop for PeerMessages {
     fn drop(&mut self) {
-        self.shared.state().peer_messages.wake = None;
+        self.shared.state().peer_messages.set_wake(None);
     }
 }
 

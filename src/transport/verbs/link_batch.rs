@@ -13,6 +13,8 @@ use super::wire::{ControlLayout, MAX_RAILS};
 use crate::error::Result;
 use crate::memory::{Piece, map_unforked};
 use crate::rank::Rank;
+use rustix::event::epoll;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -180,4 +182,9 @@ impl LinkBatch {
         let (control, controls) = (ControlBuffer::new(remote, local, layout), Arc::clone(&self.controls));
         Ok(UnconnectedLink { peer, rails, qps, control, controls, offset })
     }
+}
+
+/// Adds a descriptor whose events wake the thread that sleeps on `epoll`.
+pub(super) fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }

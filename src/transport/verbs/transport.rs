@@ -5,7 +5,7 @@
 mod on_demand;
 
 use super::gpu::{FlushQueue, Flusher};
-use super::link_batch::{LinkBatch, RailDevice};
+use super::link_batch::{LinkBatch, RailDevice, watch};
 use super::link_directory::LinkDirectory;
 use super::objects::{AsyncEvent, PortAttributes};
 use super::options::VerbsOptions;
@@ -19,7 +19,7 @@ use crate::fault::{Fault, FaultWatch};
 use crate::memory::Piece;
 use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
-use on_demand::OnDemand;
+use on_demand::{LinkSet, OnDemand};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -196,6 +196,34 @@ impl Verbs {
             .ok_or_else(|| Error::internal(format!("there is no verbs link to rank {peer}")))
     }
 
+    /// The index of a peer in `peers`. If there is no link to it, begins to make one.
+    fn index_or_connect(&mut self, peer: Rank) -> Result<usize> {
+        match self.index_of_rank.get(peer) {
+            Some(None) if !self.aborted => {
+                let (on_demand, mut links) = self.link_set();
+                on_demand.open(&mut links, peer)
+            }
+            _ => self.index(peer),
+        }
+    }
+
+    /// What making a further link changes and needs.
+    fn link_set(&mut self) -> (&mut OnDemand, LinkSet<'_>) {
+        let links = LinkSet {
+            peers: &mut self.peers,
+            index_of_rank: &mut self.index_of_rank,
+            run_queue: &mut self.run_queue,
+            devices: &mut self.devices,
+            rails: &self.rails,
+            registry: &self.registry,
+            options: &self.options,
+            epoll: &self.epoll,
+            armed: &mut self.armed,
+            sequence: self.sequence,
+        };
+        (&mut self.on_demand, links)
+    }
+
     /// Makes the next poll visit a peer.
     fn schedule(&mut self, index: usize) {
         self.peers[index].schedule(&mut self.run_queue);
@@ -310,11 +338,6 @@ fn open_epoll(devices: &[RailDevice]) -> rustix::io::Result<OwnedFd> {
     Ok(epoll)
 }
 
-/// Lets a descriptor wake the sleeper, too.
-fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-}
-
 impl Transport for Verbs {
     fn name(&self) -> &'static str {
         "verbs"
@@ -377,7 +400,8 @@ impl Transport for Verbs {
         if self.check_async_events {
             self.handle_async_events();
         }
-        self.advance_on_demand()?;
+        let (on_demand, mut links) = self.link_set();
+        on_demand.advance(&mut links)?;
         self.poll_completions()?;
         let before = events.len();
         // A completion alone is no progress: the device of an idle peer acknowledges probes too.

@@ -11,15 +11,19 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Verbs, watch};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::verbs::connect_info::{LinkConnectInfo, LinkMessage};
 use crate::transport::verbs::link::Link;
-use crate::transport::verbs::link_batch::{LinkBatch, LinkResources};
+use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
-use crate::transport::verbs::objects::{Fresh, QueuePair};
+use crate::transport::verbs::objects::{Fresh, PortAttributes, QueuePair};
+use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::peer::Peer;
+use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::registry::MemoryRegistry;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Links for which a batch has room at most, if there are as many links already.
@@ -57,73 +61,49 @@ impl OnDemand {
         let cannot = |error: Error| error.context(format_args!("cannot connect to rank {peer}"));
         self.directory.out_of_band.send(&[(peer, message.encode()?)]).map_err(cannot)
     }
-}
 
-impl Verbs {
-    /// The index of a peer in `peers`. If there is no link to it, begins to make one.
-    pub(super) fn index_or_connect(&mut self, peer: Rank) -> Result<usize> {
-        match self.index_of_rank.get(peer) {
-            Some(None) if !self.aborted => self.open_link(peer),
-            _ => self.index(peer),
-        }
-    }
-
-    /// Makes this rank's end of a link, and sends its numbers to the peer.
-    fn open_link(&mut self, peer: Rank) -> Result<usize> {
-        let pairs = self.on_demand.directory.pairs(peer);
+    /// Makes this rank's end of a link to a peer that it has no link to, and sends its numbers to the peer. Returns the index of the
+    /// peer.
+    pub(super) fn open(&mut self, links: &mut LinkSet<'_>, peer: Rank) -> Result<usize> {
+        let pairs = self.directory.pairs(peer);
         if pairs.is_empty() {
             return Err(Error::internal(format!("no rail of this rank reaches rank {peer}")));
         }
-        let qps_per_rail = self.options.qps_per_rail;
+        let qps_per_rail = links.options.qps_per_rail;
         let needed = LinkResources::of_link(&pairs, qps_per_rail);
-        if !self.on_demand.batches.last().is_some_and(|batch| batch.has_room(&needed)) {
-            self.add_batch(needed.times(self.peers.len().clamp(1, MOST_IN_BATCH)))?;
+        if !self.batches.last().is_some_and(|batch| batch.has_room(&needed)) {
+            let further = links.peers.len().clamp(1, MOST_IN_BATCH);
+            self.batches.push(links.add_batch(needed.times(further))?);
         }
-        let (rails, on_demand) = (&self.rails, &mut self.on_demand);
-        let batch = on_demand.batches.last_mut().expect("there is a batch");
-        let link = batch.add(&self.devices, |rail| &rails[rail].0, peer, &pairs, qps_per_rail)?;
+        let rails = links.rails;
+        let batch = self.batches.last_mut().expect("there is a batch");
+        let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, qps_per_rail)?;
         let info = batch.connect_info(rails.iter().map(|(_, port)| port))?;
         let endpoints = link.qps.iter().map(QueuePair::endpoint).collect();
         let link_info = LinkConnectInfo { endpoints, offset: link.offset };
-        on_demand.send(peer, &LinkMessage::OnDemand(info, link_info))?;
-        let index = self.peers.len();
-        let directory = &on_demand.directory;
-        let mut state =
-            Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
-        state.begin(self.sequence);
-        self.peers.push(Peer::new(index, state, link.control, &link.controls));
-        on_demand.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
-        self.index_of_rank[peer] = Some(index);
-        log::debug!("verbs: rank {} connects to rank {peer}, which its plans do not use", directory.me);
+        self.send(peer, &LinkMessage::OnDemand(info, link_info))?;
+        let index = links.peers.len();
+        let me = self.directory.me;
+        let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));
+        state.begin(links.sequence);
+        links.peers.push(Peer::new(index, state, link.control, &link.controls));
+        self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
+        links.index_of_rank[peer] = Some(index);
+        log::debug!("verbs: rank {me} connects to rank {peer}, which its plans do not use");
         Ok(index)
     }
 
-    /// Makes room for further links.
-    fn add_batch(&mut self, room: LinkResources) -> Result<()> {
-        let batch = LinkBatch::new(&self.devices, &self.registry, room)?;
-        for (device, queue) in self.devices.iter_mut().zip(&batch.queues) {
-            if let Some(fd) = queue.event_fd() {
-                watch(&self.epoll, fd)
-                    .map_err(|cause| Error::io("cannot watch devices with epoll", cause))?;
-            }
-            device.queues.push(Arc::clone(queue));
-        }
-        self.armed = false;
-        self.on_demand.batches.push(batch);
-        Ok(())
-    }
-
     /// Takes the messages of ranks that make links, and does what follows from them.
-    pub(super) fn advance_on_demand(&mut self) -> Result<()> {
-        while let Some((from, message)) = self.on_demand.directory.out_of_band.receive() {
-            self.on_link_message(from, &message)?;
+    pub(super) fn advance(&mut self, links: &mut LinkSet<'_>) -> Result<()> {
+        while let Some((from, message)) = self.directory.out_of_band.receive() {
+            self.on_message(links, from, &message)?;
         }
-        if self.on_demand.pending.is_empty() { Ok(()) } else { self.on_demand.directory.out_of_band.check() }
+        if self.pending.is_empty() { Ok(()) } else { self.directory.out_of_band.check() }
     }
 
-    fn on_link_message(&mut self, from: Rank, message: &[u8]) -> Result<()> {
+    fn on_message(&mut self, links: &mut LinkSet<'_>, from: Rank, message: &[u8]) -> Result<()> {
         if message.is_empty() {
-            self.on_departure(from);
+            self.on_departure(links, from);
             return Ok(());
         }
         let unexpected = || {
@@ -132,29 +112,28 @@ impl Verbs {
         };
         match LinkMessage::decode(from, message)? {
             LinkMessage::OnDemand(info, link_info) => {
-                let is_new = self.index_of_rank.get(from).ok_or_else(unexpected)?.is_none();
-                if is_new && self.on_demand.directory.pairs(from).is_empty() {
-                    return Err(unexpected());
-                }
-                let index = self.index_or_connect(from)?;
-                let on_demand = &mut self.on_demand;
-                let Some(link) = on_demand.pending.iter_mut().find(|link| link.index == index) else {
-                    return Err(unexpected());
+                let index = match links.index_of_rank.get(from) {
+                    Some(Some(index)) => *index,
+                    Some(None) if !self.directory.pairs(from).is_empty() && from != self.directory.me => {
+                        self.open(links, from)?
+                    }
+                    _ => return Err(unexpected()),
                 };
+                let pending = self.pending.iter_mut().find(|link| link.index == index);
+                let link = pending.ok_or_else(unexpected)?;
                 let fresh = link.fresh.take().ok_or_else(unexpected)?;
                 let published = (&info, &link_info);
-                let paths =
-                    on_demand.directory.paths(from, &link.rails, &self.rails, &self.options, published)?;
-                self.peers[index].connect(fresh, &paths, published)?;
-                on_demand.send(from, &LinkMessage::Ready)?;
+                let paths = self.directory.paths(from, &link.rails, links.rails, links.options, published)?;
+                links.peers[index].connect(fresh, &paths, published)?;
+                self.send(from, &LinkMessage::Ready)?;
             }
             LinkMessage::Ready => {
-                let index = self.index_of_rank.get(from).copied().flatten();
+                let index = links.index_of_rank.get(from).copied().flatten();
                 let is_connected = |link: &PendingLink| Some(link.index) == index && link.fresh.is_none();
-                let link = self.on_demand.pending.iter().position(is_connected).ok_or_else(unexpected)?;
-                let index = self.on_demand.pending.swap_remove(link).index;
-                self.peers[index].set_ready();
-                self.schedule(index);
+                let link = self.pending.iter().position(is_connected).ok_or_else(unexpected)?;
+                let peer = &mut links.peers[self.pending.swap_remove(link).index];
+                peer.set_ready();
+                peer.schedule(links.run_queue);
             }
             LinkMessage::Planned(_) => return Err(unexpected()),
         }
@@ -162,13 +141,47 @@ impl Verbs {
     }
 
     /// A rank has left. If the link to it is not ready, it never will be.
-    fn on_departure(&mut self, rank: Rank) {
-        let Some(index) = self.index_of_rank.get(rank).copied().flatten() else { return };
-        if let Some(link) = self.on_demand.pending.iter().position(|link| link.index == index) {
-            self.on_demand.pending.swap_remove(link);
+    fn on_departure(&mut self, links: &mut LinkSet<'_>, rank: Rank) {
+        let Some(index) = links.index_of_rank.get(rank).copied().flatten() else { return };
+        if let Some(link) = self.pending.iter().position(|link| link.index == index) {
+            self.pending.swap_remove(link);
             let error = Error::peer_lost(format!("rank {rank} closed its communicator"));
-            self.peers[index].link.abort(error.with_suspect(rank));
-            self.schedule(index);
+            links.peers[index].link.abort(error.with_suspect(rank));
+            links.peers[index].schedule(links.run_queue);
         }
+    }
+}
+
+/// The parts of a transport that a further link changes, and those that making it needs.
+pub(super) struct LinkSet<'a> {
+    pub peers: &'a mut Vec<Peer>,
+    /// By rank: its index in `peers`.
+    pub index_of_rank: &'a mut [Option<usize>],
+    /// Peers that the next poll visits.
+    pub run_queue: &'a mut VecDeque<usize>,
+    pub devices: &'a mut [RailDevice],
+    /// By device: its rail, and its port.
+    pub rails: &'a [(Rail, PortAttributes)],
+    pub registry: &'a MemoryRegistry,
+    pub options: &'a VerbsOptions,
+    pub epoll: &'a OwnedFd,
+    /// Whether all completion queues are armed.
+    pub armed: &'a mut bool,
+    /// Sequence number of the current call.
+    pub sequence: u64,
+}
+
+impl LinkSet<'_> {
+    /// Makes room for further links.
+    fn add_batch(&mut self, room: LinkResources) -> Result<LinkBatch> {
+        let batch = LinkBatch::new(self.devices, self.registry, room)?;
+        for (device, queue) in self.devices.iter_mut().zip(&batch.queues) {
+            if let Some(fd) = queue.event_fd() {
+                watch(self.epoll, fd).map_err(|cause| Error::io("cannot watch devices with epoll", cause))?;
+            }
+            device.queues.push(Arc::clone(queue));
+        }
+        *self.armed = false;
+        Ok(batch)
     }
 }

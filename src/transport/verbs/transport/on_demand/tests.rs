@@ -1,6 +1,6 @@
 //! Making links without devices: which messages follow from which, and when a rank may write.
 
-use super::super::Transport;
+use super::super::{Transport, Verbs};
 use super::*;
 use crate::config::Config;
 use crate::error::ErrorKind;
