@@ -24,6 +24,7 @@ mod peer_arena;
 mod piece;
 mod probe;
 mod registrar;
+#[cfg(feature = "verbs")]
 mod unforked_map;
 
 pub use arena::Arena;
