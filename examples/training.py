@@ -40,7 +40,12 @@ class Backend:
             for layer in model.layers:
                 if list(layer.parameters()):
                     fully_shard(layer, mesh=mesh)
-            return fully_shard(model, mesh=mesh)
+            model = fully_shard(model, mesh=mesh)
+            # Buffers in memory that the other ranks read, where backend and version of torch have it.
+            for part in model.modules():
+                if hasattr(part, "set_allocate_memory_from_process_group_for_comm"):
+                    part.set_allocate_memory_from_process_group_for_comm(True)
+            return model
         # Buckets small enough that several travel while the backward pass still computes, and without copies of gradients.
         model = DistributedDataParallel(model, process_group=self.group, bucket_cap_mb=4, gradient_as_bucket_view=True)
         if self.name == "flexring" and not IS_BACKEND:

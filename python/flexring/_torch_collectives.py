@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ._library import FlexringError
 from ._torch_join import Meeting
+from ._torch_memory import Blocks
 from ._torch_messages import Channel, Channels
 from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
 from ._torch_work import CallLine, CoalescedWork, Work, WorkOnGpu
@@ -63,6 +64,7 @@ class Collectives:
         self._creating = threading.Lock()
         self._line = CallLine()
         self._side_streams: dict[Any, Any] = {}
+        self._blocks = Blocks()
         # The handles of a group of calls, between start_coalescing and end_coalescing.
         self._group: list[Any] | None = None
 
@@ -386,6 +388,19 @@ class Collectives:
     def supports_splitting(self) -> bool:
         return True
 
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Whether :meth:`allocate_tensor` has faster memory than torch. C++ passes the number of a device, and could not call it
+        then, because its arguments have no form in Python."""
+        return isinstance(device, torch.device) and device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A tensor for calls in this group, from the first call on in memory that the other ranks of the node read. FSDP2 asks for
+        its buffers here after ``set_allocate_memory_from_process_group_for_comm(True)``."""
+        comm = self._comm
+        if comm is None or device.type != "cpu":
+            return torch.empty(size, dtype=dtype, device=device)
+        return self._blocks.tensor(comm, size, dtype)
+
     def eager_connect_single_device(self, _device: Any) -> None:
         """Has no effect: the first call connects."""
 
@@ -411,6 +426,7 @@ class Collectives:
     def _end(self, how: str, abort: bool) -> None:
         if self._ended is None:
             self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+        self._blocks.close()
         self._channels.end(self._ended, abort)
 
 

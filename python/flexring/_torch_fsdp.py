@@ -5,6 +5,7 @@ Owns a backend for each group that FSDP uses, made by its first call there. Must
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -32,8 +33,17 @@ def _backend_of(group: Any) -> Collectives:
 
 
 class _Allocation:
+    # The backend of the latest call. Memory of any of this process's backends will do.
+    _backend: Collectives | None = None
+
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        if self._backend is None:
+            return torch.empty(*size, dtype=dtype, device=device)
+        return self._backend.allocate_tensor(math.prod(size), dtype=dtype, device=device).view(*size)
+
+    def _backend_in(self, group: Any) -> Collectives:
+        self._backend = _backend_of(group)
+        return self._backend
 
 
 class _AllGather(_Allocation, AllGather):
@@ -42,7 +52,7 @@ class _AllGather(_Allocation, AllGather):
     ) -> Any:
         options = AllgatherOptions()
         options.asyncOp = async_op
-        return _backend_of(group).all_gather_single(output_tensor, input_tensor, options)
+        return self._backend_in(group).all_gather_single(output_tensor, input_tensor, options)
 
 
 class _ReduceScatter(_Allocation, ReduceScatter):
@@ -51,7 +61,7 @@ class _ReduceScatter(_Allocation, ReduceScatter):
     ) -> Any:
         options = ReduceScatterOptions()
         options.reduceOp, options.asyncOp = op, async_op
-        return _backend_of(group).reduce_scatter_single(output_tensor, input_tensor, options)
+        return self._backend_in(group).reduce_scatter_single(output_tensor, input_tensor, options)
 
 
 def register(model: Any) -> None:

@@ -1,5 +1,6 @@
 """The order and handles of the calls of a process group, without other ranks."""
 
+import ctypes
 import datetime
 import os
 import signal
@@ -12,6 +13,7 @@ try:
     import torch
 
     from flexring._torch_collectives import Collectives
+    from flexring._torch_memory import Blocks
     from flexring._torch_work import CallLine, Work
 except ImportError:
     torch = None
@@ -99,6 +101,54 @@ class Calls(unittest.TestCase):
             work.wait()
         self.assertIsInstance(work.exception(), ValueError)
         abort.assert_not_called()
+
+
+class MemoryOfTheTest:
+    """A communicator whose memory is the test's."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def alloc_bytes(self, size):
+        self.sizes.append(size)
+        return (ctypes.c_uint8 * size)()
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Memory(unittest.TestCase):
+    def setUp(self):
+        self.blocks, self.comm = Blocks(), MemoryOfTheTest()
+
+    def test_the_memory_of_a_tensor_is_used_again_when_its_last_view_is_gone(self):
+        first = self.blocks.tensor(self.comm, 8, torch.float32)
+        address, view = first.data_ptr(), first[2:].view(2, 3)
+        del first
+        other = self.blocks.tensor(self.comm, 8, torch.float32)
+        self.assertNotEqual(other.data_ptr(), address)
+        del view
+        again = self.blocks.tensor(self.comm, 16, torch.bfloat16)
+        self.assertEqual((again.data_ptr(), again.shape, again.dtype), (address, (16,), torch.bfloat16))
+        self.assertEqual(self.comm.sizes, [32, 32])
+
+    def test_sizes_that_are_not_asked_for_again_are_freed(self):
+        for size in range(1, 100):
+            self.blocks.tensor(self.comm, size, torch.uint8)
+        self.assertLess(len(self.blocks._idle), 99)
+        self.blocks.tensor(self.comm, 99, torch.uint8)
+        self.assertEqual(len(self.comm.sizes), 99)
+
+    def test_tensors_outlive_the_group(self):
+        tensor = self.blocks.tensor(self.comm, 3, torch.float64).fill_(7)
+        self.blocks.tensor(self.comm, 5, torch.float64)
+        self.blocks.close()
+        self.assertEqual(len(self.blocks._idle), 0)
+        self.assertEqual(tensor.tolist(), [7, 7, 7])
+        del tensor
+        self.assertEqual(len(self.blocks._idle), 0)
+
+    def test_a_tensor_without_elements_has_no_block(self):
+        self.assertEqual(self.blocks.tensor(self.comm, 0, torch.float32).numel(), 0)
+        self.assertEqual(self.comm.sizes, [])
 
 
 class Base:

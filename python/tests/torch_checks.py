@@ -508,7 +508,7 @@ def _cpu_mesh(rank, *shape, **options):
     return init_device_mesh("cpu", shape or (rank.size,), **options)
 
 
-def _fully_shard(rank, mesh):
+def _fully_shard(rank, mesh, memory_of_group=False):
     from torch.distributed.fsdp import fully_shard
 
     model = rank.model()
@@ -516,6 +516,10 @@ def _fully_shard(rank, mesh):
         if list(layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    if memory_of_group:
+        for part in model.modules():
+            if hasattr(part, "set_allocate_memory_from_process_group_for_comm"):
+                part.set_allocate_memory_from_process_group_for_comm(True)
     losses = rank.train(model)
     rank.same_training([weight.full_tensor() for weight in model.parameters()], losses)
 
@@ -523,6 +527,7 @@ def _fully_shard(rank, mesh):
 @check
 def fsdp2(rank):
     _fully_shard(rank, _cpu_mesh(rank))
+    _fully_shard(rank, _cpu_mesh(rank), memory_of_group=True)
 
 
 @only_with([4])
