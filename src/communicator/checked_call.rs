@@ -66,9 +66,9 @@ impl CheckedCall {
         self.count as usize * self.dtype.size()
     }
 
-    /// Bytes of scratch memory for intermediate results: the length of the whole vector if the output is
+    /// The most bytes of scratch memory that a program of this call needs: the length of the whole vector if the output is
     /// shorter, else 0.
-    pub(super) fn scratch_bytes(&self) -> usize {
+    pub(super) fn most_scratch_bytes(&self) -> usize {
         let whole = self.whole_bytes();
         if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
     }

@@ -81,8 +81,8 @@ impl Communicator {
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
-        if !small && checked.scratch_bytes() > 0 {
-            checked.gpu_scratch = runner.gpu_state.scratch(checked.scratch_bytes())?;
+        if !small && checked.most_scratch_bytes() > 0 {
+            checked.gpu_scratch = runner.gpu_state.scratch(checked.most_scratch_bytes())?;
         }
         // Held until the launch, because kernels must be launched in the order of their calls.
         let submissions = self.lock_submissions();

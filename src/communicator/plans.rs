@@ -64,8 +64,6 @@ pub(super) struct Installed {
     pub path: CallPath,
     /// The digest by which ranks check that they run the same program: equal on all ranks that do.
     pub digest: u64,
-    /// Whether the call needs scratch memory, if its output is shorter than the whole vector.
-    pub writes_scratch: bool,
 }
 
 impl Plans {
@@ -205,8 +203,7 @@ impl Plans {
         // would cancel out.
         let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
         let digest = xxh3_64(&both.to_le_bytes());
-        let writes_scratch = program.writes_scratch();
-        let installed = Installed { digest, path: executor.install(program)?, writes_scratch };
+        let installed = Installed { digest, path: executor.install(program)? };
         self.installed.insert(key, installed);
         Ok(installed)
     }

@@ -64,7 +64,7 @@ pub(super) struct CallRunner {
 pub(super) struct RunnerState {
     pub executor: Executor,
     pub plans: Plans,
-    /// Intermediate results outside the caller's memory; as long as the longest call needed so far.
+    /// Intermediate results outside the caller's memory; as long as the call that needed most so far.
     pub scratch: Option<Buffer<u8>>,
     /// Sequence number of the last collective, from 1.
     pub sequence: u64,
@@ -188,7 +188,7 @@ impl CallRunner {
         if let Some(messages) = &checked.messages {
             return self.attempt_group(checked, Arc::clone(messages), state);
         }
-        let Installed { path, digest: program, writes_scratch } = self.path(checked, state)?;
+        let Installed { path, digest: program } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
             collective: checked.collective,
@@ -203,17 +203,19 @@ impl CallRunner {
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(&call)?;
         reach(FaultPoint::CallEntered);
-        let bound = BoundCall {
+        let mut bound = BoundCall {
             call,
             input: checked.input,
             output: checked.output,
-            scratch: if writes_scratch { self.scratch(checked, state)? } else { Piece::EMPTY },
+            scratch: Piece::EMPTY,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
             blocks: checked.blocks.clone(),
         };
+        let scratch_bytes = state.executor.scratch_bytes(&bound, path);
+        bound.scratch = self.scratch(checked, scratch_bytes, state)?;
         state.executor.run(&bound, path)
     }
 
@@ -252,15 +254,17 @@ impl CallRunner {
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
         if self.is_small(checked) {
             let digest = state.plans.digest();
-            return Ok(Installed { path: CallPath::Small, digest, writes_scratch: false });
+            return Ok(Installed { path: CallPath::Small, digest });
         }
         state.plans.path(checked, &mut state.executor)
     }
 
-    /// Memory as long as the whole vector, if the caller's output is shorter; else empty.
-    fn scratch(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Piece> {
-        let bytes = checked.scratch_bytes();
-        if bytes == 0 || checked.on_gpu {
+    /// Scratch memory of this many bytes, on the GPU if the vectors are there.
+    fn scratch(&self, checked: &CheckedCall, bytes: usize, state: &mut RunnerState) -> Result<Piece> {
+        if bytes == 0 {
+            return Ok(Piece::EMPTY);
+        }
+        if checked.on_gpu {
             return Ok(checked.gpu_scratch);
         }
         if state.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
@@ -273,9 +277,34 @@ impl CallRunner {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
+    use crate::config::{Algorithm, Config, Lowering};
     use crate::{Communicator, ErrorKind, ReduceOp, Result};
     use std::time::Duration;
+
+    /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of 4 MiB.
+    fn scratch_after_reduce_scatter(lowering: Lowering) -> usize {
+        let (timeout, algo) = (Duration::from_secs(60), Algorithm::Ring);
+        let config = Config { timeout, algo, lowering, ..Config::default() };
+        let ranks = Communicator::local_with(&config, 4).expect("four ranks");
+        let lengths: Vec<usize> = std::thread::scope(|scope| {
+            let run = |comm: &Communicator| {
+                let (send, mut receive) = (vec![1u32; 1 << 20], vec![0u32; 1 << 18]);
+                comm.reduce_scatter(&send, &mut receive, ReduceOp::Sum).expect("parts");
+                assert!(receive.iter().all(|sum| *sum == 4));
+                comm.runner.lock_state().scratch.as_ref().map_or(0, |scratch| scratch.len())
+            };
+            let threads: Vec<_> = ranks.iter().map(|comm| scope.spawn(move || run(comm))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+        });
+        assert!(lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+        lengths[0]
+    }
+
+    #[test]
+    fn a_reduce_scatter_keeps_the_partial_sums_that_it_passes_on_only() {
+        assert_eq!(scratch_after_reduce_scatter(Lowering::Direct), 0);
+        assert_eq!(scratch_after_reduce_scatter(Lowering::Chain), 2 << 20);
+    }
 
     fn two_ranks() -> [Communicator; 2] {
         let config = Config { timeout: Duration::from_secs(10), ..Config::default() };

@@ -16,8 +16,8 @@ pub struct BoundCall {
     pub input: Piece,
     /// The result's memory: the output window of the program.
     pub output: Piece,
-    /// Memory as long as the whole vector, for intermediate sums outside the output window; empty where the window is
-    /// the whole vector.
+    /// Memory for intermediate sums outside the output window, at least [`Executor::scratch_bytes`](super::Executor::scratch_bytes);
+    /// empty where the program makes none.
     pub scratch: Piece,
     /// Whether the elements that input and output have in common are the same memory; otherwise the two are disjoint.
     pub in_place: bool,

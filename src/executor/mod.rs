@@ -194,6 +194,14 @@ impl Executor {
         self.small.is_some() && self.resources.world > 1
     }
 
+    /// Bytes of [`BoundCall::scratch`] that a call needs.
+    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> usize {
+        match path {
+            CallPath::Small => 0,
+            CallPath::Program(number) => self.programs.scratch_bytes(&self.resources, bound, number),
+        }
+    }
+
     /// Executes one call. After a failure no link and no device touches the caller's memory, and every later call fails.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
-use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
+use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, ScratchLayout, VectorAccess};
 use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::rank::{Rank, RankList};
@@ -38,6 +38,8 @@ pub(super) struct ProgramPath {
     finished: Vec<u64>,
     /// The blocks of the current call, if it is an all-to-all.
     blocks: BlockLayout,
+    /// The scratch memory of the current call.
+    scratch: ScratchLayout,
 }
 
 /// A call with its layout.
@@ -59,6 +61,7 @@ impl ProgramPath {
             events: Events::with_capacity(links.most_events()),
             finished: Vec::new(),
             blocks: BlockLayout::default(),
+            scratch: ScratchLayout::default(),
         }
     }
 
@@ -83,6 +86,17 @@ impl ProgramPath {
     /// Removes all programs; their numbers may be used again.
     pub(super) fn clear(&mut self) {
         self.pipelines.clear();
+    }
+
+    /// Bytes of scratch memory that a call of the program with this number needs.
+    pub(super) fn scratch_bytes(&mut self, resources: &Resources, bound: &BoundCall, number: usize) -> usize {
+        let program = self.pipelines[number].program();
+        if program.scratch.is_empty() || bound.call.count == 0 {
+            return 0;
+        }
+        let layout = CallLayout::new(&facts_of(resources, bound), &program.held_spans);
+        self.scratch.lay_out(&program.scratch, &layout.binding);
+        self.scratch.len() as usize * bound.call.dtype.size()
     }
 
     /// Executes a call by the program with this number.
@@ -126,22 +140,14 @@ impl ProgramPath {
     fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<LaidOutCall> {
         let mut bound = bound.clone();
         let call = &bound.call;
-        let facts = CallFacts {
-            collective: call.collective,
-            count: call.count,
-            element_bytes: call.dtype.size(),
-            world: resources.world,
-            in_place: bound.in_place,
-            on_gpu: call.on_gpu,
-            output_bytes: bound.output.len(),
-            slot_bytes: resources.slots.slot_bytes(),
-            gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
-        };
+        let facts = facts_of(resources, &bound);
         if let Some(counts) = &bound.blocks {
             let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks);
             return Ok(LaidOutCall { bound, layout });
         }
-        let layout = CallLayout::new(&facts, &self.pipeline().program().held_spans);
+        let program = self.pipelines[self.current].program();
+        let layout = CallLayout::new(&facts, &program.held_spans);
+        self.scratch.lay_out(&program.scratch, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.
             let dummy = resources.slots.spare(size_of::<u64>());
@@ -373,7 +379,9 @@ impl ProgramPath {
             Location::Buffer(BufferKind::Output) if layout.output.contains(&elements.start) => {
                 bound.output.narrow(from(layout.output.start), len)
             }
-            Location::Buffer(BufferKind::Output) => bound.scratch.narrow(from(0), len),
+            Location::Buffer(BufferKind::Output) => {
+                bound.scratch.narrow(self.scratch.place_of(elements.start) as usize * size, len)
+            }
             Location::Slot(slot) => resources.slots.piece(slot as usize, bound.call.on_gpu).narrow(0, len),
             Location::Peer { peer, message } => {
                 let views = &self.views[peer];
@@ -402,6 +410,21 @@ impl ProgramPath {
             Some(rank) => error.with_suspect(*rank),
             None => error,
         }
+    }
+}
+
+fn facts_of(resources: &Resources, bound: &BoundCall) -> CallFacts {
+    let call = &bound.call;
+    CallFacts {
+        collective: call.collective,
+        count: call.count,
+        element_bytes: call.dtype.size(),
+        world: resources.world,
+        in_place: bound.in_place,
+        on_gpu: call.on_gpu,
+        output_bytes: bound.output.len(),
+        slot_bytes: resources.slots.slot_bytes(),
+        gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
     }
 }
 

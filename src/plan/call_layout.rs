@@ -3,6 +3,7 @@
 //! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
 
 use super::Rank;
+use super::fraction::Span;
 use super::lowering::HeldPart;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::HeldSpans;
@@ -179,6 +180,47 @@ impl SmallLayout {
     }
 }
 
+/// Where the elements that a program keeps in scratch memory are, in one call.
+#[derive(Debug, Default)]
+pub struct ScratchLayout {
+    /// The elements of each of the program's spans there, in rising order, with the place of the first.
+    spans: Vec<(Range<u64>, u64)>,
+    /// Number of elements.
+    len: u64,
+}
+
+impl ScratchLayout {
+    /// Lays out a call of a program that keeps `spans` in scratch memory.
+    pub fn lay_out(&mut self, spans: &[Span], binding: &Binding) {
+        self.spans.clear();
+        self.len = 0;
+        for span in spans {
+            let elements = span.elements(binding.count, binding.align);
+            let place = self.len;
+            self.len += elements.end - elements.start;
+            self.spans.push((elements, place));
+        }
+    }
+
+    /// Number of elements in scratch memory.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The place of an element.
+    ///
+    /// # Panics
+    /// If the element is not in scratch memory.
+    #[must_use]
+    pub fn place_of(&self, element: u64) -> u64 {
+        let after = self.spans.partition_point(|(elements, _)| elements.start <= element);
+        let (elements, place) = &self.spans[after - 1];
+        assert!(elements.contains(&element), "element {element} is not in scratch memory");
+        place + (element - elements.start)
+    }
+}
+
 /// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
 /// doubled while it fits a GPU slot and a rank's share has enough sub-chunks.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
@@ -280,7 +322,6 @@ pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> Link
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::fraction::Span;
 
     const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
 
@@ -364,6 +405,16 @@ mod tests {
         let layout = CallLayout::of_blocks(&facts, &BlockCounts::Equal(7), 2, &mut blocks);
         assert_eq!((layout.input, layout.output), (0..21, 0..21));
         assert_eq!(blocks.sends, blocks.receives);
+    }
+
+    #[test]
+    fn scratch_memory_holds_the_programs_spans_without_gaps() {
+        let mut scratch = ScratchLayout::default();
+        scratch.lay_out(&[Span::part(0, 4), Span::part(3, 4)], &binding(&CallFacts { count: 41, ..facts() }));
+        assert_eq!(scratch.len(), 10 + 11);
+        assert_eq!([0, 9, 30, 40].map(|element| scratch.place_of(element)), [0, 9, 10, 20]);
+        scratch.lay_out(&[], &binding(&facts()));
+        assert_eq!(scratch.len(), 0);
     }
 
     #[test]

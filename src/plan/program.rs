@@ -120,7 +120,8 @@ pub struct LinkMessages {
 pub struct HeldSpans {
     /// The span of the caller's input.
     pub input: Span,
-    /// The span of the caller's output. Partial sums outside it are in the executor's scratch memory.
+    /// The span of the caller's output. Partial sums outside it are in the executor's scratch memory: see
+    /// [`Program::scratch`].
     pub output: Span,
     /// Whether input and output must not overlap: peers may read the input until the output is complete.
     pub disjoint: bool,
@@ -151,6 +152,9 @@ pub struct Program {
     pub waves: Option<Waves>,
     /// The parts of the vector that the caller's memory holds.
     pub held_spans: HeldSpans,
+    /// The spans outside the caller's output that steps write, one after the other in scratch memory: in rising order, with a gap
+    /// between any two.
+    pub scratch: Vec<Span>,
     /// By step, the earlier steps that it waits for, as a range of `dependencies`.
     dependency_ranges: Vec<Range<u32>>,
     dependencies: Vec<Dependency>,
@@ -199,6 +203,7 @@ impl Program {
                 waiting[dependency.on as usize].push(step);
             }
         }
+        let scratch = scratch_spans(&steps, held_spans.output);
         let (dependency_ranges, dependencies) = flatten(depends);
         let (dependent_ranges, dependents) = flatten(waiting);
         Self {
@@ -208,6 +213,7 @@ impl Program {
             steps,
             waves,
             held_spans,
+            scratch,
             dependency_ranges,
             dependencies,
             dependent_ranges,
@@ -255,19 +261,31 @@ impl Program {
         &self.dependents[range.start as usize..range.end as usize]
     }
 
-    /// Whether a step writes a part of the vector that the caller's output does not hold, so that calls need scratch
-    /// memory for it.
-    #[must_use]
-    pub fn writes_scratch(&self) -> bool {
-        let Span { start, end } = self.held_spans.output;
-        let outside = |step: &Step| step.span.start < start || end < step.span.end;
-        self.steps.iter().any(|step| matches!(step.body, Body::Combine { .. }) && outside(step))
-    }
-
     /// The peers that this rank sends to or receives from.
     pub fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.links.keys().copied()
     }
+}
+
+/// The spans that steps write, without `output`, in rising order. Spans that touch are one.
+fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
+    let written = steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }));
+    let outside = |span: Span| {
+        let before = Span { start: span.start, end: span.end.min(output.start) };
+        let after = Span { start: span.start.max(output.end), end: span.end };
+        [before, after]
+    };
+    let mut spans: Vec<Span> =
+        written.flat_map(|step| outside(step.span)).filter(|span| !span.is_empty()).collect();
+    spans.sort_unstable_by_key(|span| (span.start, span.end));
+    spans.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
+    spans
 }
 
 fn flatten<T>(lists: Vec<Vec<T>>) -> (Vec<Range<u32>>, Vec<T>) {

@@ -158,7 +158,8 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::call::Collective;
-    use crate::plan::planner::ring;
+    use crate::plan::fraction::Span;
+    use crate::plan::planner::{flexreduce, ring};
     use crate::plan::program::{Body, Step};
 
     /// The program of each of four ranks on one node for a collective with root 1, by a ring.
@@ -195,10 +196,44 @@ mod tests {
 
     #[test]
     fn only_partial_sums_of_other_ranks_parts_need_scratch_memory() {
-        let needs = |collective, lowering| programs(collective, lowering).iter().any(Program::writes_scratch);
-        assert!(!needs(Collective::ReduceScatter, Lowering::Direct));
-        assert!(needs(Collective::ReduceScatter, Lowering::Chain));
-        assert!(!needs(Collective::AllReduce, Lowering::Chain));
-        assert!(!needs(Collective::AllToAll, Lowering::Chain));
+        let lengths = |collective, lowering| -> Vec<f64> {
+            let scratch = |program: &Program| program.scratch.iter().map(|span| span.extent()).sum();
+            programs(collective, lowering).iter().map(scratch).collect()
+        };
+        assert_eq!(lengths(Collective::ReduceScatter, Lowering::Direct), [0.0; 4]);
+        // A chain of four ranks has two in the middle, which add to each part that is not theirs.
+        assert_eq!(lengths(Collective::ReduceScatter, Lowering::Chain), [0.5; 4]);
+        assert_eq!(lengths(Collective::AllReduce, Lowering::Chain), [0.0; 4]);
+        assert_eq!(lengths(Collective::AllToAll, Lowering::Chain), [0.0; 4]);
+    }
+
+    #[test]
+    fn steps_write_the_output_and_scratch_memory_only() {
+        let topology = Topology::from_names(&["a", "a", "a", "b", "b"]);
+        let schedules = [ring::plan(&topology), flexreduce::plan(&topology).expect("a small tree")];
+        for (schedule, lowering) in schedules
+            .iter()
+            .flat_map(|schedule| Lowering::ALL.iter().map(move |lowering| (schedule, lowering)))
+        {
+            let plan = Plan::on(schedule.clone(), &topology, *lowering);
+            for (collective, prescale) in
+                [Collective::ReduceScatter, Collective::Reduce].into_iter().zip([false, true])
+            {
+                let spec = ProgramSpec { collective, prescale, ..ProgramSpec::ALL_REDUCE };
+                for program in (0..5).map(|rank| plan.program(rank, spec)) {
+                    let held = |span: Span| {
+                        let is_in = |whole: &Span| whole.start <= span.start && span.end <= whole.end;
+                        is_in(&program.held_spans.output) || program.scratch.iter().any(is_in)
+                    };
+                    for step in program.steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }))
+                    {
+                        assert!(held(step.span), "rank {}: {step:?}: {:?}", program.rank, program.scratch);
+                    }
+                    assert!(program.scratch.is_sorted_by(|left, right| left.end < right.start));
+                    let output = program.held_spans.output;
+                    assert!(program.scratch.iter().all(|span| span.intersection(output).is_empty()));
+                }
+            }
+        }
     }
 }
