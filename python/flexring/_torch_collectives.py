@@ -96,9 +96,8 @@ class Collectives:
         """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle. ``results`` and ``inputs`` are the
         tensors that it uses."""
         first = results[0]
-        for tensors in (results[1:], inputs):
-            if any(tensor.device != first.device for tensor in tensors):
-                raise ValueError("the tensors are on different devices: fix: make a call for each device")
+        if len(results) + len(inputs) > 1 and any(tensor.device != first.device for tensor in (*results, *inputs)):
+            raise ValueError("the tensors are on different devices: fix: make a call for each device")
         comm = self._comm or self._communicator()
         in_background = getattr(opts, "asyncOp", True)
         if first.is_cuda:

@@ -153,8 +153,7 @@ def vector_of(thing: Any) -> Vector:
 
 
 def _of_tensor(tensor: Any, torch: Any) -> Vector:
-    kind = tensor.device.type
-    if kind not in ("cpu", "cuda"):
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise FlexringError(
             FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, but flexring reduces tensors on cpu and cuda only"
         )
@@ -162,7 +161,7 @@ def _of_tensor(tensor: Any, torch: Any) -> Vector:
         raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only")
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy the result back")
-    gpu = TensorOnGpu(tensor, torch) if kind == "cuda" else None
+    gpu = TensorOnGpu(tensor, torch) if tensor.is_cuda else None
     return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor, gpu=gpu)
 
 
@@ -207,8 +206,9 @@ def _of_buffer(thing: Any) -> Vector:
 def source_and_target(send: Any, out: Any) -> tuple[Vector, Vector]:
     """The vectors that a call reads and writes. They are the same without ``out``."""
     source = vector_of(send)
-    target = source if out is None else vector_of(out)
-    writable(target)
+    if out is None:
+        return writable(source), source
+    target = writable(vector_of(out))
     if (source.count, source.dtype) != (target.count, target.dtype):
         raise ValueError(
             f"{source.count} x {source.dtype} cannot be reduced into {target.count} x {target.dtype}"
