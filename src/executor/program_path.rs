@@ -96,7 +96,7 @@ impl ProgramPath {
         }
         let layout = CallLayout::new(&facts_of(resources, bound), &program.held_spans);
         self.scratch.lay_out(&program.scratch, &layout.binding);
-        self.scratch.len() as usize * bound.call.dtype.size()
+        self.scratch.count() as usize * bound.call.dtype.size()
     }
 
     /// Executes a call by the program with this number.

@@ -186,26 +186,26 @@ pub struct ScratchLayout {
     /// The elements of each of the program's spans there, in rising order, with the place of the first.
     spans: Vec<(Range<u64>, u64)>,
     /// Number of elements.
-    len: u64,
+    count: u64,
 }
 
 impl ScratchLayout {
     /// Lays out a call of a program that keeps `spans` in scratch memory.
     pub fn lay_out(&mut self, spans: &[Span], binding: &Binding) {
         self.spans.clear();
-        self.len = 0;
+        self.count = 0;
         for span in spans {
             let elements = span.elements(binding.count, binding.align);
-            let place = self.len;
-            self.len += elements.end - elements.start;
+            let place = self.count;
+            self.count += elements.end - elements.start;
             self.spans.push((elements, place));
         }
     }
 
     /// Number of elements in scratch memory.
     #[must_use]
-    pub fn len(&self) -> u64 {
-        self.len
+    pub fn count(&self) -> u64 {
+        self.count
     }
 
     /// The place of an element.
@@ -411,10 +411,10 @@ mod tests {
     fn scratch_memory_holds_the_programs_spans_without_gaps() {
         let mut scratch = ScratchLayout::default();
         scratch.lay_out(&[Span::part(0, 4), Span::part(3, 4)], &binding(&CallFacts { count: 41, ..facts() }));
-        assert_eq!(scratch.len(), 10 + 11);
+        assert_eq!(scratch.count(), 10 + 11);
         assert_eq!([0, 9, 30, 40].map(|element| scratch.place_of(element)), [0, 9, 10, 20]);
         scratch.lay_out(&[], &binding(&facts()));
-        assert_eq!(scratch.len(), 0);
+        assert_eq!(scratch.count(), 0);
     }
 
     #[test]
