@@ -2,7 +2,8 @@
 
 use super::super::{Transport, Verbs};
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, Registration};
+use crate::descriptor_limit;
 use crate::error::ErrorKind;
 use crate::fault::Fault;
 use crate::secret::SecretKey;
@@ -60,7 +61,8 @@ fn world(
             key: Box::new(|_| SecretKey::from_parts("test", &[])),
             out_of_band: Box::new(end),
         };
-        let options = VerbsOptions::new(&Config::default());
+        let registration = Registration::Subchunk;
+        let options = VerbsOptions { registration, ..VerbsOptions::new(&Config::default()) };
         UnconnectedVerbs::over(contexts.collect(), directory, &planned(me), options)
     };
     let prepared: Vec<_> = ends.drain(..).enumerate().map(open).collect::<Result<_>>()?;
@@ -73,6 +75,11 @@ fn world(
         unconnected.connect(&infos, &links, &fault)
     };
     Ok((prepared.into_iter().map(connect).collect::<Result<_>>()?, other))
+}
+
+/// Drops the ranks without goodbyes, which no device would carry.
+fn finish(ranks: Vec<Verbs>) {
+    ranks.iter().for_each(|verbs| drop(verbs.fault.raise(Error::aborted("the test ends"))));
 }
 
 fn unlinked(ranks: usize) -> (Vec<Verbs>, MemoryMessages) {
@@ -102,6 +109,36 @@ fn plans_make_links_to_their_peers_only() {
         assert_eq!(verbs.peers.len(), 2);
         assert!(verbs.peers.iter().all(|peer| peer.is_ready() && peer.qp_count() == 2));
     }
+    finish(ranks);
+}
+
+/// Recursive halving, and then an exchange of rank 0 with all others.
+#[test]
+fn a_world_of_256_ranks_has_the_links_that_calls_use() {
+    const RANKS: usize = 256;
+    descriptor_limit::raise();
+    let halving = |me: Rank| (0..8).map(|level| me ^ (1 << level)).collect();
+    let (mut ranks, _) = world(RANKS, 1, halving, &Shim::none()).expect("inert");
+    let links: usize = ranks.iter().map(|verbs| verbs.peers.len()).sum();
+    assert_eq!(links, RANKS * 8);
+    ranks[0].begin(1);
+    for peer in 1..RANKS {
+        ranks[0].announce(peer, &call(1)).expect("no failure");
+    }
+    ranks[1..].iter_mut().for_each(|verbs| poll(verbs).expect("no failure"));
+    poll(&mut ranks[0]).expect("no failure");
+    ranks[1..].iter_mut().for_each(|verbs| poll(verbs).expect("no failure"));
+    let expected = |me: Rank| match me {
+        0 => RANKS - 1,
+        // Those that halving links with rank 0.
+        _ if me.is_power_of_two() => 8,
+        _ => 8 + 1,
+    };
+    for (me, verbs) in ranks.iter().enumerate() {
+        assert_eq!(verbs.peers.len(), expected(me), "rank {me}");
+        assert!(verbs.peers.iter().all(Peer::is_ready) && verbs.on_demand.pending.is_empty());
+    }
+    finish(ranks);
 }
 
 #[test]
@@ -120,6 +157,7 @@ fn a_rank_writes_only_once_both_ends_are_connected() {
     poll(other).expect("no failure");
     assert!(other.peers[0].is_ready() && !has_written(other), "it is in no call");
     assert!(one.on_demand.pending.is_empty() && other.on_demand.pending.is_empty());
+    finish(ranks);
 }
 
 #[test]
@@ -138,6 +176,7 @@ fn ranks_that_begin_at_once_make_one_link() {
         assert_eq!(verbs.peers.len(), 2);
         assert!(verbs.peers.iter().all(Peer::is_ready) && verbs.on_demand.pending.is_empty());
     }
+    finish(ranks);
 }
 
 #[test]
@@ -148,7 +187,7 @@ fn a_peer_that_leaves_before_it_connects_is_lost() {
     let error = poll(&mut ranks[0]).expect_err("the call needs rank 1");
     assert_eq!((error.kind(), error.suspect()), (ErrorKind::PeerLost, Some(1)));
     assert!(error.message().contains("rank 1 closed its communicator"), "{error}");
-    ranks[0].abort();
+    finish(ranks);
 }
 
 #[test]
@@ -158,6 +197,7 @@ fn the_departure_of_other_ranks_concerns_no_link() {
     messages.deliver(7, 0, Vec::new());
     enter(&mut ranks[0], 1);
     poll(&mut ranks[0]).expect("rank 1 is there");
+    finish(ranks);
 }
 
 #[test]
@@ -184,7 +224,7 @@ fn messages_that_no_rank_sends_are_disagreements() {
         let error = poll(&mut ranks[0]).expect_err("no rank sends this");
         assert_eq!(error.kind(), ErrorKind::Disagreement, "{messages:?}: {error}");
         assert!(error.message().contains(&format!("rank {from}")), "{error}");
-        ranks[0].abort();
+        finish(ranks);
     }
 }
 
@@ -199,7 +239,7 @@ fn further_links_share_memory_and_queues_in_growing_batches() {
     // For 1, 1, 2, 4, 8 and 16 links.
     assert_eq!((verbs.peers.len(), verbs.on_demand.batches.len()), (19, 1 + 6));
     assert!(verbs.devices.iter().all(|device| device.queues.len() == 1 + 6));
-    verbs.abort();
+    finish(ranks);
 }
 
 #[test]
@@ -220,6 +260,6 @@ fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
         });
         let error = failed.expect_err("the device refuses");
         assert_eq!(error.kind(), ErrorKind::System, "{verb:?}: {error}");
-        verbs.abort();
+        finish(ranks);
     }
 }
