@@ -258,11 +258,11 @@ impl InterNodeSetup<'_> {
         Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) }))
     }
 
-    /// Exchanges the outcome of a step. Returns the values of all ranks, or the error of the first rank that
-    /// failed.
+    /// Exchanges the outcome of a step. The inner result has the values of all ranks, or the error of the first rank that failed,
+    /// which is the same on all of them.
     ///
     /// # Errors
-    /// Those of the exchange.
+    /// Those of the exchange itself.
     #[cfg(feature = "verbs")]
     fn exchange<T>(&self, step: &str, mine: &Result<T>) -> Result<Result<Vec<T>>>
     where

@@ -249,7 +249,7 @@ def calls_make_the_rdma_links_that_plans_do_not_use(machines):
     # In the ring, each rank has one neighbour on the other machine; the others are linked when calls need them.
     settings = {"FLEXRING_ALGO": "ring", "FLEXRING_LOG": "debug"}
     makes, keeps = "which its plans do not use", "verbs to 2 ranks"
-    for collective in ("alltoall", "sendrecv", "broadcast"):
+    for collective in ("alltoall", "sendrecv", "broadcast", "gather", "scatter", "reduce"):
         command = f"flexring perf --collective {collective} -b 64 -e 256K -f 64 -n 3 -w 1"
         results = finish(launch([one, one, two, two], command, **settings))
         check(all(result.code == 0 for result in results), f"flexring perf failed for {collective}", *results)

@@ -46,8 +46,8 @@ pub(super) struct Peer {
     index: usize,
     /// Whether the queue pairs of both ends are connected, so that this rank may write.
     is_ready: bool,
-    /// Empty until they are connected, and once they were destroyed. Dropped before the link, which holds memory regions: deregistering one may wait in the driver until no queue
-    /// pair uses it.
+    /// Empty until they are connected, and once they were destroyed. Dropped before the link, which holds memory regions:
+    /// deregistering one may wait in the driver until no queue pair uses it.
     qps: Vec<QueuePair<Connected>>,
     pub link: Link,
     /// By queue pair: requests posted since the last one with a completion.
@@ -223,9 +223,14 @@ impl Peer {
     /// # Errors
     /// Why the link is unusable, if the current call needs it.
     pub(super) fn progress(&mut self, events: &mut Events) -> Result<bool> {
+        if !self.is_ready {
+            // The peer may write already. What has come is reported once this rank may write, too: otherwise a call in which it only
+            // receives would end before it is announced.
+            self.link.check_if_needed()?;
+            return Ok(false);
+        }
         let before = events.len();
-        // Until then, requests stay in the link.
-        let moved = self.is_ready && self.post_due()?;
+        let moved = self.post_due()?;
         self.link.report(events)?;
         self.link.check_if_needed()?;
         Ok(moved || events.len() > before)

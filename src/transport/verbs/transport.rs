@@ -305,11 +305,18 @@ impl Verbs {
     /// Sends goodbyes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
     /// write.
     fn leave(&mut self) -> Result<()> {
-        self.peers.iter_mut().filter(|peer| peer.is_ready()).for_each(|peer| peer.link.goodbye());
-        (0..self.peers.len()).for_each(|index| self.schedule(index));
+        self.on_demand.close();
+        let mut told = vec![false; self.peers.len()];
         let began = Instant::now();
         let mut events = Events::new();
         loop {
+            // A link may become ready meanwhile.
+            for index in 0..told.len() {
+                if self.peers[index].is_ready() && !std::mem::replace(&mut told[index], true) {
+                    self.peers[index].link.goodbye();
+                    self.schedule(index);
+                }
+            }
             self.poll(&mut events)?;
             self.fault.check()?;
             // A peer that cannot write to this rank yet misses nothing.

@@ -35,6 +35,8 @@ pub(super) struct OnDemand {
     /// The links made with the communicator, then those made since.
     batches: Vec<LinkBatch>,
     pending: Vec<PendingLink>,
+    /// This rank leaves: it makes no further links.
+    is_closed: bool,
 }
 
 /// A link that is not ready.
@@ -49,7 +51,12 @@ struct PendingLink {
 
 impl OnDemand {
     pub(super) fn new(directory: LinkDirectory, batch: LinkBatch) -> Self {
-        Self { directory, batches: vec![batch], pending: Vec::new() }
+        Self { directory, batches: vec![batch], pending: Vec::new(), is_closed: false }
+    }
+
+    /// Makes no further links: this rank leaves. The peer's end of a link that is not ready is aborted when it hears of that.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
     }
 
     /// Gives up the links that are not ready. No peer writes over their queue pairs that are not connected.
@@ -114,6 +121,7 @@ impl OnDemand {
             LinkMessage::OnDemand(info, link_info) => {
                 let index = match links.index_of_rank.get(from) {
                     Some(Some(index)) => *index,
+                    Some(None) if self.is_closed => return Ok(()),
                     Some(None) if !self.directory.pairs(from).is_empty() && from != self.directory.me => {
                         self.open(links, from)?
                     }

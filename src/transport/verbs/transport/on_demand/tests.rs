@@ -16,7 +16,7 @@ use crate::transport::verbs::objects::{Context, Endpoint, PortAttributes, Shim, 
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
 use crate::transport::verbs::tests::out_of_band::MemoryMessages;
-use crate::transport::verbs::wire::MAX_RAILS;
+use crate::transport::verbs::wire::{CALL_BYTES, ImmData, ImmKind, MAX_RAILS};
 use std::time::{Duration, Instant};
 
 /// A rail of a device that does not exist.
@@ -157,6 +157,36 @@ fn a_rank_writes_only_once_both_ends_are_connected() {
     poll(other).expect("no failure");
     assert!(other.peers[0].is_ready() && !has_written(other), "it is in no call");
     assert!(one.on_demand.pending.is_empty() && other.on_demand.pending.is_empty());
+    finish(ranks);
+}
+
+/// A call in which a rank only receives would end without its announcement, which the peer waits for.
+#[test]
+fn what_a_peer_writes_before_the_link_is_ready_is_reported_afterwards() {
+    let (mut ranks, _) = unlinked(2);
+    let [one, other] = &mut ranks[..] else { unreachable!() };
+    enter(one, 1);
+    poll(other).expect("it connects its end");
+    let imm = ImmData { kind: ImmKind::Call, epoch: 1 }.pack();
+    one.peers[0].link.received(0, imm, CALL_BYTES as u32).expect("valid");
+    one.schedule(0);
+    let mut events = Events::new();
+    one.peers[0].progress(&mut events).expect("no failure");
+    assert!(events.is_empty() && !one.peers[0].is_ready());
+    // The write had no content.
+    let error = poll(one).expect_err("it is reported");
+    assert!(one.peers[0].is_ready() && error.message().contains("rank 1 made a call"), "{error}");
+    finish(ranks);
+}
+
+#[test]
+fn a_rank_that_leaves_makes_no_link() {
+    let (mut ranks, _) = unlinked(2);
+    let [one, other] = &mut ranks[..] else { unreachable!() };
+    other.on_demand.close();
+    enter(one, 1);
+    poll(other).expect("no failure");
+    assert!(other.peers.is_empty());
     finish(ranks);
 }
 
