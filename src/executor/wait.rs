@@ -20,8 +20,10 @@ use std::time::{Duration, Instant};
 /// Polls without progress before the clock is read for the first time. Most waits are over by then.
 const POLLS_BEFORE_CLOCK: u32 = 64;
 
-/// A yield that lasts longer gave the core to something that computes, and not to a rank that waits, too.
-const SLOW_YIELD: Duration = Duration::from_micros(100);
+/// A yield that lasts longer gave the core to another program, and not to a rank that waits, too, or reduces. Measured with 4 ranks on 2
+/// cores beside two programs that compute, against yielding always: 64K take 0.02 of the time with 1 ms, and 0.01 with 100 us. On a
+/// quiet machine they take 1.01 and 1.01, 8 B 1.05 and 1.49, 8 ranks 1.21 and 3.06.
+const SLOW_YIELD: Duration = Duration::from_millis(1);
 
 /// How long waits sleep without yielding after a slow yield. If the next one is slow, too, twice as long.
 const FIRST_BUSY_TIME: Duration = Duration::from_millis(20);
