@@ -311,10 +311,10 @@ impl Verbs {
         let mut events = Events::new();
         loop {
             // A link may become ready meanwhile.
-            for index in 0..told.len() {
-                if self.peers[index].is_ready() && !std::mem::replace(&mut told[index], true) {
-                    self.peers[index].link.goodbye();
-                    self.schedule(index);
+            for (peer, told) in self.peers.iter_mut().zip(&mut told) {
+                if peer.is_ready() && !std::mem::replace(told, true) {
+                    peer.link.goodbye();
+                    peer.schedule(&mut self.run_queue);
                 }
             }
             self.poll(&mut events)?;
