@@ -1,9 +1,5 @@
 //! Waiting: a rank spins briefly, then sleeps until a wake-up, and never beyond its timeout.
 //!
-//! Spinning yields the core to ranks and programs that share it. If one of them computes, a yield costs a whole time slice, and
-//! further delay after later wake-ups, while a thread that only sleeps gets the core soon after each wake-up. So after a slow
-//! yield waits sleep at once for some time.
-//!
 //! Owns how long to spin and to sleep. Must not know what is waited for.
 
 use super::links::Links;
@@ -19,20 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Polls without progress before the clock is read for the first time. Most waits are over by then.
 const POLLS_BEFORE_CLOCK: u32 = 64;
-
-/// A yield that lasts longer gave the core to another program, and not to a rank that waits, too, or reduces. Measured with 4 ranks on 2
-/// cores beside two programs that compute, against yielding always: 64K take 0.02 of the time with 1 ms, and 0.01 with 100 us. On a
-/// quiet machine they take 1.01 and 1.01, 8 B 1.05 and 1.49, 8 ranks 1.21 and 3.06.
-const SLOW_YIELD: Duration = Duration::from_millis(1);
-
-/// How long waits sleep without yielding after a slow yield. If the next one is slow, too, twice as long.
-const FIRST_BUSY_TIME: Duration = Duration::from_millis(20);
-
-/// The longest time of waits that sleep without yielding.
-const LONGEST_BUSY_TIME: Duration = Duration::from_secs(1);
-
-/// How long waits spin on a busy core of their own. Ranks that make the same call at the same time rarely wait longer.
-const SPIN_ON_BUSY_CORE: Duration = Duration::from_micros(10);
 
 /// The longest sleep, so that a missed wake-up delays a call but does not hang it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
@@ -63,10 +45,6 @@ pub(super) struct Wait {
     polls: u32,
     /// When waiting began, if the clock was read since the last progress.
     since: Option<Instant>,
-    /// Until when the core counts as busy with other computations.
-    busy_until: Option<Instant>,
-    /// How long the core counts as busy after the next slow yield.
-    busy_time: Duration,
     /// The next sleep while a device is busy.
     nap: Duration,
     /// When this call asks next whether the program wants its thread back.
@@ -89,8 +67,6 @@ impl Wait {
             crowded,
             polls: 0,
             since: None,
-            busy_until: None,
-            busy_time: FIRST_BUSY_TIME,
             nap: FIRST_NAP,
             interrupt: InterruptTimer::default(),
             eventfd,
@@ -170,8 +146,13 @@ impl Wait {
     ) -> Result<bool> {
         fault.check()?;
         self.polls = self.polls.saturating_add(1);
-        if !self.crowded && self.polls < POLLS_BEFORE_CLOCK {
+        if self.crowded {
+            // Another rank may need this core to do what this rank waits for.
+            std::thread::yield_now();
+        } else {
             std::hint::spin_loop();
+        }
+        if self.polls < POLLS_BEFORE_CLOCK {
             return Ok(true);
         }
         let now = Instant::now();
@@ -180,7 +161,11 @@ impl Wait {
         if waited >= self.timeout {
             return Ok(false);
         }
-        if waited < self.spin && self.spin_once(now, waited) {
+        if waited < self.spin {
+            if !self.crowded {
+                // Other programs may need this core, even if every rank has its own.
+                std::thread::yield_now();
+            }
             return Ok(true);
         }
         self.interrupt.check_at(now)?;
@@ -196,26 +181,6 @@ impl Wait {
         }
         links.clear_need_wakeup();
         Ok(true)
-    }
-
-    /// Spins once, after it has `waited`; `false` if it is time to sleep, because the core is busy.
-    fn spin_once(&mut self, now: Instant, waited: Duration) -> bool {
-        if self.busy_until.is_some_and(|until| now < until) {
-            std::hint::spin_loop();
-            return !self.crowded && waited < SPIN_ON_BUSY_CORE;
-        }
-        // Another rank may need this core to do what this rank waits for, and other programs may, even if every rank has its own.
-        std::thread::yield_now();
-        let yielded = Instant::now();
-        if yielded - now <= SLOW_YIELD {
-            self.busy_until = None;
-            self.busy_time = FIRST_BUSY_TIME;
-            return true;
-        }
-        self.busy_until = Some(yielded + self.busy_time);
-        self.busy_time = (2 * self.busy_time).min(LONGEST_BUSY_TIME);
-        // Before this wait sleeps, it polls: what it waits for may have come.
-        true
     }
 }
 
@@ -240,34 +205,4 @@ fn sleep(fault: &Fault, own: Option<&Arc<WakeFd>>, links: &Links, longest: Durat
         wake_fds.map(|wake_fd| PollFd::from_borrowed_fd(wake_fd.unwrap_or(any), PollFlags::IN));
     // The result does not matter: the caller polls everything again.
     let _ = poll(&mut descriptors, Some(&longest));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whether a wait spins on after it has `waited`, on a core that counts as busy for this time.
-    fn spins(crowded: bool, waited: Duration, busy_for: Option<Duration>) -> bool {
-        let second = Duration::from_secs(1);
-        let mut wait = Wait::new(second, second, crowded, None);
-        let now = Instant::now();
-        wait.busy_until = busy_for.map(|time| now + time);
-        wait.spin_once(now, waited)
-    }
-
-    #[test]
-    fn waits_on_an_idle_core_spin() {
-        for waited in [Duration::ZERO, SPIN_ON_BUSY_CORE, Duration::from_millis(900)] {
-            assert!(spins(false, waited, None) && spins(true, waited, None));
-            assert!(spins(true, waited, Some(Duration::ZERO)), "the core is no longer busy");
-        }
-    }
-
-    #[test]
-    fn waits_on_a_busy_core_sleep_soon_and_crowded_ones_at_once() {
-        let hour = Some(Duration::from_secs(3600));
-        assert!(spins(false, Duration::ZERO, hour));
-        assert!(!spins(false, SPIN_ON_BUSY_CORE, hour));
-        assert!(!spins(true, Duration::ZERO, hour));
-    }
 }
