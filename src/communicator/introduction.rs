@@ -1,4 +1,4 @@
-//! What the ranks of a new communicator tell each other first.
+//! The first exchange among the ranks of a new communicator.
 //!
 //! Owns what a rank opens so that it can name it to the others, and over which control connection they go on. Must not know how
 //! links are made from it.
@@ -33,7 +33,7 @@ pub(super) enum ConnectionOrigin {
     Opened(OfferKey),
 }
 
-/// What this rank has opened, and what all ranks have told each other.
+/// The sockets and offers of this rank, and the peer info of all ranks.
 pub(super) struct Introduction {
     /// When joining has taken too long.
     pub deadline: Instant,

@@ -35,7 +35,7 @@ pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_by
 pub use piece::{MemorySpace, Piece};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;
+#[cfg(all(test, feature = "verbs"))]
+pub(crate) use unforked_map::is_unforked;
 #[cfg(feature = "verbs")]
 pub(crate) use unforked_map::map_unforked;
-#[cfg(all(test, feature = "verbs"))]
-pub(crate) use unforked_map::mapping_flags;

@@ -17,10 +17,16 @@ pub(crate) fn map_unforked(len: usize) -> Result<MmapMut> {
     Ok(map)
 }
 
-/// The flags of the mapping that contains the page at `address`, as `/proc/self/smaps` lists them: `dc` says that forked
-/// children do not have it. `None` if nothing is mapped there.
+/// Whether the page at `address` is mapped, and forked children do not have it.
 #[cfg(test)]
-pub(crate) fn mapping_flags(address: u64) -> Option<Vec<String>> {
+pub(crate) fn is_unforked(address: u64) -> bool {
+    mapping_flags(address).is_some_and(|flags| flags.iter().any(|flag| flag == "dc"))
+}
+
+/// The flags of the mapping that contains the page at `address`, as `/proc/self/smaps` lists them. `None` if nothing is mapped
+/// there.
+#[cfg(test)]
+fn mapping_flags(address: u64) -> Option<Vec<String>> {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists mappings");
     let mut contains = false;
     for line in maps.lines() {
@@ -41,15 +47,11 @@ mod tests {
 
     #[test]
     fn forked_children_do_not_have_the_mapping() {
-        let is_unforked = |address| {
-            let flags = mapping_flags(address).expect("a mapping");
-            flags.iter().any(|flag| flag == "dc")
-        };
         let map = map_unforked(10_000).expect("memory");
         let start = map.as_ptr() as u64;
         assert!(is_unforked(start) && is_unforked(start + 9_999));
         let usual = MmapMut::map_anon(10_000).expect("memory");
-        assert!(!is_unforked(usual.as_ptr() as u64));
+        assert!(mapping_flags(usual.as_ptr() as u64).is_some() && !is_unforked(usual.as_ptr() as u64));
         assert_eq!(mapping_flags(0), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Dropped communicators leak no descriptor, no thread and no device resource.
 
-use crate::harness::{Setup, World, spawn, test_name, with_watchdog};
+use crate::harness::{Setup, World, once_unchanged, spawn, test_name, with_watchdog};
 use crate::programs::succeed;
 use flexring::ReduceOp;
 use std::process::Command;
@@ -24,19 +24,6 @@ fn current_resources() -> Resources {
         devices: devices
             .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
             .unwrap_or_default(),
-    }
-}
-
-/// What the process has once the threads that are about to end have ended.
-fn settled_resources() -> Resources {
-    let mut last = current_resources();
-    loop {
-        std::thread::sleep(Duration::from_millis(200));
-        let now = current_resources();
-        if now == last {
-            return now;
-        }
-        last = now;
     }
 }
 
@@ -66,7 +53,8 @@ fn dropped_communicators_leak_nothing() {
         };
         // The first round opens what a process opens once.
         (0..worlds.len()).for_each(one);
-        let before = settled_resources();
+        // Threads that are about to end do not count.
+        let before = once_unchanged(current_resources);
         (0..rounds).for_each(one);
         // Ending threads may need a moment.
         let deadline = Instant::now() + Duration::from_secs(10);

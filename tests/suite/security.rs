@@ -1,6 +1,6 @@
 //! Strangers against whole jobs of processes, and the table of promises in SECURITY.md.
 
-use crate::harness::{free_port, with_watchdog};
+use crate::harness::{free_port, once_unchanged, with_watchdog};
 use flexring::bootstrap::{Identity, RendezvousPoint, choose_address};
 use flexring::config::{Config, Family, SecretText};
 use flexring::{Communicator, ReduceOp};
@@ -39,19 +39,6 @@ fn finish(rank: Child) -> (Output, String) {
     let output = rank.wait_with_output().expect("it ends");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, text)
-}
-
-/// What `count` returns once it has been the same for 300 ms.
-fn once_unchanged(count: impl Fn() -> usize) -> usize {
-    let (mut last, mut since) = (count(), Instant::now());
-    while since.elapsed() < Duration::from_millis(300) {
-        std::thread::sleep(Duration::from_millis(10));
-        let now = count();
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-    }
-    last
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Ranks that leave while other ranks are in, or enter, a call beyond their last.
 
 use super::super::call_state::example_call;
-use super::super::protocol::{ToRank, encode};
-use super::failures::member_of_fake_coordinator;
+use super::super::protocol::ToRank;
+use super::failures::{member_of_fake_coordinator, send_all};
 use super::*;
 
 /// A heartbeat interval that is too long for any test: what it finds out in time does not depend on heartbeats.
@@ -82,10 +82,7 @@ fn a_departure_counts_even_if_the_coordinator_has_ended() {
             if is_in_call {
                 member.control.enter_call(&example_call(17)).expect("no rank has left");
             }
-            for frame in [ToRank::Left { rank: 0, finished: 16 }, ToRank::Closing] {
-                coordinator.enqueue(encode(&frame).expect("short"));
-            }
-            coordinator.flush().expect("sent");
+            send_all(&mut coordinator, &[ToRank::Left { rank: 0, finished: 16 }, ToRank::Closing]);
             // Give the rank time to answer what it has received.
             thread::sleep(Duration::from_millis(50));
             coordinator.shut_down_write();
@@ -108,10 +105,7 @@ fn a_leaving_rank_waits_for_the_coordinator_while_others_leave() {
         let (member, mut coordinator) = member_of_fake_coordinator();
         let begun = Instant::now();
         let leaving = thread::spawn(move || member.control.leave());
-        for frame in [ToRank::Left { rank: 0, finished: 0 }, ToRank::RequestState] {
-            coordinator.enqueue(encode(&frame).expect("short"));
-        }
-        coordinator.flush().expect("sent");
+        send_all(&mut coordinator, &[ToRank::Left { rank: 0, finished: 0 }, ToRank::RequestState]);
         // It would wait for 800 ms.
         thread::sleep(Duration::from_millis(200));
         assert!(!leaving.is_finished(), "it left after {:?}", begun.elapsed());
@@ -124,10 +118,7 @@ fn a_leaving_rank_waits_for_the_coordinator_while_others_leave() {
 fn an_exchange_after_the_coordinator_has_left_names_the_rank_that_left() {
     watched(|| {
         let (member, mut coordinator) = member_of_fake_coordinator();
-        for message in [ToRank::Left { rank: 0, finished: 0 }, ToRank::Closing] {
-            coordinator.enqueue(encode(&message).expect("short"));
-        }
-        coordinator.flush().expect("sent");
+        send_all(&mut coordinator, &[ToRank::Left { rank: 0, finished: 0 }, ToRank::Closing]);
         // Give the rank time to read what it has received.
         thread::sleep(Duration::from_millis(50));
         coordinator.shut_down_write();

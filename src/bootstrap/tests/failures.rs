@@ -226,11 +226,18 @@ pub(super) fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
         let mut coordinator = FramedStream::new(stream, true).expect("a connection");
         let host = "rank 0 (pid 1 on host a)".to_owned();
         admit(&mut coordinator);
-        coordinator.enqueue(encode(&ToRank::Welcome { host, ranks: vec![0] }).expect("short"));
-        coordinator.flush().expect("sent");
+        send_all(&mut coordinator, &[ToRank::Welcome { host, ranks: vec![0] }]);
         let member = member.join().expect("joined").pop().expect("rank 1");
         (member, coordinator)
     })
+}
+
+/// Sends messages from the fake coordinator.
+pub(super) fn send_all(coordinator: &mut FramedStream, messages: &[ToRank]) {
+    for message in messages {
+        coordinator.enqueue(encode(message).expect("short"));
+    }
+    coordinator.flush().expect("sent");
 }
 
 #[test]
@@ -262,8 +269,7 @@ fn a_silent_coordinator_is_a_fault() {
 fn a_closing_coordinator_is_not_a_fault() {
     watched(|| {
         let (member, mut coordinator) = member_of_fake_coordinator();
-        coordinator.enqueue(encode(&ToRank::Closing).expect("short"));
-        coordinator.flush().expect("sent");
+        send_all(&mut coordinator, &[ToRank::Closing]);
         // Give the rank time to answer what it has received.
         thread::sleep(Duration::from_millis(50));
         coordinator.shut_down_write();

@@ -99,11 +99,8 @@ impl UnconnectedVerbs {
     /// # Errors
     /// Those of sending.
     pub(crate) fn send_links(&self) -> Result<()> {
-        let message = |link: &UnconnectedLink| {
-            let endpoints = link.qps.iter().map(super::objects::QueuePair::endpoint).collect();
-            let link_info = LinkConnectInfo { endpoints, offset: link.offset };
-            Ok((link.peer, LinkMessage::Planned(link_info).encode()?))
-        };
+        let message =
+            |link: &UnconnectedLink| Ok((link.peer, LinkMessage::Planned(link.link_info()).encode()?));
         let messages = self.links.iter().map(message).collect::<Result<Vec<_>>>()?;
         self.directory.out_of_band.send(&messages)
     }

@@ -2,7 +2,7 @@
 //!
 //! Also the devices of the rails. Owns its size and how links divide it. Must not know why links are made, nor how they are connected.
 
-use super::connect_info::ConnectInfo;
+use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
 use super::link::{RECV_DEPTH, SEND_DEPTH};
 use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
@@ -87,6 +87,14 @@ pub(super) struct UnconnectedLink {
     pub controls: Arc<ControlMemory>,
     /// Where the remote side of the control buffer begins in that of the batch, in bytes.
     pub offset: u64,
+}
+
+impl UnconnectedLink {
+    /// What the peer needs to connect to this end.
+    pub(super) fn link_info(&self) -> LinkConnectInfo {
+        let endpoints = self.qps.iter().map(QueuePair::endpoint).collect();
+        LinkConnectInfo { endpoints, offset: self.offset }
+    }
 }
 
 /// What links that are made together share.

@@ -17,7 +17,7 @@ use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Error, ReduceOp, Result};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How the ranks of a test world are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +161,19 @@ impl Setup {
 pub fn cases(usual: u32) -> u32 {
     let usual = if World::enabled()[0].is_simulated() { usual / 3 } else { usual };
     crate::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
+}
+
+/// What `observe` returns once it has been the same for 300 ms.
+pub fn once_unchanged<T: PartialEq>(observe: impl Fn() -> T) -> T {
+    let (mut last, mut since) = (observe(), Instant::now());
+    while since.elapsed() < Duration::from_millis(300) {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = observe();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
 }
 
 /// How long the ranks of a world may run. A call that hangs ends sooner, by its timeout; a thousand calls of ranks that

@@ -54,6 +54,7 @@ mod injecting {
         IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
     };
     use super::super::verb::Verb;
+    use crate::memory::is_unforked;
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     /// The faults to inject, and the numbers of calls and completions so far.
@@ -149,10 +150,6 @@ mod injecting {
 
         pub(crate) fn registered(&self, address: u64, len: usize) {
             if let Some(registered) = &mut self.faults().registered {
-                let is_unforked = |address| {
-                    let flags = crate::memory::mapping_flags(address).unwrap_or_default();
-                    flags.iter().any(|flag| flag == "dc")
-                };
                 let is_unforked = is_unforked(address) && is_unforked(address + len as u64 - 1);
                 registered.push(RecordedRegistration { address, len, is_unforked });
             }

@@ -154,7 +154,6 @@ pub fn rails_of_world(offers: &[&Offer], nodes: &[&str], shares_memory: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::verbs::inventory::{GidKind, LinkLayer};
     use proptest::prelude::*;
 
     /// `a-` is a port of the device `a` at the distance NODE, `b=` one at the distance PIX; a third character is the network,
@@ -162,19 +161,10 @@ mod tests {
     fn offer(text: &str, most: usize, is_near_gpu: bool) -> Offer {
         let rail = |(position, word): (u16, &str)| Rail {
             device: word[..1].to_owned(),
-            port: 1,
-            layer: LinkLayer::InfiniBand,
-            gid_index: 0,
-            gid: [0; 16],
-            gid_kind: GidKind::InfiniBand,
-            lid: 1,
-            pkey_index: 0,
             network: word.get(2..).filter(|network| !network.is_empty()).unwrap_or("0").to_owned(),
-            rate_mbps: 1,
-            numa: None,
             position,
             distance: if word[1..].starts_with('=') { PciDistance::Pix } else { PciDistance::Node },
-            is_software: false,
+            ..Rail::example()
         };
         let mut rails: Vec<Rail> = (0..).zip(text.split_whitespace()).map(rail).collect();
         rails.sort_by_key(|rail| (rail.distance, rail.position));

@@ -80,6 +80,29 @@ impl Rail {
     }
 }
 
+#[cfg(test)]
+impl Rail {
+    /// A rail on InfiniBand, for tests.
+    pub(in crate::transport::verbs) fn example() -> Self {
+        Self {
+            device: "inert".to_owned(),
+            port: 1,
+            layer: LinkLayer::InfiniBand,
+            gid_index: 0,
+            gid: [0; 16],
+            gid_kind: GidKind::InfiniBand,
+            lid: 1,
+            pkey_index: 0,
+            network: "0".to_owned(),
+            rate_mbps: 1,
+            numa: None,
+            position: 0,
+            distance: PciDistance::Node,
+            is_software: false,
+        }
+    }
+}
+
 /// The network of an address, such as `10.1.0.0/24`. If the prefix length is unknown, it is assumed to be the most
 /// common one: 24 for IPv4 and 64 for IPv6.
 fn network(ip: IpAddr, prefix: Option<u8>) -> String {

@@ -13,7 +13,7 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::transport::verbs::connect_info::{LinkConnectInfo, LinkMessage};
+use crate::transport::verbs::connect_info::LinkMessage;
 use crate::transport::verbs::link::Link;
 use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
@@ -86,9 +86,7 @@ impl OnDemand {
         let batch = self.batches.last_mut().expect("there is a batch");
         let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, qps_per_rail)?;
         let info = batch.connect_info(rails.iter().map(|(_, port)| port))?;
-        let endpoints = link.qps.iter().map(QueuePair::endpoint).collect();
-        let link_info = LinkConnectInfo { endpoints, offset: link.offset };
-        self.send(peer, &LinkMessage::OnDemand(info, link_info))?;
+        self.send(peer, &LinkMessage::OnDemand(info, link.link_info()))?;
         let index = links.peers.len();
         let me = self.directory.me;
         let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));

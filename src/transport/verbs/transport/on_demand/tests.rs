@@ -10,8 +10,7 @@ use crate::secret::SecretKey;
 use crate::transport::Events;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::connect::UnconnectedVerbs;
-use crate::transport::verbs::connect_info::{ConnectInfo, OutOfBand};
-use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
+use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, OutOfBand};
 use crate::transport::verbs::objects::{Context, Endpoint, PortAttributes, Shim, Verb};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
@@ -21,22 +20,7 @@ use std::time::{Duration, Instant};
 
 /// A rail of a device that does not exist.
 fn rail(position: u16) -> Rail {
-    Rail {
-        device: format!("inert{position}"),
-        port: 1,
-        layer: LinkLayer::InfiniBand,
-        gid_index: 0,
-        gid: [0; 16],
-        gid_kind: GidKind::InfiniBand,
-        lid: 1,
-        pkey_index: 0,
-        network: "0".to_owned(),
-        rate_mbps: 1,
-        numa: None,
-        position,
-        distance: PciDistance::Node,
-        is_software: false,
-    }
+    Rail { device: format!("inert{position}"), position, ..Rail::example() }
 }
 
 /// A world whose ranks have `rails` rails each; `planned` gives the peers that a rank is linked with from the beginning. The last
